@@ -1,0 +1,46 @@
+# Two commands do all the set-up: `make demo` and `make test`. Each creates .venv first where it is missing or stale.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint proto install clean
+.DEFAULT_GOAL := demo
+
+install: $(STAMP)
+
+$(STAMP): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Espalier needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements.txt
+	rm -rf build/__editable__*
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation \
+		--editable . --config-settings editable_mode=strict
+	touch $(STAMP)
+
+demo: $(STAMP)  ## solve one problem by beam search with the bundled models, on CPU
+	$(BIN)/espalier solve
+
+test: $(STAMP)  ## the whole suite but the slow marker
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP)  ## the minutes-long checks
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)  ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+# A venv of its own: stubs refuse a grpcio older than the tools that made them, so the oldest supported tools make them.
+PROTO_TOOLS := grpcio-tools==1.71.2
+
+proto:  ## regenerate the stubs after an edit of proto/espalier/v1/*.proto
+	$(PYTHON) -m venv build/protoc
+	build/protoc/bin/python -m pip install --disable-pip-version-check --quiet $(PROTO_TOOLS)
+	build/protoc/bin/python -m grpc_tools.protoc --proto_path=proto \
+		--python_out=proto --pyi_out=proto --grpc_python_out=proto proto/espalier/v1/*.proto
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,56 @@
+"""Admission by memory: what a search may need at worst is set aside before it starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from espalier.engine.arena import Arena
+from espalier.engine.blocks import BlockPool
+from espalier.engine.errors import PoolTooSmallError
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Blocks set aside for each role; hand it back with `Admission.release`."""
+
+    blocks: Mapping[str, int]
+
+
+class Admission:
+    """Sets blocks aside so that an admitted search never meets an empty pool.
+
+    A sector belongs to one model while any of its blocks is live, so memory is counted in sectors. A role never holds
+    more than `max(owned at the last admission, sectors for all it has reserved)`, because it takes a sector only when
+    its own are full. Admission keeps the sum of these over the roles within the arena, so every reserved block can be
+    allocated.
+    """
+
+    def __init__(self, arena: Arena, pools: Mapping[str, BlockPool]) -> None:
+        self._arena = arena
+        self._pools = pools
+        self.reserved_blocks = dict.fromkeys(pools, 0)
+
+    def require_fits_alone(self, blocks: Mapping[str, int]) -> None:
+        """Raise PoolTooSmallError when an idle engine could not hold `blocks`."""
+        sectors = sum(self._pools[role].sectors_for(count) for role, count in blocks.items())
+        if sectors > self._arena.num_sectors:
+            raise PoolTooSmallError(sectors * self._arena.sector_bytes, self._arena.num_bytes)
+
+    def try_reserve(self, blocks: Mapping[str, int]) -> Reservation | None:
+        """Set `blocks` of each role aside, or return None when they are not free yet.
+
+        Raises:
+            PoolTooSmallError: when they never can be.
+        """
+        self.require_fits_alone(blocks)
+        wanted = {role: self.reserved_blocks[role] + blocks.get(role, 0) for role in self._pools}
+        sectors = sum(max(pool.owned_sectors, pool.sectors_for(wanted[role])) for role, pool in self._pools.items())
+        if sectors > self._arena.num_sectors:
+            return None
+        self.reserved_blocks = wanted
+        return Reservation(dict(blocks))
+
+    def release(self, reservation: Reservation) -> None:
+        """Hand a reservation back; its sequences are released already."""
+        for role, count in reservation.blocks.items():
+            self.reserved_blocks[role] -= count
+            assert self.reserved_blocks[role] >= 0, "a reservation was released twice"

@@ -1,0 +1,61 @@
+"""The arena: the one byte tensor that both models' KV lives in, cut into sectors."""
+
+import torch
+
+
+class Arena:
+    """One uint8 tensor cut into equal sectors, each owned by one model or by none.
+
+    The arena knows bytes and owners, not blocks: a `BlockPool` takes sectors, lays its model's blocks out in them, and
+    gives a sector back when its last block is freed.
+    """
+
+    def __init__(self, num_bytes: int, sector_bytes: int, device: torch.device | str = "cpu") -> None:
+        """Allocate `num_bytes // sector_bytes` sectors on `device`.
+
+        Raises:
+            ValueError: when not even one sector fits.
+        """
+        if num_bytes < sector_bytes:
+            raise ValueError(f"an arena of {num_bytes} bytes cannot hold one sector of {sector_bytes} bytes")
+        self.sector_bytes = sector_bytes
+        self.num_sectors = num_bytes // sector_bytes
+        # Not zeroed: memory is only touched once a block is written. Stale bytes are finite-or-not, and never read.
+        self.bytes = torch.empty(self.num_sectors * sector_bytes, dtype=torch.uint8, device=device)
+        self._owner: list[str | None] = [None] * self.num_sectors
+        self._free = list(range(self.num_sectors - 1, -1, -1))  # a stack: the lowest sector is on top at first
+
+    @property
+    def free_sectors(self) -> int:
+        """Sectors that no model owns."""
+        return len(self._free)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arena, whole sectors."""
+        return self.num_sectors * self.sector_bytes
+
+    def take(self, owner: str) -> int | None:
+        """Give a free sector to `owner`; None when there is none."""
+        if not self._free:
+            return None
+        sector = self._free.pop()
+        self._owner[sector] = owner
+        return sector
+
+    def give_back(self, sector: int, owner: str) -> None:
+        """Return `sector`, which `owner` holds and no longer uses."""
+        assert self._owner[sector] == owner, f"sector {sector} belongs to {self._owner[sector]}, not {owner}"
+        self._owner[sector] = None
+        self._free.append(sector)
+
+    def owned_by(self, owner: str) -> set[int]:
+        """Sectors that `owner` holds."""
+        return {sector for sector, held_by in enumerate(self._owner) if held_by == owner}
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every sector is either free once or owned once."""
+        assert len(set(self._free)) == len(self._free), "a sector is free twice"
+        assert {s for s, owner in enumerate(self._owner) if owner is None} == set(self._free), (
+            "free list and owners differ"
+        )

@@ -1,0 +1,192 @@
+"""The engine: two models, one arena, one batch at a time."""
+
+from collections.abc import Hashable, Mapping
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from espalier.engine.admission import Admission
+from espalier.engine.arena import Arena
+from espalier.engine.lane import Lane
+from espalier.engine.model import Model
+from espalier.engine.sequence import Sequence
+from espalier.engine.turns import GENERATOR, VERIFIER, KeepGeneratorFed, LaneLoad, TurnPolicy
+from espalier.engine.work import Done, Generate, Work
+from espalier.kernels.layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How an engine is sized.
+
+    Attributes:
+        kv_memory_bytes: size of the arena both models share.
+        block_size: tokens per KV block.
+        sector_bytes: size of a sector; None takes a 128th of the arena, at least one block of either model.
+        max_batch_tokens: tokens computed in one step at most; longer prompts are prefilled in chunks.
+    """
+
+    kv_memory_bytes: int = 2**30
+    block_size: int = 16
+    sector_bytes: int | None = None
+    max_batch_tokens: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Blocks some sequences hold: as if none were shared, as they are, and the latter's bytes."""
+
+    logical_blocks: int
+    physical_blocks: int
+    physical_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStats:
+    """Counters of one role since the engine was made, and what it holds now."""
+
+    computed_tokens: int
+    steps: int
+    copied_blocks: int
+    live_blocks: int
+    live_sequences: int
+    owned_sectors: int
+    bytes_per_token: int
+
+
+class Engine:
+    """Runs work of many owners on a generator and, where there is one, a verifier."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        settings: EngineSettings | None = None,
+        turn_policy: TurnPolicy | None = None,
+    ) -> None:
+        """Make an engine for `models`, by role: `generator`, and `verifier` unless scores are not needed."""
+        self.settings = settings or EngineSettings()
+        self._turn_policy = turn_policy or KeepGeneratorFed()
+        device = models[GENERATOR].decoder.device
+        self.arena = _make_arena(models, self.settings, device)
+        self.lanes = {
+            role: Lane(role, model, _layout(model, self.settings.block_size, self.arena.sector_bytes), self.arena)
+            for role, model in models.items()
+        }
+        self.admission = Admission(self.arena, {role: lane.pool for role, lane in self.lanes.items()})
+
+    @property
+    def busy(self) -> bool:
+        """Whether any work is waiting or running."""
+        return any(lane.busy for lane in self.lanes.values())
+
+    def model(self, role: str) -> Model:
+        """The model of a role."""
+        return self.lanes[role].model
+
+    def open(self, role: str, token_ids: list[int]) -> Sequence:
+        """A new sequence of `role`'s model; its tokens are computed with the first work on it."""
+        return self.lanes[role].table.open(role, token_ids)
+
+    def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
+        """`count` sequences that share every block of `sequence`; a shared tail is copied on the first write."""
+        table = self.lanes[sequence.role].table
+        return [table.fork(sequence) for _ in range(count)]
+
+    def length(self, sequence: Sequence) -> int:
+        """Tokens of a sequence, computed or not."""
+        return int(self.lanes[sequence.role].table.lengths[sequence.row])
+
+    def release(self, sequence: Sequence) -> None:
+        """Drop a sequence; blocks that no other shares become free."""
+        self.lanes[sequence.role].table.release(sequence)
+
+    def submit(self, work: Work) -> None:
+        """Queue work for the model of its sequence.
+
+        Raises:
+            ValueError: for work that could not be run: nothing to sample or read from, or a read outside its tokens.
+        """
+        assert not work.sequence.released, "work on a released sequence"
+        if isinstance(work, Generate):
+            if not work.samplings or (work.in_place and len(work.samplings) != 1) or work.max_tokens < 1:
+                raise ValueError("Generate needs a sampling for each child, exactly one in place, and max_tokens >= 1")
+        elif any(not 0 <= p < len(work.token_ids) for p in work.read_at):
+            raise ValueError("Score reads outside its own tokens")
+        self.lanes[work.sequence.role].submit(work)
+
+    def cancel(self, owner: Hashable) -> None:
+        """Drop all work of `owner`, which keeps (and must release) the sequences it holds."""
+        for lane in self.lanes.values():
+            lane.cancel(owner)
+
+    def step(self) -> list[Done]:
+        """Run one batch on one model and return the work that it finished; empty when there is none."""
+        if not self.busy:
+            return []
+        role = GENERATOR if VERIFIER not in self.lanes else self._turn_policy.choose(*map(self._load, self._roles()))
+        return self.lanes[role].step(self.settings.max_batch_tokens)
+
+    def footprint(self, sequences: Several[Sequence]) -> Footprint:
+        """What `sequences` hold together."""
+        logical = physical = size = 0
+        for role, lane in self.lanes.items():
+            tables = [lane.table.block_table(s) for s in sequences if s.role == role]
+            if tables:
+                blocks = np.concatenate(tables)
+                unique = len(np.unique(blocks))
+                logical, physical = logical + len(blocks), physical + unique
+                size += unique * lane.layout.block_bytes
+        return Footprint(logical, physical, size)
+
+    def stats(self) -> dict[str, RoleStats]:
+        """Counters by role."""
+        return {
+            role: RoleStats(
+                computed_tokens=lane.computed_tokens,
+                steps=lane.steps,
+                copied_blocks=lane.copied_blocks,
+                live_blocks=lane.pool.live_blocks,
+                live_sequences=lane.table.live_sequences,
+                owned_sectors=lane.pool.owned_sectors,
+                bytes_per_token=lane.layout.bytes_per_token,
+            )
+            for role, lane in self.lanes.items()
+        }
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless sectors, blocks, reference counts and block tables agree."""
+        self.arena.check_integrity()
+        for lane in self.lanes.values():
+            lane.pool.check_integrity(lane.table.live_block_tables())
+
+    def check_drained(self) -> None:
+        """Raise AssertionError unless the engine is idle, consistent and holds no block, sequence or reservation."""
+        self.check_integrity()
+        assert not self.busy, "the engine still has work"
+        for role, lane in self.lanes.items():
+            assert lane.table.live_sequences == 0, f"{role}: {lane.table.live_sequences} sequences were not released"
+            assert lane.pool.live_blocks == 0, f"{role}: {lane.pool.live_blocks} blocks are still live"
+            assert self.admission.reserved_blocks[role] == 0, f"{role}: a reservation was not released"
+
+    def _roles(self) -> tuple[Lane, Lane]:
+        return self.lanes[GENERATOR], self.lanes[VERIFIER]
+
+    @staticmethod
+    def _load(lane: Lane) -> LaneLoad:
+        return LaneLoad(lane.running_branches, lane.waiting_tokens())
+
+
+def _layout(model: Model, block_size: int, sector_bytes: int) -> KVLayout:
+    c = model.config
+    return KVLayout(c.num_layers, c.num_kv_heads, c.head_dim, block_size, model.decoder.dtype, sector_bytes)
+
+
+def _make_arena(models: Mapping[str, Model], settings: EngineSettings, device: torch.device) -> Arena:
+    block_bytes = [
+        _layout(model, settings.block_size, 2**62).block_bytes for model in models.values()
+    ]  # a sector as large as can be: only the block's size is asked for
+    sector = settings.sector_bytes or max(settings.kv_memory_bytes // 128, *block_bytes)
+    sector -= sector % 64  # keeps every model's view of a sector aligned
+    return Arena(settings.kv_memory_bytes, max(sector, *block_bytes), device)

@@ -1,0 +1,277 @@
+"""One model's side of the engine: its waiting and running work, and how one batch of it is run."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from espalier.engine.arena import Arena
+from espalier.engine.batch import StepBatch, build_batch
+from espalier.engine.blocks import BlockPool
+from espalier.engine.model import Model
+from espalier.engine.sampling import SamplingBatch, sample
+from espalier.engine.sequence import Sequence, SequenceTable
+from espalier.engine.work import Done, Generate, Generated, Score, Scored, StopCause, Work
+from espalier.kernels.cache import copy_blocks
+from espalier.kernels.layout import KVLayout
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """Work whose sequence still has tokens to compute; `values` gathers what has been read so far."""
+
+    work: Work
+    base: int  # position of a Score's first token
+    computed_tokens: int = 0
+    values: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Branch:
+    """One child that is being sampled, token by token."""
+
+    work: Generate
+    index: int
+    sequence: Sequence
+    start: int  # its length before the first sampled token
+    prefill_tokens: int  # computed for its parent on its behalf
+
+
+class Lane:
+    """Waiting and running work of one model.
+
+    A batch takes one token of every running branch, then tokens of waiting work in order of arrival, cut to the budget.
+    """
+
+    def __init__(self, role: str, model: Model, layout: KVLayout, arena: Arena) -> None:
+        self.role = role
+        self.model = model
+        self.layout = layout
+        self.arena = arena
+        self.pool = BlockPool(role, layout, arena)
+        self.table = SequenceTable(self.pool)
+        self.computed_tokens = 0
+        self.copied_blocks = 0
+        self.steps = 0
+        self._layer_kvs = [layout.layer_view(arena.bytes, i) for i in range(layout.num_layers)]
+        self._waiting: list[_Pending] = []
+        self._running: list[_Branch] = []
+        self._running_arrays: _RunningArrays | None = None
+        self._busy_rows: set[int] = set()  # of sequences that waiting work is on
+        self._is_eos = np.zeros(max(model.config.vocab_size, model.tokenizer.vocab_size), dtype=bool)
+        self._is_eos[list(model.eos_token_ids)] = True
+        self._has_newline = np.zeros(len(self._is_eos), dtype=bool)
+        self._has_newline[: len(model.tokenizer.has_newline)] = model.tokenizer.has_newline
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to run."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def running_branches(self) -> int:
+        """Children being sampled."""
+        return len(self._running)
+
+    def waiting_tokens(self) -> int:
+        """Tokens that waiting work has to compute."""
+        return sum(max(1, self._missing(item.work.sequence)) for item in self._waiting)
+
+    def submit(self, work: Work) -> None:
+        """Queue `work`.
+
+        Raises:
+            ValueError: when its sequence already has work.
+        """
+        if work.sequence.row in self._busy_rows:
+            raise ValueError("a sequence takes one piece of work at a time")
+        self._busy_rows.add(work.sequence.row)
+        base = int(self.table.lengths[work.sequence.row])
+        if isinstance(work, Score):
+            self.table.append(work.sequence, list(work.token_ids))
+        self._waiting.append(_Pending(work, base))
+
+    def cancel(self, owner: Hashable) -> None:
+        """Drop all work of `owner`; branches being sampled are released."""
+        self._keep_waiting([item for item in self._waiting if item.work.owner != owner])
+        for branch in self._running:
+            if branch.work.owner == owner and not branch.work.in_place:
+                self.table.release(branch.sequence)
+        self._set_running([branch for branch in self._running if branch.work.owner != owner])
+
+    def step(self, max_tokens: int) -> list[Done]:
+        """Run one batch of at most `max_tokens` tokens and return what it finished."""
+        branches = self._running[:max_tokens]
+        chunks = self._choose_chunks(max_tokens - len(branches))
+        rows, first, counts = self._select(branches, chunks)
+        batch = self._prepare(rows, first, counts)
+        hidden = self.model.decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
+        self.table.computed[rows] = np.maximum(self.table.computed[rows], first + counts)
+        self.computed_tokens += int(counts.sum())
+        self.steps += 1
+        return self._collect(branches, chunks, hidden, batch)
+
+    def _missing(self, sequence: Sequence) -> int:
+        return int(self.table.lengths[sequence.row] - self.table.computed[sequence.row])
+
+    def _keep_waiting(self, items: list[_Pending]) -> None:
+        self._waiting = items
+        self._busy_rows = {item.work.sequence.row for item in items}
+
+    def _choose_chunks(self, budget: int) -> list[tuple[_Pending, int]]:
+        """Waiting work that fits the budget, with the number of tokens to compute for each."""
+        chunks = []
+        for item in self._waiting:
+            if budget <= 0:
+                break
+            count = min(max(1, self._missing(item.work.sequence)), budget)
+            chunks.append((item, count))
+            budget -= count
+        return chunks
+
+    def _select(
+        self, branches: list[_Branch], chunks: list[tuple[_Pending, int]]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows = np.array([b.sequence.row for b in branches] + [i.work.sequence.row for i, _ in chunks], dtype=np.int64)
+        counts = np.array([1] * len(branches) + [count for _, count in chunks], dtype=np.int64)
+        # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
+        first = np.minimum(self.table.computed[rows], self.table.lengths[rows] - 1).astype(np.int64)
+        return rows, first, counts
+
+    def _prepare(self, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> StepBatch:
+        written = first + counts - self.table.computed[rows]
+        grows = written > 0
+        sources, destinations = self.table.prepare_write(rows[grows], written[grows])
+        copy_blocks(self.layout, self.arena.bytes, sources, destinations)
+        self.copied_blocks += len(sources)
+        return build_batch(self.table, rows, first, counts, self.model.decoder.device)
+
+    def _collect(
+        self, branches: list[_Branch], chunks: list[tuple[_Pending, int]], hidden: torch.Tensor, batch: StepBatch
+    ) -> list[Done]:
+        done: list[Done] = []
+        finished: set[int] = set()
+        sampled_rows = list(batch.ends[: len(branches)])
+        sampled_branches = list(branches)
+        for i, (item, count) in enumerate(chunks, start=len(branches)):
+            item.computed_tokens += count
+            if isinstance(item.work, Score):
+                self._read(item, item.work, hidden, batch, i, count)
+            if self._missing(item.work.sequence):
+                continue
+            if isinstance(item.work, Score):
+                values = np.concatenate(item.values) if item.values else np.zeros((0, 0), dtype=np.float32)
+                done.append(Scored(item.work, values, item.computed_tokens))
+            else:
+                children = self._open_branches(item, item.work)
+                sampled_branches += children
+                sampled_rows += [batch.ends[i]] * len(children)
+            finished.add(id(item))
+        self._keep_waiting([item for item in self._waiting if id(item) not in finished])
+        rest = self._running[len(branches) :]
+        if sampled_branches:
+            done += self._sample(sampled_branches, hidden, np.array(sampled_rows), rest)
+        return done
+
+    def _read(
+        self, item: _Pending, work: Score, hidden: torch.Tensor, batch: StepBatch, index: int, count: int
+    ) -> None:
+        """Put the head's values at the positions of this chunk that `work` wants."""
+        chunk_start = int(self.table.computed[work.sequence.row]) - count - item.base
+        offsets = [p - chunk_start for p in work.read_at if 0 <= p - chunk_start < count]
+        if offsets:
+            rows = torch.tensor(offsets, device=hidden.device) + int(batch.starts[index])
+            item.values.append(self._head(hidden[rows]).float().cpu().numpy())
+
+    def _open_branches(self, item: _Pending, work: Generate) -> list[_Branch]:
+        start = int(self.table.lengths[work.sequence.row])
+        branches = []
+        for index in range(len(work.samplings)):
+            sequence = work.sequence if work.in_place else self.table.fork(work.sequence)
+            self.table.log_probabilities[sequence.row] = 0.0
+            branches.append(_Branch(work, index, sequence, start, item.computed_tokens if index == 0 else 0))
+        return branches
+
+    @torch.inference_mode()
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.model.head(hidden)
+
+    def _sample(
+        self, branches: list[_Branch], hidden: torch.Tensor, hidden_rows: np.ndarray, rest: list[_Branch]
+    ) -> list[Done]:
+        """Draw one token for each branch, append it, and take out those that stop."""
+        if self._running_arrays is None or self._running_arrays.branches != branches:
+            self._running_arrays = _RunningArrays(branches, self.model.config.max_positions)
+        arrays = self._running_arrays
+        distinct, inverse = np.unique(hidden_rows, return_inverse=True)  # siblings share a row of logits
+        logits = self._head(hidden[torch.from_numpy(distinct).to(hidden.device)])
+        if len(distinct) != len(inverse):
+            logits = logits[torch.from_numpy(inverse).to(hidden.device)]
+        lengths = self.table.lengths[arrays.rows]
+        batch = SamplingBatch(arrays.temperatures, arrays.top_ps, arrays.keys, lengths - arrays.starts)
+        drawn, log_probabilities = sample(logits, batch)
+        token_ids = drawn.cpu().numpy()
+        self.table.log_probabilities[arrays.rows] += log_probabilities.cpu().numpy()
+        self.table.append_each(arrays.rows, token_ids)
+        over = lengths + 1 >= arrays.limits
+        flagged = np.flatnonzero(over | self._is_eos[token_ids] | self._has_newline[token_ids])
+        done, stopped = [], set()
+        for i in flagged.tolist():
+            branch = branches[i]
+            if cause := self._stop_cause(branch, int(token_ids[i]), bool(over[i])):
+                done.append(self._finish(branch, cause))
+                stopped.add(i)
+        self._set_running([b for i, b in enumerate(branches) if i not in stopped] + rest)
+        return done
+
+    def _set_running(self, branches: list[_Branch]) -> None:
+        if len(branches) != len(self._running) or branches != self._running:
+            self._running_arrays = None
+        self._running = branches
+
+    def _stop_cause(self, branch: _Branch, token_id: int, over: bool) -> StopCause | None:
+        if self._is_eos[token_id]:
+            return StopCause.EOS
+        if branch.work.delimiter and self._has_newline[token_id]:
+            text = self.model.tokenizer.decode(self._new_tokens(branch))
+            # A step of nothing but newlines is no step: the delimiter counts once there is content before it.
+            if branch.work.delimiter in text.lstrip():
+                return StopCause.DELIMITER
+        if over:
+            length = int(self.table.lengths[branch.sequence.row])
+            at_context = length >= self.model.config.max_positions
+            return StopCause.CONTEXT if at_context else StopCause.LENGTH
+        return None
+
+    def _new_tokens(self, branch: _Branch) -> list[int]:
+        row = branch.sequence.row
+        return self.table.tokens[row, branch.start : self.table.lengths[row]].tolist()
+
+    def _finish(self, branch: _Branch, cause: StopCause) -> Generated:
+        row = branch.sequence.row
+        token_ids = self._new_tokens(branch)
+        return Generated(
+            work=branch.work,
+            index=branch.index,
+            sequence=branch.sequence,
+            token_ids=token_ids,
+            text=self.model.tokenizer.decode(token_ids),
+            log_probability=float(self.table.log_probabilities[row]),
+            cause=cause,
+            computed_tokens=branch.prefill_tokens + int(self.table.computed[row]) - branch.start,
+        )
+
+
+class _RunningArrays:
+    """Sampling parameters of the running branches as arrays, rebuilt only when the set of branches changes."""
+
+    def __init__(self, branches: list[_Branch], max_positions: int) -> None:
+        samplings = [b.work.samplings[b.index] for b in branches]
+        self.branches = branches
+        self.rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
+        self.starts = np.array([b.start for b in branches], dtype=np.int64)
+        self.limits = np.array([min(b.start + b.work.max_tokens, max_positions) for b in branches], dtype=np.int64)
+        self.temperatures = np.array([s.temperature for s in samplings], dtype=np.float32)
+        self.top_ps = np.array([s.top_p for s in samplings], dtype=np.float32)
+        self.keys = np.array([s.key for s in samplings], dtype=np.uint64)

@@ -1,0 +1,72 @@
+"""One loaded model: decoder, head, tokenizer, and the ids that end its generations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from espalier.engine.checkpoint import Checkpoint
+from espalier.engine.config import DecoderConfig, parse_decoder_config
+from espalier.engine.decoder import Decoder, load_decoder
+from espalier.engine.errors import CheckpointError
+from espalier.engine.tokenizer import TextTokenizer
+from espalier.kernels.linear import linear_rows
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+"""Hidden states `[R, hidden]` to what is read there, `[R, k]`: logits of a generator, scores of a verifier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A decoder with its head and tokenizer; `digest` is the sha256 over its weight files."""
+
+    decoder: Decoder
+    head: Head
+    tokenizer: TextTokenizer
+    eos_token_ids: tuple[int, ...]
+    digest: str
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The decoder's shape."""
+        return self.decoder.config
+
+
+def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+    """The decoder of a checkpoint of any supported architecture, without its head."""
+    return load_decoder(checkpoint, parse_decoder_config(checkpoint.config), dtype, device)
+
+
+def language_model_head(checkpoint: Checkpoint, decoder: Decoder) -> Head:
+    """The head that gives next-token logits, tied to the embedding where the checkpoint says so.
+
+    Raises:
+        CheckpointError: when the head is untied and missing.
+    """
+    name = "lm_head.weight"
+    if decoder.config.tied:
+        checkpoint.ignore(name)
+        weight = decoder.embedding
+    else:
+        weight = checkpoint.take(name, decoder.dtype, decoder.device)
+    return lambda hidden: linear_rows(hidden, weight)
+
+
+def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Model:
+    """Load a `*ForCausalLM` checkpoint.
+
+    Raises:
+        CheckpointError: when it is another kind of model, or incomplete.
+    """
+    if not checkpoint.architecture.endswith("ForCausalLM"):
+        raise CheckpointError(
+            f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}, not a generator; "
+            "give a *ForCausalLM checkpoint to --generator"
+        )
+    decoder = load_trunk(checkpoint, dtype, device)
+    head = language_model_head(checkpoint, decoder)
+    checkpoint.require_all_taken()
+    eos = set(decoder.config.eos_token_ids)
+    generation = checkpoint.optional_json("generation_config.json").get("eos_token_id")
+    eos.update(generation if isinstance(generation, list) else [] if generation is None else [generation])
+    return Model(decoder, head, TextTokenizer(checkpoint), tuple(sorted(eos)), checkpoint.digest())

@@ -1,0 +1,61 @@
+"""Which model runs next: a policy over how much work each side has."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+GENERATOR, VERIFIER = "generator", "verifier"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLoad:
+    """How much work one model has: branches being sampled and tokens waiting to be computed."""
+
+    running_branches: int
+    waiting_tokens: int
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to run."""
+        return self.running_branches > 0 or self.waiting_tokens > 0
+
+
+class TurnPolicy(Protocol):
+    """Chooses whose batch runs next; called only when at least one side is busy."""
+
+    def choose(self, generator: LaneLoad, verifier: LaneLoad) -> str:
+        """`GENERATOR` or `VERIFIER`, one that is busy."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeepGeneratorFed:
+    """Score when a batch worth running has gathered, or when the generator has nothing left to do.
+
+    Scoring in large batches is what makes the verifier cheap; a search that waits for scores costs nothing while others
+    keep the generator busy.
+
+    Attributes:
+        enough_tokens: waiting verifier tokens that are worth a turn.
+    """
+
+    enough_tokens: int = 256
+
+    def choose(self, generator: LaneLoad, verifier: LaneLoad) -> str:
+        """See the class."""
+        if verifier.busy and (not generator.busy or verifier.waiting_tokens >= self.enough_tokens):
+            return VERIFIER
+        return GENERATOR
+
+
+class StrictAlternation:
+    """Each side in turn while both have work."""
+
+    def __init__(self) -> None:
+        self._last = VERIFIER
+
+    def choose(self, generator: LaneLoad, verifier: LaneLoad) -> str:
+        """See the class."""
+        preferred = GENERATOR if self._last == VERIFIER else VERIFIER
+        busy = {GENERATOR: generator.busy, VERIFIER: verifier.busy}
+        self._last = preferred if busy[preferred] else next(role for role, is_busy in busy.items() if is_busy)
+        return self._last

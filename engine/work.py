@@ -1,0 +1,94 @@
+"""The work an engine takes and what it gives back."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from espalier.engine.sampling import Sampling
+from espalier.engine.sequence import Sequence
+
+
+class StopCause(StrEnum):
+    """Why a generation stopped."""
+
+    DELIMITER = "delimiter"
+    EOS = "eos"
+    LENGTH = "length"  # its own token limit
+    CONTEXT = "context"  # the model's longest context
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generate:
+    """Sample one step for each of `samplings`, from one sequence.
+
+    The sequence's pending tokens are computed once; then it is forked for each sampling, and all children draw their
+    first token from the same logits. The sequence stays its owner's; the children become the owner's too.
+
+    Attributes:
+        owner: whose work this is; `Engine.cancel` goes by it.
+        samplings: one per child.
+        max_tokens: limit on each child's new tokens.
+        delimiter: text that ends a step once the step has other content; empty for no such stop.
+        in_place: extend the sequence itself instead of forking it; needs exactly one sampling.
+    """
+
+    owner: Hashable
+    sequence: Sequence
+    samplings: tuple[Sampling, ...]
+    max_tokens: int
+    delimiter: str = "\n\n"
+    in_place: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generated:
+    """One child's step.
+
+    Attributes:
+        index: which sampling of `work`.
+        sequence: the child, or the sequence itself when generated in place.
+        token_ids: new tokens, an end-of-sequence token included.
+        text: their text, the delimiter included, an end-of-sequence token not.
+        log_probability: summed log-probability of the tokens under the untempered model.
+        cause: why it stopped.
+        computed_tokens: tokens whose KV was computed for it; the first child's count holds the shared pending tokens.
+    """
+
+    work: Generate
+    index: int
+    sequence: Sequence
+    token_ids: list[int]
+    text: str
+    log_probability: float
+    cause: StopCause
+    computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Score:
+    """Append tokens to a sequence and read the model's head at some of them.
+
+    Attributes:
+        token_ids: the new tokens; may be empty to compute what is pending.
+        read_at: indices into `token_ids`, ascending.
+    """
+
+    owner: Hashable
+    sequence: Sequence
+    token_ids: tuple[int, ...]
+    read_at: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """What the head gave at each position of `work.read_at`, float32 `[len(read_at), k]`."""
+
+    work: Score
+    values: np.ndarray
+    computed_tokens: int
+
+
+Work = Generate | Score
+Done = Generated | Scored

@@ -1,0 +1,301 @@
+"""The command line. Heavy imports stay inside the commands: `espalier --help` must answer at once."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments import options as opt
+from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
+from espalier.search.runtime import RuntimeSettings, load_orchestrator
+
+app = typer.Typer(
+    name="espalier",
+    help="Test-time-compute search: a generator and a process reward model in one engine, over one paged KV pool.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_SHOWCASE = 0
+"""Index, in the demo benchmark, of the problem that `espalier solve` takes when it is given none."""
+
+_EXIT_USAGE, _EXIT_INTERRUPTED = 2, 130
+
+
+@app.command()
+def solve(
+    problem: Annotated[
+        str | None, typer.Argument(help="The problem; '-' reads standard input; none takes one of the demo benchmark.")
+    ] = None,
+    algorithm: opt.Algorithm = AlgorithmName.BEAM,
+    beam_width: opt.BeamWidth = 4,
+    expansion: opt.Expansion = 4,
+    vote: opt.VoteOption = None,
+    aggregation: opt.AggregationOption = Aggregation.LAST,
+    temperature: opt.Temperature = None,
+    top_p: opt.TopP = None,
+    max_steps: opt.MaxSteps = 40,
+    max_step_tokens: opt.MaxStepTokens = 256,
+    max_tokens: opt.MaxTokens = None,
+    seed: opt.Seed = 0,
+    endpoint: Annotated[
+        str | None, typer.Option(help="HOST:PORT of an `espalier serve`; default: solve in this process.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+    generator: opt.Generator = "demo-generator",
+    verifier: opt.Verifier = "demo-verifier",
+    device: opt.Device = "auto",
+    dtype: opt.Dtype = "auto",
+    kv_memory: opt.KvMemory = "1G",
+    system_prompt: opt.SystemPrompt = None,
+    threads: opt.Threads = None,
+) -> None:
+    """Search for the answer of one problem and show the tree."""
+    from rich.console import Console
+
+    from espalier.experiments.show import show_result
+
+    text, gold = _problem_text(problem)
+    request = SearchRequest(
+        text, algorithm, beam_width, expansion, vote, aggregation,
+        temperature, top_p, max_steps, max_step_tokens, max_tokens, seed,
+    )  # fmt: skip
+    console = Console()
+    if not as_json:
+        console.print(f"[bold]problem[/]  {text}\n", highlight=False)
+    if endpoint:
+        from espalier.search.client import SearchClient
+
+        with SearchClient(endpoint) as client:
+            result = client.solve(request, include_nodes=True)
+    else:
+        settings = RuntimeSettings(
+            generator, _verifier_for(algorithm, verifier), device, dtype, opt.parse_bytes(kv_memory),
+            system_prompt=system_prompt, threads=threads,
+        )  # fmt: skip
+        orchestrator = load_orchestrator(settings)
+        orchestrator.submit(request)
+        while not (ended := orchestrator.step()):
+            pass
+        (result,) = ended
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=2))
+    else:
+        show_result(console, result, gold)
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other than loopback needs --insecure-bind.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 50051,
+    insecure_bind: Annotated[
+        bool, typer.Option("--insecure-bind", help="Allow a bind that others can reach, without TLS or a token.")
+    ] = False,
+    max_searches: Annotated[int, typer.Option(min=1, help="Searches in flight at most.")] = 4,
+    queue: Annotated[int, typer.Option(min=0, help="Searches that may wait.")] = 64,
+    drain_seconds: Annotated[float, typer.Option(min=0, help="How long a stopping server lets searches end.")] = 30.0,
+    generator: opt.Generator = "demo-generator",
+    verifier: opt.Verifier = "demo-verifier",
+    device: opt.Device = "auto",
+    dtype: opt.Dtype = "auto",
+    kv_memory: opt.KvMemory = "1G",
+    system_prompt: opt.SystemPrompt = None,
+    threads: opt.Threads = None,
+) -> None:
+    """Serve searches over gRPC (espalier.v1.SearchService)."""
+    from espalier.search.service.server import serve as run_server
+    from espalier.search.service.settings import ServerSettings
+
+    runtime = RuntimeSettings(
+        generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
+        max_running=max_searches, system_prompt=system_prompt, threads=threads,
+    )  # fmt: skip
+    settings = ServerSettings(
+        host=host, port=port, insecure_bind=insecure_bind,
+        max_searches=max_searches, max_queue=queue, drain_seconds=drain_seconds,
+    )  # fmt: skip
+
+    def report(address: str) -> None:
+        print(f"serving {generator} with {verifier or 'no verifier'} on {address}", flush=True)
+
+    raise typer.Exit(run_server(lambda: load_orchestrator(runtime), settings, ready=report))
+
+
+@app.command("eval")
+def evaluate_command(
+    benchmark: Annotated[str, typer.Option(help="demo, or a .jsonl file in MATH-500's or GSM8K's format.")] = "demo",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for samples.jsonl and summary.json; the same command again resumes.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    algorithm: opt.Algorithm = AlgorithmName.BEAM,
+    beam_width: opt.BeamWidth = 4,
+    expansion: opt.Expansion = 4,
+    vote: opt.VoteOption = None,
+    aggregation: opt.AggregationOption = Aggregation.LAST,
+    temperature: opt.Temperature = None,
+    top_p: opt.TopP = None,
+    max_steps: opt.MaxSteps = 40,
+    max_step_tokens: opt.MaxStepTokens = 256,
+    max_tokens: opt.MaxTokens = None,
+    seed: opt.Seed = 0,
+    generator: opt.Generator = "demo-generator",
+    verifier: opt.Verifier = "demo-verifier",
+    device: opt.Device = "auto",
+    dtype: opt.Dtype = "auto",
+    kv_memory: opt.KvMemory = "1G",
+    system_prompt: opt.SystemPrompt = None,
+    in_flight: opt.InFlight = 32,
+    threads: opt.Threads = None,
+) -> None:
+    """Run a search on every problem of a benchmark and grade the answers."""
+    from rich.console import Console
+
+    from espalier.experiments.benchmarks import load_benchmark
+    from espalier.experiments.evaluate import RunFolder, evaluate
+    from espalier.experiments.progress import sample_progress
+    from espalier.experiments.show import show_summary
+    from espalier.search.grading import Grader
+
+    problems = load_benchmark(benchmark, limit)
+    request = SearchRequest(
+        "-", algorithm, beam_width, expansion, vote, aggregation,
+        temperature, top_p, max_steps, max_step_tokens, max_tokens, seed,
+    )  # fmt: skip
+    runtime = RuntimeSettings(
+        generator, _verifier_for(algorithm, verifier), device, dtype, opt.parse_bytes(kv_memory),
+        max_running=in_flight, system_prompt=system_prompt, threads=threads,
+    )  # fmt: skip
+    folder = RunFolder(out, _run_configuration(benchmark, request, runtime)) if out else None
+    with Grader() as grader, sample_progress(len(problems), _done_before(folder)) as on_sample:
+        summary = evaluate(
+            load_orchestrator(runtime),
+            problems,
+            request,
+            grader,
+            benchmark=benchmark,
+            folder=folder,
+            on_sample=on_sample,
+        )
+    if as_json:
+        from dataclasses import asdict
+
+        print(json.dumps(asdict(summary), indent=2))
+    else:
+        show_summary(Console(), summary)
+
+
+@app.command("sweep")
+def sweep_command(
+    beam_width: Annotated[str, typer.Option("--beam-width", "-N", help="Values of N, like 1,2,4.")] = "1,2,4",
+    expansion: Annotated[str, typer.Option("--expansion", "-M", help="Values of M, like 1,2,4.")] = "1,2,4",
+    benchmark: Annotated[str, typer.Option(help="demo, or a .jsonl file in MATH-500's or GSM8K's format.")] = "demo",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the cells, the table and the plot; the same command again resumes.")
+    ] = Path("runs/sweep"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the cells as JSON.")] = False,
+    vote: opt.VoteOption = None,
+    aggregation: opt.AggregationOption = Aggregation.LAST,
+    temperature: opt.Temperature = None,
+    top_p: opt.TopP = None,
+    max_steps: opt.MaxSteps = 40,
+    max_step_tokens: opt.MaxStepTokens = 256,
+    max_tokens: opt.MaxTokens = None,
+    seed: opt.Seed = 0,
+    generator: opt.Generator = "demo-generator",
+    verifier: opt.Verifier = "demo-verifier",
+    device: opt.Device = "auto",
+    dtype: opt.Dtype = "auto",
+    kv_memory: opt.KvMemory = "1G",
+    system_prompt: opt.SystemPrompt = None,
+    in_flight: opt.InFlight = 32,
+    threads: opt.Threads = None,
+) -> None:
+    """Evaluate beam search over a grid of N and M: a table and a plot of accuracy against tokens."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from espalier.experiments.benchmarks import load_benchmark
+    from espalier.experiments.plot import plot_cells
+    from espalier.experiments.progress import sample_progress
+    from espalier.experiments.show import show_cells
+    from espalier.experiments.sweep import sweep
+    from espalier.search.grading import Grader
+
+    widths, expansions = opt.parse_int_list(beam_width), opt.parse_int_list(expansion)
+    problems = load_benchmark(benchmark, limit)
+    request = SearchRequest(
+        "-", AlgorithmName.BEAM, vote=vote, aggregation=aggregation, temperature=temperature, top_p=top_p,
+        max_steps=max_steps, max_step_tokens=max_step_tokens, max_tokens=max_tokens, seed=seed,
+    )  # fmt: skip
+    runtime = RuntimeSettings(
+        generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
+        max_running=in_flight, system_prompt=system_prompt, threads=threads,
+    )  # fmt: skip
+    with Grader() as grader, sample_progress(len(problems) * len(widths) * len(expansions), 0) as on_sample:
+        cells = sweep(
+            load_orchestrator(runtime), problems, request, grader, widths, expansions,
+            benchmark=benchmark, folder=out, settings=_model_configuration(runtime), on_sample=on_sample,
+        )  # fmt: skip
+    plot_cells(cells, benchmark, out / "accuracy.png")
+    if as_json:
+        print(json.dumps([asdict(cell) for cell in cells], indent=2))
+    else:
+        console = Console()
+        show_cells(console, cells)
+        console.print(f"plot  {out / 'accuracy.png'}", highlight=False)
+
+
+def main() -> None:
+    """Entry point: runs a command and turns errors into one line and an exit code."""
+    try:
+        app()
+    except EspalierError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(_EXIT_USAGE)
+    except KeyboardInterrupt:
+        print("interrupted; what was finished is kept", file=sys.stderr)
+        sys.exit(_EXIT_INTERRUPTED)
+
+
+def _problem_text(problem: str | None) -> tuple[str, str | None]:
+    """The problem to solve, and its gold answer when it is one of the benchmark's."""
+    if problem is None:
+        from espalier.experiments.benchmarks import load_benchmark
+
+        shown = load_benchmark("demo")[_SHOWCASE]
+        return shown.problem, shown.answer
+    return (sys.stdin.read().strip() if problem == "-" else problem), None
+
+
+def _verifier_for(algorithm: AlgorithmName, verifier: str) -> str:
+    """No verifier is loaded for an algorithm that reads no scores."""
+    return "" if algorithm in (AlgorithmName.GREEDY, AlgorithmName.MAJORITY) else verifier
+
+
+def _model_configuration(runtime: RuntimeSettings) -> dict[str, Any]:
+    """The settings of a run that its results depend on."""
+    return {name: getattr(runtime, name) for name in ("generator", "verifier", "device", "dtype", "system_prompt")}
+
+
+def _run_configuration(benchmark: str, request: SearchRequest, runtime: RuntimeSettings) -> dict[str, Any]:
+    search = {name: value for name, value in request.to_dict().items() if name != "problem"}
+    return {"benchmark": benchmark, **search, **_model_configuration(runtime)}
+
+
+def _done_before(folder: Any) -> int:
+    return len(folder.done()) if folder else 0
+
+
+if __name__ == "__main__":
+    main()

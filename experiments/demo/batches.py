@@ -1,0 +1,163 @@
+"""Training batches: token rows with a label at every position that is learned from.
+
+For the generator a label is the next token's id; for the verifier it is 0 or 1 at a step's delimiter. Batch `i` is a
+function of the seed and `i` alone, so training resumes exactly where it stopped.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from espalier.experiments.demo.equations import draw_equation, slip_result
+from espalier.experiments.demo.problems import (
+    DELIMITER,
+    MAX_OPERATIONS,
+    MIN_OPERATIONS,
+    TRAINING_OPERANDS,
+    Problem,
+    equation,
+    make_problem,
+    training_difficulty,
+)
+from espalier.experiments.demo.tokenizer import END, PAD, chat_prompt, delimiter_id, special_id
+
+IGNORED = -100
+"""Label of a position that is not learned from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Token ids and, at each position, the label read there or `IGNORED`."""
+
+    ids: list[int]
+    labels: list[int]
+
+    def cut(self, length: int) -> "Row":
+        """Returns the row's first `length` positions."""
+        return Row(self.ids[:length], self.labels[:length])
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows padded on the right, which a causal model never looks at.
+
+    Attributes:
+        ids: int64 [rows, length].
+        labels: int64 [rows, length], `IGNORED` where nothing is learned.
+    """
+
+    ids: Tensor
+    labels: Tensor
+
+
+def collate(rows: Sequence[Row], pad_id: int) -> Batch:
+    """Pads rows to the longest one."""
+    length = max(len(row.ids) for row in rows)
+    ids = torch.full((len(rows), length), pad_id, dtype=torch.long)
+    labels = torch.full((len(rows), length), IGNORED, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, : len(row.ids)] = torch.tensor(row.ids)
+        labels[index, : len(row.ids)] = torch.tensor(row.labels)
+    return Batch(ids, labels)
+
+
+class RowMaker:
+    """Turns problems, steps and equations into rows."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.delimiter = delimiter_id(tokenizer)
+        self.end = special_id(tokenizer, END)
+        self.pad = special_id(tokenizer, PAD)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns token ids; nothing is added."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def solution(self, problem: Problem) -> Row:
+        """Returns the generator's row: prompt, reference solution, end of turn; solution tokens are learned."""
+        prompt = self.encode(chat_prompt(problem.text))
+        ids = [*prompt, *self.encode(DELIMITER.join(problem.steps)), self.end]
+        labels = [IGNORED] * (len(prompt) - 1) + ids[len(prompt) :] + [IGNORED]
+        return Row(ids, labels)
+
+    def drill(self, rng: random.Random, length: int, operand_caps: Sequence[int]) -> Row:
+        """Returns right equations filling `length` tokens; their results are learned."""
+        row = Row([], [])
+        while len(row.ids) < length:
+            left, operand = draw_equation(rng, rng.choice(operand_caps))
+            asked, result = equation(left, operand).split("=")
+            ids = [*self.encode(asked + "="), *self.encode(result), self.delimiter]
+            learned = len(result) + 1
+            row.ids.extend(ids)
+            row.labels.extend([IGNORED] * (len(ids) - learned - 1) + ids[-learned:] + [IGNORED])
+        return row.cut(length)
+
+    def judged_drill(self, rng: random.Random, length: int, operand_caps: Sequence[int]) -> Row:
+        """Returns equations filling `length` tokens, half of them wrong, each judged by itself.
+
+        The delimiter carries the equation's label. Every digit of the result carries one too, whether the result is
+        right so far: that tells which digit slipped, and is learned much sooner.
+        """
+        row = Row([], [])
+        while len(row.ids) < length:
+            left, operand = draw_equation(rng, rng.choice(operand_caps))
+            right = str(left + operand)
+            result = right if rng.random() < 0.5 else str(slip_result(rng, left, operand))
+            asked = self.encode(equation(left, operand).split("=")[0] + "=")
+            row.ids.extend([*asked, *self.encode(result), self.delimiter])
+            row.labels.extend([IGNORED] * len(asked))
+            row.labels.extend(int(right.startswith(result[: end + 1])) for end in range(len(result)))
+            row.labels.append(int(result == right))
+        return row.cut(length)
+
+    def judged_steps(self, problem: str, steps: Sequence[str], right: Sequence[bool]) -> Row:
+        """Returns the verifier's row: prompt, then each step and a delimiter that carries the step's label."""
+        ids = self.encode(chat_prompt(problem))
+        labels = [IGNORED] * len(ids)
+        for step, label in zip(steps, right, strict=True):
+            tokens = self.encode(step)
+            ids += [*tokens, self.delimiter]
+            labels += [IGNORED] * len(tokens) + [int(label)]
+        return Row(ids, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """What the generator is shown as training proceeds; `progress` runs from 0 to 1."""
+
+    warm_share: float = 0.25
+    warm_drills: float = 0.65
+    drills: float = 0.45
+    warm_operations: int = 4
+    warm_operands: tuple[int, ...] = (50, 100)
+
+    def drill_share(self, progress: float) -> float:
+        """Share of a batch's rows that are drills."""
+        return self.warm_drills if progress < self.warm_share else self.drills
+
+    def operand_caps(self, progress: float) -> tuple[int, ...]:
+        """Operand sizes drawn from."""
+        return self.warm_operands if progress < self.warm_share / 2 else TRAINING_OPERANDS
+
+    def max_operations(self, progress: float) -> int:
+        """Longest problem shown."""
+        return self.warm_operations if progress < self.warm_share else MAX_OPERATIONS
+
+
+def generator_batch(maker: RowMaker, rng: random.Random, tokens: int, progress: float, plan: Curriculum) -> Batch:
+    """Returns about `tokens` tokens: problems of one length, and drills cut to the same length."""
+    caps = plan.operand_caps(progress)
+    operations = rng.randint(MIN_OPERATIONS, plan.max_operations(progress))
+    problems = [maker.solution(make_problem(rng, training_difficulty(rng, operations, caps)))]
+    count = max(2, tokens // len(problems[0].ids))
+    drills = round(count * plan.drill_share(progress))
+    while len(problems) < count - drills:
+        problems.append(maker.solution(make_problem(rng, training_difficulty(rng, operations, caps))))
+    length = max(len(row.ids) for row in problems)
+    rows = problems + [maker.drill(rng, length, caps) for _ in range(drills)]
+    return collate(rows, maker.pad)

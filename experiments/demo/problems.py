@@ -1,0 +1,193 @@
+r"""Running-quantity word problems: made without end for training, and 500 of them held out as the benchmark.
+
+A problem is an opening value and a list of signed operands, one sentence each. Its solution has one equation a step:
+
+    38+47=85 <delimiter> 85-12=73 <delimiter> \boxed{73}
+
+Which side of the split a problem falls on is a function of its numbers alone, so no training problem can share the
+numbers of a benchmark problem, whatever words surround them and whichever benchmark is drawn.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from espalier.experiments.demo.themes import HE, SHE, THEMES, Theme
+
+DELIMITER = "\n\n"
+"""What ends every step but the last."""
+MAX_VALUE = 999
+"""No running value exceeds this, nor goes below zero."""
+HELD_OUT_SHARE = 1 / 16
+"""Share of all possible problems, by hash of their numbers, that training never sees."""
+MIN_OPERATIONS, MAX_OPERATIONS = 2, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Difficulty:
+    """How hard a problem is: its number of operations and the size of its operands."""
+
+    operations: int
+    max_operand: int
+
+
+LEVELS: dict[int, tuple[Difficulty, ...]] = {
+    1: (Difficulty(2, 50), Difficulty(3, 50)),
+    2: (Difficulty(3, 100), Difficulty(4, 100)),
+    3: (Difficulty(5, 200),),
+    4: (Difficulty(6, 400), Difficulty(7, 400)),
+    5: (Difficulty(8, 600),),
+}
+"""The difficulties a benchmark level cycles through."""
+TRAINING_OPERANDS = (50, 100, 200, 400, 600, 900)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One word problem with its numbers.
+
+    Attributes:
+        text: The question as put to the generator.
+        subject: Kind of story.
+        start: Initial quantity.
+        operands: Signed operands in the order of the sentences, never zero.
+    """
+
+    text: str
+    subject: str
+    start: int
+    operands: tuple[int, ...]
+
+    @property
+    def values(self) -> list[int]:
+        """The running value: the start, then the value after every operation."""
+        return list(accumulate(self.operands, initial=self.start))
+
+    @property
+    def answer(self) -> str:
+        """The final value in digits."""
+        return str(self.values[-1])
+
+    @property
+    def steps(self) -> list[str]:
+        """The reference solution's steps, without delimiters."""
+        values = self.values
+        equations = [equation(value, operand) for value, operand in zip(values, self.operands, strict=False)]
+        return [*equations, boxed(values[-1])]
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the problem belongs to the benchmark's side of the split."""
+        digest = hashlib.sha256(repr((self.start, self.operands)).encode()).digest()
+        return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
+
+
+def equation(left: int, operand: int, result: int | None = None) -> str:
+    """Returns the step `left±operand=result`; the right result unless another is given."""
+    result = left + operand if result is None else result
+    return f"{left}{'+' if operand > 0 else '-'}{abs(operand)}={result}"
+
+
+def boxed(value: int) -> str:
+    """Returns the answer step."""
+    return f"\\boxed{{{value}}}"
+
+
+def _draw_numbers(rng: random.Random, difficulty: Difficulty) -> tuple[int, tuple[int, ...]]:
+    """Returns a start and signed operands, distinct in size, whose running values stay within 0..MAX_VALUE."""
+    smallest = 2 if difficulty.max_operand <= 100 else 11
+    start = rng.randint(max(5, smallest), max(99, difficulty.max_operand))
+    operands: list[int] = []
+    value = start
+    while len(operands) < difficulty.operations:
+        operand = rng.randint(smallest, difficulty.max_operand) * rng.choice((1, -1))
+        if not 0 < value + operand <= MAX_VALUE:
+            operand = -operand
+        if not 0 < value + operand <= MAX_VALUE or abs(operand) in map(abs, operands):
+            continue
+        operands.append(operand)
+        value += operand
+    return start, tuple(operands)
+
+
+def _tell(rng: random.Random, theme: Theme, start: int, operands: tuple[int, ...]) -> str:
+    """Returns the story's text: an opening, one sentence an operation, a question."""
+    if theme.holders:
+        name, pronoun = rng.choice(theme.holders), "it"
+    else:
+        names, pronoun = rng.choice(((HE, "he"), (SHE, "she")))
+        name = rng.choice(names)
+    items = rng.choice(theme.items)
+
+    def say(templates: tuple[str, ...], n: int = 0) -> str:
+        template = rng.choice(templates)
+        who = pronoun.capitalize() if template.startswith("{who}") else pronoun
+        holder = name if template.startswith("{name}") else name.replace("A ", "a ")
+        return template.format(name=holder, who=who, items=items, n=n)
+
+    changes = [say(theme.gains if operand > 0 else theme.losses, abs(operand)) for operand in operands]
+    return " ".join([say(theme.openings, start), *changes, say(theme.questions)])
+
+
+def make_problem(rng: random.Random, difficulty: Difficulty, *, held_out: bool = False) -> Problem:
+    """Draws a problem from one side of the split.
+
+    Args:
+        rng: Source of all randomness.
+        difficulty: Number of operations and size of operands.
+        held_out: The benchmark's side of the split if true, the training side otherwise.
+    """
+    while True:
+        start, operands = _draw_numbers(rng, difficulty)
+        theme = rng.choices(THEMES, weights=(3, 1, 1, 1))[0]
+        problem = Problem("", theme.subject, start, operands)
+        if problem.held_out == held_out:
+            return Problem(_tell(rng, theme, start, operands), theme.subject, start, operands)
+
+
+def training_difficulty(
+    rng: random.Random, operations: int, operand_caps: tuple[int, ...] = TRAINING_OPERANDS
+) -> Difficulty:
+    """Draws an operand size for a training problem of the given length."""
+    return Difficulty(operations, rng.choice(operand_caps))
+
+
+def make_benchmark(seed: int = 0, per_level: int = 100) -> list[dict[str, object]]:
+    """Returns the held-out problems as records in MATH-500's format, levels in turn so that any prefix is balanced."""
+    rng = random.Random(f"benchmark-{seed}")
+    records: list[dict[str, object]] = []
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    for index in range(per_level):
+        for level, difficulties in LEVELS.items():
+            problem = make_problem(rng, difficulties[index % len(difficulties)], held_out=True)
+            while (problem.start, problem.operands) in seen:
+                problem = make_problem(rng, difficulties[index % len(difficulties)], held_out=True)
+            seen.add((problem.start, problem.operands))
+            records.append(
+                {
+                    "problem": problem.text,
+                    "solution": DELIMITER.join(problem.steps),
+                    "answer": problem.answer,
+                    "subject": problem.subject,
+                    "level": level,
+                    "unique_id": f"demo/level-{level}/{index:03d}",
+                }
+            )
+    return records
+
+
+def write_benchmark(path: Path, seed: int = 0) -> int:
+    """Writes the benchmark as JSON lines and returns the number of records."""
+    records = make_benchmark(seed)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return len(records)
+
+
+def training_problems(rng: random.Random) -> Iterator[Problem]:
+    """Yields training problems of every length and operand size, without end."""
+    while True:
+        yield make_problem(rng, training_difficulty(rng, rng.randint(MIN_OPERATIONS, MAX_OPERATIONS)))

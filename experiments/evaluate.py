@@ -1,0 +1,258 @@
+"""Batch evaluation: every problem of a benchmark through one orchestrator, graded, with an interval."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from espalier.engine.errors import EspalierError, RequestTooLargeError
+from espalier.experiments.benchmarks import Problem
+from espalier.experiments.statistics import wilson_interval
+from espalier.search.grading import Grader
+from espalier.search.ledger import Ledger
+from espalier.search.orchestrator import Orchestrator
+from espalier.search.request import SearchRequest
+from espalier.search.result import SearchResult
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One problem's outcome, one line of `samples.jsonl`.
+
+    `error` says why a problem was refused or its answer could not be graded; such a problem counts as not solved.
+    """
+
+    unique_id: str
+    level: int | None
+    gold: str
+    answer: str
+    correct: bool
+    error: str
+    score: float | None
+    stop_reason: str
+    text: str
+    accounting: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run came to.
+
+    Attributes:
+        accuracy: share of problems answered right; `low` and `high` bound it at 95% (Wilson).
+        generated_tokens: mean tokens sampled for one problem.
+        verifier_tokens: mean tokens the verifier computed for one problem.
+        verifier_redundancy: verifier tokens computed over verifier tokens in the search trees; 1 is no repetition.
+        generator_redundancy: the same for the generator.
+        blocks_shared: physical over logical KV blocks at the widest moment of a search, mean over problems.
+        seconds: wall time of this run; problems resumed from an earlier run are not in it.
+        problems_per_minute: of this run.
+        grader: name and version of what judged the answers.
+    """
+
+    benchmark: str
+    problems: int
+    correct: int
+    accuracy: float
+    low: float
+    high: float
+    accuracy_by_level: dict[str, float]
+    generated_tokens: float
+    verifier_tokens: float
+    verifier_redundancy: float | None
+    generator_redundancy: float
+    blocks_shared: float
+    seconds: float
+    problems_per_minute: float | None
+    grader: str
+    configuration: dict[str, Any]
+
+
+class RunFolder:
+    """A folder with one run's `config.json`, `samples.jsonl` and `summary.json`; running again resumes it."""
+
+    def __init__(self, folder: Path, configuration: dict[str, Any]) -> None:
+        """Open or create `folder`.
+
+        Raises:
+            EspalierError: when it holds a run of another configuration.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        config = folder / "config.json"
+        if config.is_file() and json.loads(config.read_text(encoding="utf-8")) != configuration:
+            raise EspalierError(
+                f"{folder} holds a run of another configuration (see its config.json); name another --out"
+            )
+        config.write_text(json.dumps(configuration, indent=2) + "\n", encoding="utf-8")
+
+    def done(self) -> list[Sample]:
+        """Samples of earlier runs; a last line cut short by a crash is dropped from the file."""
+        path = self.folder / "samples.jsonl"
+        if not path.is_file():
+            return []
+        samples: list[Sample] = []
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        for line in lines:
+            try:
+                samples.append(Sample(**json.loads(line)))
+            except (ValueError, TypeError):
+                break
+        path.write_text("".join(lines[: len(samples)]), encoding="utf-8")
+        return samples
+
+    def open_samples(self) -> TextIO:
+        """`samples.jsonl`, to append to."""
+        return (self.folder / "samples.jsonl").open("a", encoding="utf-8")
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write `summary.json`."""
+        (self.folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
+
+
+def evaluate(
+    orchestrator: Orchestrator,
+    problems: list[Problem],
+    request: SearchRequest,
+    grader: Grader,
+    *,
+    benchmark: str,
+    folder: RunFolder | None = None,
+    on_sample: Callable[[Sample], None] | None = None,
+) -> Summary:
+    """Search every problem, many at once, and grade the answers.
+
+    Args:
+        orchestrator: how many run at once is its to decide.
+        problems: what to solve.
+        request: the search; its problem text is replaced by each problem's.
+        grader: judges the answers, in its own processes while searches go on.
+        benchmark: its name, for the summary.
+        folder: where samples are kept as they come; None keeps none.
+        on_sample: called with each new sample.
+
+    Raises:
+        InvalidRequestError: and others of `Orchestrator.submit`, before any search starts.
+    """
+    known = {p.unique_id for p in problems}
+    samples = [sample for sample in (folder.done() if folder else []) if sample.unique_id in known]
+    finished = {sample.unique_id for sample in samples}
+    started = time.monotonic()
+    fresh = 0
+    stream = folder.open_samples() if folder else None
+    try:
+        for sample in _run(orchestrator, [p for p in problems if p.unique_id not in finished], request, grader):
+            samples.append(sample)
+            fresh += 1
+            if stream:
+                stream.write(json.dumps(asdict(sample)) + "\n")
+                stream.flush()
+            if on_sample:
+                on_sample(sample)
+    finally:
+        if stream:
+            stream.close()
+    summary = summarise(samples, benchmark, request, grader.name, time.monotonic() - started, fresh)
+    if folder:
+        folder.write_summary(summary)
+    return summary
+
+
+def _run(
+    orchestrator: Orchestrator, problems: list[Problem], request: SearchRequest, grader: Grader
+) -> Iterable[Sample]:
+    """Samples in the order in which they are graded; the engine never waits for a grade."""
+    by_search: dict[str, Problem] = {}
+    for problem in problems:
+        try:
+            by_search[orchestrator.submit(replace(request, problem=problem.problem))] = problem
+        except RequestTooLargeError as error:
+            yield _refused(problem, str(error))
+    grading: list[tuple[Problem, SearchResult, Future[bool]]] = []
+    try:
+        while orchestrator.busy:
+            for result in orchestrator.step():
+                problem = by_search[result.search_id]
+                grading.append((problem, result, grader.submit(problem.answer, result.answer)))
+            ready = [entry for entry in grading if entry[2].done()]
+            if ready:
+                grading = [entry for entry in grading if entry not in ready]
+            yield from (_sample(*entry, grader) for entry in ready)
+    finally:
+        orchestrator.close()
+    yield from (_sample(*entry, grader) for entry in grading)
+
+
+def _sample(problem: Problem, result: SearchResult, future: "Future[bool]", grader: Grader) -> Sample:
+    grade = grader.resolve(future)
+    return Sample(
+        unique_id=problem.unique_id,
+        level=problem.level,
+        gold=problem.answer,
+        answer=result.answer,
+        correct=grade.correct,
+        error=grade.error,
+        score=result.score,
+        stop_reason=str(result.stop_reason),
+        text=result.best.text if result.best else "",
+        accounting=asdict(result.accounting),
+    )
+
+
+def _refused(problem: Problem, why: str) -> Sample:
+    """A problem that can never run, such as one longer than a model's context: counted, and the reason kept."""
+    return Sample(
+        unique_id=problem.unique_id,
+        level=problem.level,
+        gold=problem.answer,
+        answer="",
+        correct=False,
+        error=why,
+        score=None,
+        stop_reason="refused",
+        text="",
+        accounting=asdict(Ledger().close()),
+    )
+
+
+def summarise(
+    samples: list[Sample], benchmark: str, request: SearchRequest, grader: str, seconds: float, fresh: int
+) -> Summary:
+    """Totals over samples; `fresh` of them took `seconds`."""
+    correct = sum(sample.correct for sample in samples)
+    count = len(samples)
+    low, high = wilson_interval(correct, count)
+    levels = sorted({s.level for s in samples if s.level is not None})
+    by_level = {level: [s.correct for s in samples if s.level == level] for level in levels}
+
+    def total(name: str) -> float:
+        return sum(sample.accounting[name] for sample in samples)
+
+    shares = [
+        s.accounting["physical_blocks"] / s.accounting["logical_blocks"]
+        for s in samples
+        if s.accounting["logical_blocks"]
+    ]
+    verifier_tree = total("verifier_tree_tokens")
+    configuration = {f.name: getattr(request, f.name) for f in fields(request) if f.name != "problem"}
+    return Summary(
+        benchmark=benchmark,
+        problems=count,
+        correct=correct,
+        accuracy=correct / count if count else 0.0,
+        low=low,
+        high=high,
+        accuracy_by_level={str(level): sum(right) / len(right) for level, right in by_level.items()},
+        generated_tokens=total("generated_tokens") / max(1, count),
+        verifier_tokens=total("verifier_tokens") / max(1, count),
+        verifier_redundancy=total("verifier_tokens") / verifier_tree if verifier_tree else None,
+        generator_redundancy=total("generator_tokens") / max(1.0, total("generator_tree_tokens")),
+        blocks_shared=sum(shares) / len(shares) if shares else 1.0,
+        seconds=seconds,
+        problems_per_minute=60 * fresh / seconds if fresh else None,
+        grader=grader,
+        configuration=configuration,
+    )

@@ -1,0 +1,134 @@
+"""Options that several commands share, each with its environment variable."""
+
+import re
+from typing import Annotated
+
+import typer
+
+from espalier.search.request import Aggregation, AlgorithmName, Vote
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from `512M`, `1.5GiB`, `2GB` (units are powers of 1024).
+
+    Raises:
+        typer.BadParameter: for anything else.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if not match:
+        raise typer.BadParameter(f"{text!r} is not a size; write 512M or 4G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_int_list(text: str) -> list[int]:
+    """Positive whole numbers from `1,2,4`.
+
+    Raises:
+        typer.BadParameter: for anything else.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
+        raise typer.BadParameter(f"{text!r} is not a list of different positive numbers; write 1,2,4")
+    return numbers
+
+
+def _env(name: str) -> str:
+    return f"ESPALIER_{name}"
+
+
+Generator = Annotated[
+    str,
+    typer.Option(envvar=_env("GENERATOR"), help="Folder, Hugging Face id or demo-generator.", rich_help_panel="Models"),
+]
+Verifier = Annotated[
+    str,
+    typer.Option(
+        envvar=_env("VERIFIER"),
+        help="Process reward model: folder, Hugging Face id or demo-verifier; '' for none.",
+        rich_help_panel="Models",
+    ),
+]
+Device = Annotated[
+    str, typer.Option(envvar=_env("DEVICE"), help="auto, cpu, cuda or cuda:N.", rich_help_panel="Models")
+]
+Dtype = Annotated[
+    str,
+    typer.Option(envvar=_env("DTYPE"), help="auto, float32, bfloat16 or float16.", rich_help_panel="Models"),
+]
+KvMemory = Annotated[
+    str,
+    typer.Option(
+        envvar=_env("KV_MEMORY"), help="KV pool that both models share, like 512M or 4G.", rich_help_panel="Models"
+    ),
+]
+SystemPrompt = Annotated[
+    str | None,
+    typer.Option(
+        envvar=_env("SYSTEM_PROMPT"),
+        help="Generator's system message; default: the checkpoint's own, else one that asks for steps.",
+        rich_help_panel="Models",
+        show_default=False,
+    ),
+]
+InFlight = Annotated[
+    int,
+    typer.Option(envvar=_env("IN_FLIGHT"), min=1, help="Problems searched at once.", rich_help_panel="Models"),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(envvar=_env("THREADS"), min=1, help="CPU threads; default: all cores.", rich_help_panel="Models"),
+]
+
+Algorithm = Annotated[AlgorithmName, typer.Option("--algorithm", "-a", help="Which search.", rich_help_panel="Search")]
+BeamWidth = Annotated[
+    int,
+    typer.Option(
+        "--beam-width",
+        "-N",
+        help="N: paths kept after each step, or independent paths. (search-and-learn: n is N·M.)",
+        rich_help_panel="Search",
+    ),
+]
+Expansion = Annotated[
+    int,
+    typer.Option(
+        "--expansion",
+        "-M",
+        help="M: children each kept path samples; a step scores N·M. (search-and-learn: beam_width.)",
+        rich_help_panel="Search",
+    ),
+]
+VoteOption = Annotated[
+    Vote | None,
+    typer.Option(
+        "--vote",
+        help="How complete answers elect one; default: weighted, majority for majority.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
+]
+AggregationOption = Annotated[
+    Aggregation, typer.Option("--aggregation", help="Step scores to path score.", rich_help_panel="Search")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="Default: the checkpoint's own, else 0.8.", rich_help_panel="Search", show_default=False),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Default: the checkpoint's own, else 1.", rich_help_panel="Search", show_default=False),
+]
+MaxSteps = Annotated[int, typer.Option(help="Depth limit, in steps.", rich_help_panel="Search")]
+MaxStepTokens = Annotated[int, typer.Option(help="Limit on one step's tokens.", rich_help_panel="Search")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Limit on one path's tokens; default: 2048 or the context.", rich_help_panel="Search", show_default=False
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed of all sampling.", rich_help_panel="Search")]

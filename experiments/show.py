@@ -1,0 +1,132 @@
+"""Results as a person reads them in a terminal."""
+
+from collections import defaultdict
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from espalier.experiments.evaluate import Summary
+from espalier.experiments.sweep import Cell
+from espalier.search.result import NodeRecord, SearchResult
+
+_MAX_PRUNED_SHOWN = 3
+_MAX_STEP_SHOWN = 100
+_MARKS = {"eos": "✓ complete", "boxed": "✓ complete", "pruned": "✗ pruned", "length": "✗ cut off"}
+
+
+def show_result(console: Console, result: SearchResult, gold: str | None) -> None:
+    """Print a search: its tree, the chosen path, the answer, and what it cost."""
+    if result.nodes and len(result.nodes) > 1:
+        console.print(search_tree(result))
+    verdict = "" if gold is None else f"   (expected {gold})"
+    if result.answer:
+        console.print(Text.assemble(("\nanswer  ", "bold"), (result.answer, "bold green"), verdict))
+    else:
+        console.print(Text.assemble(("\nno answer", "bold red"), f": no path came to an end that gives one{verdict}"))
+    console.print(_costs(result))
+
+
+def search_tree(result: SearchResult) -> Tree:
+    """The search tree: kept steps with their scores, the best few of those pruned at each fork, the rest counted."""
+    children: dict[int | None, list[NodeRecord]] = defaultdict(list)
+    for node in result.nodes:
+        if node.termination != "duplicate":
+            children[node.parent_id].append(node)
+    winners = _lineage(result)
+    root = Tree(Text("problem", style="bold"), guide_style="dim")
+    _grow(root, 0, children, winners)
+    return root
+
+
+def _grow(branch: Tree, parent_id: int, children: dict[int | None, list[NodeRecord]], winners: set[int]) -> None:
+    nodes = sorted(
+        children[parent_id], key=lambda n: (n.node_id not in winners, -(n.score if n.score is not None else 0))
+    )
+    lost = [n for n in nodes if not _leads_somewhere(n, children, winners)]
+    for node in nodes:
+        if node not in lost or lost.index(node) < _MAX_PRUNED_SHOWN:
+            _grow(branch.add(_label(node, winners)), node.node_id, children, winners)
+    if (hidden := len(lost) - _MAX_PRUNED_SHOWN) > 0:
+        branch.add(Text(f"and {hidden} more pruned", style="dim"))
+
+
+def _leads_somewhere(node: NodeRecord, children: dict[int | None, list[NodeRecord]], winners: set[int]) -> bool:
+    return node.node_id in winners or bool(children[node.node_id]) or node.termination in ("eos", "boxed")
+
+
+def _label(node: NodeRecord, winners: set[int]) -> Text:
+    style = "bold green" if node.node_id in winners else "dim" if node.termination == "pruned" else ""
+    score = "      " if node.score is None else f"{node.score:.4f}"
+    merged = f"  ×{node.multiplicity}" if node.multiplicity > 1 else ""
+    mark = f"  {_MARKS[node.termination]}" if node.termination in _MARKS else ""
+    text = " ".join(node.text.split()) or "(end)"
+    if len(text) > _MAX_STEP_SHOWN:
+        text = text[:_MAX_STEP_SHOWN] + " …"
+    return Text.assemble((score, "cyan"), "  ", (text, style), (merged + mark, "dim"))
+
+
+def _lineage(result: SearchResult) -> set[int]:
+    """Ids of the nodes on the elected path."""
+    parents = {node.node_id: node.parent_id for node in result.nodes}
+    node_id = result.best.node_id if result.best else None
+    found: set[int] = set()
+    while node_id is not None:
+        found.add(node_id)
+        node_id = parents[node_id]
+    return found
+
+
+def _costs(result: SearchResult) -> Group:
+    a = result.accounting
+    rows = [
+        f"{a.nodes} steps sampled, {a.pruned} pruned, {a.duplicates} merged with an equal sibling",
+        f"{a.generated_tokens} tokens generated; computed: {a.generator_tokens} generator, {a.verifier_tokens} verifier",
+        f"{a.physical_blocks} KV blocks held where {a.logical_blocks} would be without sharing "
+        f"({a.peak_kv_bytes / 2**20:.1f} MiB at the widest moment)",
+        f"{a.seconds:.2f} s",
+    ]
+    return Group(*(Text(row, style="dim") for row in rows))
+
+
+def show_summary(console: Console, summary: Summary) -> None:
+    """Print an evaluation's summary."""
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    rows = {
+        "benchmark": f"{summary.benchmark}, {summary.problems} problems",
+        "accuracy": f"{_percent(summary.accuracy)}%  [{_percent(summary.low)}, {_percent(summary.high)}] at 95%",
+        "by level": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_level.items()),
+        "tokens a problem": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
+        "computed ÷ tree": f"generator {summary.generator_redundancy:.3f}"
+        + (f", verifier {summary.verifier_redundancy:.3f}" if summary.verifier_redundancy else ""),
+        "blocks held ÷ logical": f"{summary.blocks_shared:.2f} at the widest moment",
+        "time": f"{summary.seconds:.1f} s"
+        + (f", {summary.problems_per_minute:.1f} problems/min" if summary.problems_per_minute else ""),
+        "grader": summary.grader,
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(Text(name, style="bold"), value)
+    console.print(table)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def show_cells(console: Console, cells: list[Cell]) -> None:
+    """Print a sweep's table."""
+    table = Table("N", "M", "accuracy %", "95% interval", "tokens generated", "verifier tokens", "problems/min")
+    for cell in cells:
+        s = cell.summary
+        table.add_row(
+            str(cell.beam_width),
+            str(cell.expansion),
+            _percent(s.accuracy),
+            f"[{_percent(s.low)}, {_percent(s.high)}]",
+            f"{s.generated_tokens:.0f}",
+            f"{s.verifier_tokens:.0f}",
+            "resumed" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",
+        )
+    console.print(table)

@@ -1,0 +1,15 @@
+"""Intervals for reported numbers."""
+
+import math
+
+_Z95 = 1.959963984540054
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95% interval of a proportion (Wilson, 1927), sound near 0 and 1 and for few trials; (0, 1) without trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    p, z2 = successes / trials, _Z95**2
+    centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = _Z95 * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
+    return max(0.0, centre - half), min(1.0, centre + half)

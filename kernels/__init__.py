@@ -1,0 +1,6 @@
+"""The device operations: each has a torch reference and, where torch is slow, a faster path for one device.
+
+Contract. Operations work in place on the tensors they are given and keep no state. The address of a token's key or
+value follows from its block id by arithmetic (`layout.KVLayout`), so no operation takes more than a block table to find
+it.
+"""

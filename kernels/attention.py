@@ -1,0 +1,45 @@
+"""Causal attention over paged keys and values: the torch reference and the choice of path."""
+
+import torch
+
+from espalier.kernels.batch import AttentionBatch
+
+
+def paged_attention_reference(
+    query: torch.Tensor, layer_kv: torch.Tensor, batch: AttentionBatch, scale: float
+) -> torch.Tensor:
+    """Attention of a step's tokens over their sequences' blocks, one sequence at a time.
+
+    Args:
+        query: `[T, head, head_dim]`.
+        layer_kv: `[sector, 2, slot, token, kv_head, head_dim]`, this step's keys and values already written.
+        batch: the step's tokens and block tables.
+        scale: factor on the logits, usually `head_dim ** -0.5`.
+
+    Returns:
+        `[T, head, head_dim]`, computed in float32 and returned in the query's dtype.
+    """
+    _, _, slots, block_size, kv_heads, _ = layer_kv.shape
+    groups = query.shape[1] // kv_heads
+    output = torch.empty_like(query)
+    starts = batch.query_starts.tolist()
+    for s, context in enumerate(batch.context_lengths.tolist()):
+        blocks = batch.block_tables[s, : -(-context // block_size)].long()
+        kv = layer_kv[blocks // slots, :, blocks % slots].transpose(0, 1).flatten(1, 2)[:, :context].float()
+        key, value = (x.repeat_interleave(groups, dim=1) for x in kv)  # [context, head, head_dim]
+        rows = slice(starts[s], starts[s + 1])
+        positions = torch.arange(context - (starts[s + 1] - starts[s]), context, device=query.device)
+        logits = torch.einsum("qhd,khd->hqk", query[rows].float(), key) * scale
+        visible = torch.arange(context, device=query.device) <= positions[:, None]
+        weights = torch.softmax(logits.masked_fill(~visible, float("-inf")), dim=-1)
+        output[rows] = torch.einsum("hqk,khd->qhd", weights, value).to(query.dtype)
+    return output
+
+
+def paged_attention(query: torch.Tensor, layer_kv: torch.Tensor, batch: AttentionBatch, scale: float) -> torch.Tensor:
+    """`paged_attention_reference` by the fastest path for the device and dtype; same arguments and result."""
+    if query.device.type == "cpu" and query.dtype == torch.float32:
+        from espalier.kernels.cpu.attention import paged_attention_cpu  # numba takes half a second to import
+
+        return paged_attention_cpu(query, layer_kv, batch, scale)
+    return paged_attention_reference(query, layer_kv, batch, scale)

@@ -1,0 +1,34 @@
+"""The description of one engine step's tokens that every layer's operations share; built once per step."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Which tokens a step computes and where their context lies.
+
+    S sequences contribute T new tokens in all, those of one sequence side by side. The tokens of sequence `s` take the
+    last `query_starts[s + 1] - query_starts[s]` positions of its context, and each attends to itself and what is
+    before.
+
+    Attributes:
+        query_starts: int32 `[S + 1]`, offsets of each sequence's tokens in the batch.
+        row_sequences: int32 `[T]`, the sequence of each token.
+        context_lengths: int32 `[S]`, tokens of each sequence once this step's are written.
+        block_tables: int32 `[S, max_blocks]`, block ids in order; entries past the context are not read.
+        write_sectors: int64 `[W]`, sector of the block that each written token goes to.
+        write_slots: int64 `[W]`, slot of that block.
+        write_offsets: int64 `[W]`, position inside that block.
+        write_rows: int64 `[W]`, the batch row of each written token, or None when all T rows are written in order.
+    """
+
+    query_starts: torch.Tensor
+    row_sequences: torch.Tensor
+    context_lengths: torch.Tensor
+    block_tables: torch.Tensor
+    write_sectors: torch.Tensor
+    write_slots: torch.Tensor
+    write_offsets: torch.Tensor
+    write_rows: torch.Tensor | None

@@ -1,0 +1,39 @@
+"""Writing keys and values into blocks, and copying whole blocks."""
+
+import torch
+
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.layout import KVLayout
+
+
+def write_kv(layer_kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:
+    """Store a step's keys and values of one layer in their blocks.
+
+    Args:
+        layer_kv: `[sector, 2, slot, token, kv_head, head_dim]`, from `KVLayout.layer_view`; written in place.
+        key: `[T, kv_head, head_dim]`.
+        value: `[T, kv_head, head_dim]`.
+        batch: where each token goes.
+    """
+    if batch.write_rows is not None:
+        key, value = key[batch.write_rows], value[batch.write_rows]
+    layer_kv[batch.write_sectors, 0, batch.write_slots, batch.write_offsets] = key
+    layer_kv[batch.write_sectors, 1, batch.write_slots, batch.write_offsets] = value
+
+
+def copy_blocks(layout: KVLayout, arena: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
+    """Copy whole blocks, all layers, in one call; a block may not be both source and destination.
+
+    Args:
+        layout: the model's layout.
+        arena: uint8 arena, written in place.
+        sources: block ids to read.
+        destinations: block ids to write, one for each source.
+    """
+    if not sources:
+        return
+    blocks = layout.block_view(arena)
+    slots = layout.blocks_per_sector
+    source = torch.tensor(sources, dtype=torch.int64, device=arena.device)
+    target = torch.tensor(destinations, dtype=torch.int64, device=arena.device)
+    blocks[target // slots, :, :, target % slots] = blocks[source // slots, :, :, source % slots]

@@ -1,0 +1,264 @@
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Algorithm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ALGORITHM_UNSPECIFIED: _ClassVar[Algorithm]
+    ALGORITHM_GREEDY: _ClassVar[Algorithm]
+    ALGORITHM_MAJORITY: _ClassVar[Algorithm]
+    ALGORITHM_BEST_OF_N: _ClassVar[Algorithm]
+    ALGORITHM_BEAM: _ClassVar[Algorithm]
+
+class Aggregation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AGGREGATION_UNSPECIFIED: _ClassVar[Aggregation]
+    AGGREGATION_LAST: _ClassVar[Aggregation]
+    AGGREGATION_MIN: _ClassVar[Aggregation]
+    AGGREGATION_PROD: _ClassVar[Aggregation]
+    AGGREGATION_MEAN: _ClassVar[Aggregation]
+
+class Vote(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VOTE_UNSPECIFIED: _ClassVar[Vote]
+    VOTE_NAIVE: _ClassVar[Vote]
+    VOTE_WEIGHTED: _ClassVar[Vote]
+    VOTE_MAJORITY: _ClassVar[Vote]
+
+class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STOP_REASON_UNSPECIFIED: _ClassVar[StopReason]
+    STOP_REASON_FINISHED: _ClassVar[StopReason]
+    STOP_REASON_CANCELLED: _ClassVar[StopReason]
+    STOP_REASON_FAILED: _ClassVar[StopReason]
+
+class Termination(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TERMINATION_UNSPECIFIED: _ClassVar[Termination]
+    TERMINATION_EOS: _ClassVar[Termination]
+    TERMINATION_BOXED: _ClassVar[Termination]
+    TERMINATION_LENGTH: _ClassVar[Termination]
+    TERMINATION_BUDGET: _ClassVar[Termination]
+    TERMINATION_DEGENERATE: _ClassVar[Termination]
+    TERMINATION_DUPLICATE: _ClassVar[Termination]
+    TERMINATION_PRUNED: _ClassVar[Termination]
+    TERMINATION_CANCELLED: _ClassVar[Termination]
+ALGORITHM_UNSPECIFIED: Algorithm
+ALGORITHM_GREEDY: Algorithm
+ALGORITHM_MAJORITY: Algorithm
+ALGORITHM_BEST_OF_N: Algorithm
+ALGORITHM_BEAM: Algorithm
+AGGREGATION_UNSPECIFIED: Aggregation
+AGGREGATION_LAST: Aggregation
+AGGREGATION_MIN: Aggregation
+AGGREGATION_PROD: Aggregation
+AGGREGATION_MEAN: Aggregation
+VOTE_UNSPECIFIED: Vote
+VOTE_NAIVE: Vote
+VOTE_WEIGHTED: Vote
+VOTE_MAJORITY: Vote
+STOP_REASON_UNSPECIFIED: StopReason
+STOP_REASON_FINISHED: StopReason
+STOP_REASON_CANCELLED: StopReason
+STOP_REASON_FAILED: StopReason
+TERMINATION_UNSPECIFIED: Termination
+TERMINATION_EOS: Termination
+TERMINATION_BOXED: Termination
+TERMINATION_LENGTH: Termination
+TERMINATION_BUDGET: Termination
+TERMINATION_DEGENERATE: Termination
+TERMINATION_DUPLICATE: Termination
+TERMINATION_PRUNED: Termination
+TERMINATION_CANCELLED: Termination
+
+class SolveProblemRequest(_message.Message):
+    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes")
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    BEAM_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    EXPANSION_FIELD_NUMBER: _ClassVar[int]
+    VOTE_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATION_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_NODES_FIELD_NUMBER: _ClassVar[int]
+    problem: str
+    algorithm: Algorithm
+    beam_width: int
+    expansion: int
+    vote: Vote
+    aggregation: Aggregation
+    temperature: float
+    top_p: float
+    max_steps: int
+    max_step_tokens: int
+    max_tokens: int
+    seed: int
+    include_nodes: bool
+    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ...) -> None: ...
+
+class SolveProblemResponse(_message.Message):
+    __slots__ = ("result",)
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    result: SearchResult
+    def __init__(self, result: _Optional[_Union[SearchResult, _Mapping]] = ...) -> None: ...
+
+class SolveProblemStreamRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: SolveProblemRequest
+    def __init__(self, request: _Optional[_Union[SolveProblemRequest, _Mapping]] = ...) -> None: ...
+
+class SolveProblemStreamResponse(_message.Message):
+    __slots__ = ("started", "step", "candidate", "result")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    started: SearchStarted
+    step: StepDone
+    candidate: CandidateDone
+    result: SearchResult
+    def __init__(self, started: _Optional[_Union[SearchStarted, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., candidate: _Optional[_Union[CandidateDone, _Mapping]] = ..., result: _Optional[_Union[SearchResult, _Mapping]] = ...) -> None: ...
+
+class SearchStarted(_message.Message):
+    __slots__ = ("search_id", "configuration")
+    SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
+    search_id: str
+    configuration: SolveProblemRequest
+    def __init__(self, search_id: _Optional[str] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ...) -> None: ...
+
+class StepDone(_message.Message):
+    __slots__ = ("search_id", "depth", "scored", "kept")
+    SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    search_id: str
+    depth: int
+    scored: int
+    kept: _containers.RepeatedCompositeFieldContainer[SearchNode]
+    def __init__(self, search_id: _Optional[str] = ..., depth: _Optional[int] = ..., scored: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ...) -> None: ...
+
+class CandidateDone(_message.Message):
+    __slots__ = ("search_id", "candidate")
+    SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    search_id: str
+    candidate: Candidate
+    def __init__(self, search_id: _Optional[str] = ..., candidate: _Optional[_Union[Candidate, _Mapping]] = ...) -> None: ...
+
+class ScoredStep(_message.Message):
+    __slots__ = ("text", "score")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    score: float
+    def __init__(self, text: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("node_id", "answer", "score", "multiplicity", "steps")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    MULTIPLICITY_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    node_id: int
+    answer: str
+    score: float
+    multiplicity: int
+    steps: _containers.RepeatedCompositeFieldContainer[ScoredStep]
+    def __init__(self, node_id: _Optional[int] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., multiplicity: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ScoredStep, _Mapping]]] = ...) -> None: ...
+
+class SearchNode(_message.Message):
+    __slots__ = ("node_id", "parent_id", "depth", "text", "score", "termination", "multiplicity")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TERMINATION_FIELD_NUMBER: _ClassVar[int]
+    MULTIPLICITY_FIELD_NUMBER: _ClassVar[int]
+    node_id: int
+    parent_id: int
+    depth: int
+    text: str
+    score: float
+    termination: Termination
+    multiplicity: int
+    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., depth: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., termination: _Optional[_Union[Termination, str]] = ..., multiplicity: _Optional[int] = ...) -> None: ...
+
+class Accounting(_message.Message):
+    __slots__ = ("generator_tokens", "generator_tree_tokens", "generated_tokens", "verifier_tokens", "verifier_tree_tokens", "nodes", "pruned", "duplicates", "peak_kv_bytes", "logical_blocks", "physical_blocks", "queue_duration", "search_duration")
+    GENERATOR_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATOR_TREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_TREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    PRUNED_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOGICAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PHYSICAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_DURATION_FIELD_NUMBER: _ClassVar[int]
+    generator_tokens: int
+    generator_tree_tokens: int
+    generated_tokens: int
+    verifier_tokens: int
+    verifier_tree_tokens: int
+    nodes: int
+    pruned: int
+    duplicates: int
+    peak_kv_bytes: int
+    logical_blocks: int
+    physical_blocks: int
+    queue_duration: _duration_pb2.Duration
+    search_duration: _duration_pb2.Duration
+    def __init__(self, generator_tokens: _Optional[int] = ..., generator_tree_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., verifier_tokens: _Optional[int] = ..., verifier_tree_tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., pruned: _Optional[int] = ..., duplicates: _Optional[int] = ..., peak_kv_bytes: _Optional[int] = ..., logical_blocks: _Optional[int] = ..., physical_blocks: _Optional[int] = ..., queue_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., search_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class SearchResult(_message.Message):
+    __slots__ = ("search_id", "answer", "score", "stop_reason", "best", "candidates", "nodes", "accounting", "configuration", "digests", "omitted_candidates", "omitted_nodes")
+    class DigestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTING_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_NODES_FIELD_NUMBER: _ClassVar[int]
+    search_id: str
+    answer: str
+    score: float
+    stop_reason: StopReason
+    best: Candidate
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    nodes: _containers.RepeatedCompositeFieldContainer[SearchNode]
+    accounting: Accounting
+    configuration: SolveProblemRequest
+    digests: _containers.ScalarMap[str, str]
+    omitted_candidates: int
+    omitted_nodes: int
+    def __init__(self, search_id: _Optional[str] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ..., best: _Optional[_Union[Candidate, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., accounting: _Optional[_Union[Accounting, _Mapping]] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ..., omitted_candidates: _Optional[int] = ..., omitted_nodes: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,38 @@
+"""The most KV memory a search can come to hold, worked out before it starts."""
+
+from dataclasses import dataclass
+
+from espalier.search.request import AlgorithmName, SearchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PathLimits:
+    """Bounds on one model's tokens within a search; the orchestrator holds every path to them.
+
+    Attributes:
+        prompt_tokens: tokens before the first step.
+        path_tokens: most tokens of one path after the prompt.
+        step_tokens: most tokens of one step.
+    """
+
+    prompt_tokens: int
+    path_tokens: int
+    step_tokens: int
+
+
+def worst_case_blocks(request: SearchRequest, limits: PathLimits, block_size: int) -> int:
+    """Blocks of one model that a search can hold at its widest moment.
+
+    That moment is the end of a beam's step: N kept paths at full length, sharing only the prompt, and N*M children with
+    one step each. Every sequence may hold one more block than its tokens fill, its own copy of a partial tail.
+    """
+    prompt = _blocks(limits.prompt_tokens, block_size)
+    path = _blocks(limits.path_tokens, block_size) + 1
+    if request.algorithm is not AlgorithmName.BEAM:
+        return prompt + request.candidates * path
+    step = _blocks(min(limits.step_tokens, limits.path_tokens), block_size) + 1
+    return prompt + request.beam_width * path + request.candidates * step
+
+
+def _blocks(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)

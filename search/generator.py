@@ -1,0 +1,68 @@
+"""The generator's side of a search: its prompt, its sampling defaults, and the generation of steps."""
+
+from collections.abc import Hashable
+from typing import Any
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import RequestTooLargeError
+from espalier.engine.model import Model
+from espalier.engine.sampling import Sampling
+from espalier.engine.sequence import Sequence
+from espalier.engine.turns import GENERATOR
+from espalier.engine.work import Generate
+
+STEP_SYSTEM_PROMPT = (
+    "Solve the following math problem step by step. For a short problem, use few steps. Start each step with "
+    '"## Step k: " and a short title, and leave one blank line between steps. End with one line that says '
+    r'"Therefore, the final answer is: $\boxed{answer}$."'
+)
+"""Asks an instruction-tuned model for steps that end in a blank line, which is where a step ends."""
+
+
+class Generator:
+    """Renders problems for one generator and asks the engine for steps."""
+
+    def __init__(self, engine: Engine, system_prompt: str, defaults: dict[str, Any]) -> None:
+        """Make a generator.
+
+        Args:
+            engine: the engine that holds the generator's model.
+            system_prompt: text of the system message; empty for none.
+            defaults: the checkpoint's `generation_config.json`.
+        """
+        self._engine = engine
+        self._system_prompt = system_prompt
+        self.temperature = float(defaults.get("temperature") or 0.8)
+        self.top_p = float(defaults.get("top_p") or 1.0)
+
+    @property
+    def model(self) -> Model:
+        """The generator's model."""
+        return self._engine.model(GENERATOR)
+
+    def open(self, problem: str) -> tuple[Sequence, int]:
+        """A generator sequence that holds the prompt, and its length in tokens.
+
+        Raises:
+            RequestTooLargeError: when the prompt leaves no room for an answer.
+        """
+        ids = self.prompt_ids(problem)
+        limit = self.model.config.max_positions
+        if len(ids) >= limit:
+            raise RequestTooLargeError(f"the prompt has {len(ids)} tokens and the generator's context is {limit}")
+        return self._engine.open(GENERATOR, ids), len(ids)
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        """The prompt's token ids: through the chat template, or as plain text and a blank line without one."""
+        tokenizer = self.model.tokenizer
+        if not tokenizer.has_chat_template:
+            start = f"{self._system_prompt}\n\n" if self._system_prompt else ""
+            return tokenizer.encode(f"{tokenizer.special_token('bos_token') or ''}{start}{problem}\n\n")
+        system = [{"role": "system", "content": self._system_prompt}] if self._system_prompt else []
+        return tokenizer.encode(tokenizer.render_chat([*system, {"role": "user", "content": problem}]))
+
+    def generate(
+        self, owner: Hashable, parent: Sequence, samplings: tuple[Sampling, ...], max_tokens: int, in_place: bool
+    ) -> None:
+        """Queue one step for each sampling; see `Generate`."""
+        self._engine.submit(Generate(owner, parent, samplings, max_tokens, in_place=in_place))

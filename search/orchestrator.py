@@ -1,0 +1,198 @@
+"""Many searches over one engine: queueing, admission, routing of finished work; no barrier between problems."""
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from espalier.engine.admission import Reservation
+from espalier.engine.engine import Engine
+from espalier.engine.errors import InvalidRequestError, RequestTooLargeError, Violation
+from espalier.engine.turns import GENERATOR, VERIFIER
+from espalier.prm.verifier import Verifier
+from espalier.search.algorithms import needs_verifier, usual_vote
+from espalier.search.demand import PathLimits, worst_case_blocks
+from espalier.search.generator import Generator
+from espalier.search.ledger import Ledger
+from espalier.search.request import AlgorithmName, Limits, SearchRequest, validate
+from espalier.search.result import Event, SearchResult
+from espalier.search.running import RunningSearch, SearchPlan
+
+DEFAULT_MAX_TOKENS = 2048
+"""Generated tokens of one path when the request sets no limit."""
+
+
+@dataclass(slots=True)
+class _Queued:
+    plan: SearchPlan
+    blocks: dict[str, int]
+    ledger: Ledger
+    on_event: Callable[[Event], None]
+
+
+class Orchestrator:
+    """Runs searches on an engine; everything happens on the thread that calls `step`.
+
+    A search waits until the memory it may need at worst is free, then runs to its end without ever meeting an empty
+    pool.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        generator: Generator,
+        verifier: Verifier | None,
+        limits: Limits | None = None,
+        max_running: int = 64,
+    ) -> None:
+        self.engine = engine
+        self.limits = limits or Limits()
+        self._generator = generator
+        self._verifier = verifier
+        self._max_running = max_running
+        self._queue: deque[_Queued] = deque()
+        self._running: dict[str, tuple[RunningSearch, Reservation]] = {}
+        self._cancelled: set[str] = set()
+        self._ended: list[SearchResult] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether any search is running or waiting."""
+        return bool(self._queue or self._running or self._ended)
+
+    @property
+    def running(self) -> int:
+        """Searches in flight."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Searches in the queue."""
+        return len(self._queue)
+
+    def submit(self, request: SearchRequest, on_event: Callable[[Event], None] | None = None) -> str:
+        """Queue a search.
+
+        Args:
+            request: what to search.
+            on_event: called with each of the search's events, on the thread that calls `step`.
+
+        Returns:
+            The search's id.
+
+        Raises:
+            InvalidRequestError: listing every field that breaks a rule.
+            RequestTooLargeError: when the prompt fills a model's context, or (PoolTooSmallError) when the KV pool could
+                not hold the search even alone.
+        """
+        validate(request, self.limits)
+        plan = self._plan(request)
+        blocks = self._worst_case(plan)
+        self.engine.admission.require_fits_alone(blocks)
+        self._queue.append(_Queued(plan, blocks, Ledger(), on_event or _ignore))
+        return plan.search_id
+
+    def cancel(self, search_id: str) -> None:
+        """End a search at the next step with what it has; ended and unknown ids are ignored."""
+        self._cancelled.add(search_id)
+
+    def step(self) -> list[SearchResult]:
+        """Admit what fits, run one engine step, and return the searches that ended."""
+        self._apply_cancellations()
+        self._admit()
+        for done in self.engine.step():
+            search, _ = self._running[str(done.work.owner)]
+            search.handle(done)
+        self._collect()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """Cancel every search and release everything."""
+        for search_id in [queued.plan.search_id for queued in self._queue] + list(self._running):
+            self.cancel(search_id)
+        self._apply_cancellations()
+        self._ended.clear()
+
+    def _plan(self, request: SearchRequest) -> SearchPlan:
+        if needs_verifier(request) and self._verifier is None:
+            raise InvalidRequestError(
+                [Violation("algorithm", f"{request.algorithm} needs a verifier and none is loaded; set --verifier")]
+            )
+        prompt = len(self._generator.prompt_ids(request.problem))
+        context = self._generator.model.config.max_positions
+        if prompt >= context:
+            raise RequestTooLargeError(f"the prompt has {prompt} tokens and the generator's context is {context}")
+        greedy = request.algorithm is AlgorithmName.GREEDY
+        temperature = self._generator.temperature if request.temperature is None else request.temperature
+        effective = replace(
+            request,
+            vote=request.vote or usual_vote(request.algorithm),
+            temperature=0.0 if greedy else temperature,
+            top_p=self._generator.top_p if request.top_p is None else request.top_p,
+            max_tokens=min(request.max_tokens or DEFAULT_MAX_TOKENS, context - prompt),
+        )
+        assert effective.max_tokens is not None
+        limits = PathLimits(prompt, effective.max_tokens, min(effective.max_step_tokens, effective.max_tokens))
+        verifier_limits = self._verifier_limits(effective, limits) if needs_verifier(request) else None
+        return SearchPlan(secrets.token_hex(8), effective, limits, verifier_limits)
+
+    def _verifier_limits(self, request: SearchRequest, generator: PathLimits) -> PathLimits:
+        """Twice the generator's tokens and a few more hold what it may write, in another vocabulary too."""
+        assert self._verifier is not None
+        family = self._verifier.family
+        prompt, context = len(family.prompt_ids(request.problem)), family.model.config.max_positions
+        if prompt >= context:
+            raise RequestTooLargeError(
+                f"the problem has {prompt} verifier tokens and the verifier's context is {context}"
+            )
+        step = 2 * generator.step_tokens + 8
+        return PathLimits(prompt, min(2 * generator.path_tokens + 8 * request.max_steps, context - prompt), step)
+
+    def _worst_case(self, plan: SearchPlan) -> dict[str, int]:
+        size = self.engine.settings.block_size
+        blocks = {GENERATOR: worst_case_blocks(plan.request, plan.generator_limits, size)}
+        if plan.verifier_limits:
+            blocks[VERIFIER] = worst_case_blocks(plan.request, plan.verifier_limits, size)
+        return blocks
+
+    def _admit(self) -> None:
+        """Start searches in order of arrival; one that does not fit yet holds back those behind it, so none starves."""
+        while self._queue and len(self._running) < self._max_running:
+            queued = self._queue[0]
+            reservation = self.engine.admission.try_reserve(queued.blocks)
+            if reservation is None:
+                return
+            self._queue.popleft()
+            search = RunningSearch(
+                queued.plan, self.engine, self._generator, self._verifier, queued.ledger, queued.on_event
+            )
+            self._running[queued.plan.search_id] = (search, reservation)
+            search.start()
+
+    def _apply_cancellations(self) -> None:
+        cancelled, self._cancelled = self._cancelled, set()
+        if not cancelled:
+            return
+        for queued in [q for q in self._queue if q.plan.search_id in cancelled]:
+            self._queue.remove(queued)
+            search = RunningSearch(
+                queued.plan, self.engine, self._generator, self._verifier, queued.ledger, queued.on_event
+            )
+            search.cancel()
+            assert search.result is not None
+            self._ended.append(search.result)
+        for search_id in cancelled & self._running.keys():
+            self._running[search_id][0].cancel()
+        self._collect()
+
+    def _collect(self) -> None:
+        for search_id, (search, reservation) in list(self._running.items()):
+            if search.result is not None:
+                del self._running[search_id]
+                self.engine.admission.release(reservation)
+                self._ended.append(search.result)
+
+
+def _ignore(_: Event) -> None:
+    pass

@@ -1,0 +1,141 @@
+"""What a caller asks for: one problem and how to search it."""
+
+import math
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from espalier.engine.errors import InvalidRequestError, Violation
+
+
+class AlgorithmName(StrEnum):
+    """The search algorithms on offer."""
+
+    GREEDY = "greedy"
+    MAJORITY = "majority"
+    BEST_OF_N = "best-of-n"
+    BEAM = "beam"
+
+
+class Aggregation(StrEnum):
+    """How the scores of a path's steps become the path's score."""
+
+    LAST = "last"
+    MIN = "min"
+    PROD = "prod"
+    MEAN = "mean"
+
+
+class Vote(StrEnum):
+    """How complete answers elect one.
+
+    `naive` takes the answer of the best-scored path, `weighted` the answer with the largest sum of path scores,
+    `majority` the answer that most paths give.
+    """
+
+    NAIVE = "naive"
+    WEIGHTED = "weighted"
+    MAJORITY = "majority"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Upper bounds on what one request may ask for; the service's defaults."""
+
+    problem_bytes: int = 32 * 1024
+    beam_width: int = 256
+    expansion: int = 64
+    candidates: int = 1024
+    max_steps: int = 128
+    max_step_tokens: int = 2048
+    max_tokens: int = 262_144
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """One problem and the search to run on it.
+
+    `beam_width` is N, the paths kept after each step; `expansion` is M, the children each kept path samples, so a step
+    scores N*M candidates. (search-and-learn names these the other way round: its `n` is our N*M, its `beam_width` our
+    M.) For `best-of-n` and `majority`, N is the number of independent paths and M does not apply.
+
+    Attributes:
+        problem: the question, as text.
+        algorithm: which search to run.
+        beam_width: N.
+        expansion: M, used by `beam` alone.
+        vote: how complete answers elect one; None takes the algorithm's usual one.
+        aggregation: how step scores become a path score.
+        temperature: softmax temperature of the generator; 0 is greedy. None takes the checkpoint's own.
+        top_p: nucleus mass kept, in (0, 1]. None takes the checkpoint's own.
+        max_steps: depth limit, in steps.
+        max_step_tokens: limit on the tokens of one step.
+        max_tokens: limit on the generated tokens of one path. None takes what the context leaves.
+        seed: seed of all sampling of this request.
+    """
+
+    problem: str
+    algorithm: AlgorithmName = AlgorithmName.BEAM
+    beam_width: int = 4
+    expansion: int = 4
+    vote: Vote | None = None
+    aggregation: Aggregation = Aggregation.LAST
+    temperature: float | None = None
+    top_p: float | None = None
+    max_steps: int = 40
+    max_step_tokens: int = 256
+    max_tokens: int | None = None
+    seed: int = 0
+
+    @property
+    def candidates(self) -> int:
+        """Paths alive at the widest moment of a step: N*M for `beam`, N for independent paths, 1 for `greedy`."""
+        match self.algorithm:
+            case AlgorithmName.GREEDY:
+                return 1
+            case AlgorithmName.BEAM:
+                return self.beam_width * self.expansion
+            case _:
+                return self.beam_width
+
+    def to_dict(self) -> dict[str, Any]:
+        """The request as plain JSON values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def validate(request: SearchRequest, limits: Limits) -> None:
+    """Check every field of `request` against its rule and `limits`.
+
+    Raises:
+        InvalidRequestError: listing all violations.
+    """
+    found: list[Violation] = []
+
+    def require(ok: bool, field: str, description: str) -> None:
+        if not ok:
+            found.append(Violation(field, description))
+
+    def within(field: str, value: int, high: int) -> None:
+        require(1 <= value <= high, field, f"must be between 1 and {high}, is {value}")
+
+    size = len(request.problem.encode())
+    require(bool(request.problem.strip()), "problem", "must not be empty")
+    require(size <= limits.problem_bytes, "problem", f"must be at most {limits.problem_bytes} bytes, is {size}")
+    within("beam_width", request.beam_width, limits.beam_width)
+    within("expansion", request.expansion, limits.expansion)
+    require(
+        request.candidates <= limits.candidates,
+        "expansion",
+        f"beam_width * expansion must be at most {limits.candidates}, is {request.candidates}",
+    )
+    within("max_steps", request.max_steps, limits.max_steps)
+    within("max_step_tokens", request.max_step_tokens, limits.max_step_tokens)
+    if request.max_tokens is not None:
+        within("max_tokens", request.max_tokens, limits.max_tokens)
+    if (t := request.temperature) is not None:
+        require(math.isfinite(t) and 0 <= t <= 10, "temperature", f"must be between 0 and 10, is {t}")
+    if (p := request.top_p) is not None:
+        require(math.isfinite(p) and 0 < p <= 1, "top_p", f"must be above 0 and at most 1, is {p}")
+    require(0 <= request.seed < 2**63, "seed", f"must be between 0 and 2**63 - 1, is {request.seed}")
+    if found:
+        raise InvalidRequestError(found)

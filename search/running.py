@@ -1,0 +1,322 @@
+"""One running search: grows what its algorithm asks for and holds the sequences of every node."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from espalier.engine.engine import Engine
+from espalier.engine.sampling import Sampling, stream_key
+from espalier.engine.sequence import Sequence
+from espalier.engine.work import Done, Generated, Scored, StopCause
+from espalier.prm.verifier import Verifier
+from espalier.search.aggregation import aggregate
+from espalier.search.algorithms import make_algorithm
+from espalier.search.algorithms.base import Expand
+from espalier.search.answers import extract_answer, last_boxed
+from espalier.search.demand import PathLimits
+from espalier.search.generator import Generator
+from espalier.search.ledger import Ledger
+from espalier.search.node import Node, Termination
+from espalier.search.request import SearchRequest, Vote
+from espalier.search.result import (
+    Candidate,
+    CandidateDone,
+    Event,
+    Finished,
+    ScoredStep,
+    SearchResult,
+    Started,
+    StepDone,
+    StopReason,
+)
+from espalier.search.voting import elect
+
+
+@dataclass(slots=True, eq=False)
+class _Growth:
+    """What the orchestrator holds for a node: its sequences, and what waits for its score.
+
+    `verified` is False while the node's own verifier tokens are not computed; children are scored after it, so that
+    they share its KV and no token is read twice.
+    """
+
+    to_end: bool
+    generator: Sequence | None = None
+    verifier: Sequence | None = None
+    verified: bool = False
+    unscored_children: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """A validated request with its defaults filled in, and the bounds its paths are held to."""
+
+    search_id: str
+    request: SearchRequest
+    generator_limits: PathLimits
+    verifier_limits: PathLimits | None
+
+
+class RunningSearch:
+    """A search in flight. The engine's finished work goes in by `handle`; `result` is set when it is over."""
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        engine: Engine,
+        generator: Generator,
+        verifier: Verifier | None,
+        ledger: Ledger,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self.plan = plan
+        self.request = plan.request
+        self.result: SearchResult | None = None
+        self._engine = engine
+        self._generator = generator
+        self._verifier = verifier if plan.verifier_limits else None
+        self._ledger = ledger
+        self._on_event = on_event
+        self._root = Node(0, None, ())
+        self._algorithm = make_algorithm(plan.request, self._root)
+        self._nodes: list[Node] = [self._root]
+        self._growth: dict[Node, _Growth] = {}
+        self._by_verifier: dict[Sequence, Node] = {}
+        self._by_generator: dict[Sequence, Node] = {}
+        self._siblings: dict[tuple[Node, str], Node] = {}
+        self._asked: list[Expand] = []
+        self._round: list[Node] = []
+        self._outstanding = 0
+
+    def start(self) -> None:
+        """Open the root's sequences and ask for the first steps."""
+        self._ledger.started = time.monotonic()
+        self._on_event(Started(self.plan.search_id, self.request))
+        root = _Growth(to_end=False)
+        self._growth[self._root] = root
+        root.generator, prompt = self._generator.open(self.request.problem)
+        self._ledger.generator_tree_tokens += prompt
+        self._by_generator[root.generator] = self._root
+        if self._verifier:
+            root.verifier, prompt = self._verifier.open(self.request.problem)
+            self._ledger.verifier_tree_tokens += prompt
+            self._by_verifier[root.verifier] = self._root
+            self._verifier.prefill(self.plan.search_id, root.verifier)
+        self._advance()
+
+    def handle(self, done: Done) -> None:
+        """Take in one piece of finished work."""
+        if isinstance(done, Generated):
+            self._ledger.generator_tokens += done.computed_tokens
+            self._on_generated(done)
+        else:
+            self._ledger.verifier_tokens += done.computed_tokens
+            self._on_scored(done)
+        if self.result is None and self._outstanding == 0 and self._asked:
+            self._end_round()
+
+    def cancel(self) -> None:
+        """End the search now with what it has; its work is dropped and every block released."""
+        self._engine.cancel(self.plan.search_id)
+        for node in self._growth:
+            if node.termination is None and node is not self._root:
+                node.termination = Termination.CANCELLED
+        self._finish(StopReason.CANCELLED)
+
+    def _advance(self) -> None:
+        if self._algorithm.finished():
+            self._finish(StopReason.FINISHED)
+            return
+        self._asked, self._round = list(self._algorithm.ask()), []
+        assert self._asked, "the algorithm is not finished and asks for nothing"
+        for expand in self._asked:
+            self._expand(expand)
+
+    def _expand(self, expand: Expand) -> None:
+        node = expand.node
+        growth = self._growth[node]
+        growth.to_end = expand.to_end
+        first, node.num_children = node.num_children, node.num_children + expand.children
+        self._outstanding += expand.children
+        self._generate(node, range(first, first + expand.children), in_place=False)
+
+    def _generate(self, node: Node, indices: range, in_place: bool) -> None:
+        sequence = self._growth[node].generator
+        assert sequence is not None, "the node's generator sequence was released"
+        temperature, top_p = self.request.temperature or 0.0, self.request.top_p or 1.0
+        samplings = tuple(
+            Sampling(temperature, top_p, stream_key(self.request.seed, self.request.problem, (*node.path, i)))
+            for i in indices
+        )
+        limits = self.plan.generator_limits
+        left = min(limits.step_tokens, limits.path_tokens - node.path_tokens())
+        self._by_generator[sequence] = node
+        self._generator.generate(self.plan.search_id, sequence, samplings, left, in_place)
+
+    def _on_generated(self, done: Generated) -> None:
+        parent = self._by_generator[done.work.sequence]
+        index = 0 if done.work.in_place else parent.num_children - len(done.work.samplings) + done.index
+        node = Node(len(self._nodes), parent, (*parent.path, index))
+        node.text, node.num_tokens, node.log_probability = done.text, len(done.token_ids), done.log_probability
+        self._nodes.append(node)
+        self._ledger.nodes += 1
+        self._ledger.generated_tokens += node.num_tokens
+        growth = _Growth(self._growth[parent].to_end, generator=done.sequence)
+        if done.work.in_place:
+            self._growth[parent].generator = None
+        self._growth[node] = growth
+        if not growth.to_end and (twin := self._siblings.setdefault((parent, node.text), node)) is not node:
+            self._merge(node, twin)
+            return
+        node.termination = self._termination(node, done.cause)
+        if self._verifier:
+            self._score_or_wait(node)
+        else:
+            growth.verified = True
+        if growth.to_end and node.termination is None:
+            self._generate(node, range(1), in_place=True)
+        self._settle(node)
+
+    def _merge(self, node: Node, twin: Node) -> None:
+        """Count a sibling with the same text on the one that is there already."""
+        node.termination = Termination.DUPLICATE
+        twin.multiplicity += 1
+        self._ledger.duplicates += 1
+        self._release(node)
+        self._outstanding -= 1
+
+    def _termination(self, node: Node, cause: StopCause) -> Termination | None:
+        if cause is StopCause.EOS:
+            return Termination.EOS
+        if cause is StopCause.DELIMITER and last_boxed(node.text) is not None:
+            return Termination.BOXED
+        if cause is not StopCause.DELIMITER or node.depth >= self.request.max_steps:
+            return Termination.LENGTH
+        if node.path_tokens() >= self.plan.generator_limits.path_tokens:
+            return Termination.LENGTH
+        return None
+
+    def _score_or_wait(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        if self._growth[parent].verified:
+            self._score(node)
+        else:
+            self._growth[parent].unscored_children.append(node)
+
+    def _score(self, node: Node) -> None:
+        """Queue the node's step for scoring; a step without text has none, and one too long is cut off the search."""
+        assert self._verifier is not None
+        assert node.parent is not None
+        parent, growth = self._growth[node.parent], self._growth[node]
+        if not node.text.strip():
+            growth.verified = True
+            return
+        # Along a path of its own, a node takes over its parent's sequence: nobody else will extend it.
+        take_over = growth.to_end and node.depth > 1
+        work = None
+        if parent.verifier is not None:
+            room = self._verifier_room(parent.verifier)
+            work = self._verifier.score(self.plan.search_id, parent.verifier, node.text, room, in_place=take_over)
+        if work is None:
+            growth.verified = True
+            if not growth.to_end:
+                node.termination = Termination.LENGTH
+            return
+        if take_over:
+            parent.verifier = None
+        growth.verifier = work.sequence
+        self._by_verifier[work.sequence] = node
+        self._ledger.verifier_tree_tokens += len(work.token_ids)
+
+    def _verifier_room(self, sequence: Sequence) -> int:
+        limits = self.plan.verifier_limits
+        assert limits is not None
+        return min(limits.prompt_tokens + limits.path_tokens - self._engine.length(sequence), limits.step_tokens)
+
+    def _on_scored(self, done: Scored) -> None:
+        node = self._by_verifier[done.work.sequence]
+        growth = self._growth[node]
+        growth.verified = True
+        if done.work.read_at:
+            node.score = float(done.values[0, 0])
+        waiting, growth.unscored_children = growth.unscored_children, []
+        for child in waiting:
+            self._score(child)
+            self._settle(child)
+        self._settle(node)
+
+    def _settle(self, node: Node) -> None:
+        """Count the node as grown once it is scored and, on a path of its own, ended."""
+        growth = self._growth[node]
+        if node is self._root or not growth.verified or (growth.to_end and node.termination is None):
+            return
+        if self._verifier and growth.to_end and any(n.text.strip() and n.score is None for n in node.lineage()):
+            node.termination = Termination.LENGTH  # a step was too long to be scored, so the path has no score
+        self._outstanding -= 1
+        self._round.append(node)
+        if node.complete:
+            self._on_event(CandidateDone(self.plan.search_id, self._candidate(node)))
+
+    def _end_round(self) -> None:
+        self._ledger.observe(self._engine.footprint(self._held_sequences()))
+        expanded = [expand.node for expand in self._asked]
+        self._asked = []
+        scored = len(self._round)
+        self._algorithm.tell(sorted(self._round, key=lambda node: node.path))
+        self._round = []
+        self._siblings.clear()
+        for node in [*expanded, *(n for n in self._growth if n.termination is not None)]:
+            self._release(node)
+        kept = tuple(node.record() for node in self._algorithm.kept())
+        depth = max((record.depth for record in kept), default=0)
+        self._on_event(StepDone(self.plan.search_id, depth, scored, kept))
+        self._advance()
+
+    def _held_sequences(self) -> list[Sequence]:
+        return [s for g in self._growth.values() for s in (g.generator, g.verifier) if s is not None]
+
+    def _release(self, node: Node) -> None:
+        if (growth := self._growth.pop(node, None)) is None:
+            return
+        for sequence in (growth.generator, growth.verifier):
+            if sequence is not None:
+                self._engine.release(sequence)
+
+    def _finish(self, reason: StopReason) -> None:
+        for node in list(self._growth):
+            self._release(node)
+        self._ledger.pruned = sum(node.termination is Termination.PRUNED for node in self._nodes)
+        self._ledger.generator_tree_tokens += self._computed_once()
+        # A search cut short has complete paths that its algorithm was not told of yet.
+        standing = {*self._algorithm.kept(), *self._round}
+        complete = sorted((n for n in standing if n.complete), key=lambda node: node.path)
+        candidates = tuple(self._candidate(node) for node in complete)
+        best = elect(list(candidates), self.request.vote or Vote.NAIVE)
+        self.result = SearchResult(
+            search_id=self.plan.search_id,
+            answer=best.answer if best else "",
+            score=best.score if best else None,
+            stop_reason=reason,
+            best=best,
+            candidates=candidates,
+            nodes=tuple(node.record() for node in self._nodes),
+            accounting=self._ledger.close(),
+            configuration=self.request,
+            digests={role: lane.model.digest for role, lane in self._engine.lanes.items()},
+        )
+        self._on_event(Finished(self.plan.search_id, self.result))
+
+    def _computed_once(self) -> int:
+        """Generator tokens of the tree below the prompt: a node's last token is computed only for its children."""
+        parents = {node.parent for node in self._nodes}
+        return sum(node.num_tokens - (node not in parents) for node in self._nodes[1:])
+
+    def _candidate(self, node: Node) -> Candidate:
+        return Candidate(
+            node_id=node.node_id,
+            answer=extract_answer(node.path_text()),
+            score=aggregate(node.step_scores(), self.request.aggregation),
+            multiplicity=node.multiplicity,
+            steps=tuple(ScoredStep(n.text, n.score) for n in node.lineage()),
+        )

@@ -1,0 +1,109 @@
+"""From names of checkpoints to a running orchestrator; torch is imported only once something is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from espalier.engine.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+    from espalier.search.orchestrator import Orchestrator
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSettings:
+    """What to load, where, and how large.
+
+    Attributes:
+        generator: a folder, a hub id, or a registered name.
+        verifier: the same, or empty for none (`greedy` and `majority` need none).
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        dtype: one of `DTYPES`; `auto` is float32 on CPU and bfloat16 on a GPU.
+        kv_memory_bytes: the pool both models share.
+        block_size: tokens per KV block.
+        max_batch_tokens: tokens computed in one engine step at most.
+        max_running: searches in flight at most.
+        system_prompt: the generator's system message; None takes the checkpoint's own, else one that asks for steps.
+        threads: CPU threads; None leaves torch's choice.
+    """
+
+    generator: str = "demo-generator"
+    verifier: str = "demo-verifier"
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_memory_bytes: int = 2**30
+    block_size: int = 16
+    max_batch_tokens: int = 2048
+    max_running: int = 64
+    system_prompt: str | None = None
+    threads: int | None = None
+
+
+def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
+    """Load both models onto one device and put an engine and an orchestrator over them.
+
+    Raises:
+        CheckpointError: when a checkpoint is missing, unsupported or incomplete, or the device is not there.
+    """
+    import torch
+
+    from espalier.engine.checkpoint import Checkpoint, locate
+    from espalier.engine.engine import Engine, EngineSettings
+    from espalier.engine.model import load_generator
+    from espalier.engine.turns import GENERATOR, VERIFIER
+    from espalier.prm.families import load_verifier
+    from espalier.prm.verifier import Verifier
+    from espalier.search.generator import STEP_SYSTEM_PROMPT, Generator
+    from espalier.search.orchestrator import Orchestrator
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+        os.environ.setdefault("NUMBA_NUM_THREADS", str(settings.threads))
+    device = _device(settings.device)
+    dtype = _dtype(settings.dtype, device)
+    checkpoint = Checkpoint(locate(settings.generator))
+    models = {GENERATOR: load_generator(checkpoint, dtype, device)}
+    family = None
+    if settings.verifier:
+        family = load_verifier(Checkpoint(locate(settings.verifier)), dtype, device)
+        models[VERIFIER] = family.model
+    engine = Engine(
+        models,
+        EngineSettings(settings.kv_memory_bytes, settings.block_size, max_batch_tokens=settings.max_batch_tokens),
+    )
+    system_prompt = settings.system_prompt
+    if system_prompt is None:
+        system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
+    generator = Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
+    verifier = Verifier(engine, family) if family else None
+    return Orchestrator(engine, generator, verifier, max_running=settings.max_running)
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise CheckpointError(f"unknown device {name!r}; --device takes auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise CheckpointError(f"--device {name}: no CUDA device is available")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    import torch
+
+    if name not in DTYPES:
+        raise CheckpointError(f"unknown dtype {name!r}; --dtype takes one of {', '.join(DTYPES)}")
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return getattr(torch, name)

@@ -1,0 +1,251 @@
+"""The one thread that owns the orchestrator, and the event loop's side of it.
+
+    event loop                          engine thread
+    submit, cancel, stop -- queue ----> submit / cancel / close, then step() while busy, else sleep on the queue
+    EventBuffer <-- call_soon_threadsafe -- events, failures, state
+
+The queue is bounded and never full: of one admission slot it can hold a submit, its cancel, and one late cancel of the
+search that had the slot before.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from espalier.search.request import Limits, SearchRequest
+from espalier.search.result import Event, Finished, SearchResult
+from espalier.search.service.errors import NotReadyError
+from espalier.search.service.event_buffer import EventBuffer
+
+log = logging.getLogger("espalier.service")
+
+DEAD = "the engine has stopped; the server needs a restart"
+STOPPING = "the server is shutting down"
+
+
+class Orchestrator(Protocol):
+    """What the service needs of the orchestrator; all of it is called on one thread."""
+
+    @property
+    def limits(self) -> Limits:
+        """What one request may ask for."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs or waits."""
+        ...
+
+    def submit(self, request: SearchRequest, on_event: Callable[[Event], None] | None = None) -> str:
+        """Queue a search and return its id; `on_event` is called inside `step`."""
+        ...
+
+    def cancel(self, search_id: str) -> None:
+        """End a search at the next `step`; it still finishes. Unknown and ended ids are ignored."""
+        ...
+
+    def step(self) -> list[SearchResult]:
+        """Do one engine step."""
+        ...
+
+    def close(self) -> None:
+        """Cancel all and release everything."""
+        ...
+
+
+class Search:
+    """One submitted search, as the event loop holds it: its events, and whether the orchestrator is done with it."""
+
+    def __init__(self, request: SearchRequest, capacity: int, on_end: Callable[[], None]) -> None:
+        self.request = request
+        self.events = EventBuffer(capacity)
+        self.ended = False
+        self.cancelled = False
+        self.search_id: str | None = None  # written and read on the engine thread
+        self._on_end = on_end
+
+    def deliver(self, event: Event) -> None:
+        """Pass on an event of the search; `Finished` ends it."""
+        if self.ended:
+            return
+        self.events.push(event)
+        if isinstance(event, Finished):
+            self._end()
+
+    def fail(self, error: Exception) -> None:
+        """End the search with an error."""
+        if not self.ended:
+            self.events.fail(error)
+            self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._on_end()
+
+
+class EngineThread:
+    """Runs an orchestrator on a thread of its own. Made and used on the event loop.
+
+    Attributes:
+        loaded: done when searches can be submitted, with the orchestrator's limits; raises what loading raised.
+        over: done when no search is served any more, because the engine was told to stop or died.
+        closed: done when the orchestrator is closed and the thread ends: True where all went in order.
+    """
+
+    def __init__(self, load: Callable[[], Orchestrator], max_searches: int, event_capacity: int) -> None:
+        self._load = load
+        self._loop = asyncio.get_running_loop()
+        self._commands: queue.Queue[Callable[[Orchestrator], None]] = queue.Queue(3 * max_searches + 1)
+        self._event_capacity = event_capacity
+        self._live: set[Search] = set()
+        self._stop_asked = False  # the event loop's
+        self._running = True  # the engine thread's
+        self.loaded: asyncio.Future[Limits] = self._loop.create_future()
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        self.closed: asyncio.Future[bool] = self._loop.create_future()
+        # A daemon: loading cannot be interrupted, and must not keep alive a process that was told to stop.
+        self._thread = threading.Thread(target=self._run, name="espalier-engine", daemon=True)
+
+    # ---- the event loop's side
+
+    def start(self) -> None:
+        """Start loading."""
+        self._thread.start()
+
+    @property
+    def limits(self) -> Limits:
+        """What one request may ask for.
+
+        Raises:
+            NotReadyError: the engine is loading, stopping or dead.
+        """
+        if self._stop_asked:
+            raise NotReadyError(STOPPING)
+        if self.over.done():
+            raise NotReadyError(DEAD)
+        if not self.loaded.done():
+            raise NotReadyError("the server is still loading its models; try again later")
+        return self.loaded.result()
+
+    def submit(self, request: SearchRequest, on_end: Callable[[], None], progress: bool) -> Search:
+        """Start a search.
+
+        Args:
+            request: a validated request.
+            on_end: called once, on the event loop, when the orchestrator is done with the search, however it ended.
+            progress: whether events other than `Finished` are wanted.
+
+        Raises:
+            NotReadyError: the engine is loading, stopping or dead.
+        """
+        _ = self.limits
+
+        def ended() -> None:
+            self._live.discard(search)
+            on_end()
+
+        search = Search(request, self._event_capacity, ended)
+        self._live.add(search)
+        self._commands.put_nowait(lambda orchestrator: self._submit(orchestrator, search, progress))
+        return search
+
+    def cancel(self, search: Search) -> None:
+        """Ask for the end of a search; does nothing where it has ended or was cancelled before."""
+        if search.ended or search.cancelled:
+            return
+        search.cancelled = True
+        self._commands.put_nowait(lambda orchestrator: self._cancel(orchestrator, search))
+
+    async def stop(self, timeout: float) -> bool:
+        """Fail every search still running, close the orchestrator and end the thread.
+
+        Returns:
+            Whether the thread ended within `timeout` seconds.
+        """
+        if not self._stop_asked:
+            self._stop_asked = True
+            self._fail_all(STOPPING)
+            self._commands.put_nowait(self._leave)
+        if self._thread.ident is None and not self.closed.done():  # never started
+            self.closed.set_result(True)
+        done, _ = await asyncio.wait([self.closed], timeout=timeout)
+        return bool(done)
+
+    def _fail_all(self, text: str) -> None:
+        for search in list(self._live):
+            search.fail(NotReadyError(text))
+
+    def _load_failed(self, error: Exception) -> None:
+        self.over.set_result(None)
+        self.loaded.set_exception(error)
+        self.closed.set_result(False)
+
+    def _set_over(self) -> None:
+        self.over.set_result(None)
+        self._fail_all(DEAD)
+
+    # ---- the engine thread's side
+
+    def _post(self, callback: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            log.debug("the event loop is closed: nobody is left to tell")
+
+    def _run(self) -> None:
+        try:
+            orchestrator = self._load()
+        except BaseException as error:
+            # A future carries neither SystemExit nor StopIteration.
+            fit = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            self._post(self._load_failed, error if fit else RuntimeError(f"loading ended by {error!r}"))
+            return
+        clean = _survives(lambda: self._serve(orchestrator), "the engine died")
+        # Before closing, which on a broken device may hang, and tells searches that they were cancelled.
+        self._post(self._set_over)
+        clean &= _survives(orchestrator.close, "the orchestrator could not be closed")
+        self._post(self.closed.set_result, clean)
+
+    def _serve(self, orchestrator: Orchestrator) -> None:
+        self._post(self.loaded.set_result, orchestrator.limits)
+        while self._running:
+            self._run_commands(orchestrator, wait=not orchestrator.busy)
+            if self._running and orchestrator.busy:
+                orchestrator.step()
+
+    def _run_commands(self, orchestrator: Orchestrator, wait: bool) -> None:
+        try:
+            while True:
+                self._commands.get(block=wait)(orchestrator)
+                wait = False
+        except queue.Empty:
+            return
+
+    def _submit(self, orchestrator: Orchestrator, search: Search, progress: bool) -> None:
+        def on_event(event: Event) -> None:
+            if progress or isinstance(event, Finished):
+                self._post(search.deliver, event)
+
+        try:
+            search.search_id = orchestrator.submit(search.request, on_event)
+        except Exception as error:  # this search's failure, not the engine's; `errors` decides what the client sees
+            self._post(search.fail, error)
+
+    def _cancel(self, orchestrator: Orchestrator, search: Search) -> None:
+        if search.search_id is not None:
+            orchestrator.cancel(search.search_id)
+
+    def _leave(self, orchestrator: Orchestrator) -> None:
+        self._running = False
+
+
+def _survives(action: Callable[[], None], message: str) -> bool:
+    try:
+        action()
+    except BaseException:
+        log.exception(message)
+        return False
+    return True

@@ -1,0 +1,150 @@
+"""Failures on the wire: a typed error becomes a status code with google.rpc details, and nothing else gets out.
+
+An exception that reaches gRPC itself goes to the client as UNKNOWN with its text, which may hold paths, prompts or
+worse; so the interceptor here stands outermost and turns what it does not know into INTERNAL with an id for the log.
+"""
+
+import inspect
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from espalier.engine.errors import (
+    EspalierError,
+    InvalidRequestError,
+    PoolExhaustedError,
+    RequestTooLargeError,
+    Violation,
+)
+
+log = logging.getLogger("espalier.service")
+
+# Error metadata above 16 KiB would itself turn into RESOURCE_EXHAUSTED: bound every part of it.
+TEXT_BYTES = 1024
+VIOLATION_BYTES = 256
+MAX_VIOLATIONS = 32
+
+
+class BusyError(EspalierError):
+    """All slots are taken and the queue is full, or did not move in time."""
+
+
+class NotReadyError(EspalierError):
+    """The server cannot search: it is loading, shutting down, or its engine has died."""
+
+
+class SearchTimeoutError(EspalierError):
+    """A search ran longer than the server allows."""
+
+
+_CODES: tuple[tuple[type[EspalierError], int, float | None], ...] = (
+    # error, google.rpc code, seconds after which a retry makes sense
+    (InvalidRequestError, code_pb2.INVALID_ARGUMENT, None),
+    (RequestTooLargeError, code_pb2.INVALID_ARGUMENT, None),
+    (BusyError, code_pb2.RESOURCE_EXHAUSTED, 5.0),
+    (PoolExhaustedError, code_pb2.RESOURCE_EXHAUSTED, 5.0),
+    (NotReadyError, code_pb2.UNAVAILABLE, 5.0),
+    (SearchTimeoutError, code_pb2.DEADLINE_EXCEEDED, None),
+)
+
+
+def status_of(error: Exception) -> status_pb2.Status:
+    """The status a client is to see for `error`.
+
+    A type of error that no call is known to raise is a bug, whatever its text: it is logged under the id the client
+    gets.
+    """
+    for kind, code, retry_seconds in _CODES:
+        if isinstance(error, kind):
+            return _status(code, str(error), _details(error, retry_seconds))
+    name = uuid.uuid4().hex[:12]
+    log.error("internal error, id=%s", name, exc_info=error)
+    return _status(code_pb2.INTERNAL, f"internal error, id={name}", [])
+
+
+def _details(error: EspalierError, retry_seconds: float | None) -> list[Message]:
+    details: list[Message] = []
+    if isinstance(error, InvalidRequestError):
+        details.append(_bad_request(error.violations))
+    elif isinstance(error, RequestTooLargeError):
+        # No one field is wrong: what the request asks for in all does not fit.
+        details.append(_bad_request([Violation("request", str(error))]))
+    if retry_seconds is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(int(retry_seconds * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    return details
+
+
+def _bad_request(violations: list[Violation]) -> error_details_pb2.BadRequest:
+    return error_details_pb2.BadRequest(
+        field_violations=[
+            error_details_pb2.BadRequest.FieldViolation(field=v.field, description=cut(v.description, VIOLATION_BYTES))
+            for v in violations[:MAX_VIOLATIONS]
+        ]
+    )
+
+
+def _status(code: int, text: str, details: list[Message]) -> status_pb2.Status:
+    status = status_pb2.Status(code=code, message=cut(text, TEXT_BYTES))
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+def cut(text: str, limit: int) -> str:
+    """`text`, or as much of it as `limit` bytes of UTF-8 hold, marked as cut."""
+    raw = text.encode(errors="replace")
+    return text if len(raw) <= limit else raw[: limit - 3].decode(errors="ignore") + "..."
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Runs every handler so that its exceptions leave as the status `status_of` gives."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler of one call."""
+        handler = await continuation(handler_call_details)
+        if handler is None:  # an unknown method: gRPC answers UNIMPLEMENTED by itself
+            return handler
+        codec = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(_guarded(handler.unary_unary), **codec)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(_guarded(handler.unary_stream), **codec)
+        raise NotImplementedError("no service here takes a stream of requests")
+
+
+def _guarded(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    # Generators are closed late when a call is cancelled at a `yield`; a coroutine that writes is unwound at once.
+    if inspect.isasyncgenfunction(behaviour):
+        raise NotImplementedError("a streaming handler must be a coroutine that uses context.write")
+
+    async def guarded(request: Any, context: Any) -> Any:
+        try:
+            return await behaviour(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            if context.cancelled() or context.done():
+                log.debug("the client left before its call failed", exc_info=error)
+                return None
+            status: Any = rpc_status.to_status(status_of(error))
+            return await context.abort(status.code, status.details, status.trailing_metadata)
+
+    return guarded

@@ -1,0 +1,58 @@
+"""The events of one search on their way to its call. Lives on the event loop."""
+
+import asyncio
+from collections import deque
+
+from espalier.search.result import CandidateDone, Event, StepDone
+
+
+class EventBuffer:
+    """A bounded queue from one search to one call.
+
+    gRPC would take thousands of messages for a client that does not read them. Here, once `capacity` events wait, the
+    oldest step report makes room (a later one says more), or else the oldest candidate (the result lists them all).
+    `Started` and `Finished` are never dropped; order is kept.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._events: deque[Event] = deque()
+        self._error: Exception | None = None
+        self._arrived = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def push(self, event: Event) -> None:
+        """Add an event, at the cost of older progress where the buffer is full."""
+        if len(self._events) >= self._capacity:
+            self._make_room()
+        self._events.append(event)
+        self._arrived.set()
+
+    def fail(self, error: Exception) -> None:
+        """Make `next` raise `error`, at once: what still waits is not worth sending."""
+        self._events.clear()
+        self._error = error
+        self._arrived.set()
+
+    async def next(self) -> Event:
+        """The next event, waiting for it where needed.
+
+        Raises:
+            Exception: what `fail` was given.
+        """
+        await self._arrived.wait()
+        if self._error is not None:
+            raise self._error
+        event = self._events.popleft()
+        if not self._events:
+            self._arrived.clear()
+        return event
+
+    def _make_room(self) -> None:
+        for kind in (StepDone, CandidateDone):
+            for index, event in enumerate(self._events):
+                if isinstance(event, kind):
+                    del self._events[index]
+                    return

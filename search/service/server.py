@@ -1,0 +1,184 @@
+"""The server: starts, loads, listens, and stops in order."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from espalier.engine.errors import EspalierError
+from espalier.search.service.engine_thread import EngineThread, Orchestrator
+from espalier.search.service.errors import ErrorInterceptor
+from espalier.search.service.servicer import SolveServicer
+from espalier.search.service.settings import ServerSettings
+from espalier.v1 import search_pb2
+from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
+
+log = logging.getLogger("espalier.service")
+
+SERVICE = search_pb2.DESCRIPTOR.services_by_name["SearchService"].full_name
+HEALTH_NAMES = ("", SERVICE)
+
+# How long the engine may take to leave its current step once told to stop, and answers to reach their clients.
+STOP_SECONDS = 15.0
+FLUSH_SECONDS = 1.0
+
+
+class BindError(EspalierError):
+    """The server cannot listen where it was told to."""
+
+
+class Server:
+    """One gRPC server and its engine thread. Made and used on one event loop.
+
+    Health says NOT_SERVING until the orchestrator is loaded, once the engine has died, and from the start of `drain`.
+    """
+
+    def __init__(self, load: Callable[[], Orchestrator], settings: ServerSettings) -> None:
+        self._settings = settings
+        self.engine = EngineThread(load, settings.max_searches, settings.event_buffer)
+        self._servicer = SolveServicer(self.engine, settings)
+        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
+        self._server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_options(settings))
+        add_SearchServiceServicer_to_server(self._servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._reporter: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Listen, and start loading.
+
+        Returns:
+            The address, `HOST:PORT`.
+
+        Raises:
+            BindError: the address is in use or not this machine's.
+        """
+        wanted = self._settings.address(self._settings.port)
+        # First the port, then minutes of loading: a clash shows at once.
+        try:
+            port = self._server.add_insecure_port(wanted)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise BindError(f"cannot listen on {wanted}: is another server using it? choose another with --port")
+        await self._set_health(serving=False)
+        await self._server.start()
+        self.engine.start()
+        self._reporter = asyncio.create_task(self._report_health())
+        return self._settings.address(port)
+
+    async def drain(self) -> None:
+        """Refuse new searches and give those in progress the drain time to end."""
+        self._servicer.refuse_new()
+        try:
+            # A watcher that does not read can hold up the health service; it must not hold up the end.
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await self._health.enter_graceful_shutdown()
+        except TimeoutError:
+            log.warning("not every health watcher could be told of the shutdown")
+        try:
+            async with asyncio.timeout(self._settings.drain_seconds):
+                await self._servicer.idle.wait()
+        except TimeoutError:
+            log.warning("searches still running after %g s are cancelled", self._settings.drain_seconds)
+
+    async def stop(self) -> bool:
+        """Cancel what still runs, end the engine thread and close the port.
+
+        Returns:
+            Whether that went in order: the engine had not died, and left its last step in time.
+        """
+        self._servicer.refuse_new()
+        loading = not self.engine.loaded.done()
+        ended = await self.engine.stop(FLUSH_SECONDS if loading else STOP_SECONDS)
+        await self._server.stop(FLUSH_SECONDS)
+        if self._reporter is not None:
+            self._reporter.cancel()
+            await asyncio.wait([self._reporter])
+        if not ended and not loading:
+            log.error("the engine did not leave its last step within %g s", STOP_SECONDS)
+        return self.engine.closed.result() if ended else loading
+
+    async def _report_health(self) -> None:
+        # `wait`, because cancelling a task that awaits a future cancels the future as well.
+        await asyncio.wait([self.engine.loaded])
+        if self.engine.loaded.exception() is None:
+            await self._set_health(serving=True)
+        await asyncio.wait([self.engine.over])
+        await self._set_health(serving=False)
+
+    async def _set_health(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in HEALTH_NAMES:
+            await self._health.set(name, status)
+
+
+def serve(
+    load: Callable[[], Orchestrator], settings: ServerSettings, ready: Callable[[str], None] | None = None
+) -> int:
+    """Serve until SIGTERM or SIGINT; call it on the main thread.
+
+    The first signal refuses new searches, drains and ends; a second one exits at once.
+
+    Args:
+        load: makes the orchestrator. Called on the engine thread while the port is open already, so what it starts must
+            not fork: gRPC's threads are running.
+        settings: where to listen and how much to take on.
+        ready: called with the address once searches can be sent.
+
+    Returns:
+        The exit code: 0, or 1 where the engine had died.
+
+    Raises:
+        BindError: the address is in use or not this machine's.
+        Exception: whatever `load` raised.
+    """
+    return asyncio.run(_serve(load, settings, ready))
+
+
+async def _serve(
+    load: Callable[[], Orchestrator], settings: ServerSettings, ready: Callable[[str], None] | None
+) -> int:
+    stopping = asyncio.Event()
+    _stop_on_signals(stopping)
+    server = Server(load, settings)
+    try:
+        address = await server.start()
+        stop_asked = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait([server.engine.loaded, stop_asked], return_when=asyncio.FIRST_COMPLETED)
+        if server.engine.loaded.done():
+            server.engine.loaded.result()  # raises what loading raised
+            if ready is not None:
+                ready(address)
+        await stop_asked
+        await server.drain()
+    finally:
+        in_order = await server.stop()
+    return 0 if in_order else 1
+
+
+def _stop_on_signals(stopping: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def handle(number: signal.Signals) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)
+        log.info("%s: refusing new searches and waiting for those that run", number.name)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, handle, number)
+
+
+def _options(settings: ServerSettings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # on by default: a second server would silently take half of the calls
+        ("grpc.max_receive_message_length", settings.max_receive_bytes),
+        ("grpc.max_send_message_length", settings.max_send_bytes),
+        # A client whose machine went away says no goodbye: ask, so that its search ends.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+    ]

@@ -1,0 +1,113 @@
+"""The two methods of `SearchService`: check, wait for a slot, follow the search, answer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from espalier.search.result import Event, Finished, SearchResult, StopReason
+from espalier.search.service.admission import Admission
+from espalier.search.service.convert import checked_request, event_to_wire, fit_result, result_to_wire
+from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
+from espalier.search.service.errors import NotReadyError, SearchTimeoutError
+from espalier.search.service.settings import ServerSettings
+from espalier.v1 import search_pb2 as pb
+from espalier.v1.search_pb2_grpc import SearchServiceServicer
+
+
+class SearchFailedError(RuntimeError):
+    """A search ended as failed; the client learns only that, the log has the rest."""
+
+
+class SolveServicer(SearchServiceServicer):
+    """Answers calls on the event loop; every error leaves through `errors.ErrorInterceptor`.
+
+    Attributes:
+        idle: set while no call is in progress.
+    """
+
+    def __init__(self, engine: EngineThread, settings: ServerSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._admission = Admission(settings.max_searches, settings.max_queue, settings.queue_seconds)
+        self._calls = 0
+        self._draining = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def refuse_new(self) -> None:
+        """Turn every further call away; those in progress go on."""
+        self._draining = True
+
+    async def SolveProblem(self, request: pb.SolveProblemRequest, context: Any) -> pb.SolveProblemResponse:  # noqa: N802 (the contract's)
+        """Search one problem to its end."""
+        async with self._search(request, progress=False) as (search, waited):
+            event = await search.events.next()
+            while not isinstance(event, Finished):
+                event = await search.events.next()
+            return pb.SolveProblemResponse(result=self._result(event, waited, request.include_nodes))
+
+    async def SolveProblemStream(self, request: pb.SolveProblemStreamRequest, context: Any) -> None:  # noqa: N802 (the contract's)
+        """Search one problem and write its events as they come."""
+        async with self._search(request.request, progress=True) as (search, waited):
+            event: Event | None = None
+            while not isinstance(event, Finished):
+                event = await search.events.next()
+                await context.write(self._message(event, waited, request.request.include_nodes))
+
+    @asynccontextmanager
+    async def _search(self, message: pb.SolveProblemRequest, progress: bool) -> AsyncIterator[tuple[Search, float]]:
+        """Admit and start a search; gives it and the seconds it waited for a slot, and cancels it on the way out."""
+        self._calls += 1
+        self.idle.clear()
+        try:
+            search, waited = await self._start(message, progress)
+            try:
+                async with asyncio.timeout(self._settings.search_seconds):
+                    yield search, waited
+            except TimeoutError:
+                raise SearchTimeoutError(
+                    f"the search ran longer than the server's limit of {self._settings.search_seconds:g} s; "
+                    f"lower -N, -M, --max-steps or --max-step-tokens"
+                ) from None
+            finally:
+                # Also reached when the client cancels, vanishes or runs out of time. The search keeps its slot until
+                # the orchestrator has ended it, so that slots tell the truth about what the engine holds.
+                self._engine.cancel(search)
+        finally:
+            self._calls -= 1
+            if self._calls == 0:
+                self.idle.set()
+
+    async def _start(self, message: pb.SolveProblemRequest, progress: bool) -> tuple[Search, float]:
+        if self._draining:
+            raise NotReadyError(STOPPING)
+        request = checked_request(message, self._engine.limits)
+        waited = await self._admission.acquire()
+        try:
+            return self._engine.submit(request, self._admission.release, progress), waited
+        except BaseException:
+            self._admission.release()
+            raise
+
+    def _message(self, event: Event, waited: float, include_nodes: bool) -> pb.SolveProblemStreamResponse:
+        if isinstance(event, Finished):
+            return pb.SolveProblemStreamResponse(result=self._result(event, waited, include_nodes))
+        return event_to_wire(event, include_nodes)
+
+    def _result(self, event: Finished, waited: float, include_nodes: bool) -> pb.SearchResult:
+        """The result to send: it counts the wait for a slot, and fits into a message."""
+        result = event.result
+        self._require_ended_well(result)
+        accounting = replace(result.accounting, queue_seconds=result.accounting.queue_seconds + waited)
+        # Room for the message around it.
+        limit = self._settings.max_send_bytes - 64
+        return fit_result(result_to_wire(replace(result, accounting=accounting), include_nodes), limit)
+
+    def _require_ended_well(self, result: SearchResult) -> None:
+        if result.stop_reason is StopReason.FAILED:
+            raise SearchFailedError(f"search {result.search_id} failed")
+        if result.stop_reason is StopReason.CANCELLED:
+            # Not by this call, which is still here: only the end of the server cancels others.
+            raise NotReadyError(STOPPING)

@@ -1,0 +1,91 @@
+"""Fixtures for every layer; heavy imports wait until a test asks for them."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from espalier.engine.engine import Engine
+    from espalier.engine.model import Model
+    from espalier.search.orchestrator import Orchestrator
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of small random checkpoints, by name; see `tiny_models`. Read-only: copy one to damage it."""
+    from tiny_models import write_all
+
+    return write_all(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def load_model(tiny_checkpoints: dict[str, Path]) -> Callable[[str], "Model"]:
+    """Loads a tiny generator, or the model of a tiny verifier, by name; each once."""
+    from functools import cache
+
+    import torch
+
+    from espalier.engine.checkpoint import Checkpoint
+    from espalier.engine.model import load_generator
+    from espalier.prm.families import load_verifier
+
+    @cache
+    def load(name: str) -> "Model":
+        checkpoint = Checkpoint(tiny_checkpoints[name])
+        if checkpoint.architecture.endswith("ForCausalLM"):
+            return load_generator(checkpoint, torch.float32, "cpu")
+        return load_verifier(checkpoint, torch.float32, "cpu").model
+
+    return load
+
+
+@pytest.fixture
+def make_engine(load_model: Callable[[str], "Model"]) -> Iterator[Callable[..., "Engine"]]:
+    """Makes engines of named or given models; after the test each of them must be consistent and hold nothing."""
+    from espalier.engine.engine import Engine, EngineSettings
+
+    made: list[Engine] = []
+
+    def make(
+        generator: "str | Model" = "qwen2-untied", verifier: "str | Model | None" = None, **options: Any
+    ) -> "Engine":
+        models = {"generator": load_model(generator) if isinstance(generator, str) else generator}
+        if verifier is not None:
+            models["verifier"] = load_model(verifier) if isinstance(verifier, str) else verifier
+        policy = options.pop("turn_policy", None)
+        settings = EngineSettings(**{"kv_memory_bytes": 2**21, "block_size": 4, **options})
+        made.append(Engine(models, settings, policy))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.check_drained()
+
+
+@pytest.fixture
+def make_orchestrator(
+    make_engine: Callable[..., "Engine"], tiny_checkpoints: dict[str, Path]
+) -> Callable[..., "Orchestrator"]:
+    """Makes orchestrators over tiny checkpoints; after the test their engines must hold nothing."""
+    import torch
+
+    from espalier.engine.checkpoint import Checkpoint
+    from espalier.prm.families import load_verifier
+    from espalier.prm.verifier import Verifier
+    from espalier.search.generator import Generator
+    from espalier.search.orchestrator import Orchestrator
+
+    def make(
+        generator: str = "talker", verifier: str | None = "classifier", max_running: int = 64, **options: Any
+    ) -> "Orchestrator":
+        family = verifier and load_verifier(Checkpoint(tiny_checkpoints[verifier]), torch.float32, "cpu")
+        engine = make_engine(generator, family.model if family else None, **options)
+        talker = Generator(engine, "", {"temperature": 1.0, "top_p": 1.0})
+        return Orchestrator(engine, talker, Verifier(engine, family) if family else None, max_running=max_running)
+
+    return make

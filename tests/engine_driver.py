@@ -1,0 +1,56 @@
+"""Driving an engine by hand: run to the end, read logits, generate."""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from espalier.engine.engine import Engine
+from espalier.engine.model import Model
+from espalier.engine.sampling import Sampling
+from espalier.engine.sequence import Sequence
+from espalier.engine.work import Done, Generate, Generated, Score, Scored
+
+
+def drain(engine: Engine) -> list[Done]:
+    """Step until nothing is left, checking the pool after each step."""
+    done: list[Done] = []
+    while engine.busy:
+        done += engine.step()
+        engine.check_integrity()
+    return done
+
+
+def read(engine: Engine, sequence: Sequence, token_ids: list[int], read_at: list[int] | None = None) -> np.ndarray:
+    """Append tokens and return what the head gives at each of them, or at `read_at`."""
+    at = tuple(range(len(token_ids))) if read_at is None else tuple(read_at)
+    engine.submit(Score("reader", sequence, tuple(token_ids), at))
+    (done,) = drain(engine)
+    assert isinstance(done, Scored)
+    return done.values
+
+
+def generate(
+    engine: Engine, sequence: Sequence, *samplings: Sampling, tokens: int = 8, **work: object
+) -> list[Generated]:
+    """Sample children of one sequence; in order of index."""
+    engine.submit(Generate("sampler", sequence, samplings, tokens, **work))
+    done = [d for d in drain(engine) if isinstance(d, Generated)]
+    return sorted(done, key=lambda d: d.index)
+
+
+def release(engine: Engine, *sequences: Sequence) -> None:
+    for sequence in sequences:
+        engine.release(sequence)
+
+
+def scripted(model: Model, token_ids: list[int]) -> Model:
+    """`model` with a head under which the next tokens are all but certain, one call after another."""
+    script = iter(token_ids)
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(hidden.shape[0], model.config.vocab_size)
+        logits[:, next(script)] = 100.0
+        return logits
+
+    return dataclasses.replace(model, head=head)

@@ -1,0 +1,86 @@
+"""Building paged batches of any shape by hand, without the engine's own code."""
+
+from dataclasses import dataclass
+
+import torch
+
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.layout import KVLayout
+
+
+@dataclass
+class PagedProblem:
+    """One layer's attention: the batch, its queries, and the dense keys and values it was filled from."""
+
+    layout: KVLayout
+    layer_kv: torch.Tensor
+    query: torch.Tensor
+    batch: AttentionBatch
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+def paged_problem(
+    sequences: list[tuple[int, int]],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    block_size: int = 16,
+    blocks_per_sector: int = 3,
+    seed: int = 0,
+) -> PagedProblem:
+    """A batch of `(context, new tokens)` sequences in blocks scattered over an arena of NaNs."""
+    generator = torch.Generator().manual_seed(seed)
+    layers, layer = 2, 1
+    block_bytes = layers * 2 * kv_heads * head_dim * 4 * block_size
+    layout = KVLayout(layers, kv_heads, head_dim, block_size, torch.float32, blocks_per_sector * block_bytes + 64)
+    counts = [-(-context // block_size) for context, _ in sequences]
+    sectors = -(-2 * sum(counts) // blocks_per_sector) + 1
+    arena = torch.full((sectors * layout.sector_bytes // 4,), float("nan")).view(torch.uint8)
+    layer_kv = layout.layer_view(arena, layer)
+    blocks = torch.randperm(sectors * blocks_per_sector, generator=generator)
+    tables = torch.full((len(sequences), max(counts)), 2**31 - 1, dtype=torch.int32)  # unread entries point nowhere
+    keys, values, taken = [], [], 0
+    for s, (context, _) in enumerate(sequences):
+        table = blocks[taken : taken + counts[s]]
+        taken += counts[s]
+        tables[s, : counts[s]] = table.int()
+        for dense, kind in ((keys, 0), (values, 1)):
+            dense.append(torch.randn(context, kv_heads, head_dim, generator=generator))
+            for t in range(context):
+                block = int(table[t // block_size])
+                slot = block % blocks_per_sector
+                layer_kv[block // blocks_per_sector, kind, slot, t % block_size] = dense[-1][t]
+    new = [n for _, n in sequences]
+    starts = torch.tensor([0, *new]).cumsum(0)
+    batch = AttentionBatch(
+        query_starts=starts.int(),
+        row_sequences=torch.repeat_interleave(torch.arange(len(new)), torch.tensor(new)).int(),
+        context_lengths=torch.tensor([c for c, _ in sequences], dtype=torch.int32),
+        block_tables=tables,
+        write_sectors=torch.zeros(0, dtype=torch.int64),
+        write_slots=torch.zeros(0, dtype=torch.int64),
+        write_offsets=torch.zeros(0, dtype=torch.int64),
+        write_rows=None,
+    )
+    query = torch.randn(int(starts[-1]), heads, head_dim, generator=generator)
+    return PagedProblem(layout, layer_kv, query, batch, keys, values)
+
+
+def dense_attention(problem: PagedProblem, scale: float) -> torch.Tensor:
+    """Causal attention by the textbook, in float64, over the dense keys and values."""
+    rows = []
+    starts = problem.batch.query_starts.tolist()
+    for s, (key, value) in enumerate(zip(problem.keys, problem.values, strict=True)):
+        new = starts[s + 1] - starts[s]
+        for i in range(new):
+            visible = len(key) - new + i + 1
+            query = problem.query[starts[s] + i].double()
+            groups = query.shape[0] // key.shape[1]
+            heads = []
+            for h in range(query.shape[0]):
+                logits = key[:visible, h // groups].double() @ query[h] * scale
+                heads.append(torch.softmax(logits, dim=0) @ value[:visible, h // groups].double())
+            rows.append(torch.stack(heads))
+    return torch.stack(rows).float()

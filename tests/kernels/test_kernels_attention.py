@@ -1,0 +1,90 @@
+import dataclasses
+
+import pytest
+import torch
+from paged_batch import PagedProblem, dense_attention, paged_problem
+
+from espalier.kernels.attention import paged_attention, paged_attention_reference
+from espalier.kernels.cpu.attention import paged_attention_cpu
+
+ODD_BATCHES = {
+    "one token": [(1, 1)],
+    "decode at block boundaries": [(15, 1), (16, 1), (17, 1), (31, 1), (32, 1), (33, 1)],
+    "prefill at block boundaries": [(15, 15), (16, 16), (17, 17)],
+    "prefill and decode": [(40, 40), (7, 1), (65, 1), (3, 3)],
+    "chunks in the middle of prompts": [(29, 9), (50, 17), (16, 1)],
+}
+
+
+def attend_one_row(problem: PagedProblem, row: int) -> torch.Tensor:
+    """The CPU path's output of one token whose batch holds nothing else."""
+    s = int(problem.batch.row_sequences[row])
+    end = int(problem.batch.query_starts[s + 1])
+    alone = dataclasses.replace(
+        problem.batch,
+        query_starts=torch.tensor([0, 1], dtype=torch.int32),
+        row_sequences=torch.zeros(1, dtype=torch.int32),
+        context_lengths=problem.batch.context_lengths[s : s + 1] - (end - 1 - row),
+        block_tables=problem.batch.block_tables[s : s + 1],
+    )
+    return paged_attention_cpu(problem.query[row : row + 1], problem.layer_kv, alone, 0.2)[0]
+
+
+@pytest.mark.parametrize("sequences", ODD_BATCHES.values(), ids=ODD_BATCHES.keys())
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_cpu_attention_equals_dense_attention(sequences: list[tuple[int, int]], groups: int):
+    problem = paged_problem(sequences, heads=4, kv_heads=4 // groups)
+    output = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
+    torch.testing.assert_close(output, dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sequences", ODD_BATCHES.values(), ids=ODD_BATCHES.keys())
+def test_reference_attention_equals_dense_attention(sequences: list[tuple[int, int]]):
+    problem = paged_problem(sequences)
+    output = paged_attention_reference(problem.query, problem.layer_kv, problem.batch, 0.2)
+    torch.testing.assert_close(output, dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim", [8, 32, 64, 80])
+@pytest.mark.parametrize("block_size", [1, 5, 16])
+def test_cpu_attention_equals_the_reference_at_any_head_and_block_size(head_dim: int, block_size: int):
+    problem = paged_problem([(23, 23), (31, 1), (12, 5)], head_dim=head_dim, block_size=block_size)
+    scale = head_dim**-0.5
+    output = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, scale)
+    expected = paged_attention_reference(problem.query, problem.layer_kv, problem.batch, scale)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 30.0])
+def test_cpu_attention_holds_its_tolerance_for_flat_and_for_peaked_weights(size: float):
+    problem = paged_problem([(70, 70)])
+    problem.query *= size
+    output = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
+    torch.testing.assert_close(output, dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
+
+
+def test_a_token_attends_to_nothing_after_itself():
+    problem = paged_problem([(20, 20)])
+    before = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
+    last_block = int(problem.batch.block_tables[0, 1])
+    slots = problem.layout.blocks_per_sector
+    problem.layer_kv[last_block // slots, :, last_block % slots, 3] = float("nan")  # position 19
+    after = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
+    assert torch.equal(before[:19], after[:19])
+    assert after[19].isnan().all()
+
+
+def test_a_row_has_the_same_bits_alone_and_in_company():
+    problem = paged_problem([(37, 20), (5, 1), (64, 3), (16, 16)])
+    together = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
+    for row in range(len(together)):
+        assert torch.equal(together[row], attend_one_row(problem, row)), f"row {row}"
+
+
+def test_float32_on_cpu_takes_the_compiled_path_and_other_dtypes_the_reference():
+    problem = paged_problem([(9, 4)])
+    output = paged_attention(problem.query, problem.layer_kv, problem.batch, 0.2)
+    assert torch.equal(output, paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2))
+    halves = paged_attention(problem.query.bfloat16(), problem.layer_kv.bfloat16(), problem.batch, 0.2)
+    assert halves.dtype == torch.bfloat16
+    torch.testing.assert_close(halves.float(), output, rtol=5e-2, atol=5e-2)

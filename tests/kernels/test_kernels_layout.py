@@ -1,0 +1,85 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier.kernels.layout import KVLayout
+
+shapes = st.fixed_dictionaries(
+    {
+        "num_layers": st.integers(1, 4),
+        "num_kv_heads": st.integers(1, 3),
+        "head_dim": st.sampled_from([2, 8]),
+        "block_size": st.integers(1, 5),
+        "dtype": st.sampled_from([torch.float32, torch.bfloat16]),
+    }
+)
+
+
+def block_bytes(shape: dict) -> int:
+    return KVLayout(**shape, sector_bytes=2**40).block_bytes
+
+
+@given(shapes, st.integers(1, 4), st.integers(0, 7))
+def test_no_two_elements_of_a_model_share_a_byte_and_all_lie_in_their_sector(shape: dict, slots: int, spare: int):
+    layout = KVLayout(**shape, sector_bytes=(slots * block_bytes(shape) + 8 * spare + 7) // 8 * 8)
+    sectors, size = 3, layout.dtype.itemsize
+    arena = torch.zeros(sectors * layout.sector_bytes, dtype=torch.uint8)
+    for layer in range(layout.num_layers):
+        layout.layer_view(arena, layer).add_(1)
+    written = arena.view(layout.dtype).view(sectors, -1)
+    used = layout.blocks_per_sector * layout.block_bytes // size
+    assert (written[:, :used] == 1).all(), "an element was written by two layers, or by none"
+    assert (written[:, used:] == 0).all(), "the unused end of a sector was written"
+
+
+@given(shapes, st.integers(1, 4))
+def test_layer_views_and_the_block_view_show_the_same_memory(shape: dict, slots: int):
+    layout = KVLayout(**shape, sector_bytes=(slots * block_bytes(shape) + 7) // 8 * 8)
+    elements = 2 * layout.sector_bytes // layout.dtype.itemsize
+    arena = torch.randn(elements, generator=torch.Generator().manual_seed(0)).to(layout.dtype).view(torch.uint8)
+    blocks = layout.block_view(arena)
+    assert blocks.shape[:4] == (2, layout.num_layers, 2, layout.blocks_per_sector)
+    for layer in range(layout.num_layers):
+        assert torch.equal(layout.layer_view(arena, layer), blocks[:, layer])
+
+
+@given(shapes, shapes, st.integers(0, 3))
+def test_two_models_in_different_sectors_never_meet(one: dict, other: dict, spare: int):
+    sector = (max(block_bytes(one), block_bytes(other)) + 8 * spare + 7) // 8 * 8
+    first, second = KVLayout(**one, sector_bytes=sector), KVLayout(**other, sector_bytes=sector)
+    arena = torch.zeros(2 * sector, dtype=torch.uint8)
+    first.block_view(arena)[0].fill_(1)
+    second.block_view(arena)[1].fill_(1)
+    again = torch.zeros(2 * sector, dtype=torch.uint8)
+    first.block_view(again)[0].fill_(1)
+    assert torch.equal(arena[:sector], again[:sector])
+    assert not again[sector:].any()
+
+
+def test_a_sectors_layout_is_layer_major():
+    layout = KVLayout(2, 1, 2, 3, torch.float32, sector_bytes=4 * 96)
+    view = layout.layer_view(torch.zeros(4 * 96, dtype=torch.uint8), 1)
+    # one slot: 3 tokens of 2 elements; one kind: 4 slots; one layer: keys then values
+    assert view.storage_offset() == 2 * 4 * 6
+    assert view.stride() == (96, 4 * 6, 6, 2, 2, 1)
+
+
+def test_bytes_per_token_of_published_models():
+    def bytes_per_token(layers: int, kv_heads: int, head_dim: int) -> int:
+        return KVLayout(layers, kv_heads, head_dim, 16, torch.bfloat16, 2**24).bytes_per_token
+
+    assert bytes_per_token(28, 2, 128) == 28_672  # Qwen2.5-1.5B
+    assert bytes_per_token(28, 4, 128) == 57_344  # Qwen2.5-Math-PRM-7B
+    assert bytes_per_token(16, 8, 64) == 32_768  # Llama-3.2-1B
+    assert bytes_per_token(32, 8, 128) == 131_072  # Llama-3.1-8B
+
+
+def test_a_sector_wastes_what_no_whole_block_covers():
+    layout = KVLayout(2, 1, 4, 4, torch.float32, sector_bytes=3 * 256 + 100)
+    assert (layout.block_bytes, layout.blocks_per_sector, layout.wasted_bytes_per_sector) == (256, 3, 100)
+
+
+def test_a_sector_smaller_than_a_block_is_refused():
+    with pytest.raises(ValueError, match="cannot hold one block of 256 bytes"):
+        KVLayout(2, 1, 4, 4, torch.float32, sector_bytes=255)

@@ -1,0 +1,71 @@
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
+
+SCALINGS = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3 of Llama-3.2-1B": {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "llama3 within a few tokens": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+def transformers_rotary(head_dim: int, theta: float, scaling: dict) -> LlamaRotaryEmbedding:
+    config = LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=131_072,
+        rope_parameters={**scaling, "rope_theta": theta},
+    )
+    return LlamaRotaryEmbedding(config)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS.keys())
+@pytest.mark.parametrize(("head_dim", "theta"), [(64, 500_000.0), (128, 10_000.0), (80, 1_000_000.0)])
+def test_inverse_frequencies_equal_transformers(head_dim: int, theta: float, scaling: dict):
+    expected = transformers_rotary(head_dim, theta, scaling).inv_freq
+    torch.testing.assert_close(inverse_frequencies(head_dim, theta, scaling), expected, rtol=1e-6, atol=0)
+
+
+def test_no_scaling_is_the_default_rule():
+    plain = inverse_frequencies(64, 10_000.0, None)
+    assert torch.equal(plain, inverse_frequencies(64, 10_000.0, {"rope_type": "default"}))
+
+
+def test_rotated_heads_equal_transformers_at_far_positions():
+    rotary = transformers_rotary(64, 500_000.0, SCALINGS["llama3 of Llama-3.2-1B"])
+    positions = torch.tensor([0, 1, 17, 4095, 100_000])
+    x = torch.randn(5, 3, 64)
+    cos, sin = rotary_table(rotary.inv_freq, positions)
+    their_cos, their_sin = rotary(x[None], positions[None])
+    expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], their_cos, their_sin)
+    torch.testing.assert_close(apply_rotary(x, cos, sin), expected[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_rotation_keeps_the_dtype_and_computes_in_float32():
+    x = torch.randn(3, 2, 8).bfloat16()
+    cos, sin = rotary_table(inverse_frequencies(8, 10_000.0, None), torch.tensor([5, 900, 90_000]))
+    rotated = apply_rotary(x, cos, sin)
+    assert rotated.dtype == torch.bfloat16
+    assert torch.equal(rotated, apply_rotary(x.float(), cos, sin).bfloat16())
+
+
+def test_an_unknown_rope_type_is_named():
+    with pytest.raises(ValueError, match="'yarn' is not supported"):
+        inverse_frequencies(64, 10_000.0, {"rope_type": "yarn"})

@@ -1,0 +1,77 @@
+"""What transformers says: plain implementations that feed whole texts, to compare the engine and the verifiers with."""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2Model,
+)
+
+
+@cache
+def hf_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@cache
+def _causal(folder: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@torch.inference_mode()
+def plain_logits(folder: Path, token_ids: list[int]) -> torch.Tensor:
+    """Logits `[tokens, vocabulary]` of one text."""
+    return _causal(folder)(torch.tensor([token_ids])).logits[0]
+
+
+def plain_greedy(folder: Path, token_ids: list[int], count: int) -> tuple[list[int], float]:
+    """The most likely continuation and its log-probability, the whole text fed anew for each token."""
+    text, total = list(token_ids), 0.0
+    for _ in range(count):
+        logits = plain_logits(folder, text)[-1]
+        text.append(int(logits.argmax()))
+        total += float(torch.log_softmax(logits, dim=-1)[text[-1]])
+    return text[len(token_ids) :], total
+
+
+@torch.inference_mode()
+def plain_classifier_scores(folder: Path, problem: str, steps: list[str], separator: str, chat: bool) -> list[float]:
+    """TRL's layout, all steps at once: probability of label 1 at each separator's last token."""
+    model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    tokenizer = hf_tokenizer(folder)
+    prompt = problem
+    if chat:
+        messages = [{"role": "user", "content": problem}]
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids, read_at = tokenizer.encode(prompt, add_special_tokens=False), []
+    for step in steps:
+        ids += tokenizer.encode(step.strip("\n"), add_special_tokens=False)
+        ids += tokenizer.encode(separator, add_special_tokens=False)
+        read_at.append(len(ids) - 1)
+    logits = model.eval()(torch.tensor([ids])).logits[0]
+    return torch.softmax(logits, dim=-1)[read_at, 1].tolist()
+
+
+@torch.inference_mode()
+def plain_math_prm_scores(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    """The model card's recipe for Qwen2.5-Math-PRM on one text: softmax of the two-layer head at each `<extra_0>`."""
+    weights = load_file(folder / "model.safetensors")
+    model = Qwen2Model(Qwen2Config.from_pretrained(folder, attn_implementation="eager")).eval()
+    model.load_state_dict({n.removeprefix("model."): w for n, w in weights.items() if n.startswith("model.")})
+    tokenizer = hf_tokenizer(folder)
+    system = "Please reason step by step, and put your final answer within \\boxed{}."
+    prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
+    ids, read_at = tokenizer.encode(prompt, add_special_tokens=False), []
+    for step in steps:
+        read_at.append(len(ids) + len(step_ids := tokenizer.encode(step.strip("\n"), add_special_tokens=False)))
+        ids += [*step_ids, tokenizer.convert_tokens_to_ids("<extra_0>")]
+    hidden = model(torch.tensor([ids])).last_hidden_state[0, read_at]
+    inner = torch.relu(hidden @ weights["score.0.weight"].T + weights["score.0.bias"])
+    return torch.softmax(inner @ weights["score.2.weight"].T + weights["score.2.bias"], dim=-1)[:, 1].tolist()

@@ -1,0 +1,175 @@
+"""An orchestrator without an engine: the problem's text says what the search does.
+
+solve    ends after two rounds with the answer 42        hold     runs until `release` is set or it is cancelled
+nothing  ends without an answer                          flood    as hold, with 50 step reports in every engine step
+fail     ends as failed                                  die      the engine step raises
+bug      submitting raises an unexpected error           pool     submitting raises PoolTooSmallError
+"""
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from espalier.engine.errors import PoolTooSmallError
+from espalier.search.request import Limits, SearchRequest, Vote, validate
+from espalier.search.result import (
+    Accounting,
+    Candidate,
+    CandidateDone,
+    Event,
+    Finished,
+    NodeRecord,
+    ScoredStep,
+    SearchResult,
+    Started,
+    StepDone,
+    StopReason,
+)
+
+SECRET = "secret of /home/someone/weights"
+
+STEPS = (ScoredStep("6*7=42\n\n", 0.75), ScoredStep("The answer is \\boxed{42}.", 0.5))
+CANDIDATE = Candidate(node_id=2, answer="42", score=0.5, multiplicity=3, steps=STEPS)
+NODES = (
+    NodeRecord(0, None, 0, "", None, "", 1),
+    NodeRecord(1, 0, 1, STEPS[0].text, 0.75, "", 1),
+    NodeRecord(2, 1, 2, STEPS[1].text, 0.5, "eos", 3),
+    NodeRecord(3, 0, 1, "6*7=41\n\n", 0.125, "pruned", 1),
+)
+ACCOUNTING = Accounting(101, 90, 60, 95, 94, 4, 1, 2, 65536, 12, 5, 0.25, 1.5)
+DIGESTS = {"generator": "ab" * 32, "verifier": "cd" * 32}
+
+
+def result_of(request: SearchRequest, search_id: str, stop_reason: StopReason) -> SearchResult:
+    answered = stop_reason is StopReason.FINISHED and request.problem != "nothing"
+    return SearchResult(
+        search_id=search_id,
+        answer="42" if answered else "",
+        score=0.5 if answered else None,
+        stop_reason=stop_reason,
+        best=CANDIDATE if answered else None,
+        candidates=(CANDIDATE,) if answered else (),
+        nodes=NODES,
+        accounting=ACCOUNTING,
+        configuration=request,
+        digests=DIGESTS,
+    )
+
+
+@dataclass
+class Running:
+    search_id: str
+    request: SearchRequest
+    on_event: Callable[[Event], None]
+    rounds: int = 0
+    cancelled: bool = False
+
+
+class ScriptedOrchestrator:
+    """Counts what happens to it in queues a test can wait on; one engine step takes a few milliseconds."""
+
+    def __init__(self) -> None:
+        self.limits = Limits()
+        self.release = threading.Event()
+        self.submitted: queue.Queue[str] = queue.Queue()
+        self.cancelled: queue.Queue[str] = queue.Queue()
+        self.ended: queue.Queue[str] = queue.Queue()
+        self.looks = 0
+        self.flooded = 0
+        self._flood_grew = threading.Condition()
+        self.closed = False
+        self.thread: threading.Thread | None = None
+        self._numbers = itertools.count()
+        self._live: dict[str, Running] = {}
+
+    @property
+    def busy(self) -> bool:
+        self.looks += 1
+        return bool(self._live)
+
+    @property
+    def running(self) -> int:
+        return len(self._live)
+
+    def submit(self, request: SearchRequest, on_event: Callable[[Event], None] | None = None) -> str:
+        self._own_thread()
+        validate(request, self.limits)
+        if request.problem == "bug":
+            raise RuntimeError(SECRET)
+        if request.problem == "pool":
+            raise PoolTooSmallError(2**30, 2**20)
+        search_id = f"s{next(self._numbers)}"
+        effective = replace(request, vote=request.vote or Vote.WEIGHTED)
+        self._live[search_id] = Running(search_id, effective, on_event or (lambda event: None))
+        self.submitted.put(search_id)
+        return search_id
+
+    def cancel(self, search_id: str) -> None:
+        self._own_thread()
+        if search_id in self._live:
+            self._live[search_id].cancelled = True
+
+    def step(self) -> list[SearchResult]:
+        self._own_thread()
+        assert self._live, "step() of an idle orchestrator"
+        ended = []
+        for search in list(self._live.values()):
+            if (reason := self._advance(search)) is not None:
+                ended.append(self._finish(search, reason))
+        if not ended:
+            self.release.wait(0.005)
+        return ended
+
+    def close(self) -> None:
+        for search in list(self._live.values()):
+            self._finish(search, StopReason.CANCELLED)
+        self.closed = True
+
+    def _advance(self, search: Running) -> StopReason | None:
+        search.rounds += 1
+        if search.rounds == 1:
+            search.on_event(Started(search.search_id, search.request))
+        if search.cancelled:
+            return StopReason.CANCELLED
+        match search.request.problem:
+            case "die":
+                raise RuntimeError(SECRET)
+            case "fail":
+                return StopReason.FAILED
+            case "hold" | "flood":
+                if search.request.problem == "flood":
+                    self._flood(search)
+                return StopReason.FINISHED if self.release.is_set() else None
+        search.on_event(StepDone(search.search_id, search.rounds, 4, NODES[search.rounds : search.rounds + 1]))
+        if search.rounds < 2:
+            return None
+        search.on_event(CandidateDone(search.search_id, CANDIDATE))
+        return StopReason.FINISHED
+
+    def _flood(self, search: Running) -> None:
+        with self._flood_grew:
+            for _ in range(50):
+                self.flooded += 1
+                big = NodeRecord(self.flooded, 0, 1, "x" * 10_000, 0.5, "", 1)
+                search.on_event(StepDone(search.search_id, self.flooded, 1, (big,)))
+            self._flood_grew.notify_all()
+
+    def flood_until(self, count: int) -> None:
+        """Wait until that many step reports were made."""
+        with self._flood_grew:
+            assert self._flood_grew.wait_for(lambda: self.flooded >= count, timeout=10)
+
+    def _finish(self, search: Running, reason: StopReason) -> SearchResult:
+        result = result_of(search.request, search.search_id, reason)
+        search.on_event(Finished(search.search_id, result))
+        del self._live[search.search_id]
+        if reason is StopReason.CANCELLED:
+            self.cancelled.put(search.search_id)
+        self.ended.put(search.search_id)
+        return result
+
+    def _own_thread(self) -> None:
+        self.thread = self.thread or threading.current_thread()
+        assert threading.current_thread() is self.thread, "the orchestrator is used from a second thread"

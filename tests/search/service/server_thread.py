@@ -1,0 +1,51 @@
+"""A server on an event loop in a thread, so that tests can use the ordinary blocking client."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from espalier.search.service.server import Server
+from espalier.search.service.settings import ServerSettings
+
+PATIENCE = 10.0  # seconds any single wait may take before the test fails
+
+
+class ServerThread:
+    def __init__(self, load: Callable[[], Any], settings: ServerSettings) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.server: Server = self.call(self._make(load, settings))
+        self.address: str = self.call(self.server.start())
+
+    async def _make(self, load: Callable[[], Any], settings: ServerSettings) -> Server:
+        return Server(load, settings)
+
+    def call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+
+    def wait_loaded(self) -> None:
+        async def loaded() -> None:
+            await asyncio.shield(self.server.engine.loaded)
+
+        self.call(loaded())
+
+    def close(self) -> None:
+        self.call(self.server.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._loop.close()
+
+
+def wait_for_health(address: str, wanted: str) -> None:
+    """Follow the health service until it says `wanted`."""
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="espalier.v1.SearchService")
+        for response in stub.Watch(request, timeout=PATIENCE):
+            if health_pb2.HealthCheckResponse.ServingStatus.Name(response.status) == wanted:
+                return

@@ -1,0 +1,212 @@
+from dataclasses import fields, replace
+
+import pytest
+from scripted_orchestrator import CANDIDATE, NODES, result_of
+
+from espalier.engine.errors import InvalidRequestError
+from espalier.search.request import Aggregation, AlgorithmName, Limits, SearchRequest, Vote
+from espalier.search.result import (
+    Accounting,
+    Candidate,
+    CandidateDone,
+    Finished,
+    NodeRecord,
+    ScoredStep,
+    SearchResult,
+    Started,
+    StepDone,
+    StopReason,
+)
+from espalier.search.service.convert import (
+    checked_request,
+    event_from_wire,
+    event_to_wire,
+    fit_result,
+    request_from_wire,
+    request_to_wire,
+    result_from_wire,
+    result_to_wire,
+)
+from espalier.search.service.wire_enums import termination_from_wire, termination_to_wire
+from espalier.v1 import search_pb2 as pb
+
+FULL = SearchRequest(
+    problem="Où est ∑?",
+    algorithm=AlgorithmName.BEST_OF_N,
+    beam_width=7,
+    expansion=3,
+    vote=Vote.NAIVE,
+    aggregation=Aggregation.PROD,
+    temperature=0.0,
+    top_p=0.9,
+    max_steps=5,
+    max_step_tokens=77,
+    max_tokens=1000,
+    seed=2**62,
+)
+RESULT = result_of(FULL, "s1", StopReason.FINISHED)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "renamed"),
+    [
+        (pb.SolveProblemRequest, SearchRequest, {"include_nodes": None}),
+        (pb.SearchResult, SearchResult, {"omitted_candidates": None, "omitted_nodes": None}),
+        (pb.Accounting, Accounting, {"queue_duration": "queue_seconds", "search_duration": "seconds"}),
+        (pb.Candidate, Candidate, {}),
+        (pb.ScoredStep, ScoredStep, {}),
+        (pb.SearchNode, NodeRecord, {}),
+        (pb.StepDone, StepDone, {}),
+        (pb.SearchStarted, Started, {}),
+        (pb.CandidateDone, CandidateDone, {}),
+    ],
+)
+def test_every_field_of_a_dataclass_is_on_the_wire_and_the_other_way_round(message, kind, renamed):
+    on_wire = {renamed.get(field.name, field.name) for field in message.DESCRIPTOR.fields} - {None}
+
+    assert on_wire == {field.name for field in fields(kind)}
+
+
+@pytest.mark.parametrize("request_", [FULL, SearchRequest("x"), replace(FULL, vote=None, temperature=None, seed=0)])
+def test_a_request_survives_the_wire(request_):
+    assert request_from_wire(request_to_wire(request_)) == (request_, [])
+
+
+@pytest.mark.parametrize(
+    ("field", "member"),
+    [(f, m) for f, kind in (("algorithm", AlgorithmName), ("vote", Vote), ("aggregation", Aggregation)) for m in kind],
+)
+def test_every_enum_member_survives_the_wire(field, member):
+    request = replace(FULL, **{field: member})
+
+    assert request_from_wire(request_to_wire(request))[0] == request
+
+
+@pytest.mark.parametrize(
+    ("wire", "kind"),
+    [
+        (pb.Algorithm, AlgorithmName),
+        (pb.Vote, Vote),
+        (pb.Aggregation, Aggregation),
+        (pb.StopReason, StopReason),
+    ],
+)
+def test_the_wire_has_no_enum_value_without_a_member(wire, kind):
+    assert len(wire.items()) == len(kind) + 1  # and UNSPECIFIED
+
+
+def test_fields_left_out_take_the_dataclass_defaults():
+    assert request_from_wire(pb.SolveProblemRequest(problem="x")) == (SearchRequest("x"), [])
+
+
+def test_an_explicit_zero_is_not_taken_for_a_field_left_out():
+    with pytest.raises(InvalidRequestError) as caught:
+        checked_request(pb.SolveProblemRequest(problem="x", beam_width=0, seed=0), Limits())
+
+    assert [v.field for v in caught.value.violations] == ["beam_width"]
+
+
+def test_a_bad_message_lists_unknown_enum_values_and_broken_limits_together():
+    message = pb.SolveProblemRequest(
+        problem="  ", beam_width=-1, expansion=10_000, temperature=float("nan"), top_p=2, max_steps=0, seed=-1
+    )
+    message.algorithm = 99  # pyright: ignore[reportAttributeAccessIssue]
+    message.vote = 98  # pyright: ignore[reportAttributeAccessIssue]
+
+    with pytest.raises(InvalidRequestError) as caught:
+        checked_request(message, Limits())
+
+    named = {v.field for v in caught.value.violations}
+    assert named >= {
+        "problem",
+        "beam_width",
+        "expansion",
+        "temperature",
+        "top_p",
+        "max_steps",
+        "seed",
+        "algorithm",
+        "vote",
+    }
+
+
+def test_values_no_message_can_hold_are_listed_before_anything_is_sent():
+    with pytest.raises(InvalidRequestError) as caught:
+        request_to_wire(replace(FULL, beam_width=2**40, seed=-(2**70), problem="\ud800"))
+
+    assert {v.field for v in caught.value.violations} == {"beam_width", "seed", "problem"}
+
+
+def test_a_result_survives_the_wire_with_its_tree():
+    assert result_from_wire(result_to_wire(RESULT, include_nodes=True)) == RESULT
+
+
+def test_a_result_leaves_the_tree_out_unless_asked():
+    assert result_from_wire(result_to_wire(RESULT, include_nodes=False)) == replace(RESULT, nodes=())
+
+
+def test_a_result_without_answer_survives_the_wire():
+    result = replace(result_of(FULL, "s2", StopReason.CANCELLED), nodes=())
+
+    assert result.best is None
+    assert result_from_wire(result_to_wire(result, include_nodes=True)) == result
+
+
+@pytest.mark.parametrize(
+    "event",
+    [Started("s1", FULL), StepDone("s1", 2, 16, NODES), CandidateDone("s1", CANDIDATE), Finished("s1", RESULT)],
+)
+def test_an_event_survives_the_wire(event):
+    assert event_from_wire(event_to_wire(event, include_nodes=True)) == event
+
+
+def test_an_event_of_a_newer_server_is_no_event():
+    assert event_from_wire(pb.SolveProblemStreamResponse()) is None
+
+
+@pytest.mark.parametrize(
+    "word", ["", "eos", "boxed", "length", "budget", "degenerate", "duplicate", "pruned", "cancelled"]
+)
+def test_every_termination_survives_the_wire(word):
+    number = termination_to_wire(word)
+
+    assert (number is None) == (word == "")
+    assert number is None or termination_from_wire(number) == word
+
+
+def test_a_termination_the_contract_has_no_word_for_does_not_fail_the_search():
+    node = replace(NODES[2], termination="invented-later")
+
+    event = event_from_wire(event_to_wire(StepDone("s1", 1, 1, (node,)), include_nodes=True))
+
+    assert isinstance(event, StepDone)
+    assert event.kept[0].termination == "unspecified"
+
+
+def test_a_result_over_the_size_limit_gives_up_its_tree_first():
+    message = result_to_wire(replace(RESULT, nodes=NODES * 1000), include_nodes=True)
+
+    fitted = fit_result(message, 4096)
+
+    assert fitted.ByteSize() <= 4096
+    assert (fitted.omitted_nodes, len(fitted.nodes)) == (4000, 0)
+    assert (fitted.omitted_candidates, len(fitted.candidates)) == (0, 1)
+
+
+def test_a_result_over_the_size_limit_gives_up_its_last_candidates_and_keeps_the_answer():
+    many = tuple(replace(CANDIDATE, node_id=i) for i in range(1000))
+    message = result_to_wire(replace(RESULT, candidates=many), include_nodes=False)
+
+    fitted = fit_result(message, 4096)
+
+    assert fitted.ByteSize() <= 4096
+    assert len(fitted.candidates) + fitted.omitted_candidates == 1000
+    assert [c.node_id for c in fitted.candidates] == list(range(len(fitted.candidates)))
+    assert fitted.candidates
+    assert (fitted.answer, fitted.best.answer) == ("42", "42")
+
+
+def test_a_result_within_the_size_limit_is_left_alone():
+    message = result_to_wire(RESULT, include_nodes=True)
+
+    assert fit_result(message, message.ByteSize()) == message
