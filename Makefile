@@ -43,4 +43,4 @@ proto:  ## regenerate the stubs after an edit of proto/espalier/v1/*.proto
 		--python_out=proto --pyi_out=proto --grpc_python_out=proto proto/espalier/v1/*.proto
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build/protoc build/__editable__* dist *.egg-info

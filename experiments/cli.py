@@ -99,7 +99,7 @@ def serve(
         bool, typer.Option("--insecure-bind", help="Allow a bind that others can reach, without TLS or a token.")
     ] = False,
     max_searches: Annotated[int, typer.Option(min=1, help="Searches in flight at most.")] = 4,
-    queue: Annotated[int, typer.Option(min=0, help="Searches that may wait.")] = 64,
+    max_queue: Annotated[int, typer.Option(min=0, help="Searches that may wait.")] = 64,
     drain_seconds: Annotated[float, typer.Option(min=0, help="How long a stopping server lets searches end.")] = 30.0,
     generator: opt.Generator = "demo-generator",
     verifier: opt.Verifier = "demo-verifier",
@@ -110,6 +110,8 @@ def serve(
     threads: opt.Threads = None,
 ) -> None:
     """Serve searches over gRPC (espalier.v1.SearchService)."""
+    import logging
+
     from espalier.search.service.server import serve as run_server
     from espalier.search.service.settings import ServerSettings
 
@@ -119,8 +121,10 @@ def serve(
     )  # fmt: skip
     settings = ServerSettings(
         host=host, port=port, insecure_bind=insecure_bind,
-        max_searches=max_searches, max_queue=queue, drain_seconds=drain_seconds,
+        max_searches=max_searches, max_queue=max_queue, drain_seconds=drain_seconds,
     )  # fmt: skip
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def report(address: str) -> None:
         print(f"serving {generator} with {verifier or 'no verifier'} on {address}", flush=True)

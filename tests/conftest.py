@@ -81,9 +81,13 @@ def make_orchestrator(
     from espalier.search.orchestrator import Orchestrator
 
     def make(
-        generator: str = "talker", verifier: str | None = "classifier", max_running: int = 64, **options: Any
+        generator: "str | Model" = "talker",
+        verifier: str | Path | None = "classifier",
+        max_running: int = 64,
+        **options: Any,
     ) -> "Orchestrator":
-        family = verifier and load_verifier(Checkpoint(tiny_checkpoints[verifier]), torch.float32, "cpu")
+        folder = tiny_checkpoints[verifier] if isinstance(verifier, str) else verifier
+        family = folder and load_verifier(Checkpoint(folder), torch.float32, "cpu")
         engine = make_engine(generator, family.model if family else None, **options)
         talker = Generator(engine, "", {"temperature": 1.0, "top_p": 1.0})
         return Orchestrator(engine, talker, Verifier(engine, family) if family else None, max_running=max_running)

@@ -44,13 +44,14 @@ def release(engine: Engine, *sequences: Sequence) -> None:
         engine.release(sequence)
 
 
-def scripted(model: Model, token_ids: list[int]) -> Model:
-    """`model` with a head under which the next tokens are all but certain, one call after another."""
-    script = iter(token_ids)
+def scripted(model: Model, script: list[int | tuple[int, ...]]) -> Model:
+    """`model` with a head of its own: each call gives the script's next token, or one of several equally likely."""
+    tokens = iter(script)
 
     def head(hidden: torch.Tensor) -> torch.Tensor:
         logits = torch.zeros(hidden.shape[0], model.config.vocab_size)
-        logits[:, next(script)] = 100.0
+        chosen = next(tokens)
+        logits[:, list(chosen) if isinstance(chosen, tuple) else chosen] = 100.0
         return logits
 
     return dataclasses.replace(model, head=head)

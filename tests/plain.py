@@ -8,16 +8,17 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2Model,
 )
 
 
 @cache
-def hf_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(folder)
+def hf_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(
+        folder
+    )  # AutoTokenizer would rebuild Qwen2's own from the vocabulary
 
 
 @cache

@@ -32,11 +32,19 @@ def problems(seed: Seed = 0) -> None:
 
 
 @app.command()
-def generator(work_dir: WorkDir = _WORK_DIR, seed: Seed = 0, steps: Steps = None) -> None:
-    """Train the tokenizer and the generator."""
-    from espalier.experiments.demo.train_generator import GENERATOR_SCHEDULE, train_generator
+def generator(
+    work_dir: WorkDir = _WORK_DIR, seed: Seed = 0, base_steps: Steps = None, extension_steps: Steps = None
+) -> None:
+    """Train the tokenizer and the generator: three-digit numbers first, then longer problems and numbers."""
+    from espalier.experiments.demo.train_generator import (
+        BASE_SCHEDULE,
+        EXTENSION_SCHEDULE,
+        train_base,
+        train_extension,
+    )
 
-    train_generator(work_dir, seed, _with_steps(GENERATOR_SCHEDULE, steps))
+    train_base(work_dir, seed, _with_steps(BASE_SCHEDULE, base_steps))
+    train_extension(work_dir, seed, _with_steps(EXTENSION_SCHEDULE, extension_steps))
 
 
 @app.command()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from espalier.experiments.demo.equations import draw_equation, slip_result
 from espalier.experiments.demo.problems import (
+    BASE_OPERANDS,
     DELIMITER,
     MAX_OPERATIONS,
     MIN_OPERATIONS,
@@ -135,6 +136,8 @@ class Curriculum:
     drills: float = 0.45
     warm_operations: int = 4
     warm_operands: tuple[int, ...] = (50, 100)
+    operands: tuple[int, ...] = BASE_OPERANDS
+    prefer_long: bool = False
 
     def drill_share(self, progress: float) -> float:
         """Share of a batch's rows that are drills."""
@@ -142,17 +145,29 @@ class Curriculum:
 
     def operand_caps(self, progress: float) -> tuple[int, ...]:
         """Operand sizes drawn from."""
-        return self.warm_operands if progress < self.warm_share / 2 else TRAINING_OPERANDS
+        return self.warm_operands if progress < self.warm_share / 2 else self.operands
 
     def max_operations(self, progress: float) -> int:
         """Longest problem shown."""
         return self.warm_operations if progress < self.warm_share else MAX_OPERATIONS
 
+    def draw_operations(self, rng: random.Random, progress: float) -> int:
+        """Draws a batch's number of operations."""
+        longest = self.max_operations(progress)
+        drawn = rng.randint(MIN_OPERATIONS, longest)
+        return max(drawn, rng.randint(MIN_OPERATIONS, longest)) if self.prefer_long else drawn
+
+
+BASE_CURRICULUM = Curriculum()
+"""Short problems and small numbers first, then all lengths; three-digit numbers."""
+EXTENSION_CURRICULUM = Curriculum(warm_share=0.0, drills=0.35, operands=TRAINING_OPERANDS, prefer_long=True)
+"""Longer problems and longer numbers."""
+
 
 def generator_batch(maker: RowMaker, rng: random.Random, tokens: int, progress: float, plan: Curriculum) -> Batch:
     """Returns about `tokens` tokens: problems of one length, and drills cut to the same length."""
     caps = plan.operand_caps(progress)
-    operations = rng.randint(MIN_OPERATIONS, plan.max_operations(progress))
+    operations = plan.draw_operations(rng, progress)
     problems = [maker.solution(make_problem(rng, training_difficulty(rng, operations, caps)))]
     count = max(2, tokens // len(problems[0].ids))
     drills = round(count * plan.drill_share(progress))

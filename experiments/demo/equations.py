@@ -3,25 +3,26 @@
 import random
 from collections.abc import Callable
 
-from espalier.experiments.demo.problems import MAX_VALUE
+from espalier.experiments.demo.problems import max_value
 
 Slip = Callable[[random.Random, int, int], int]
 """From a left operand and a signed operand to a result, usually wrong."""
 
 
 def draw_equation(rng: random.Random, max_operand: int) -> tuple[int, int]:
-    """Returns a left operand and a signed operand whose sum lies in 0..MAX_VALUE."""
-    max_left = MAX_VALUE if max_operand > 100 or rng.random() < 0.5 else 200
+    """Returns a left operand and a signed operand whose sum is within bounds."""
+    bound = max_value(max_operand)
+    max_left = bound if max_operand > 100 or rng.random() < 0.5 else 200
     while True:
         left = rng.randint(1, max_left)
         operand = rng.randint(2, max_operand) * rng.choice((1, -1))
-        if 0 <= left + operand <= MAX_VALUE:
+        if 0 <= left + operand <= bound:
             return left, operand
 
 
 def _neighbour(rng: random.Random, left: int, operand: int) -> int:
     """Off by one in some decimal place: a carry forgotten or made up."""
-    return left + operand + rng.choice((1, -1)) * rng.choice((1, 10, 10, 100))
+    return left + operand + rng.choice((1, -1)) * 10 ** rng.randrange(max(3, len(str(left))))
 
 
 def _digit(rng: random.Random, left: int, operand: int) -> int:
@@ -40,7 +41,7 @@ def _two_digits(rng: random.Random, left: int, operand: int) -> int:
 def _no_carries(_: random.Random, left: int, operand: int) -> int:
     """Every decimal place on its own, carries and borrows lost."""
     sign = 1 if operand > 0 else -1
-    places = [(left // p % 10 + sign * (abs(operand) // p % 10)) % 10 * p for p in (1, 10, 100)]
+    places = [(left // p % 10 + sign * (abs(operand) // p % 10)) % 10 * p for p in (1, 10, 100, 1000, 10_000)]
     return sum(places)
 
 

@@ -66,7 +66,7 @@ def digests(directory: Path) -> dict[str, str]:
 def write_summary(work_dir: Path, seed: int, out: Path) -> None:
     """Writes `training.json`: commands, seed, schedules, tokens, minutes, final losses, gate figures and digests."""
     stages = {}
-    for stage in ("generator", "verifier-equations", "verifier-steps"):
+    for stage in ("generator-base", "generator-extension", "verifier-equations", "verifier-steps"):
         path = work_dir / f"{stage}.json"
         if path.exists():
             progress = json.loads(path.read_text(encoding="utf-8"))

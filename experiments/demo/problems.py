@@ -20,8 +20,6 @@ from espalier.experiments.demo.themes import HE, SHE, THEMES, Theme
 
 DELIMITER = "\n\n"
 """What ends every step but the last."""
-MAX_VALUE = 999
-"""No running value exceeds this, nor goes below zero."""
 HELD_OUT_SHARE = 1 / 16
 """Share of all possible problems, by hash of their numbers, that training never sees."""
 MIN_OPERATIONS, MAX_OPERATIONS = 2, 8
@@ -43,7 +41,10 @@ LEVELS: dict[int, tuple[Difficulty, ...]] = {
     5: (Difficulty(8, 600),),
 }
 """The difficulties a benchmark level cycles through."""
-TRAINING_OPERANDS = (50, 100, 200, 400, 600, 900)
+BASE_OPERANDS = (50, 100, 200, 400, 600, 900)
+"""Operand sizes of the generator's first training phase: three digits at most."""
+TRAINING_OPERANDS = (50, 100, 200, 400, 600, 900, 2000, 5000, 9000)
+"""Operand sizes of all training after it: up to four digits, which are learned worst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,11 @@ class Problem:
         return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
 
 
+def max_value(max_operand: int) -> int:
+    """Returns the bound of running values for an operand size: 999, or all nines of the operand's length."""
+    return max(999, 10 ** len(str(max_operand)) - 1)
+
+
 def equation(left: int, operand: int, result: int | None = None) -> str:
     """Returns the step `left±operand=result`; the right result unless another is given."""
     result = left + operand if result is None else result
@@ -98,16 +104,16 @@ def boxed(value: int) -> str:
 
 
 def _draw_numbers(rng: random.Random, difficulty: Difficulty) -> tuple[int, tuple[int, ...]]:
-    """Returns a start and signed operands, distinct in size, whose running values stay within 0..MAX_VALUE."""
+    """Returns a start and signed operands, distinct in size, whose running values stay within bounds."""
     smallest = 2 if difficulty.max_operand <= 100 else 11
     start = rng.randint(max(5, smallest), max(99, difficulty.max_operand))
     operands: list[int] = []
-    value = start
+    value, bound = start, max_value(difficulty.max_operand)
     while len(operands) < difficulty.operations:
         operand = rng.randint(smallest, difficulty.max_operand) * rng.choice((1, -1))
-        if not 0 < value + operand <= MAX_VALUE:
+        if not 0 < value + operand <= bound:
             operand = -operand
-        if not 0 < value + operand <= MAX_VALUE or abs(operand) in map(abs, operands):
+        if not 0 < value + operand <= bound or abs(operand) in map(abs, operands):
             continue
         operands.append(operand)
         value += operand

@@ -6,12 +6,20 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import Qwen2ForCausalLM
 
-from espalier.experiments.demo.batches import Batch, Curriculum, RowMaker, generator_batch
+from espalier.experiments.demo.batches import (
+    BASE_CURRICULUM,
+    EXTENSION_CURRICULUM,
+    Batch,
+    Curriculum,
+    RowMaker,
+    generator_batch,
+)
 from espalier.experiments.demo.networks import generator_config, new_generator
 from espalier.experiments.demo.tokenizer import train_tokenizer
 from espalier.experiments.demo.training import Progress, Schedule, fit, load_weights
 
-GENERATOR_SCHEDULE = Schedule(steps=1500)
+BASE_SCHEDULE = Schedule(steps=1500)
+EXTENSION_SCHEDULE = Schedule(steps=600, trunk_lr=0.012, other_lr=1.2e-3, decay_share=0.9)
 
 
 def load_tokenizer(work_dir: Path, seed: int) -> Tokenizer:
@@ -31,26 +39,40 @@ def empty_generator(tokenizer: Tokenizer, seed: int) -> Qwen2ForCausalLM:
     return new_generator(generator_config(tokenizer.get_vocab_size(), maker.end, maker.pad), seed)
 
 
-def generator_checkpoint(work_dir: Path) -> Path:
-    """Returns where the generator's training state lives."""
-    return work_dir / "generator.pt"
+def generator_checkpoint(work_dir: Path, phase: str) -> Path:
+    """Returns where a phase's training state lives; phases are `base` and `extension`."""
+    return work_dir / f"generator-{phase}.pt"
 
 
 def load_generator(work_dir: Path, tokenizer: Tokenizer) -> Qwen2ForCausalLM:
     """Returns the generator as trained so far."""
     model = empty_generator(tokenizer, seed=0)
-    load_weights(generator_checkpoint(work_dir), model)
+    path = generator_checkpoint(work_dir, "extension")
+    load_weights(path if path.exists() else generator_checkpoint(work_dir, "base"), model)
     return model.eval()
 
 
-def train_generator(work_dir: Path, seed: int, plan: Schedule = GENERATOR_SCHEDULE) -> Progress:
-    """Trains the generator, or goes on with it, and returns how far it got."""
-    tokenizer = load_tokenizer(work_dir, seed)
-    maker = RowMaker(tokenizer)
-    curriculum = Curriculum()
+def _train(
+    work_dir: Path, seed: int, phase: str, plan: Schedule, curriculum: Curriculum, model: Qwen2ForCausalLM
+) -> Progress:
+    maker = RowMaker(load_tokenizer(work_dir, seed))
 
     def batch(step: int) -> Batch:
-        rng = random.Random(f"generator-{seed}-{step}")
+        # The base phase's seed has no name of its own.
+        rng = random.Random(f"generator-{'' if phase == 'base' else phase + '-'}{seed}-{step}")
         return generator_batch(maker, rng, plan.tokens, step / plan.steps, curriculum)
 
-    return fit("generator", empty_generator(tokenizer, seed), batch, plan, generator_checkpoint(work_dir))
+    return fit(f"generator, {phase}", model, batch, plan, generator_checkpoint(work_dir, phase))
+
+
+def train_base(work_dir: Path, seed: int, plan: Schedule = BASE_SCHEDULE) -> Progress:
+    """Trains the generator from nothing to three-digit numbers, or goes on with it."""
+    model = empty_generator(load_tokenizer(work_dir, seed), seed)
+    return _train(work_dir, seed, "base", plan, BASE_CURRICULUM, model)
+
+
+def train_extension(work_dir: Path, seed: int, plan: Schedule = EXTENSION_SCHEDULE) -> Progress:
+    """Goes on from the base phase to longer problems and numbers."""
+    model = empty_generator(load_tokenizer(work_dir, seed), seed)
+    load_weights(generator_checkpoint(work_dir, "base"), model)
+    return _train(work_dir, seed, "extension", plan, EXTENSION_CURRICULUM, model)

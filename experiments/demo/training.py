@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from espalier.experiments.demo.batches import IGNORED, Batch
 from espalier.experiments.demo.optimizer import make_optimizers, schedule, set_rate

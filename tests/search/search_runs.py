@@ -1,0 +1,82 @@
+"""Running searches to their end under watch, and comparing what came out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from espalier.engine.engine import Engine
+from espalier.search.orchestrator import Orchestrator
+from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.result import Event, SearchResult
+
+PROBLEM = "Tom starts with 38 coins. He finds 47 more."
+
+BEAM = SearchRequest(PROBLEM, AlgorithmName.BEAM, 3, 3, max_steps=5, max_step_tokens=12, max_tokens=40, seed=1)
+BEST_OF_N = SearchRequest(PROBLEM, AlgorithmName.BEST_OF_N, 6, max_steps=5, max_step_tokens=12, max_tokens=40, seed=2)
+MAJORITY = SearchRequest(PROBLEM, AlgorithmName.MAJORITY, 6, max_steps=5, max_step_tokens=12, max_tokens=40, seed=3)
+GREEDY = SearchRequest(PROBLEM, AlgorithmName.GREEDY, max_steps=3, max_step_tokens=12, max_tokens=40)
+ALL = {request.algorithm.value: request for request in (BEAM, BEST_OF_N, MAJORITY, GREEDY)}
+
+
+@dataclass
+class Watched:
+    """Results in order of submission, events by search, and the most searches seen running at once."""
+
+    results: list[SearchResult] = field(default_factory=list)
+    events: dict[str, list[Event]] = field(default_factory=dict)
+    most_running: int = 0
+
+    @property
+    def only(self) -> SearchResult:
+        (result,) = self.results
+        return result
+
+
+def run(orchestrator: Orchestrator, *requests: SearchRequest) -> Watched:
+    """Run searches to their ends, checking pool and reservations after every step."""
+    watched, ended = Watched(), {}
+
+    def watch(event: Event) -> None:
+        watched.events.setdefault(event.search_id, []).append(event)
+
+    ids = [orchestrator.submit(request, watch) for request in requests]
+    while orchestrator.busy:
+        ended |= {result.search_id: result for result in orchestrator.step()}
+        watched.most_running = max(watched.most_running, orchestrator.running)
+        check_reserved(orchestrator.engine)
+    watched.results = [ended[search_id] for search_id in ids]
+    return watched
+
+
+def check_reserved(engine: Engine) -> None:
+    """The pool is whole, and no role holds more blocks than its searches reserved."""
+    engine.check_integrity()
+    for role, stats in engine.stats().items():
+        assert stats.live_blocks <= engine.admission.reserved_blocks[role], f"{role} holds more than was reserved"
+
+
+def tree(result: SearchResult) -> list[tuple]:
+    """Every node by what it says and not by when it was made: texts and scores from the root, fate, multiplicity."""
+    by_id = {node.node_id: node for node in result.nodes}
+
+    def lineage(node_id: int) -> tuple:
+        node = by_id[node_id]
+        parent = () if node.parent_id is None else lineage(node.parent_id)
+        return (*parent, (node.text, node.score))
+
+    nodes = [(lineage(node.node_id), node.termination, node.multiplicity) for node in result.nodes]
+    return sorted(nodes, key=repr)
+
+
+def outcome(result: SearchResult) -> tuple:
+    """All of a result that must not depend on company: the tree, the candidates in order, the answer."""
+    candidates = [(c.answer, c.score, c.multiplicity, c.steps) for c in result.candidates]
+    return tree(result), candidates, result.answer, result.score, result.stop_reason
+
+
+def crowd(count: int) -> Iterable[SearchRequest]:
+    """Searches of other problems by every algorithm."""
+    kinds = [BEAM, BEST_OF_N, MAJORITY, GREEDY]
+    for i in range(count):
+        kind = kinds[i % 4]
+        fields = kind.to_dict() | {"problem": f"Problem {i}: " + "how many? " * (i % 5), "seed": 100 + i}
+        yield SearchRequest(**fields)

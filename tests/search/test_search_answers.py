@@ -1,0 +1,90 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier.search.answers import canonical, extract_answer, last_boxed
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"So \boxed{85}.", "85"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{ x^{2^{3}} }", "x^{2^{3}}"),
+        (r"First \boxed{1}, then \boxed{2}", "2"),
+        (r"\boxed{3} and an open \boxed{4", "3"),
+        (r"\boxed{}", ""),
+        ("a\n\\boxed{multi\nline}", "multi\nline"),
+    ],
+)
+def test_the_last_complete_box_is_the_answer(text: str, answer: str):
+    assert last_boxed(text) == answer
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize("text", ["", "no box", r"\boxed", r"\boxed 5", r"\boxed{5", "boxed{5}"])
+def test_without_a_complete_box_there_is_none(text: str):
+    assert last_boxed(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("38+47=85\n#### 85", "85"),
+        ("#### 1\n#### 1,234 ", "1,234"),
+        ("The answer is 42.", "42"),
+        ("the final answer is: $\\frac{3}{4}$.", r"\frac{3}{4}"),
+        ("The answer is 3.5. We are done.", "3.5"),
+        ("The Answer is 1.\nNo, the answer is 2.\n", "2"),
+        ("The answer is\n7", "7"),
+        ("There is no answer", ""),
+        ("", ""),
+    ],
+)
+def test_other_spellings_of_an_answer_are_found(text: str, answer: str):
+    assert extract_answer(text) == answer
+
+
+def test_a_box_counts_before_hashes_and_hashes_before_words():
+    assert extract_answer("the answer is 1\n#### 2\n\\boxed{3}\nthe answer is 4") == "3"
+    assert extract_answer("#### 2\nthe answer is 4") == "2"
+
+
+nested = st.recursive(st.sampled_from(["1", "x", r"\frac"]), lambda inner: inner.map(lambda s: "{" + s + "}") | inner)
+
+
+@given(st.lists(nested, min_size=1, max_size=5).map("".join), st.text("ab {}", max_size=5))
+def test_any_balanced_content_comes_out_whole(content: str, before: str):
+    assert last_boxed(before + "\\boxed{" + content + "}") == content
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("85", " 85. "),
+        ("$85$", "85"),
+        ("1,234,567", "1234567"),
+        ("0.5", "1/2"),
+        (".50", "2/4"),
+        ("+3", "3.0"),
+        ("-0", "0"),
+        (r"\dfrac{1}{2}", r"\tfrac{1}{2}"),
+        ("x + 1", "x+1"),
+        (r"1\!234", "1234"),
+    ],
+)
+def test_equal_answers_meet(one: str, other: str):
+    assert canonical(one) == canonical(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("85", "86"), ("-1", "1"), ("1,2", "12"), ("x", "X"), ("0.3333", "1/3"), ("1/0", "0"), ("", "0")]
+)
+def test_different_answers_stay_apart(one: str, other: str):
+    assert canonical(one) != canonical(other)
+
+
+@given(st.text(max_size=20))
+def test_canonical_takes_any_text_and_ignores_space_around_it(text: str):
+    assert canonical(f" {text}\n") == canonical(text)

@@ -1,0 +1,74 @@
+"""The same request and seed give the same tree, scores bit for bit, whatever runs beside it."""
+
+from collections.abc import Callable
+
+import pytest
+from search_runs import BEAM, BEST_OF_N, MAJORITY, Watched, crowd, outcome, run
+
+from espalier.search.orchestrator import Orchestrator
+from espalier.search.request import SearchRequest
+
+Make = Callable[..., Orchestrator]
+MINE = {
+    "beam": BEAM,
+    "wide beam": SearchRequest(**BEAM.to_dict() | {"beam_width": 4, "expansion": 4, "seed": 7}),
+    "cool beam with top-p": SearchRequest(**BEAM.to_dict() | {"temperature": 0.6, "top_p": 0.9, "seed": 8}),
+    "best-of-n": BEST_OF_N,
+    "majority": MAJORITY,
+}
+
+
+def run_among(orchestrator: Orchestrator, mine: SearchRequest, others: int, place: int) -> Watched:
+    """Run a search with others before and after it; its result comes first."""
+    requests = list(crowd(others))
+    requests.insert(place, mine)
+    watched = run(orchestrator, *requests)
+    watched.results.insert(0, watched.results.pop(place))
+    return watched
+
+
+@pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
+def test_a_search_gives_the_same_alone_and_among_31_others(mine: SearchRequest, make_orchestrator: Make):
+    alone = run(make_orchestrator(), mine).only
+    watched = run_among(make_orchestrator(kv_memory_bytes=2**24), mine, 31, place=0)
+    assert watched.most_running == 32
+    assert outcome(watched.results[0]) == outcome(alone)
+
+
+@pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
+def test_a_search_gives_the_same_in_another_order_of_arrival(mine: SearchRequest, make_orchestrator: Make):
+    first = run_among(make_orchestrator(kv_memory_bytes=2**24), mine, 9, place=0).results[0]
+    last = run_among(make_orchestrator(kv_memory_bytes=2**24), mine, 9, place=9).results[0]
+    assert outcome(first) == outcome(last)
+
+
+@pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
+def test_a_search_that_waited_for_memory_gives_the_same(mine: SearchRequest, make_orchestrator: Make):
+    alone = run(make_orchestrator(), mine).only
+    watched = run_among(make_orchestrator(kv_memory_bytes=600_000), mine, 6, place=6)
+    assert watched.most_running < 7
+    assert outcome(watched.results[0]) == outcome(alone)
+
+
+@pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
+def test_block_size_and_step_budget_do_not_change_a_search(mine: SearchRequest, make_orchestrator: Make):
+    usual = run(make_orchestrator(), mine).only
+    for options in ({"block_size": 16}, {"block_size": 1}, {"max_batch_tokens": 5}):
+        assert outcome(run(make_orchestrator(**options), mine).only) == outcome(usual), options
+
+
+def test_a_crowded_step_budget_does_not_change_a_search(make_orchestrator: Make):
+    """With fewer tokens a step than branches, siblings finish in an order that depends on their company."""
+    for seed in range(12):
+        mine = SearchRequest(
+            **BEAM.to_dict() | {"expansion": 6, "max_step_tokens": 4, "seed": seed, "temperature": 0.8}
+        )
+        alone = run(make_orchestrator(), mine).only
+        watched = run_among(make_orchestrator(max_batch_tokens=8), mine, 3, place=3)
+        assert outcome(watched.results[0]) == outcome(alone), f"seed {seed}"
+
+
+def test_running_the_same_request_twice_at_once_gives_twins(make_orchestrator: Make):
+    first, second = run(make_orchestrator(), BEAM, BEAM).results
+    assert first.search_id != second.search_id
+    assert outcome(first) == outcome(second)

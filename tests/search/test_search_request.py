@@ -1,0 +1,91 @@
+import json
+import math
+
+import pytest
+
+from espalier.engine.errors import InvalidRequestError
+from espalier.search.request import AlgorithmName, Limits, SearchRequest, validate
+
+GOOD = {"problem": "1+1?"}
+
+
+def violations(**fields: object) -> list[str]:
+    """Names of the fields that are refused, in order."""
+    try:
+        validate(SearchRequest(**{**GOOD, **fields}), Limits())
+    except InvalidRequestError as error:
+        return [violation.field for violation in error.violations]
+    return []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"beam_width": 256, "expansion": 4},
+        {"beam_width": 16, "expansion": 64},
+        {"temperature": 0.0, "top_p": 1.0},
+        {"temperature": 10.0, "top_p": 1e-9},
+        {"max_steps": 128, "max_step_tokens": 2048, "max_tokens": 262_144},
+        {"max_steps": 1, "max_step_tokens": 1, "max_tokens": 1},
+        {"seed": 2**63 - 1},
+        {"problem": "x" * 32 * 1024},
+        {"algorithm": AlgorithmName.MAJORITY, "beam_width": 256, "expansion": 64},  # M does not apply
+    ],
+)
+def test_requests_at_their_bounds_are_taken(fields: dict[str, object]):
+    assert violations(**fields) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("problem", ""),
+        ("problem", " \n"),
+        ("problem", "x" * (32 * 1024 + 1)),
+        ("problem", "ü" * (16 * 1024 + 1)),
+        ("beam_width", 0),
+        ("expansion", -1),
+        ("expansion", 65),
+        ("max_steps", 0),
+        ("max_steps", 129),
+        ("max_step_tokens", 0),
+        ("max_step_tokens", 2049),
+        ("max_tokens", 0),
+        ("max_tokens", 262_145),
+        ("temperature", -0.1),
+        ("temperature", 10.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("seed", -1),
+        ("seed", 2**63),
+    ],
+)
+def test_a_field_out_of_its_bounds_is_named(field: str, value: object):
+    assert violations(**{field: value}) == [field]
+
+
+def test_too_many_candidates_are_refused_though_each_factor_is_allowed():
+    assert violations(beam_width=256, expansion=5) == ["expansion"]
+
+
+def test_every_violation_is_listed_and_not_only_the_first():
+    wrong = {"problem": " ", "beam_width": 300, "max_steps": 0, "temperature": -1.0, "top_p": 2.0, "seed": -5}
+    assert violations(**wrong) == ["problem", "beam_width", "expansion", "max_steps", "temperature", "top_p", "seed"]
+
+
+def test_a_violation_names_the_limit_and_the_value():
+    with pytest.raises(InvalidRequestError, match="max_steps: must be between 1 and 128, is 500"):
+        validate(SearchRequest("1+1?", max_steps=500), Limits())
+
+
+def test_a_problem_that_is_not_valid_unicode_is_a_violation():
+    assert violations(problem="half a pair: \ud800") == ["problem"]
+
+
+def test_a_request_is_plain_json():
+    request = SearchRequest("1+1?", temperature=0.5)
+    assert SearchRequest(**json.loads(json.dumps(request.to_dict()))) == request
