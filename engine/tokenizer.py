@@ -41,6 +41,11 @@ class TextTokenizer:
         """Ids the tokenizer can produce, added tokens included."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token and its id."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of `text` exactly as it stands: nothing is added before or after; special tokens are recognised."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids

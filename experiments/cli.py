@@ -47,11 +47,12 @@ def solve(
         str | None, typer.Option(help="HOST:PORT of an `espalier serve`; default: solve in this process.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the search tree to this .svg, .png or .pdf.")] = None,
     generator: opt.Generator = "demo-generator",
     verifier: opt.Verifier = "demo-verifier",
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
-    kv_memory: opt.KvMemory = "1G",
+    kv_memory: opt.KvMemory = None,
     system_prompt: opt.SystemPrompt = None,
     threads: opt.Threads = None,
 ) -> None:
@@ -83,6 +84,10 @@ def solve(
         while not (ended := orchestrator.step()):
             pass
         (result,) = ended
+    if plot:
+        from espalier.experiments.tree_plot import plot_tree
+
+        plot_tree(result, text, plot)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:
@@ -105,7 +110,7 @@ def serve(
     verifier: opt.Verifier = "demo-verifier",
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
-    kv_memory: opt.KvMemory = "1G",
+    kv_memory: opt.KvMemory = None,
     system_prompt: opt.SystemPrompt = None,
     threads: opt.Threads = None,
 ) -> None:
@@ -155,7 +160,7 @@ def evaluate_command(
     verifier: opt.Verifier = "demo-verifier",
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
-    kv_memory: opt.KvMemory = "1G",
+    kv_memory: opt.KvMemory = None,
     system_prompt: opt.SystemPrompt = None,
     in_flight: opt.InFlight = 32,
     threads: opt.Threads = None,
@@ -219,7 +224,7 @@ def sweep_command(
     verifier: opt.Verifier = "demo-verifier",
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
-    kv_memory: opt.KvMemory = "1G",
+    kv_memory: opt.KvMemory = None,
     system_prompt: opt.SystemPrompt = None,
     in_flight: opt.InFlight = 32,
     threads: opt.Threads = None,

@@ -10,12 +10,14 @@ from espalier.search.request import Aggregation, AlgorithmName, Vote
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def parse_bytes(text: str) -> int:
-    """Bytes from `512M`, `1.5GiB`, `2GB` (units are powers of 1024).
+def parse_bytes(text: str | None) -> int | None:
+    """Bytes from `512M`, `1.5GiB`, `2GB` (units are powers of 1024); None for None.
 
     Raises:
         typer.BadParameter: for anything else.
     """
+    if text is None:
+        return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if not match:
         raise typer.BadParameter(f"{text!r} is not a size; write 512M or 4G")
@@ -61,9 +63,12 @@ Dtype = Annotated[
     typer.Option(envvar=_env("DTYPE"), help="auto, float32, bfloat16 or float16.", rich_help_panel="Models"),
 ]
 KvMemory = Annotated[
-    str,
+    str | None,
     typer.Option(
-        envvar=_env("KV_MEMORY"), help="KV pool that both models share, like 512M or 4G.", rich_help_panel="Models"
+        envvar=_env("KV_MEMORY"),
+        help="KV pool that both models share, like 512M or 4G; default: 4G or a quarter of memory, 80% of a free GPU.",
+        rich_help_panel="Models",
+        show_default=False,
     ),
 ]
 SystemPrompt = Annotated[

@@ -34,7 +34,7 @@ def search_tree(result: SearchResult) -> Tree:
     for node in result.nodes:
         if node.termination != "duplicate":
             children[node.parent_id].append(node)
-    winners = _lineage(result)
+    winners = result.elected_path
     root = Tree(Text("problem", style="bold"), guide_style="dim")
     _grow(root, 0, children, winners)
     return root
@@ -67,22 +67,11 @@ def _label(node: NodeRecord, winners: set[int]) -> Text:
     return Text.assemble((score, "cyan"), "  ", (text, style), (merged + mark, "dim"))
 
 
-def _lineage(result: SearchResult) -> set[int]:
-    """Ids of the nodes on the elected path."""
-    parents = {node.node_id: node.parent_id for node in result.nodes}
-    node_id = result.best.node_id if result.best else None
-    found: set[int] = set()
-    while node_id is not None:
-        found.add(node_id)
-        node_id = parents[node_id]
-    return found
-
-
 def _costs(result: SearchResult) -> Group:
     a = result.accounting
     rows = [
         f"{a.nodes} steps sampled, {a.pruned} pruned, {a.duplicates} merged with an equal sibling",
-        f"{a.generated_tokens} tokens generated; computed: {a.generator_tokens} generator, {a.verifier_tokens} verifier",
+        f"{a.generated_tokens} tokens generated; computed {a.generator_tokens}, verifier {a.verifier_tokens}",
         f"{a.physical_blocks} KV blocks held where {a.logical_blocks} would be without sharing "
         f"({a.peak_kv_bytes / 2**20:.1f} MiB at the widest moment)",
         f"{a.seconds:.2f} s",

@@ -20,6 +20,20 @@ class PathLimits:
     step_tokens: int
 
 
+def verifier_limits(
+    generator: PathLimits, prompt_tokens: int, context: int, max_steps: int, same_vocabulary: bool
+) -> PathLimits:
+    """Bounds on the verifier's tokens for what the generator may write.
+
+    The verifier tokenises each step anew and adds a mark. In the generator's vocabulary that is about as many tokens as
+    were sampled; in another one, allow twice as many. A step that still does not fit is cut off the search.
+    """
+    percent, marks = (125, 4) if same_vocabulary else (200, 8)
+    path = generator.path_tokens * percent // 100 + marks * max_steps
+    step = generator.step_tokens * percent // 100 + marks
+    return PathLimits(prompt_tokens, min(path, context - prompt_tokens), step)
+
+
 def worst_case_blocks(request: SearchRequest, limits: PathLimits, block_size: int) -> int:
     """Blocks of one model that a search can hold at its widest moment.
 

@@ -11,7 +11,7 @@ from espalier.engine.errors import InvalidRequestError, RequestTooLargeError, Vi
 from espalier.engine.turns import GENERATOR, VERIFIER
 from espalier.prm.verifier import Verifier
 from espalier.search.algorithms import needs_verifier, usual_vote
-from espalier.search.demand import PathLimits, worst_case_blocks
+from espalier.search.demand import PathLimits, verifier_limits, worst_case_blocks
 from espalier.search.generator import Generator
 from espalier.search.ledger import Ledger
 from espalier.search.request import AlgorithmName, Limits, SearchRequest, validate
@@ -138,7 +138,6 @@ class Orchestrator:
         return SearchPlan(secrets.token_hex(8), effective, limits, verifier_limits)
 
     def _verifier_limits(self, request: SearchRequest, generator: PathLimits) -> PathLimits:
-        """Twice the generator's tokens and a few more hold what it may write, in another vocabulary too."""
         assert self._verifier is not None
         family = self._verifier.family
         prompt, context = len(family.prompt_ids(request.problem)), family.model.config.max_positions
@@ -146,8 +145,8 @@ class Orchestrator:
             raise RequestTooLargeError(
                 f"the problem has {prompt} verifier tokens and the verifier's context is {context}"
             )
-        step = 2 * generator.step_tokens + 8
-        return PathLimits(prompt, min(2 * generator.path_tokens + 8 * request.max_steps, context - prompt), step)
+        same_vocabulary = family.model.tokenizer.vocabulary == self._generator.model.tokenizer.vocabulary
+        return verifier_limits(generator, prompt, context, request.max_steps, same_vocabulary)
 
     def _worst_case(self, plan: SearchPlan) -> dict[str, int]:
         size = self.engine.settings.block_size

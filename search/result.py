@@ -98,6 +98,17 @@ class SearchResult:
     configuration: SearchRequest
     digests: dict[str, str]
 
+    @property
+    def elected_path(self) -> set[int]:
+        """Ids of the nodes on the best candidate's path, the root included; empty without one."""
+        parents = {node.node_id: node.parent_id for node in self.nodes}
+        node_id = self.best.node_id if self.best else None
+        path: set[int] = set()
+        while node_id is not None:
+            path.add(node_id)
+            node_id = parents.get(node_id)
+        return path
+
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values."""
         return asdict(self)

@@ -25,7 +25,8 @@ class RuntimeSettings:
         verifier: the same, or empty for none (`greedy` and `majority` need none).
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: one of `DTYPES`; `auto` is float32 on CPU and bfloat16 on a GPU.
-        kv_memory_bytes: the pool both models share.
+        kv_memory_bytes: the pool both models share; None takes 4 GiB on a CPU, at most a quarter of its memory, and
+            80% of what the weights leave free on a GPU. Memory is only touched as blocks are written.
         block_size: tokens per KV block.
         max_batch_tokens: tokens computed in one engine step at most.
         max_running: searches in flight at most.
@@ -37,7 +38,7 @@ class RuntimeSettings:
     verifier: str = "demo-verifier"
     device: str = "auto"
     dtype: str = "auto"
-    kv_memory_bytes: int = 2**30
+    kv_memory_bytes: int | None = None
     block_size: int = 16
     max_batch_tokens: int = 2048
     max_running: int = 64
@@ -73,10 +74,8 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
     if settings.verifier:
         family = load_verifier(Checkpoint(locate(settings.verifier)), dtype, device)
         models[VERIFIER] = family.model
-    engine = Engine(
-        models,
-        EngineSettings(settings.kv_memory_bytes, settings.block_size, max_batch_tokens=settings.max_batch_tokens),
-    )
+    kv_memory = settings.kv_memory_bytes or _default_kv_memory(device)
+    engine = Engine(models, EngineSettings(kv_memory, settings.block_size, max_batch_tokens=settings.max_batch_tokens))
     system_prompt = settings.system_prompt
     if system_prompt is None:
         system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
@@ -97,6 +96,15 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise CheckpointError(f"--device {name}: no CUDA device is available")
     return device
+
+
+def _default_kv_memory(device: torch.device) -> int:
+    import torch
+
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(0.8 * free)
+    return min(4 * 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -1,6 +1,7 @@
 """Driving an engine by hand: run to the end, read logits, generate."""
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ def release(engine: Engine, *sequences: Sequence) -> None:
         engine.release(sequence)
 
 
-def scripted(model: Model, script: list[int | tuple[int, ...]]) -> Model:
+def scripted(model: Model, script: Iterable[int | tuple[int, ...]]) -> Model:
     """`model` with a head of its own: each call gives the script's next token, or one of several equally likely."""
     tokens = iter(script)
 

@@ -31,5 +31,37 @@ def engine(
     publish(f"decode, {prompt_tokens} + {new_tokens} tokens, float32", rows, ratios, json_path)
 
 
+@app.command()
+def search(
+    beam_width: Annotated[int, typer.Option("-N", help="Beam width N.")] = 4,
+    expansion: Annotated[int, typer.Option("-M", help="Expansion M.")] = 4,
+    problems: Annotated[int, typer.Option(min=1, help="Problems in each run.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    json_path: JsonPath = None,
+) -> None:
+    """Problems a minute of beam search on the demo pair, with 1, 8 and 32 problems in flight."""
+    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.search import run
+
+    rows, ratios = run(beam_width, expansion, problems, repeats)
+    publish(f"beam search N={beam_width} M={expansion}, {problems} problems", rows, ratios, json_path)
+
+
+@app.command()
+def accuracy(
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Problems of the demo benchmark, levels mixed.")] = 500,
+    seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the samples; the same command again resumes.")] = Path(
+        "runs/accuracy"
+    ),
+    json_path: JsonPath = None,
+) -> None:
+    """Accuracy of each search on the demo benchmark, with 95% intervals."""
+    from espalier.experiments.bench.accuracy import run
+    from espalier.experiments.bench.report import publish
+
+    publish(f"demo benchmark, {limit} problems, seed {seed}", run(limit, seed, out), {}, json_path)
+
+
 if __name__ == "__main__":
     app()

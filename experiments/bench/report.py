@@ -31,9 +31,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def publish(
-    title: str, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], json_path: Path | None
-) -> None:
+def publish(title: str, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], json_path: Path | None) -> None:
     """Print `rows` and `ratios`, and write them with the machine to `json_path`."""
     console = Console()
     table = Table(*rows[0], title=title)

@@ -11,9 +11,10 @@ from espalier.search.request import Aggregation
 class BeamSearch:
     """Keeps the N best paths after each step; each samples M children (Snell et al., 2024).
 
-    A complete path keeps its place and its score, is not expanded again, and can still be overtaken. Freed places are
-    not
-    refilled: with c complete paths kept, the next step samples (N - c) * M children. Equal scores keep the lower path.
+    A complete path keeps its place and its score, is not expanded again, and can still be overtaken. With c complete
+    paths kept, the next step samples (N - c) * M children: what a complete path frees is not filled again. Equal
+    siblings are one node, so fewer than N paths may be left; those share the same (N - c) * M children evenly, the
+    better ones taking what is over. Equal scores keep the lower path.
     """
 
     uses_scores = True
@@ -26,10 +27,13 @@ class BeamSearch:
         self._kept: list[Node] | None = None
 
     def ask(self) -> Sequence[Expand]:
-        """N*M first steps, then M children of each kept path that is not complete."""
+        """N*M first steps, then the same number, less what complete paths free, over the paths still growing."""
         if self._kept is None:
             return [Expand(self._root, self._beam_width * self._expansion)]
-        return [Expand(node, self._expansion) for node in self._kept if not node.complete]
+        growing = [node for node in self._kept if not node.complete]
+        places = self._beam_width - (len(self._kept) - len(growing))
+        each, over = divmod(places * self._expansion, len(growing))
+        return [Expand(node, each + (i < over)) for i, node in enumerate(growing)]
 
     def tell(self, nodes: Sequence[Node]) -> None:
         """Keep the N best of the new nodes and the complete paths; prune the rest."""

@@ -1,0 +1,57 @@
+"""Accuracy on the demo benchmark: each search at the same seed and problems, with 95% intervals."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from espalier.experiments.benchmarks import load_benchmark
+from espalier.experiments.evaluate import RunFolder, Summary, evaluate
+from espalier.experiments.progress import sample_progress
+from espalier.search.grading import Grader
+from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.runtime import RuntimeSettings, load_orchestrator
+
+_ANY = SearchRequest("-")
+CONTESTANTS = {
+    "greedy": replace(_ANY, algorithm=AlgorithmName.GREEDY),
+    "single sample": replace(_ANY, algorithm=AlgorithmName.MAJORITY, beam_width=1),
+    "majority@16": replace(_ANY, algorithm=AlgorithmName.MAJORITY, beam_width=16),
+    "best-of-16, weighted": replace(_ANY, algorithm=AlgorithmName.BEST_OF_N, beam_width=16),
+    "beam N=4 M=4": replace(_ANY, algorithm=AlgorithmName.BEAM, beam_width=4, expansion=4),
+    "beam N=16 M=4": replace(_ANY, algorithm=AlgorithmName.BEAM, beam_width=16, expansion=4),
+}
+
+
+def run(limit: int, seed: int, out: Path) -> list[dict[str, Any]]:
+    """Evaluate every contestant on the first `limit` problems, keeping samples in `out`; running again resumes.
+
+    Returns:
+        One row for each contestant.
+    """
+    problems = load_benchmark("demo")
+    # Problems are ordered by level; taking every k-th keeps the mix of levels at any limit.
+    problems = problems[:: max(1, len(problems) // limit)][:limit]
+    orchestrator = load_orchestrator(RuntimeSettings(max_running=32))
+    rows = []
+    with Grader() as grader, sample_progress(len(problems) * len(CONTESTANTS), 0) as on_sample:
+        for name, contestant in CONTESTANTS.items():
+            request = replace(contestant, seed=seed)
+            folder = RunFolder(out / name.replace(",", "").replace(" ", "-"), request.to_dict() | {"limit": limit})
+            summary = evaluate(
+                orchestrator, problems, request, grader, benchmark="demo", folder=folder, on_sample=on_sample
+            )
+            rows.append(_row(name, summary))
+    return rows
+
+
+def _row(name: str, summary: Summary) -> dict[str, Any]:
+    return {
+        "search": name,
+        "accuracy %": 100 * summary.accuracy,
+        "95% low": 100 * summary.low,
+        "95% high": 100 * summary.high,
+        "generated tokens": summary.generated_tokens,
+        "verifier tokens": summary.verifier_tokens,
+        "verifier computed / tree": summary.verifier_redundancy or 0.0,
+        "blocks held / logical": summary.blocks_shared,
+    }

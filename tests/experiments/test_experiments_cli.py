@@ -1,0 +1,346 @@
+"""The command line on the demo pair, in this process but for what needs a process of its own."""
+
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from espalier.experiments.benchmarks import load_benchmark
+
+HEAVY = ("torch", "numpy", "transformers", "grpc", "matplotlib", "numba", "tokenizers", "math_verify", "sympy")
+EVAL = ("eval", "--algorithm", "majority", "-N", 2, "--limit", 2)
+SOLVE = ("solve", "Tom has 12 coins. He finds 3 more. How many coins does he have now?")
+
+
+def words(text: str) -> str:
+    """Text without line breaks and frames, as a person reads it."""
+    return " ".join(text.replace("│", " ").split())
+
+
+# --- help ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ([], ["solve", "serve", "eval", "sweep"]),
+        (
+            ["solve"],
+            ["--beam-width", "-N", "--expansion", "-M", "--endpoint", "--json", "ESPALIER_GENERATOR", "n is N·M"],
+        ),
+        (["serve"], ["--port", "--insecure-bind", "--max-searches", "ESPALIER_KV_MEMORY", "[default: 50051]"]),
+        (["eval"], ["--benchmark", "--limit", "--out", "--json", "--seed", "best-of-n", "--in-flight"]),
+        (["sweep"], ["--beam-width", "--expansion", "--benchmark", "--limit", "1,2,4"]),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_shows_what_there_is(espalier, command, shown, flag):
+    ran = espalier(*command, flag)
+    assert ran.code == 0
+    assert ran.err == ""
+    for text in shown:
+        assert text in words(ran.out), text
+
+
+def test_no_command_shows_the_help(espalier):
+    ran = espalier()
+    assert "solve" in ran.out + ran.err
+
+
+@pytest.mark.parametrize("command", ["--help", "solve --help", "serve --help", "eval --help", "sweep --help", "nope"])
+def test_help_and_wrong_commands_import_nothing_heavy(command):
+    script = (
+        "import sys\n"
+        "from espalier.experiments.cli import main\n"
+        f"sys.argv = ['espalier', *{command.split()!r}]\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        f"print('loaded:', *(name for name in {HEAVY!r} if name in sys.modules))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_help_takes_less_than_half_a_second_of_processor_time():
+    command = [Path(sys.executable).with_name("espalier"), "--help"]
+
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nope"], "No such command 'nope'"),
+        (["solve", "--nope"], "No such option: --nope"),
+        ([*SOLVE, "-N", "x"], "Invalid value for '--beam-width' / '-N'"),
+        ([*SOLVE, "-a", "dfs"], "'greedy', 'majority', 'best-of-n', 'beam'"),
+        ([*SOLVE, "--aggregation", "max"], "'last', 'min', 'prod', 'mean'"),
+        ([*SOLVE, "--vote", "loud"], "'naive', 'weighted', 'majority'"),
+        ([*SOLVE, "--threads", "0"], "Invalid value for '--threads'"),
+        (["eval", "--limit", "0"], "Invalid value for '--limit'"),
+        (["eval", "--in-flight", "0"], "Invalid value for '--in-flight'"),
+        (["serve", "--port", "99999"], "Invalid value for '--port'"),
+        (["serve", "--max-searches", "0"], "Invalid value for '--max-searches'"),
+        ([*SOLVE, "--kv-memory", "lots"], "'lots' is not a size; write 512M or 4G"),
+        (["sweep", "-N", "1,0"], "'1,0' is not a list of different positive numbers; write 1,2,4"),
+        (["sweep", "-M", "a"], "'a' is not a list of different positive numbers; write 1,2,4"),
+    ],
+)
+def test_wrong_option_is_a_usage_error_that_says_what_is_wrong(espalier, arguments, said):
+    ran = espalier(*arguments)
+    assert ran.code == 2
+    assert said in words(ran.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [([*SOLVE, "--kv-memory", "lots"], "--kv-memory"), (["sweep", "-N", "0"], "-N"), (["sweep", "-M", "0"], "-M")],
+)
+def test_wrong_value_names_its_option(espalier, arguments, option):
+    assert option in words(espalier(*arguments).err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*SOLVE, "-N", 0], "must be between 1 and 256, is 0"),
+        ([*SOLVE, "-M", 65], "must be between 1 and 64, is 65"),
+        ([*SOLVE, "-N", 256, "-M", 5], "must be at most 1024, is 1280"),
+        ([*SOLVE, "--temperature", "nan"], "temperature"),
+        ([*SOLVE, "--top-p", "1.5"], "must be above 0 and at most 1, is 1.5"),
+        ([*SOLVE, "--seed", "-1"], "seed"),
+        ([*SOLVE, "--max-steps", "0"], "max_steps"),
+        ([*SOLVE, "--max-tokens", "0"], "max_tokens"),
+        ([*SOLVE, "--max-step-tokens", "0"], "max_step_tokens"),
+        (["solve", " "], "problem: must not be empty"),
+        (["solve", "word " * 2000], "1024"),
+        ([*SOLVE, "--dtype", "int8"], "auto, float32, bfloat16, float16"),
+        ([*SOLVE, "--device", "tpu9"], "auto, cpu, cuda or cuda:N"),
+        ([*SOLVE, "--device", "mps"], "--device"),
+        ([*SOLVE, "--device", "meta"], "--device"),
+        ([*SOLVE, "--kv-memory", "0"], "--kv-memory"),
+        ([*SOLVE, "--kv-memory", "1K"], "--kv-memory"),
+        ([*SOLVE, "--kv-memory", "100000T"], "--kv-memory"),
+        ([*SOLVE, "--kv-memory", "1M", "-N", 64], "the pool holds 1.0 MiB; raise --kv-memory"),
+        ([*SOLVE, "--generator", "nope"], "not one of demo-generator, demo-verifier"),
+        ([*SOLVE, "--verifier", "nope"], "not one of demo-generator, demo-verifier"),
+        ([*SOLVE, "--generator", "demo-verifier"], "not a generator"),
+        ([*SOLVE, "--verifier", "demo-generator"], "supported process reward models"),
+        ([*SOLVE, "--verifier", ""], "set --verifier"),
+        ([*SOLVE, "--endpoint", "127.0.0.1:9"], "no server at 127.0.0.1:9; start one with: espalier serve"),
+        (["eval", "--benchmark", "nowhere.jsonl"], "neither a file nor `demo`"),
+        (["serve", "--host", "0.0.0.0"], "--insecure-bind"),
+        (["serve", "--port", 0, "--generator", "nope"], "not one of demo-generator, demo-verifier"),
+    ],
+)
+def test_mistake_is_one_line_and_exit_code_two(espalier, arguments, said):
+    ran = espalier(*arguments)
+    assert ran.code == 2
+    lines = ran.err.splitlines()
+    assert len([line for line in lines if line.strip()]) == 1, ran.err
+    assert lines[-1].startswith("error: ")
+    assert said in lines[-1]
+
+
+def test_folder_that_is_no_checkpoint_is_refused(espalier, tmp_path):
+    ran = espalier(*SOLVE, "--generator", tmp_path)
+    assert ran.code == 2
+    assert "has no config.json" in ran.err
+
+
+def test_eval_into_a_file_is_refused(espalier, tmp_path):
+    (tmp_path / "file").write_text("")
+    ran = espalier(*EVAL, "--out", tmp_path / "file")
+    assert ran.code == 2
+    assert ran.err.startswith("error: ")
+
+
+def test_environment_names_the_models(espalier, monkeypatch):
+    monkeypatch.setenv("ESPALIER_GENERATOR", "from-the-environment")
+    assert "no checkpoint 'from-the-environment'" in espalier(*SOLVE).err
+    assert "no checkpoint 'from-the-line'" in espalier(*SOLVE, "--generator", "from-the-line").err
+    monkeypatch.setenv("ESPALIER_KV_MEMORY", "rubbish")
+    assert espalier(*SOLVE).code == 2
+
+
+# --- solve ---------------------------------------------------------------------------------------------------------
+
+
+def test_solve_without_a_problem_shows_one_of_the_benchmark_and_its_gold(espalier):
+    ran = espalier("solve")
+    first = load_benchmark("demo", 1)[0]
+    assert ran.code == 0
+    assert ran.err == ""
+    assert first.problem in words(ran.out)
+    assert f"expected {first.answer}" in ran.out
+    assert "KV blocks held" in ran.out
+
+
+def test_solve_json_is_the_whole_result_and_nothing_else(espalier):
+    ran = espalier(*SOLVE, "--json", "-N", 2, "-M", 2, "--seed", 7)
+    assert ran.code == 0
+    assert ran.err == ""
+    result = json.loads(ran.out)
+    accounting = result["accounting"]
+    assert accounting["generated_tokens"] > 0
+    assert 0 < accounting["verifier_tokens"] <= 1.05 * accounting["verifier_tree_tokens"]
+    assert 0 < accounting["physical_blocks"] <= accounting["logical_blocks"]
+    assert accounting["nodes"] == len(result["nodes"]) - 1
+    assert result["configuration"]["problem"] == SOLVE[1]
+    assert (result["configuration"]["beam_width"], result["configuration"]["seed"]) == (2, 7)
+    assert result["configuration"]["vote"] == "weighted"  # the default, filled in
+    assert set(result["digests"]) == {"generator", "verifier"}
+    assert result["stop_reason"] == "finished"
+
+
+def test_solve_gives_the_same_text_again_and_another_with_another_seed(espalier):
+    def texts(seed: int) -> list[str]:
+        nodes = json.loads(espalier(*SOLVE, "--json", "--seed", seed, "--temperature", 1.5).out)["nodes"]
+        return sorted(node["text"] for node in nodes)
+
+    assert texts(1) == texts(1)
+    assert texts(1) != texts(2)
+
+
+def test_solve_reads_the_problem_from_standard_input(espalier, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"\n{SOLVE[1]}\n"))
+    result = json.loads(espalier("solve", "-", "--json", "-a", "greedy").out)
+    assert result["configuration"]["problem"] == SOLVE[1]
+
+
+def test_greedy_and_majority_load_no_verifier(espalier):
+    for algorithm in ("greedy", "majority"):
+        ran = espalier(*SOLVE, "-a", algorithm, "-N", 2, "--json", "--verifier", "not-to-be-loaded")
+        assert ran.code == 0, ran.err
+        assert set(json.loads(ran.out)["digests"]) == {"generator"}
+
+
+@pytest.mark.parametrize("problem", ["f is 1 on [a, b], how much is [a]?", "what is [/b] 1+1?", "[bold]1+1?"])
+def test_brackets_in_a_problem_are_shown_as_they_are(espalier, problem):
+    ran = espalier("solve", problem, "-a", "greedy")
+    assert ran.code == 0
+    assert problem in words(ran.out)
+
+
+def test_solve_draws_the_tree(espalier, tmp_path):
+    ran = espalier(*SOLVE, "-N", 2, "-M", 2, "--plot", tmp_path / "tree.svg")
+    assert ran.code == 0
+    assert (tmp_path / "tree.svg").read_text().lstrip().startswith("<?xml")
+
+
+# --- eval ----------------------------------------------------------------------------------------------------------
+
+
+def test_eval_json_is_the_summary_and_nothing_else(espalier):
+    ran = espalier(*EVAL, "--json")
+    assert ran.code == 0
+    summary = json.loads(ran.out)
+    assert summary["problems"] == 2
+    assert summary["accuracy"] == summary["correct"] / 2
+    assert summary["low"] <= summary["accuracy"] <= summary["high"]
+    assert summary["configuration"]["algorithm"] == "majority"
+    assert summary["grader"].startswith("math-verify ")
+
+
+def test_eval_shows_accuracy_with_an_interval(espalier):
+    ran = espalier("eval", "--limit", 2, "-N", 2, "-M", 2)
+    assert ran.code == 0
+    assert "2 problems" in ran.out
+    assert "at 95%" in ran.out
+    assert "verifier 1.0" in ran.out
+
+
+def test_eval_runs_on_a_file_in_the_format_of_gsm8k(espalier, tmp_path):
+    lines = [
+        {"question": "What is 12+3?", "answer": "12+3=<<12+3=15>>15\n#### 15"},
+        {"question": "1+1?", "answer": "#### 2"},
+    ]
+    (tmp_path / "gsm.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = espalier(*EVAL, "--benchmark", tmp_path / "gsm.jsonl", "--out", tmp_path / "run", "--json")
+    assert json.loads(ran.out)["problems"] == 2
+    golds = [json.loads(line)["gold"] for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert sorted(golds) == ["15", "2"]
+
+
+def test_eval_that_is_run_again_resumes_and_another_seed_needs_another_folder(espalier, tmp_path):
+    out = tmp_path / "run"
+    first = json.loads(espalier(*EVAL, "--out", out, "--json").out)
+    again = json.loads(espalier(*EVAL, "--out", out, "--json").out)
+    assert again["problems_per_minute"] is None
+    assert (again["correct"], again["generated_tokens"]) == (first["correct"], first["generated_tokens"])
+    other = espalier(*EVAL, "--out", out, "--seed", 1)
+    assert other.code == 2
+    assert "another configuration" in other.err
+
+
+def test_eval_with_a_pool_too_small_for_any_search_says_that_they_were_refused(espalier):
+    ran = espalier("eval", "--limit", 2, "-N", 64, "--kv-memory", "1M")
+    assert "refused" in ran.out + ran.err
+
+
+def test_interrupted_eval_says_so_keeps_its_samples_and_resumes(espalier, tmp_path):
+    out = tmp_path / "run"
+    arguments = ["eval", "-a", "majority", "-N", "4", "--limit", "40", "--in-flight", "2", "--out", str(out), "--json"]
+    with subprocess.Popen(
+        [Path(sys.executable).with_name("espalier"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline and _lines(out / "samples.jsonl") < 3:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    kept = _lines(out / "samples.jsonl")
+    assert 3 <= kept < 40
+
+    summary = json.loads(espalier(*arguments[:6], kept + 1, *arguments[7:]).out)
+    assert summary["problems"] == kept + 1
+    assert "interrupted" in stderr
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.is_file() else 0
+
+
+# --- sweep ---------------------------------------------------------------------------------------------------------
+
+
+def test_sweep_prints_its_cells_and_leaves_a_plot(espalier, tmp_path):
+    out = tmp_path / "sweep"
+    arguments = ("sweep", "-N", "1,2", "-M", "2", "--limit", 2, "--out", out)
+    ran = espalier(*arguments, "--json")
+    assert ran.code == 0
+    cells = json.loads(ran.out)
+    assert [(cell["beam_width"], cell["expansion"]) for cell in cells] == [(1, 2), (2, 2)]
+    assert (out / "accuracy.png").stat().st_size > 5000
+    assert json.loads((out / "cells.json").read_text()) == cells
+
+    again = espalier(*arguments)
+    assert again.code == 0
+    assert again.out.count("resumed") == 2
+    assert "accuracy.png" in words(again.out)

@@ -1,0 +1,107 @@
+"""Grading happens in child processes that can be killed."""
+
+import threading
+import time
+
+import pytest
+
+from espalier.search.grading import Grade, Grader
+
+RUNAWAY = "10^{10^{10}}"  # sympy computes it digit by digit
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("48", "48"),
+        ("\\frac{1}{2}", "1/2"),
+        ("1/2", "0.5"),
+        ("\\frac{3}{4}", "\\dfrac34"),
+        ("1234", "1,234"),
+        ("2\\sqrt{3}", "\\sqrt{12}"),
+        ("\\left( 3, \\frac{\\pi}{2} \\right)", "(3, \\pi/2)"),
+        ("x^2+2x+1", "(x+1)^2"),
+    ],
+)
+def test_equal_answers_in_other_spellings_are_right(grader, gold, answer):
+    assert grader.grade(gold, answer) == Grade(True)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [("48", "47"), ("\\frac{1}{2}", "2"), ("1/3", "0.333"), ("48", "-48"), ("(1,2)", "(2,1)"), ("5", "five apples")],
+)
+def test_other_answers_are_wrong(grader, gold, answer):
+    assert grader.grade(gold, answer) == Grade(False)
+
+
+@pytest.mark.parametrize("answer", ["\\frac{1}{", "$", "%", "}{", "\\boxed", " ", "日本"])
+def test_unreadable_answers_are_wrong_and_harm_nothing(grader, answer):
+    assert not grader.grade("3", answer).correct
+    assert grader.grade("3", "3") == Grade(True)
+
+
+def test_empty_answer_is_wrong_without_asking_a_child():
+    with Grader(timeout_seconds=1e-6) as grader:
+        assert grader.grade("3", "") == Grade(False)
+
+
+def test_answer_that_runs_away_is_killed_and_the_next_is_graded():
+    with Grader(timeout_seconds=3.0) as grader:
+        assert grader.grade("3", "3") == Grade(True)  # the child is warm: only the answer itself takes time
+        runaway, after = grader.submit("3", RUNAWAY), grader.submit("3", "3")
+        grade = grader.resolve(runaway)
+        assert not grade.correct
+        assert "3 s" in grade.error
+        assert grader.resolve(after) == Grade(True)
+
+
+def test_child_that_dies_is_named_and_replaced(grader):
+    import os
+
+    future = grader._pool.schedule(os._exit, args=[3], timeout=30)
+    grade = grader.resolve(future)
+    assert not grade.correct
+    assert "3" in grade.error
+    assert grader.grade("3", "3") == Grade(True)
+
+
+def test_math_verify_giving_up_is_told_apart_from_a_wrong_answer():
+    with Grader(timeout_seconds=60.0) as grader:  # math-verify's own limit of 5 s ends it first
+        grade = grader.grade("3", RUNAWAY)
+    assert not grade.correct
+    assert grade.error
+
+
+def test_grading_works_from_a_thread(grader):
+    grades: list[Grade] = []
+    thread = threading.Thread(target=lambda: grades.append(grader.grade("\\frac{1}{2}", "0.5")))
+    thread.start()
+    thread.join(60)
+    assert grades == [Grade(True)]
+
+
+def test_many_answers_are_graded_in_order_of_asking(grader):
+    futures = [grader.submit(str(i % 7), str(i % 5)) for i in range(70)]
+    assert [grader.resolve(f).correct for f in futures] == [i % 7 == i % 5 for i in range(70)]
+
+
+def test_leaving_on_an_error_does_not_wait_for_a_running_grade():
+    def grade_and_fail() -> None:
+        with Grader(timeout_seconds=120.0) as grader:
+            grader.grade("3", "3")
+            future = grader.submit("3", RUNAWAY)
+            while not future.running():
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        grade_and_fail()
+    assert time.monotonic() - started < 60
+
+
+def test_name_holds_the_version_of_the_grader(grader):
+    name, version = grader.name.split()
+    assert name == "math-verify"
+    assert version[0].isdigit()

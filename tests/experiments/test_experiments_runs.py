@@ -1,0 +1,300 @@
+"""Evaluation on tiny random models, and the folders that keep its samples."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.engine.errors import EspalierError, InvalidRequestError
+from espalier.experiments.benchmarks import Problem
+from espalier.experiments.evaluate import RunFolder, Sample, Summary, evaluate, summarise
+from espalier.experiments.statistics import wilson_interval
+from espalier.search.orchestrator import Orchestrator
+from espalier.search.request import AlgorithmName, SearchRequest
+
+REQUEST = SearchRequest("-", AlgorithmName.BEAM, 2, 2, max_steps=4, max_step_tokens=10, seed=5)
+CONFIGURATION = {"benchmark": "some", "seed": 5}
+PROBLEMS = [Problem(f"p/{i}", f"What is {i}+1?", str(i % 3), 1 + i % 2) for i in range(4)]
+TOO_LONG = Problem("long", "word " * 600, "1", 5)
+
+
+@pytest.fixture
+def run(make_orchestrator: Callable[..., Orchestrator], grader) -> Callable[..., Summary]:
+    """Evaluates, on an orchestrator of its own unless one is given."""
+
+    def run(problems=PROBLEMS, request=REQUEST, orchestrator=None, **options: Any) -> Summary:
+        return evaluate(orchestrator or make_orchestrator(), problems, request, grader, benchmark="some", **options)
+
+    return run
+
+
+@pytest.fixture
+def collect() -> tuple[list[Sample], Callable[[Sample], None]]:
+    samples: list[Sample] = []
+    return samples, samples.append
+
+
+def sample(name: str, **changes: Any) -> Sample:
+    accounting = {
+        "generated_tokens": 10,
+        "generator_tokens": 30,
+        "generator_tree_tokens": 20,
+        "verifier_tokens": 8,
+        "verifier_tree_tokens": 8,
+        "physical_blocks": 3,
+        "logical_blocks": 6,
+    }
+    plain = Sample(name, 1, "1", "1", True, "", 0.5, "finished", "\\boxed{1}", accounting)
+    return replace(plain, **changes)
+
+
+def outcome(sample: Sample) -> tuple[Any, ...]:
+    """What must not depend on what ran beside the search; the score may differ in its last bits."""
+    score = None if sample.score is None else round(sample.score, 4)
+    return sample.unique_id, sample.answer, sample.correct, sample.text, score, sample.accounting["nodes"]
+
+
+# --- the summary ---------------------------------------------------------------------------------------------------
+
+
+def test_summary_agrees_with_its_samples(run, collect):
+    samples, on_sample = collect
+    summary = run(on_sample=on_sample)
+
+    assert {s.unique_id for s in samples} == {p.unique_id for p in PROBLEMS}
+    assert summary.problems == len(samples) == 4
+    assert summary.correct == sum(s.correct for s in samples)
+    assert summary.accuracy == summary.correct / 4
+    assert (summary.low, summary.high) == wilson_interval(summary.correct, 4)
+    for level in (1, 2):
+        right = [s.correct for s in samples if s.level == level]
+        assert summary.accuracy_by_level[str(level)] == sum(right) / len(right)
+    for name in ("generated_tokens", "verifier_tokens"):
+        assert getattr(summary, name) == pytest.approx(sum(s.accounting[name] for s in samples) / 4)
+    assert summary.verifier_redundancy == pytest.approx(
+        sum(s.accounting["verifier_tokens"] for s in samples)
+        / sum(s.accounting["verifier_tree_tokens"] for s in samples)
+    )
+    shares = [s.accounting["physical_blocks"] / s.accounting["logical_blocks"] for s in samples]
+    assert summary.blocks_shared == pytest.approx(sum(shares) / 4)
+    assert summary.configuration["beam_width"] == 2
+    assert "problem" not in summary.configuration
+    assert summary.grader.startswith("math-verify ")
+    assert summary.problems_per_minute == pytest.approx(4 * 60 / summary.seconds)
+
+
+def test_samples_are_graded_by_the_gold_of_their_own_problem(run, collect):
+    samples, on_sample = collect
+    run(on_sample=on_sample)
+    golds = {p.unique_id: p.answer for p in PROBLEMS}
+    assert any(s.answer for s in samples)
+    for s in samples:
+        assert s.gold == golds[s.unique_id]
+        assert s.correct == (s.answer == s.gold)
+
+
+def test_means_and_shares_by_hand():
+    other = {**sample("x").accounting, "generated_tokens": 30, "verifier_tokens": 24, "logical_blocks": 0}
+    summary = summarise(
+        [sample("a"), sample("b", correct=False, level=2, accounting=other), sample("c", level=None)],
+        "some", REQUEST, "grader 1", seconds=30.0, fresh=2,
+    )  # fmt: skip
+    assert (summary.problems, summary.correct) == (3, 2)
+    assert summary.accuracy_by_level == {"1": 1.0, "2": 0.0}
+    assert summary.generated_tokens == pytest.approx(50 / 3)
+    assert summary.verifier_redundancy == pytest.approx(40 / 24)
+    assert summary.generator_redundancy == pytest.approx(1.5)
+    assert summary.blocks_shared == pytest.approx(0.5)
+    assert summary.problems_per_minute == 4.0
+
+
+def test_searches_without_a_verifier_have_no_verifier_redundancy(run, make_orchestrator):
+    request = replace(REQUEST, algorithm=AlgorithmName.MAJORITY, beam_width=3)
+    summary = run(request=request, orchestrator=make_orchestrator(verifier=None))
+    assert summary.verifier_redundancy is None
+    assert summary.verifier_tokens == 0
+    assert summary.generated_tokens > 0
+
+
+def test_every_algorithm_can_be_evaluated(run):
+    for algorithm in AlgorithmName:
+        assert run(PROBLEMS[:2], replace(REQUEST, algorithm=algorithm)).problems == 2
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_problem_that_is_too_long_is_counted_and_named_and_the_others_run(run, collect):
+    samples, on_sample = collect
+    summary = run([PROBLEMS[0], TOO_LONG, PROBLEMS[1]], on_sample=on_sample)
+
+    assert summary.problems == 3
+    (refused,) = [s for s in samples if s.stop_reason == "refused"]
+    assert refused.unique_id == "long"
+    assert not refused.correct
+    assert "512" in refused.error
+    assert "context" in refused.error
+    assert all(s.stop_reason == "finished" for s in samples if s is not refused)
+
+
+def test_summary_says_how_many_problems_were_refused(run):
+    assert asdict(run([PROBLEMS[0], TOO_LONG])).get("refused") == 1
+
+
+def test_request_that_breaks_a_rule_ends_the_evaluation_before_any_search(run, make_orchestrator):
+    orchestrator = make_orchestrator()
+    with pytest.raises(InvalidRequestError, match="beam_width"):
+        run(request=replace(REQUEST, beam_width=0), orchestrator=orchestrator)
+    assert orchestrator.engine.stats()["generator"].steps == 0
+
+
+def test_problem_that_breaks_a_rule_leaves_no_search_behind(run, make_orchestrator):
+    orchestrator = make_orchestrator()
+    with pytest.raises(InvalidRequestError, match="problem"):
+        run([*PROBLEMS, Problem("empty", " ", "1", 1)], orchestrator=orchestrator)
+    assert not orchestrator.busy
+
+
+# --- resuming ------------------------------------------------------------------------------------------------------
+
+
+def test_interrupted_run_resumes_to_the_samples_of_an_uninterrupted_one(run, tmp_path):
+    whole = RunFolder(tmp_path / "whole", CONFIGURATION)
+    run(folder=whole)
+
+    def interrupt(_: Sample) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(folder=RunFolder(tmp_path / "parts", CONFIGURATION), on_sample=interrupt)
+    parts = RunFolder(tmp_path / "parts", CONFIGURATION)
+    before = parts.done()
+    assert len(before) == 1
+
+    new: list[Sample] = []
+    summary = run(folder=parts, on_sample=new.append)
+    assert len(new) == 3
+    assert before[0].unique_id not in {s.unique_id for s in new}
+    assert summary.problems == 4
+    assert sorted(map(outcome, parts.done())) == sorted(map(outcome, whole.done()))
+
+
+def test_interruption_leaves_nothing_running(run, make_orchestrator):
+    orchestrator = make_orchestrator()
+
+    def interrupt(_: Sample) -> None:
+        raise KeyboardInterrupt
+
+    caught = None
+    try:
+        run(orchestrator=orchestrator, on_sample=interrupt)
+    except KeyboardInterrupt as error:
+        caught = error  # with its frames, which hold on to what they have not closed
+    assert caught is not None
+    assert not orchestrator.busy
+    orchestrator.engine.check_drained()
+
+
+def test_finished_run_computes_nothing_again(run, make_orchestrator, tmp_path):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    first = run(folder=folder)
+    text = (tmp_path / "samples.jsonl").read_text()
+    orchestrator = make_orchestrator()
+    second = run(folder=RunFolder(tmp_path, CONFIGURATION), orchestrator=orchestrator)
+
+    assert orchestrator.engine.stats()["generator"].steps == 0
+    assert (tmp_path / "samples.jsonl").read_text() == text
+    assert second.problems_per_minute is None
+    timing = {"seconds": 0.0, "problems_per_minute": None}
+    assert replace(second, **timing) == replace(first, **timing)
+
+
+def test_larger_limit_adds_to_a_run_and_a_smaller_one_reads_part_of_it(run, tmp_path):
+    run(PROBLEMS[:2], folder=RunFolder(tmp_path, CONFIGURATION))
+    new: list[Sample] = []
+    assert run(folder=RunFolder(tmp_path, CONFIGURATION), on_sample=new.append).problems == 4
+    assert {s.unique_id for s in new} == {"p/2", "p/3"}
+    assert run(PROBLEMS[:1], folder=RunFolder(tmp_path, CONFIGURATION)).problems == 1
+
+
+def test_run_folder_holds_configuration_samples_and_summary(run, tmp_path):
+    summary = run(folder=RunFolder(tmp_path / "a" / "b", CONFIGURATION))
+    folder = tmp_path / "a" / "b"
+    assert json.loads((folder / "config.json").read_text()) == CONFIGURATION
+    assert json.loads((folder / "summary.json").read_text()) == json.loads(json.dumps(asdict(summary)))
+    lines = (folder / "samples.jsonl").read_text().splitlines()
+    assert {json.loads(line)["unique_id"] for line in lines} == {p.unique_id for p in PROBLEMS}
+
+
+# --- the folder by itself ------------------------------------------------------------------------------------------
+
+
+def keep(folder: RunFolder, *samples: Sample) -> None:
+    with folder.open_samples() as stream:
+        stream.writelines(json.dumps(asdict(s)) + "\n" for s in samples)
+
+
+def test_folder_of_another_configuration_is_refused(tmp_path):
+    RunFolder(tmp_path / "run", CONFIGURATION)
+    with pytest.raises(EspalierError, match=r"run holds a run of another configuration.*--out"):
+        RunFolder(tmp_path / "run", {**CONFIGURATION, "seed": 6})
+    assert json.loads((tmp_path / "run" / "config.json").read_text()) == CONFIGURATION
+
+
+def test_request_survives_the_way_through_the_configuration_file(tmp_path):
+    configuration = {k: v for k, v in REQUEST.to_dict().items() if k != "problem"}
+    RunFolder(tmp_path, configuration)
+    RunFolder(tmp_path, configuration)
+
+
+def test_new_folder_has_no_samples(tmp_path):
+    assert RunFolder(tmp_path / "new", CONFIGURATION).done() == []
+
+
+def test_last_line_cut_short_is_dropped_from_the_file(tmp_path):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    keep(folder, sample("a"), sample("b"))
+    whole = (tmp_path / "samples.jsonl").read_text()
+    with folder.open_samples() as stream:
+        stream.write(json.dumps(asdict(sample("c")))[:40])
+
+    assert [s.unique_id for s in folder.done()] == ["a", "b"]
+    assert (tmp_path / "samples.jsonl").read_text() == whole
+    keep(folder, sample("c"))
+    assert [s.unique_id for s in folder.done()] == ["a", "b", "c"]
+
+
+def test_last_line_that_lacks_only_its_end_does_not_swallow_the_next(tmp_path):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    with folder.open_samples() as stream:
+        stream.write(json.dumps(asdict(sample("a"))))
+    folder.done()
+    keep(folder, sample("b"), sample("c"))
+    assert [s.unique_id for s in folder.done()][-2:] == ["b", "c"]
+
+
+def test_damage_in_the_middle_does_not_cost_the_samples_behind_it(tmp_path):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    keep(folder, sample("a"))
+    with folder.open_samples() as stream:
+        stream.write("damaged\n")
+    keep(folder, sample("c"))
+    with suppress(EspalierError):  # to refuse the file is as good as to read on
+        folder.done()
+    assert '"c"' in (tmp_path / "samples.jsonl").read_text()
+
+
+def test_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EspalierError, match="file"):
+        RunFolder(tmp_path / "file", CONFIGURATION)
+
+
+def test_damaged_configuration_is_refused_by_name(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"seed"')
+    with pytest.raises(EspalierError, match=r"config\.json"):
+        RunFolder(tmp_path, CONFIGURATION)

@@ -1,0 +1,135 @@
+"""Sweeps on tiny random models, their table and their plot."""
+
+import json
+import warnings
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+from rich.console import Console
+
+from espalier.engine.errors import EspalierError, InvalidRequestError
+from espalier.experiments.benchmarks import Problem
+from espalier.experiments.plot import plot_cells
+from espalier.experiments.show import show_cells
+from espalier.experiments.statistics import wilson_interval
+from espalier.experiments.sweep import Cell, sweep
+from espalier.search.request import SearchRequest
+
+PROBLEMS = [Problem(f"p/{i}", f"What is {i}+1?", str(i), i) for i in range(2)]
+REQUEST = SearchRequest("-", max_steps=3, max_step_tokens=8)
+SETTINGS = {"generator": "talker", "verifier": "classifier"}
+
+
+@pytest.fixture
+def run(make_orchestrator, grader, tmp_path):
+    orchestrator = make_orchestrator()
+
+    def run(widths: list[int], expansions: list[int], **options: Any) -> list[Cell]:
+        options = {"benchmark": "some", "folder": tmp_path / "sweep", "settings": SETTINGS, **options}
+        return sweep(orchestrator, PROBLEMS, REQUEST, grader, widths, expansions, **options)
+
+    run.steps = lambda: orchestrator.engine.stats()["generator"].steps
+    return run
+
+
+def cell(n: int, m: int, correct: int, problems: int = 7, tokens: float = 100.0) -> Cell:
+    from espalier.experiments.evaluate import Summary
+
+    low, high = wilson_interval(correct, problems)
+    summary = Summary(
+        "some", problems, correct, correct / problems, low, high, {}, tokens, 2 * tokens, 1.0, 1.0, 0.5, 60.0, 7.0,
+        "math-verify 0", {},
+    )  # fmt: skip
+    return Cell(n, m, summary)
+
+
+def test_sweep_covers_the_grid_in_order(run):
+    seen: list[Cell] = []
+    cells = run([1, 2], [1, 3], on_cell=seen.append)
+    assert [(c.beam_width, c.expansion) for c in cells] == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    assert seen == cells
+    for c in cells:
+        assert c.summary.problems == 2
+        assert (c.summary.configuration["beam_width"], c.summary.configuration["expansion"]) == (
+            c.beam_width,
+            c.expansion,
+        )
+    assert cells[-1].summary.generated_tokens > cells[0].summary.generated_tokens
+
+
+def test_sweep_writes_its_cells_and_a_run_folder_for_each(run, tmp_path):
+    cells = run([1, 2], [2])
+    written = json.loads((tmp_path / "sweep" / "cells.json").read_text())
+    assert written == json.loads(json.dumps([asdict(c) for c in cells]))
+    for name in ("N1-M2", "N2-M2"):
+        folder = tmp_path / "sweep" / name
+        assert len((folder / "samples.jsonl").read_text().splitlines()) == 2
+        configuration = json.loads((folder / "config.json").read_text())
+        assert configuration["generator"] == "talker"
+        assert configuration["beam_width"] == int(name[1])
+
+
+def test_sweep_that_is_run_again_computes_only_new_cells(run):
+    first = run([1], [1, 2])
+    steps = run.steps()
+    assert [c.summary.accuracy for c in run([1], [1, 2])] == [c.summary.accuracy for c in first]
+    assert run.steps() == steps
+    new = []
+    run([1], [1, 2, 3], on_sample=new.append)
+    assert len(new) == 2
+
+
+def test_cells_of_other_models_are_not_taken_for_these(run):
+    run([1], [1])
+    with pytest.raises(EspalierError, match="another configuration"):
+        run([1], [1], settings={**SETTINGS, "verifier": "math-prm"})
+
+
+def test_cell_that_breaks_a_limit_is_refused_before_any_other_is_run(run):
+    with pytest.raises(InvalidRequestError, match="1024"):
+        run([1, 256], [8])
+    assert run.steps() == 0
+
+
+def test_plot_is_a_picture_of_the_cells(tmp_path: Path):
+    cells = [cell(n, m, correct=n + m, tokens=100.0 * n * m) for n in (1, 2) for m in (1, 2, 4)]
+    plot_cells(cells, "some", tmp_path / "accuracy.png")
+    pixels = matplotlib.image.imread(tmp_path / "accuracy.png")
+    assert pixels.shape[0] > 300
+    assert pixels.shape[1] > 500
+    colours = {tuple(p) for p in (pixels[..., :3].reshape(-1, 3) * 255).astype(int).tolist()}
+    assert len(colours) > 20  # lines in several colours, not an empty frame
+
+
+def test_plot_shows_one_line_for_each_beam_width(tmp_path):
+    plot_cells([cell(1, 1, 3), cell(1, 2, 4, tokens=200), cell(4, 1, 5)], "some", tmp_path / "accuracy.svg")
+    text = (tmp_path / "accuracy.svg").read_text()
+    for label in ("N = 1", "N = 4", "M=2", "accuracy, %", "7 problems"):
+        assert f"<!-- {label}" in text or label in text
+
+
+@pytest.mark.parametrize("correct", [0, 7])
+def test_plot_bears_cells_where_none_or_all_are_right(tmp_path, correct):
+    plot_cells([cell(1, 1, correct), cell(1, 2, correct, tokens=200)], "some", tmp_path / "accuracy.png")
+    assert (tmp_path / "accuracy.png").stat().st_size > 5000
+
+
+def test_plot_bears_cells_in_which_nothing_was_generated(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plot_cells([cell(1, 1, 0, tokens=0.0)], "some", tmp_path / "accuracy.png")
+
+
+def test_table_shows_each_cell_with_its_interval():
+    out = StringIO()
+    resumed = cell(4, 2, 7)
+    object.__setattr__(resumed.summary, "problems_per_minute", None)
+    show_cells(Console(file=out, width=160), [cell(1, 2, 3, tokens=123.4), resumed])
+    one, other = [line.split("│") for line in out.getvalue().splitlines() if line.startswith("│")]
+    assert [field.strip() for field in one[1:-1]] == ["1", "2", "42.9", "[15.8, 75.0]", "123", "247", "7.0"]
+    assert [field.strip() for field in other[1:4]] == ["4", "2", "100.0"]
+    assert other[-2].strip() == "resumed"

@@ -1,0 +1,179 @@
+"""What an installation holds, from a wheel and from an editable install, and what it pins."""
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from house_files import ROOT, checkout, installed_path, module_name, project, sources, tracked
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ALLOWED_AT_THE_TOP = {
+    *("proto", "kernels", "engine", "prm", "search", "experiments", "tests", ".ci"),
+    *("pyproject.toml", "requirements.txt", "Makefile", "README.md", "CONTRIBUTING.md", "LICENSE", ".gitignore"),
+}
+CHECKPOINT_BYTES = 20_000_000
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy of the checkout, so that nothing is left behind in it."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in checkout():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, copy / name)
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]
+    (file,) = out.glob("espalier-*-py3-none-any.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def wheel_names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not re.match(r"espalier-[^/]*\.dist-info/", name)}
+
+
+def test_wheel_holds_every_module_and_data_file_of_the_layers_and_nothing_else(wheel_names):
+    expected = {str(path) for name in checkout() if (path := installed_path(name))}
+    assert wheel_names == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "espalier/py.typed",
+        "espalier/v1/search.proto",
+        "espalier/v1/search_pb2.py",
+        "espalier/v1/search_pb2.pyi",
+        "espalier/v1/search_pb2_grpc.py",
+        "espalier/kernels/cpu/attention.py",
+        "espalier/experiments/demo/benchmark.jsonl",
+        *(
+            f"espalier/experiments/demo/{role}/{file}"
+            for role in ("generator", "verifier")
+            for file in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+        ),
+    ],
+)
+def test_wheel_holds_what_a_user_needs(wheel_names, name):
+    assert name in wheel_names
+
+
+def test_unpacked_wheel_runs_and_finds_its_own_data(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    script = (
+        "from espalier.experiments import demo\n"
+        "from espalier.experiments.cli import app\n"
+        "for path in (demo.benchmark_path(), demo.generator_path() / 'config.json', demo.verifier_path()):\n"
+        "    assert path.exists(), path\n"
+        "    print(path)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert run.returncode == 0, run.stderr
+    assert all(Path(line).is_relative_to(tmp_path) for line in run.stdout.splitlines())
+
+
+def test_every_folder_with_python_files_is_a_listed_package_and_every_listed_package_is_a_folder():
+    listed = set(project()["tool"]["setuptools"]["packages"])
+    with_python = {str(path.parent).replace("/", ".") for name in sources() if (path := installed_path(name))}
+    with_files = {str(path.parent).replace("/", ".") for name in checkout() if (path := installed_path(name))}
+    assert with_python <= listed <= with_files
+
+
+def test_every_package_says_what_it_is_for():
+    packages = {Path(name).parent for name in sources()}
+    for folder in packages:
+        file = ROOT / folder / "__init__.py"
+        assert file.is_file(), f"{folder} has no __init__.py"
+        assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))), f"{folder}/__init__.py says nothing"
+
+
+def test_modules_resolve_to_this_checkout():
+    stale = []
+    for name in sources():
+        if name.endswith("__main__.py"):
+            continue  # its package is looked up beside it
+        spec = importlib.util.find_spec(module_name(name))
+        if spec is None or not os.path.samefile(spec.origin or os.devnull, ROOT / name):
+            stale.append(name)
+    assert not stale, f"the editable install does not know {stale}; run: rm .venv/.installed && make install"
+
+
+def test_type_marker_and_stubs_are_installed_beside_the_modules():
+    spec = importlib.util.find_spec("espalier")
+    assert spec is not None
+    assert spec.origin is not None
+    for name in ("py.typed", "v1/search_pb2.pyi", "v1/search.proto"):
+        assert (Path(spec.origin).parent / name).is_file(), name
+
+
+def test_console_command_and_checkpoint_names_are_registered():
+    (command,) = entry_points(group="console_scripts", name="espalier")
+    assert callable(command.load())
+    folders = {entry.name: entry.load()() for entry in entry_points(group="espalier.checkpoints")}
+    assert set(folders) == {"demo-generator", "demo-verifier"}
+    assert all((folder / "config.json").is_file() for folder in folders.values())
+
+
+def test_top_level_holds_exactly_the_agreed_entries():
+    assert {name.split("/")[0] for name in tracked()} == ALLOWED_AT_THE_TOP
+
+
+def test_checkpoints_are_small():
+    weights = [name for name in checkout() if name.endswith((".safetensors", ".bin", ".pt"))]
+    assert weights
+    assert {name: size for name in weights if (size := (ROOT / name).stat().st_size) > CHECKPOINT_BYTES} == {}
+
+
+def _pins() -> Iterator[tuple[str, Requirement]]:
+    for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
+        if text := line.partition("#")[0].strip():
+            requirement = Requirement(text)
+            yield canonicalize_name(requirement.name), requirement
+
+
+def test_every_requirement_is_pinned_to_one_version():
+    pins = list(_pins())
+    assert len({name for name, _ in pins}) == len(pins)
+    for _, requirement in pins:
+        assert re.fullmatch(r"==[\w.+!]+", str(requirement.specifier)), str(requirement)
+    assert "torch" in dict(pins)
+
+
+def _ranges() -> list[str]:
+    p = project()
+    return [
+        *p["build-system"]["requires"],
+        *p["project"]["dependencies"],
+        *(text for extra in p["project"]["optional-dependencies"].values() for text in extra),
+    ]
+
+
+@pytest.mark.parametrize("text", _ranges())
+def test_pinned_versions_lie_in_the_ranges_of_pyproject(text):
+    pins = dict(_pins())
+    wanted = Requirement(text)
+    name = canonicalize_name(wanted.name)
+    assert name in pins, f"requirements.txt does not pin {wanted.name}"
+    (pin,) = pins[name].specifier
+    assert wanted.specifier.contains(Version(pin.version)), f"{pin} is outside {text}"

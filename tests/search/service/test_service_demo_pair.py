@@ -1,0 +1,84 @@
+"""The service over the real engine and the bundled models: what no scripted orchestrator can show."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from server_thread import ServerThread
+
+from espalier.experiments.benchmarks import load_benchmark
+from espalier.search.client import SearchClient
+from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.result import Finished, Started, StepDone
+from espalier.search.runtime import RuntimeSettings, load_orchestrator
+
+LONG = 120.0
+"""Seconds; the first search of a machine may compile the attention kernel."""
+
+
+@pytest.fixture(scope="module")
+def orchestrator() -> Any:
+    return load_orchestrator(RuntimeSettings(kv_memory_bytes=2**30, max_running=8))
+
+
+@pytest.fixture
+def server(orchestrator: Any, start: Callable[..., ServerThread]) -> ServerThread:
+    running = start(lambda: orchestrator, max_searches=8)
+    running.wait_loaded()
+    return running
+
+
+def problems(count: int) -> list[str]:
+    return [p.problem for p in load_benchmark("demo")[:: 500 // count]][:count]
+
+
+def wait_until_idle(orchestrator: Any) -> None:
+    deadline = time.monotonic() + LONG
+    while orchestrator.busy and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_a_streamed_search_starts_steps_and_ends_with_the_same_result_as_a_unary_one(server: ServerThread) -> None:
+    request = SearchRequest(problems(1)[0], beam_width=2, expansion=2, max_step_tokens=32)
+    with SearchClient(server.address) as client:
+        events = list(client.solve_stream(request, timeout=LONG))
+        alone = client.solve(request, timeout=LONG)
+    assert isinstance(events[0], Started)
+    assert any(isinstance(event, StepDone) for event in events)
+    assert isinstance(events[-1], Finished)
+    assert events[-1].result.answer == alone.answer
+    assert [step.text for step in events[-1].result.best.steps] == [step.text for step in alone.best.steps]
+
+
+def test_a_client_that_vanishes_mid_stream_leaves_no_live_block(server: ServerThread, orchestrator: Any) -> None:
+    request = SearchRequest(problems(1)[0], AlgorithmName.MAJORITY, beam_width=64, temperature=2.0)
+    client = SearchClient(server.address)
+    stream = iter(client.solve_stream(request, timeout=LONG))
+    assert isinstance(next(stream), Started)
+    client.close()
+    wait_until_idle(orchestrator)
+    orchestrator.engine.check_drained()
+    with SearchClient(server.address) as other:
+        assert other.solve(SearchRequest(problems(1)[0], AlgorithmName.GREEDY), timeout=LONG).nodes == ()
+
+
+def test_clients_at_once_get_the_answers_they_would_get_alone(server: ServerThread, orchestrator: Any) -> None:
+    requests = [SearchRequest(text, beam_width=2, expansion=2, max_step_tokens=32) for text in problems(6)]
+
+    def solve(request: SearchRequest) -> tuple[str, str]:
+        with SearchClient(server.address) as client:
+            result = client.solve(request, timeout=LONG)
+        return result.answer, result.best.text if result.best else ""
+
+    alone = [solve(request) for request in requests]
+    together: dict[int, tuple[str, str]] = {}
+    threads = [threading.Thread(target=lambda i=i, r=r: together.update({i: solve(r)})) for i, r in enumerate(requests)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    assert [together.get(i) for i in range(len(requests))] == alone
+    wait_until_idle(orchestrator)
+    orchestrator.engine.check_drained()
