@@ -169,16 +169,28 @@ class RunningSearch:
             self._merge(node, twin)
             return
         node.termination = self._termination(node, done.cause)
-        if self._verifier:
-            self._score_or_wait(node)
-        else:
-            growth.verified = True
         if growth.to_end and node.termination is None:
             self._generate(node, range(1), in_place=True)
-        self._settle(node)
+        if not self._verifier:
+            self._mark_verified(node)
+        elif self._growth[parent].verified:
+            self._score(node)
+        else:
+            self._growth[parent].unscored_children.append(node)
 
     def _merge(self, node: Node, twin: Node) -> None:
-        """Count a sibling with the same text on the one that is there already."""
+        """Count a sibling with the same text on the one that is there already.
+
+        The one that stays takes the lower path of the two and what was sampled there, so that what grows from it does
+        not depend on which of them was finished first.
+        """
+        if node.path < twin.path:
+            one, other = self._growth[node], self._growth[twin]
+            one.generator, other.generator = other.generator, one.generator
+            for name in ("path", "num_tokens", "log_probability"):
+                mine, theirs = getattr(node, name), getattr(twin, name)
+                setattr(node, name, theirs)
+                setattr(twin, name, mine)
         node.termination = Termination.DUPLICATE
         twin.multiplicity += 1
         self._ledger.duplicates += 1
@@ -196,21 +208,17 @@ class RunningSearch:
             return Termination.LENGTH
         return None
 
-    def _score_or_wait(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        if self._growth[parent].verified:
-            self._score(node)
-        else:
-            self._growth[parent].unscored_children.append(node)
-
     def _score(self, node: Node) -> None:
-        """Queue the node's step for scoring; a step without text has none, and one too long is cut off the search."""
+        """Queue the node's step for scoring, its parent being verified.
+
+        A step without text has no score, one that was cut off needs none, and one too long for the verifier ends its
+        path.
+        """
         assert self._verifier is not None
         assert node.parent is not None
         parent, growth = self._growth[node.parent], self._growth[node]
-        if not node.text.strip():
-            growth.verified = True
+        if not node.text.strip() or node.termination is Termination.LENGTH:
+            self._mark_verified(node)
             return
         # Along a path of its own, a node takes over its parent's sequence: nobody else will extend it.
         take_over = growth.to_end and node.depth > 1
@@ -219,9 +227,9 @@ class RunningSearch:
             room = self._verifier_room(parent.verifier)
             work = self._verifier.score(self.plan.search_id, parent.verifier, node.text, room, in_place=take_over)
         if work is None:
-            growth.verified = True
             if not growth.to_end:
                 node.termination = Termination.LENGTH
+            self._mark_verified(node)
             return
         if take_over:
             parent.verifier = None
@@ -236,21 +244,23 @@ class RunningSearch:
 
     def _on_scored(self, done: Scored) -> None:
         node = self._by_verifier[done.work.sequence]
-        growth = self._growth[node]
-        growth.verified = True
         if done.work.read_at:
             node.score = float(done.values[0, 0])
+        self._mark_verified(node)
+
+    def _mark_verified(self, node: Node) -> None:
+        """The verifier is done with the node: let its children be scored, and count it as grown where it has ended."""
+        growth = self._growth[node]
+        growth.verified = True
         waiting, growth.unscored_children = growth.unscored_children, []
         for child in waiting:
             self._score(child)
-            self._settle(child)
-        self._settle(node)
+        if node is not self._root and not (growth.to_end and node.termination is None):
+            self._settle(node)
 
     def _settle(self, node: Node) -> None:
-        """Count the node as grown once it is scored and, on a path of its own, ended."""
+        """Count a node that is verified and, on a path of its own, ended."""
         growth = self._growth[node]
-        if node is self._root or not growth.verified or (growth.to_end and node.termination is None):
-            return
         if self._verifier and growth.to_end and any(n.text.strip() and n.score is None for n in node.lineage()):
             node.termination = Termination.LENGTH  # a step was too long to be scored, so the path has no score
         self._outstanding -= 1

@@ -18,12 +18,15 @@ from transformers import (
 )
 
 CHAT_TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
+{% for message in messages %}
+    {% if message.content is string %}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+    {% endif %}
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
 """
 
 BOXED = ("\\boxed{0}", "\\boxed{1}", "\\boxed{2}")

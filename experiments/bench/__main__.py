@@ -35,15 +35,16 @@ def engine(
 def search(
     beam_width: Annotated[int, typer.Option("-N", help="Beam width N.")] = 4,
     expansion: Annotated[int, typer.Option("-M", help="Expansion M.")] = 4,
-    problems: Annotated[int, typer.Option(min=1, help="Problems in each run.")] = 64,
+    problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 64,
+    peer_problems: Annotated[int, typer.Option(min=1, help="How many of them the baseline solves in each run.")] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
     json_path: JsonPath = None,
 ) -> None:
-    """Problems a minute of beam search on the demo pair, with 1, 8 and 32 problems in flight."""
+    """Problems a minute of beam search, 1, 8 and 32 at once, beside search-and-learn on transformers."""
     from espalier.experiments.bench.report import publish
     from espalier.experiments.bench.search import run
 
-    rows, ratios = run(beam_width, expansion, problems, repeats)
+    rows, ratios = run(beam_width, expansion, problems, min(peer_problems, problems), repeats)
     publish(f"beam search N={beam_width} M={expansion}, {problems} problems", rows, ratios, json_path)
 
 

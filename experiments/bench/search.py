@@ -1,45 +1,107 @@
-"""Problems a minute of beam search, one at a time and many at once."""
+"""Problems a minute of beam search: one, 8 and 32 at once, beside search-and-learn's way on transformers."""
 
 import statistics
 import time
+from dataclasses import dataclass
 from typing import Any
 
-from espalier.experiments.benchmarks import load_benchmark
+import torch
+
+from espalier.engine.checkpoint import locate
+from espalier.experiments.benchmarks import Problem, load_benchmark
+from espalier.experiments.peers.search_and_learn import SearchAndLearn
+from espalier.search.answers import canonical
 from espalier.search.request import SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
 
 IN_FLIGHT = (1, 8, 32)
+GENERATOR, VERIFIER = "demo-generator", "demo-verifier"
 
 
-def run(beam_width: int, expansion: int, problems: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Search the same problems with 1, 8 and 32 in flight, in turn.
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Problems a minute, share answered right, and tokens a problem of one contestant in one repetition."""
+
+    rate: float
+    accuracy: float
+    generated_tokens: float
+    verifier_tokens: float
+
+
+def run(
+    beam_width: int, expansion: int, problems: int, peer_problems: int, repeats: int
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Search the same problems by every contestant, in turn, `repeats` times with another seed each.
+
+    The baseline, being slower, takes the first `peer_problems` of the same problems in each repetition. Answers are
+    compared by spelling, which decides the demo benchmark's whole numbers.
 
     Returns:
-        Rows with the median problems a minute, and ratios `beam@F/1` of F in flight over one at a time.
+        Rows of medians over repetitions, and ratios: `beam@F/1` of F in flight over one at a time, and
+        `beam@F/transformers` over the baseline, each the median of the pairs.
     """
-    texts = [p.problem for p in load_benchmark("demo")]
-    texts = texts[:: max(1, len(texts) // problems)][:problems]
-    rates: dict[int, list[float]] = {count: [] for count in IN_FLIGHT}
+    chosen = load_benchmark("demo")
+    chosen = chosen[:: max(1, len(chosen) // problems)][:problems]
+    # Every k-th again, so that the baseline's share has the same mix of levels.
+    for_peer = chosen[:: max(1, len(chosen) // peer_problems)][:peer_problems]
+    peer = SearchAndLearn(locate(GENERATOR), locate(VERIFIER))
+    runs: dict[str, list[_Run]] = {}
     for repeat in range(repeats + 1):
-        for count in IN_FLIGHT:
-            rate = _rate(texts, count, beam_width, expansion)
-            if repeat:  # the first is the warm-up
-                rates[count].append(rate)
-    rows = [{"in flight": count, "problems/min": statistics.median(rates[count])} for count in IN_FLIGHT]
-    ratios = {
-        f"beam@{count}/1": statistics.median(a / b for a, b in zip(rates[count], rates[1], strict=True))
-        for count in IN_FLIGHT[1:]
-    }
+        now = {
+            f"espalier, {count} in flight": _ours(chosen, count, beam_width, expansion, repeat) for count in IN_FLIGHT
+        }
+        now["search-and-learn on transformers"] = _theirs(peer, for_peer, beam_width, expansion, repeat)
+        if repeat:  # the first is the warm-up
+            for name, measured in now.items():
+                runs.setdefault(name, []).append(measured)
+    rows = [_row(name, measured) for name, measured in runs.items()]
+    *ours, theirs = runs.values()
+    ratios = {f"beam@{n}/1": _ratio(mine, ours[0]) for n, mine in zip(IN_FLIGHT[1:], ours[1:], strict=True)}
+    ratios |= {f"beam@{n}/transformers": _ratio(mine, theirs) for n, mine in zip(IN_FLIGHT, ours, strict=True)}
     return rows, ratios
 
 
-def _rate(texts: list[str], in_flight: int, beam_width: int, expansion: int) -> float:
-    orchestrator = load_orchestrator(RuntimeSettings(max_running=in_flight))
-    for text in texts:
-        orchestrator.submit(SearchRequest(text, beam_width=beam_width, expansion=expansion))
+def _ours(problems: list[Problem], in_flight: int, beam_width: int, expansion: int, seed: int) -> _Run:
+    orchestrator = load_orchestrator(RuntimeSettings(GENERATOR, VERIFIER, max_running=in_flight))
+    gold = {}
+    for problem in problems:
+        request = SearchRequest(problem.problem, beam_width=beam_width, expansion=expansion, seed=seed)
+        gold[orchestrator.submit(request)] = problem.answer
+    results = []
     start = time.perf_counter()
     while orchestrator.busy:
-        orchestrator.step()
+        results += orchestrator.step()
     seconds = time.perf_counter() - start
     orchestrator.engine.check_drained()
-    return 60 * len(texts) / seconds
+    count = len(problems)
+    return _Run(
+        60 * count / seconds,
+        sum(canonical(r.answer) == canonical(gold[r.search_id]) for r in results) / count,
+        sum(r.accounting.generated_tokens for r in results) / count,
+        sum(r.accounting.verifier_tokens for r in results) / count,
+    )
+
+
+def _theirs(peer: SearchAndLearn, problems: list[Problem], beam_width: int, expansion: int, seed: int) -> _Run:
+    torch.manual_seed(seed)
+    peer.generated_tokens = peer.verifier_tokens = 0
+    start = time.perf_counter()
+    answers = [peer.solve(problem.problem, beam_width * expansion, expansion) for problem in problems]
+    seconds = time.perf_counter() - start
+    count = len(problems)
+    right = sum(canonical(a) == canonical(p.answer) for a, p in zip(answers, problems, strict=True))
+    return _Run(60 * count / seconds, right / count, peer.generated_tokens / count, peer.verifier_tokens / count)
+
+
+def _row(name: str, runs: list[_Run]) -> dict[str, Any]:
+    return {
+        "contestant": name,
+        "problems/min": statistics.median(r.rate for r in runs),
+        "accuracy %": 100 * statistics.median(r.accuracy for r in runs),
+        "generated tokens": statistics.median(r.generated_tokens for r in runs),
+        "verifier tokens": statistics.median(r.verifier_tokens for r in runs),
+    }
+
+
+def _ratio(ours: list[_Run], theirs: list[_Run]) -> float:
+    return statistics.median(a.rate / b.rate for a, b in zip(ours, theirs, strict=True))

@@ -46,6 +46,23 @@ def test_a_reservation_cannot_be_handed_back_twice():
         admission.release(reservation)
 
 
+def test_sectors_held_by_scattered_blocks_count_in_full():
+    pools = tiny_pools(sectors=3)
+    admission, generator = Admission(pools["generator"].arena, pools), pools["generator"]
+    stays, ends = (admission.try_reserve({"generator": 3}) for _ in range(2))
+    assert stays is not None
+    assert ends is not None
+    kept = [generator.allocate()]
+    passing = [generator.allocate(), generator.allocate()]
+    kept.append(generator.allocate())  # in a second sector
+    generator.free(passing)
+    admission.release(ends)
+    # what is reserved would fit one sector, but its two blocks lie in two
+    assert admission.try_reserve({"verifier": 4}) is None
+    assert admission.try_reserve({"verifier": 2}) is not None
+    generator.free(kept)
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_what_is_reserved_can_always_be_allocated_however_fragmented_the_sectors(data: st.DataObject):

@@ -147,6 +147,22 @@ def test_expanding_a_fully_computed_node_again_gives_right_logits_and_writes_no_
     release(engine, sequence, first.sequence, *(child.sequence for child in again))
 
 
+def test_a_token_computed_again_for_its_logits_is_not_written_again(make_engine: Callable[..., Engine]):
+    engine = make_engine("qwen2-untied")
+    sequence = engine.open("generator", some_ids(7))
+    first = generate(engine, sequence, GREEDY, tokens=1, **NEVER_ENDS)[0]
+    lane = engine.lanes["generator"]
+    last_block = int(lane.table.block_table(sequence)[-1])
+    slots = lane.layout.blocks_per_sector
+    lane.layout.block_view(engine.arena.bytes)[last_block // slots, :, :, last_block % slots] = (
+        0.5  # a write would show
+    )
+    marked = engine.arena.bytes.clone()
+    again = generate(engine, sequence, GREEDY, tokens=1, **NEVER_ENDS)[0]
+    assert torch.equal(engine.arena.bytes, marked)
+    release(engine, sequence, first.sequence, again.sequence)
+
+
 def test_a_mixed_batch_of_prefill_decode_and_scoring_gives_everyone_their_own_logits(
     make_engine: Callable[..., Engine], tiny_checkpoints: dict[str, Path]
 ):

@@ -47,12 +47,12 @@ def test_empty_answer_is_wrong_without_asking_a_child():
 
 
 def test_answer_that_runs_away_is_killed_and_the_next_is_graded():
-    with Grader(timeout_seconds=3.0) as grader:
+    with Grader(timeout_seconds=2.0) as grader:
         assert grader.grade("3", "3") == Grade(True)  # the child is warm: only the answer itself takes time
         runaway, after = grader.submit("3", RUNAWAY), grader.submit("3", "3")
         grade = grader.resolve(runaway)
         assert not grade.correct
-        assert "3 s" in grade.error
+        assert "2 s" in grade.error
         assert grader.resolve(after) == Grade(True)
 
 
@@ -66,8 +66,8 @@ def test_child_that_dies_is_named_and_replaced(grader):
     assert grader.grade("3", "3") == Grade(True)
 
 
-def test_math_verify_giving_up_is_told_apart_from_a_wrong_answer():
-    with Grader(timeout_seconds=60.0) as grader:  # math-verify's own limit of 5 s ends it first
+def test_no_time_limit_passes_for_a_wrong_answer():
+    with Grader(timeout_seconds=6.5) as grader:  # math-verify has a limit of its own, of 5 s
         grade = grader.grade("3", RUNAWAY)
     assert not grade.correct
     assert grade.error

@@ -6,7 +6,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,17 +30,40 @@ class Service:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
         )
+
+    def wait_ready(self) -> "Service":
         assert self.process.stdout is not None
         self.greeting = self.process.stdout.readline()
         found = re.search(r"127\.0\.0\.1:\d+", self.greeting)
         assert found, self.greeting + self.process.communicate()[1]
         self.address = found.group()
+        return self
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; exit code and standard error."""
+        _, errors = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[], Service]]:
+    """Starts servers of a test's own."""
+    services: list[Service] = []
+
+    def start() -> Service:
+        services.append(Service())
+        return services[-1]
+
+    yield start
+    for service in services:
+        service.process.kill()
+        service.process.communicate()
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     service = Service()
-    yield service
+    yield service.wait_ready()
     service.process.kill()
     service.process.communicate()
 
@@ -105,17 +129,31 @@ def test_company_does_not_change_an_answer(service):
     assert [c.text for c in together.candidates] == [c.text for c in alone.candidates]
 
 
-def test_server_that_is_told_to_end_lets_a_search_end_and_exits_with_zero():
-    service = Service()
-    try:
-        with SearchClient(service.address) as client:
-            events = client.solve_stream(SearchRequest(PROBLEM, beam_width=16, expansion=8), PATIENCE)
-            assert isinstance(next(events), Started)
+@pytest.mark.parametrize("after", ["the first event", "the last event"])
+def test_server_that_is_told_to_end_lets_a_search_end_and_exits_with_zero(start, after):
+    service = start().wait_ready()
+    with SearchClient(service.address) as client:
+        events = client.solve_stream(SearchRequest(PROBLEM, beam_width=16, expansion=8), PATIENCE)
+        assert isinstance(next(events), Started)
+        if after == "the first event":
             service.process.send_signal(signal.SIGTERM)
-            assert isinstance(list(events)[-1], Finished)
-        out, err = service.process.communicate(timeout=PATIENCE)
-        assert service.process.returncode == 0
-        assert out == ""
-        assert "Traceback" not in err
-    finally:
-        service.process.kill()
+        assert isinstance(list(events)[-1], Finished)
+    if after == "the last event":
+        service.process.send_signal(signal.SIGTERM)
+    code, errors = service.end()
+    assert code == 0, errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc for how far the server is")
+@pytest.mark.parametrize("library", ["libtorch_python", "safetensors"])
+def test_server_that_is_told_to_end_while_it_loads_exits_with_zero(start, library):
+    service = start()
+    maps = Path(f"/proc/{service.process.pid}/maps")
+    deadline = time.monotonic() + PATIENCE
+    while library not in maps.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    service.process.send_signal(signal.SIGTERM)
+    code, errors = service.end()
+    assert code == 0, errors
+    assert [line for line in errors.splitlines() if " espalier." not in line] == []

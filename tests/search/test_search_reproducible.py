@@ -80,9 +80,9 @@ def test_which_of_two_siblings_with_the_same_text_stays_does_not_depend_on_the_c
     mute = scripted(talker, itertools.repeat(likely))
     for seed in range(8):
         mine = SearchRequest(**BEAM.to_dict() | {"max_step_tokens": 6, "seed": seed})
-        alone = run(make_orchestrator(mute), mine).only
-        watched = run_among(make_orchestrator(mute, max_batch_tokens=4), mine, 2, place=2)
+        alone = run(make_orchestrator(mute, max_batch_tokens=4), mine).only
         assert alone.accounting.duplicates > 0
+        watched = run_among(make_orchestrator(mute, max_batch_tokens=4), mine, 2, place=2)
         assert outcome(watched.results[0]) == outcome(alone), f"seed {seed}"
 
 
