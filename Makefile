@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+# The editable install links modules one by one, so it is made anew when there are others than before.
+MODULES := $(shell find proto kernels engine prm search experiments -name '*.py' | sort | cksum | cut -d' ' -f1)
+STAMP  := $(VENV)/.installed-$(MODULES)
 
 .PHONY: demo test test-slow lint proto install clean
 .DEFAULT_GOAL := demo
@@ -17,6 +19,7 @@ $(STAMP): requirements.txt pyproject.toml
 	rm -rf build/__editable__*
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation \
 		--editable . --config-settings editable_mode=strict
+	rm -f $(VENV)/.installed-*
 	touch $(STAMP)
 
 demo: $(STAMP)  ## solve one problem by beam search with the bundled models, on CPU

@@ -2,6 +2,8 @@
 
 import torch
 
+from espalier.engine.errors import PoolExhaustedError
+
 
 class Arena:
     """One uint8 tensor cut into equal sectors, each owned by one model or by none.
@@ -15,13 +17,19 @@ class Arena:
 
         Raises:
             ValueError: when not even one sector fits.
+            PoolExhaustedError: when the device has not so much memory.
         """
         if num_bytes < sector_bytes:
             raise ValueError(f"an arena of {num_bytes} bytes cannot hold one sector of {sector_bytes} bytes")
         self.sector_bytes = sector_bytes
         self.num_sectors = num_bytes // sector_bytes
         # Not zeroed: memory is only touched once a block is written. Stale bytes are finite-or-not, and never read.
-        self.bytes = torch.empty(self.num_sectors * sector_bytes, dtype=torch.uint8, device=device)
+        try:
+            self.bytes = torch.empty(self.num_sectors * sector_bytes, dtype=torch.uint8, device=device)
+        except RuntimeError as error:  # torch's out-of-memory, on either kind of device
+            raise PoolExhaustedError(
+                f"{num_bytes / 2**20:.0f} MiB of KV memory could not be had on {device}; lower --kv-memory"
+            ) from error
         self._owner: list[str | None] = [None] * self.num_sectors
         self._free = list(range(self.num_sectors - 1, -1, -1))  # a stack: the lowest sector is on top at first
 

@@ -36,13 +36,26 @@ class BlockPool:
         """Blocks in owned sectors that nothing refers to."""
         return self.owned_sectors * self.layout.blocks_per_sector - self.live_blocks
 
+    @property
+    def allocatable_blocks(self) -> int:
+        """How often `allocate` would succeed now."""
+        return self.free_blocks + self.arena.free_sectors * self.layout.blocks_per_sector
+
     def sectors_for(self, blocks: int) -> int:
         """Whole sectors that `blocks` blocks need."""
         return -(-blocks // self.layout.blocks_per_sector)
 
-    def can_allocate(self, blocks: int) -> bool:
-        """Whether `allocate` would succeed `blocks` times now."""
-        return blocks <= self.free_blocks + self.arena.free_sectors * self.layout.blocks_per_sector
+    def require(self, blocks: int) -> None:
+        """Check that `allocate` would succeed `blocks` times now.
+
+        Raises:
+            PoolExhaustedError: when it would not.
+        """
+        if blocks > self.allocatable_blocks:
+            raise PoolExhaustedError(
+                f"the {self.owner} needs {blocks} KV blocks and {self.allocatable_blocks} are free in an arena of "
+                f"{self.arena.num_bytes} bytes; raise --kv-memory or run fewer searches at once"
+            )
 
     def allocate(self) -> int:
         """Take a free block with one reference.
@@ -94,10 +107,8 @@ class BlockPool:
             heapq.heappop(self._candidates)
         sector = self.arena.take(self.owner)
         if sector is None:
-            raise PoolExhaustedError(
-                f"no KV block is free for the {self.owner}: all {self.arena.num_sectors} sectors of "
-                f"{self.arena.sector_bytes} bytes are in use; raise --kv-memory or run fewer searches at once"
-            )
+            self.require(1)
+        assert sector is not None
         first = sector * self.layout.blocks_per_sector
         self._free_slots[sector] = list(range(first + self.layout.blocks_per_sector - 1, first - 1, -1))
         self._candidates.append(sector)  # the heap is empty, so this keeps it one

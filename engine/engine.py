@@ -9,6 +9,7 @@ import torch
 
 from espalier.engine.admission import Admission
 from espalier.engine.arena import Arena
+from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.lane import Lane
 from espalier.engine.model import Model
 from espalier.engine.sequence import Sequence
@@ -188,5 +189,7 @@ def _make_arena(models: Mapping[str, Model], settings: EngineSettings, device: t
         _layout(model, settings.block_size, 2**62).block_bytes for model in models.values()
     ]  # a sector as large as can be: only the block's size is asked for
     sector = settings.sector_bytes or max(settings.kv_memory_bytes // 128, *block_bytes)
-    sector -= sector % 64  # keeps every model's view of a sector aligned
-    return Arena(settings.kv_memory_bytes, max(sector, *block_bytes), device)
+    sector = max(sector - sector % 64, *block_bytes)  # 64: keeps every model's view of a sector aligned
+    if settings.kv_memory_bytes < sector:
+        raise PoolTooSmallError(sector, settings.kv_memory_bytes)
+    return Arena(settings.kv_memory_bytes, sector, device)

@@ -27,7 +27,7 @@ class PoolTooSmallError(RequestTooLargeError):
         self.needed_bytes = needed_bytes
         self.pool_bytes = pool_bytes
         super().__init__(
-            f"the search may need {needed_bytes / 2**20:.1f} MiB of KV memory and the pool holds "
+            f"a search may need {needed_bytes / 2**20:.1f} MiB of KV memory and the pool holds "
             f"{pool_bytes / 2**20:.1f} MiB; raise --kv-memory, or lower -N, -M, --max-tokens or --max-step-tokens"
         )
 

@@ -82,10 +82,13 @@ class Lane:
         """Queue `work`.
 
         Raises:
-            ValueError: when its sequence already has work.
+            ValueError: when its sequence already has work, or no tokens to compute.
         """
-        if work.sequence.row in self._busy_rows:
+        generating = {branch.sequence.row for branch in self._running if branch.work.in_place}
+        if work.sequence.row in self._busy_rows | generating:
             raise ValueError("a sequence takes one piece of work at a time")
+        if not self.table.lengths[work.sequence.row] and not (isinstance(work, Score) and work.token_ids):
+            raise ValueError("an empty sequence has nothing to compute")
         self._busy_rows.add(work.sequence.row)
         base = int(self.table.lengths[work.sequence.row])
         if isinstance(work, Score):

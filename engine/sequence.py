@@ -114,7 +114,7 @@ class SequenceTable:
             Block ids to copy from, and the block ids to copy them to. The caller copies before anything is written.
 
         Raises:
-            PoolExhaustedError: when blocks run out; rows prepared so far keep their blocks.
+            PoolExhaustedError: when there are not enough blocks for all rows; nothing is changed then.
         """
         size = self.block_size
         computed = self.computed[rows]
@@ -122,6 +122,7 @@ class SequenceTable:
         shared = (computed % size != 0) & (self.pool.ref_counts[tails] > 1)
         needed = -(-(computed + counts) // size) - self.num_blocks[rows]
         self.reserve_columns(int((computed + counts).max(initial=0)))
+        self.pool.require(int(shared.sum() + needed.clip(min=0).sum()))
         sources, destinations = [], []
         for i in np.flatnonzero(shared):
             # Counts drop as owners leave: the last one keeps the block without a copy.

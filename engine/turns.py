@@ -27,23 +27,29 @@ class TurnPolicy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KeepGeneratorFed:
-    """Score when a batch worth running has gathered, or when the generator has nothing left to do.
+    """Score when a batch worth running has gathered, has waited long enough, or the generator has nothing left to do.
 
     Scoring in large batches is what makes the verifier cheap; a search that waits for scores costs nothing while others
     keep the generator busy.
 
     Attributes:
         enough_tokens: waiting verifier tokens that are worth a turn.
+        patience: turns of the generator that fewer tokens wait at most, so that endless generation starves no scoring.
     """
 
     enough_tokens: int = 256
+    patience: int = 16
+    _waited: int = 0
 
     def choose(self, generator: LaneLoad, verifier: LaneLoad) -> str:
         """See the class."""
-        if verifier.busy and (not generator.busy or verifier.waiting_tokens >= self.enough_tokens):
+        worth_it = verifier.waiting_tokens >= self.enough_tokens or self._waited >= self.patience
+        if verifier.busy and (not generator.busy or worth_it):
+            self._waited = 0
             return VERIFIER
+        self._waited += verifier.busy
         return GENERATOR
 
 

@@ -38,8 +38,13 @@ def load_benchmark(name: str, limit: int | None = None) -> list[Problem]:
     path = _demo_path() if name == "demo" else Path(name)
     if not path.is_file():
         raise BenchmarkError(f"no benchmark {name!r}: neither a file nor `demo`")
+    try:
+        # Not splitlines(), which also cuts at characters that may stand inside a record.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise BenchmarkError(f"{path} is not a text file in UTF-8: {error}") from error
     problems: list[Problem] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if limit is not None and len(problems) >= limit:
             break
         if line.strip():
@@ -58,19 +63,21 @@ def _demo_path() -> Path:
 def _parse(line: str, where: str, default_id: str) -> Problem:
     try:
         record: dict[str, Any] = json.loads(line)
-        if "question" in record:
-            return Problem(default_id, record["question"], _gsm8k_gold(record["answer"]), None)
-        level = record.get("level")
-        return Problem(
-            str(record.get("unique_id", default_id)),
-            record["problem"],
-            _plain_number(record["answer"]),
-            None if level is None else int(level),
-        )
+        gsm8k = "problem" not in record and "question" in record
+        problem = record["question"] if gsm8k else record["problem"]
+        answer = _gsm8k_gold(record["answer"]) if gsm8k else _plain_number(record["answer"])
+        if not isinstance(problem, str):
+            raise TypeError("the problem is not text")
+        return Problem(str(record.get("unique_id", default_id)), problem, answer, _level(record.get("level")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BenchmarkError(
             f"{where}: not a record with problem and answer, or question and answer: {error!r}"
         ) from error
+
+
+def _level(level: Any) -> int | None:
+    """A level as a number; MATH also spells it `Level 5`."""
+    return None if level is None else int(str(level).removeprefix("Level "))
 
 
 def _gsm8k_gold(answer: str) -> str:
@@ -83,4 +90,6 @@ def _gsm8k_gold(answer: str) -> str:
 
 def _plain_number(answer: str | float) -> str:
     """A gold answer as text; 27.0 is written 27, as a solver would write it."""
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        raise TypeError("the answer is neither text nor a number")
     return str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)

@@ -1,13 +1,16 @@
 """The command line. Heavy imports stay inside the commands: `espalier --help` must answer at once."""
 
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from espalier.engine.errors import EspalierError
+from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments import options as opt
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
@@ -25,6 +28,23 @@ _SHOWCASE = 0
 """Index, in the demo benchmark, of the problem that `espalier solve` takes when it is given none."""
 
 _EXIT_USAGE, _EXIT_INTERRUPTED = 2, 130
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"espalier {version('espalier')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -58,6 +78,7 @@ def solve(
 ) -> None:
     """Search for the answer of one problem and show the tree."""
     from rich.console import Console
+    from rich.text import Text
 
     from espalier.experiments.show import show_result
 
@@ -68,7 +89,7 @@ def solve(
     )  # fmt: skip
     console = Console()
     if not as_json:
-        console.print(f"[bold]problem[/]  {text}\n", highlight=False)
+        console.print(Text.assemble(("problem  ", "bold"), text, "\n"))
     if endpoint:
         from espalier.search.client import SearchClient
 
@@ -129,12 +150,18 @@ def serve(
         max_searches=max_searches, max_queue=max_queue, drain_seconds=drain_seconds,
     )  # fmt: skip
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("espalier").setLevel(logging.INFO)
 
     def report(address: str) -> None:
         print(f"serving {generator} with {verifier or 'no verifier'} on {address}", flush=True)
 
-    raise typer.Exit(run_server(lambda: load_orchestrator(runtime), settings, ready=report))
+    code = run_server(lambda: load_orchestrator(runtime), settings, ready=report)
+    # Not an ordinary exit: told to stop while it loads, the engine's thread is still inside torch, which would abort.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @app.command("eval")
@@ -169,7 +196,7 @@ def evaluate_command(
     from rich.console import Console
 
     from espalier.experiments.benchmarks import load_benchmark
-    from espalier.experiments.evaluate import RunFolder, evaluate
+    from espalier.experiments.evaluate import RunFolder, evaluate, run_configuration
     from espalier.experiments.progress import sample_progress
     from espalier.experiments.show import show_summary
     from espalier.search.grading import Grader
@@ -183,16 +210,13 @@ def evaluate_command(
         generator, _verifier_for(algorithm, verifier), device, dtype, opt.parse_bytes(kv_memory),
         max_running=in_flight, system_prompt=system_prompt, threads=threads,
     )  # fmt: skip
-    folder = RunFolder(out, _run_configuration(benchmark, request, runtime)) if out else None
-    with Grader() as grader, sample_progress(len(problems), _done_before(folder)) as on_sample:
+    orchestrator = load_orchestrator(runtime)
+    folder = RunFolder(out, run_configuration(benchmark, request, orchestrator)) if out else None
+    known = {problem.unique_id for problem in problems}
+    before = sum(sample.unique_id in known for sample in folder.done()) if folder else 0
+    with _kept_on_interrupt(out), Grader() as grader, sample_progress(len(problems), before) as on_sample:
         summary = evaluate(
-            load_orchestrator(runtime),
-            problems,
-            request,
-            grader,
-            benchmark=benchmark,
-            folder=folder,
-            on_sample=on_sample,
+            orchestrator, problems, request, grader, benchmark=benchmark, folder=folder, on_sample=on_sample
         )
     if as_json:
         from dataclasses import asdict
@@ -241,7 +265,7 @@ def sweep_command(
     from espalier.experiments.sweep import sweep
     from espalier.search.grading import Grader
 
-    widths, expansions = opt.parse_int_list(beam_width), opt.parse_int_list(expansion)
+    widths, expansions = opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M")
     problems = load_benchmark(benchmark, limit)
     request = SearchRequest(
         "-", AlgorithmName.BEAM, vote=vote, aggregation=aggregation, temperature=temperature, top_p=top_p,
@@ -251,10 +275,12 @@ def sweep_command(
         generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
         max_running=in_flight, system_prompt=system_prompt, threads=threads,
     )  # fmt: skip
-    with Grader() as grader, sample_progress(len(problems) * len(widths) * len(expansions), 0) as on_sample:
+    orchestrator = load_orchestrator(runtime)
+    total = len(problems) * len(widths) * len(expansions)
+    with _kept_on_interrupt(out), Grader() as grader, sample_progress(total, 0) as on_sample:
         cells = sweep(
-            load_orchestrator(runtime), problems, request, grader, widths, expansions,
-            benchmark=benchmark, folder=out, settings=_model_configuration(runtime), on_sample=on_sample,
+            orchestrator, problems, request, grader, widths, expansions,
+            benchmark=benchmark, folder=out, on_sample=on_sample,
         )  # fmt: skip
     plot_cells(cells, benchmark, out / "accuracy.png")
     if as_json:
@@ -262,19 +288,42 @@ def sweep_command(
     else:
         console = Console()
         show_cells(console, cells)
-        console.print(f"plot  {out / 'accuracy.png'}", highlight=False)
+        console.print(f"plot  {out / 'accuracy.png'}", highlight=False, markup=False)
 
 
 def main() -> None:
     """Entry point: runs a command and turns errors into one line and an exit code."""
+    run_app(app)
+
+
+def run_app(commands: typer.Typer) -> None:
+    """Run a Typer application; an error made on purpose becomes one line on standard error and an exit code."""
     try:
-        app()
+        commands()
+    except InvalidRequestError as error:
+        rules = (f"{_flag(violation.field)}: {violation.description}" for violation in error.violations)
+        print(f"error: {'; '.join(rules)}", file=sys.stderr)
+        sys.exit(_EXIT_USAGE)
     except EspalierError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(_EXIT_USAGE)
+
+
+def _flag(field: str) -> str:
+    """The option a request's field is set by."""
+    short = {"beam_width": "-N/", "expansion": "-M/"}.get(field, "")
+    return field if field in ("problem", "request") else f"{short}--{field.replace('_', '-')}"
+
+
+@contextmanager
+def _kept_on_interrupt(folder: Path | None) -> Iterator[None]:
+    """On Ctrl-C, say where what was finished is kept."""
+    try:
+        yield
     except KeyboardInterrupt:
-        print("interrupted; what was finished is kept", file=sys.stderr)
-        sys.exit(_EXIT_INTERRUPTED)
+        kept = f"what was finished is in {folder}; the same command goes on" if folder else "nothing was kept"
+        print(f"interrupted: {kept}", file=sys.stderr)
+        raise typer.Exit(_EXIT_INTERRUPTED) from None
 
 
 def _problem_text(problem: str | None) -> tuple[str, str | None]:
@@ -290,20 +339,6 @@ def _problem_text(problem: str | None) -> tuple[str, str | None]:
 def _verifier_for(algorithm: AlgorithmName, verifier: str) -> str:
     """No verifier is loaded for an algorithm that reads no scores."""
     return "" if algorithm in (AlgorithmName.GREEDY, AlgorithmName.MAJORITY) else verifier
-
-
-def _model_configuration(runtime: RuntimeSettings) -> dict[str, Any]:
-    """The settings of a run that its results depend on."""
-    return {name: getattr(runtime, name) for name in ("generator", "verifier", "device", "dtype", "system_prompt")}
-
-
-def _run_configuration(benchmark: str, request: SearchRequest, runtime: RuntimeSettings) -> dict[str, Any]:
-    search = {name: value for name, value in request.to_dict().items() if name != "problem"}
-    return {"benchmark": benchmark, **search, **_model_configuration(runtime)}
-
-
-def _done_before(folder: Any) -> int:
-    return len(folder.done()) if folder else 0
 
 
 if __name__ == "__main__":

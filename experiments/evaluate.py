@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from espalier.engine.errors import EspalierError, RequestTooLargeError
+from espalier.engine.errors import EspalierError, InvalidRequestError, RequestTooLargeError
 from espalier.experiments.benchmarks import Problem
 from espalier.experiments.statistics import wilson_interval
 from espalier.search.grading import Grader
@@ -16,6 +16,9 @@ from espalier.search.ledger import Ledger
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
+
+REFUSED = "refused"
+"""Stop reason of a problem that never ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Summary:
     """What a run came to.
 
     Attributes:
+        refused: problems that could never run, such as those longer than a model's context; they count as not solved.
         accuracy: share of problems answered right; `low` and `high` bound it at 95% (Wilson).
         generated_tokens: mean tokens sampled for one problem.
         verifier_tokens: mean tokens the verifier computed for one problem.
@@ -55,6 +59,7 @@ class Summary:
 
     benchmark: str
     problems: int
+    refused: int
     correct: int
     accuracy: float
     low: float
@@ -78,39 +83,63 @@ class RunFolder:
         """Open or create `folder`.
 
         Raises:
-            EspalierError: when it holds a run of another configuration.
+            EspalierError: when it cannot be made, or holds a run of another configuration or one that cannot be read.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         config = folder / "config.json"
-        if config.is_file() and json.loads(config.read_text(encoding="utf-8")) != configuration:
-            raise EspalierError(
-                f"{folder} holds a run of another configuration (see its config.json); name another --out"
-            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            found = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else configuration
+        except OSError as error:
+            raise EspalierError(f"cannot use {folder} for a run: {error}") from error
+        except ValueError as error:
+            raise EspalierError(f"{config} is damaged: {error}; name another --out") from error
+        if found != configuration:
+            names = ", ".join(sorted(k for k in found.keys() | configuration if found.get(k) != configuration.get(k)))
+            raise EspalierError(f"{folder} holds a run of another configuration ({names} differ); name another --out")
         config.write_text(json.dumps(configuration, indent=2) + "\n", encoding="utf-8")
+        self._samples = folder / "samples.jsonl"
 
     def done(self) -> list[Sample]:
-        """Samples of earlier runs; a last line cut short by a crash is dropped from the file."""
-        path = self.folder / "samples.jsonl"
-        if not path.is_file():
-            return []
-        samples: list[Sample] = []
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        for line in lines:
+        """Samples of earlier runs, one for each problem; a last line cut short by a crash is left out.
+
+        Raises:
+            EspalierError: when a line before the last is damaged.
+        """
+        lines = self._samples.read_text(encoding="utf-8").split("\n") if self._samples.is_file() else []
+        by_id: dict[str, Sample] = {}
+        for number, line in enumerate(lines, start=1):
             try:
-                samples.append(Sample(**json.loads(line)))
-            except (ValueError, TypeError):
-                break
-        path.write_text("".join(lines[: len(samples)]), encoding="utf-8")
-        return samples
+                sample = Sample(**json.loads(line)) if line.strip() else None
+            except (ValueError, TypeError) as error:
+                if number == len(lines):
+                    break
+                raise EspalierError(f"{self._samples}:{number} is damaged: {error}; mend or remove the line") from error
+            if sample:
+                by_id[sample.unique_id] = sample
+        return list(by_id.values())
 
     def open_samples(self) -> TextIO:
-        """`samples.jsonl`, to append to."""
-        return (self.folder / "samples.jsonl").open("a", encoding="utf-8")
+        """`samples.jsonl`, to append to; what follows its last whole line is cut off first."""
+        if self._samples.is_file():
+            text = self._samples.read_text(encoding="utf-8")
+            last = text[text.rfind("\n") + 1 :]
+            if last:
+                whole = text + "\n" if last in (json.dumps(asdict(s)) for s in self.done()) else text[: -len(last)]
+                partial = self._samples.with_suffix(".partial")
+                partial.write_text(whole, encoding="utf-8")
+                partial.replace(self._samples)
+        return self._samples.open("a", encoding="utf-8")
 
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""
         (self.folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
+
+
+def run_configuration(benchmark: str, request: SearchRequest, orchestrator: Orchestrator) -> dict[str, Any]:
+    """What the samples of a run depend on, for its `config.json`: the search, and the models by their digests."""
+    search = {name: value for name, value in request.to_dict().items() if name != "problem"}
+    return {"benchmark": benchmark, **search, **orchestrator.describe_models()}
 
 
 def evaluate(
@@ -146,7 +175,7 @@ def evaluate(
     try:
         for sample in _run(orchestrator, [p for p in problems if p.unique_id not in finished], request, grader):
             samples.append(sample)
-            fresh += 1
+            fresh += sample.stop_reason != REFUSED
             if stream:
                 stream.write(json.dumps(asdict(sample)) + "\n")
                 stream.flush()
@@ -166,13 +195,17 @@ def _run(
 ) -> Iterable[Sample]:
     """Samples in the order in which they are graded; the engine never waits for a grade."""
     by_search: dict[str, Problem] = {}
-    for problem in problems:
-        try:
-            by_search[orchestrator.submit(replace(request, problem=problem.problem))] = problem
-        except RequestTooLargeError as error:
-            yield _refused(problem, str(error))
     grading: list[tuple[Problem, SearchResult, Future[bool]]] = []
     try:
+        for problem in problems:
+            try:
+                by_search[orchestrator.submit(replace(request, problem=problem.problem))] = problem
+            except RequestTooLargeError as error:
+                yield _refused(problem, str(error))
+            except InvalidRequestError as error:
+                if any(violation.field != "problem" for violation in error.violations):
+                    raise
+                yield _refused(problem, str(error))
         while orchestrator.busy:
             for result in orchestrator.step():
                 problem = by_search[result.search_id]
@@ -212,7 +245,7 @@ def _refused(problem: Problem, why: str) -> Sample:
         correct=False,
         error=why,
         score=None,
-        stop_reason="refused",
+        stop_reason=REFUSED,
         text="",
         accounting=asdict(Ledger().close()),
     )
@@ -241,6 +274,7 @@ def summarise(
     return Summary(
         benchmark=benchmark,
         problems=count,
+        refused=sum(sample.stop_reason == REFUSED for sample in samples),
         correct=correct,
         accuracy=correct / count if count else 0.0,
         low=low,

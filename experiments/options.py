@@ -20,12 +20,12 @@ def parse_bytes(text: str | None) -> int | None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if not match:
-        raise typer.BadParameter(f"{text!r} is not a size; write 512M or 4G")
+        raise typer.BadParameter(f"{text!r} is not a size; write 512M or 4G", param_hint="--kv-memory")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def parse_int_list(text: str) -> list[int]:
-    """Positive whole numbers from `1,2,4`.
+def parse_int_list(text: str, option: str | None = None) -> list[int]:
+    """Positive whole numbers from `1,2,4`, the value of `option`.
 
     Raises:
         typer.BadParameter: for anything else.
@@ -35,7 +35,9 @@ def parse_int_list(text: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
-        raise typer.BadParameter(f"{text!r} is not a list of different positive numbers; write 1,2,4")
+        raise typer.BadParameter(
+            f"{text!r} is not a list of different positive numbers; write 1,2,4", param_hint=option
+        )
     return numbers
 
 

@@ -26,7 +26,8 @@ def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
         axes.errorbar(tokens, accuracy, yerr=[below, above], marker="o", capsize=3, label=f"N = {width}")
         for cell, x, y in zip(row, tokens, accuracy, strict=True):
             axes.annotate(f"M={cell.expansion}", (x, y), textcoords="offset points", xytext=(6, -11), fontsize=8)
-    axes.set_xscale("log")
+    if any(cell.summary.generated_tokens for cell in cells):
+        axes.set_xscale("log")
     axes.set_xlabel("generated tokens per problem")
     axes.set_ylabel("accuracy, %")
     axes.set_ylim(0, 100)

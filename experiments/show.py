@@ -49,7 +49,7 @@ def _grow(branch: Tree, parent_id: int, children: dict[int | None, list[NodeReco
         if node not in lost or lost.index(node) < _MAX_PRUNED_SHOWN:
             _grow(branch.add(_label(node, winners)), node.node_id, children, winners)
     if (hidden := len(lost) - _MAX_PRUNED_SHOWN) > 0:
-        branch.add(Text(f"and {hidden} more pruned", style="dim"))
+        branch.add(Text(f"and {hidden} more", style="dim"))
 
 
 def _leads_somewhere(node: NodeRecord, children: dict[int | None, list[NodeRecord]], winners: set[int]) -> bool:
@@ -84,6 +84,7 @@ def show_summary(console: Console, summary: Summary) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = {
         "benchmark": f"{summary.benchmark}, {summary.problems} problems",
+        "refused": f"{summary.refused} that can never run; see their error in samples.jsonl" if summary.refused else "",
         "accuracy": f"{_percent(summary.accuracy)}%  [{_percent(summary.low)}, {_percent(summary.high)}] at 95%",
         "by level": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_level.items()),
         "tokens a problem": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
@@ -96,7 +97,7 @@ def show_summary(console: Console, summary: Summary) -> None:
     }
     for name, value in rows.items():
         if value:
-            table.add_row(Text(name, style="bold"), value)
+            table.add_row(Text(name, style="bold"), Text(value))
     console.print(table)
 
 

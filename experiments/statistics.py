@@ -12,4 +12,5 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     p, z2 = successes / trials, _Z95**2
     centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
     half = _Z95 * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # Exact at the ends, where rounding would leave a bound on the wrong side of the proportion.
+    return 0.0 if successes == 0 else centre - half, 1.0 if successes == trials else centre + half

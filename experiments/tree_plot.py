@@ -37,7 +37,7 @@ def plot_tree(result: SearchResult, title: str, path: Path) -> None:
     axes.set_xlim(-0.5, depth + 0.5)
     axes.set_ylim(-1, height + 1)
     axes.axis("off")
-    axes.set_title(textwrap.fill(title, 28 * (depth + 1)), fontsize=9)
+    axes.set_title(textwrap.fill(title, 28 * (depth + 1)), fontsize=9, parse_math=False)
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
 
@@ -65,6 +65,7 @@ def _draw_box(axes: "Axes", node: NodeRecord, row: float, elected: bool) -> None
             "linestyle": ":" if pruned else "-",
         },
         zorder=2,
+        parse_math=False,
     )
 
 

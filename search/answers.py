@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 
 _BOXED = "\\boxed"
-_HASHES = re.compile(r"####\s*(.+)")
+_HASHES = re.compile(r"^####\s*(-?[\d.,/]+)\s*$", re.MULTILINE)
 _SAID = re.compile(r"(?:final\s+)?answer\s+is\s*:?\s*(.+?)(?:\.\s|\.?$)", re.IGNORECASE | re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:/\d+)?")
 

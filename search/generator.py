@@ -31,7 +31,7 @@ class Generator:
             defaults: the checkpoint's `generation_config.json`.
         """
         self._engine = engine
-        self._system_prompt = system_prompt
+        self.system_prompt = system_prompt
         self.temperature = float(defaults.get("temperature") or 0.8)
         self.top_p = float(defaults.get("top_p") or 1.0)
 
@@ -56,9 +56,9 @@ class Generator:
         """The prompt's token ids: through the chat template, or as plain text and a blank line without one."""
         tokenizer = self.model.tokenizer
         if not tokenizer.has_chat_template:
-            start = f"{self._system_prompt}\n\n" if self._system_prompt else ""
+            start = f"{self.system_prompt}\n\n" if self.system_prompt else ""
             return tokenizer.encode(f"{tokenizer.special_token('bos_token') or ''}{start}{problem}\n\n")
-        system = [{"role": "system", "content": self._system_prompt}] if self._system_prompt else []
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return tokenizer.encode(tokenizer.render_chat([*system, {"role": "user", "content": problem}]))
 
     def generate(

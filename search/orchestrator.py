@@ -70,6 +70,13 @@ class Orchestrator:
         """Searches in the queue."""
         return len(self._queue)
 
+    def describe_models(self) -> dict[str, str]:
+        """What results depend on besides the request: digests of the models, their dtype and device, the prompt."""
+        generator = self._generator.model
+        digests = {role: lane.model.digest for role, lane in self.engine.lanes.items()}
+        dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
+        return digests | {"dtype": dtype, "device": device, "system_prompt": self._generator.system_prompt}
+
     def submit(self, request: SearchRequest, on_event: Callable[[Event], None] | None = None) -> str:
         """Queue a search.
 

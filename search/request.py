@@ -118,7 +118,9 @@ def validate(request: SearchRequest, limits: Limits) -> None:
     def within(field: str, value: int, high: int) -> None:
         require(1 <= value <= high, field, f"must be between 1 and {high}, is {value}")
 
-    size = len(request.problem.encode())
+    size = len(request.problem.encode(errors="replace"))
+    valid = not any("\ud800" <= c <= "\udfff" for c in request.problem)
+    require(valid, "problem", "must be valid Unicode, and holds half a surrogate pair")
     require(bool(request.problem.strip()), "problem", "must not be empty")
     require(size <= limits.problem_bytes, "problem", f"must be at most {limits.problem_bytes} bytes, is {size}")
     within("beam_width", request.beam_width, limits.beam_width)

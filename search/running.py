@@ -83,7 +83,7 @@ class RunningSearch:
         self._growth: dict[Node, _Growth] = {}
         self._by_verifier: dict[Sequence, Node] = {}
         self._by_generator: dict[Sequence, Node] = {}
-        self._siblings: dict[tuple[Node, str], Node] = {}
+        self._siblings: dict[tuple[Node, str, Termination | None], Node] = {}
         self._asked: list[Expand] = []
         self._round: list[Node] = []
         self._outstanding = 0
@@ -165,10 +165,12 @@ class RunningSearch:
         if done.work.in_place:
             self._growth[parent].generator = None
         self._growth[node] = growth
-        if not growth.to_end and (twin := self._siblings.setdefault((parent, node.text), node)) is not node:
+        node.termination = self._termination(node, done.cause)
+        # Only alike ends merge: the same text may be a complete answer here and cut off there.
+        alike = (parent, node.text, node.termination)
+        if not growth.to_end and (twin := self._siblings.setdefault(alike, node)) is not node:
             self._merge(node, twin)
             return
-        node.termination = self._termination(node, done.cause)
         if growth.to_end and node.termination is None:
             self._generate(node, range(1), in_place=True)
         if not self._verifier:
@@ -179,7 +181,7 @@ class RunningSearch:
             self._growth[parent].unscored_children.append(node)
 
     def _merge(self, node: Node, twin: Node) -> None:
-        """Count a sibling with the same text on the one that is there already.
+        """Count a sibling with the same text and end on the one that is there already.
 
         The one that stays takes the lower path of the two and what was sampled there, so that what grows from it does
         not depend on which of them was finished first.

@@ -74,7 +74,7 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
     if settings.verifier:
         family = load_verifier(Checkpoint(locate(settings.verifier)), dtype, device)
         models[VERIFIER] = family.model
-    kv_memory = settings.kv_memory_bytes or _default_kv_memory(device)
+    kv_memory = _default_kv_memory(device) if settings.kv_memory_bytes is None else settings.kv_memory_bytes
     engine = Engine(models, EngineSettings(kv_memory, settings.block_size, max_batch_tokens=settings.max_batch_tokens))
     system_prompt = settings.system_prompt
     if system_prompt is None:
@@ -93,6 +93,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise CheckpointError(f"unknown device {name!r}; --device takes auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise CheckpointError(f"--device {name} is not supported; --device takes auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise CheckpointError(f"--device {name}: no CUDA device is available")
     return device

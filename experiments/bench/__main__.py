@@ -65,4 +65,6 @@ def accuracy(
 
 
 if __name__ == "__main__":
-    app()
+    from espalier.experiments.cli import run_app
+
+    run_app(app)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.experiments.benchmarks import load_benchmark
-from espalier.experiments.evaluate import RunFolder, Summary, evaluate
+from espalier.experiments.evaluate import RunFolder, Summary, evaluate, run_configuration
 from espalier.experiments.progress import sample_progress
 from espalier.search.grading import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -28,15 +28,14 @@ def run(limit: int, seed: int, out: Path) -> list[dict[str, Any]]:
     Returns:
         One row for each contestant.
     """
-    problems = load_benchmark("demo")
-    # Problems are ordered by level; taking every k-th keeps the mix of levels at any limit.
-    problems = problems[:: max(1, len(problems) // limit)][:limit]
+    problems = load_benchmark("demo", limit)  # levels take turns in it, so any limit has the same mix
     orchestrator = load_orchestrator(RuntimeSettings(max_running=32))
     rows = []
     with Grader() as grader, sample_progress(len(problems) * len(CONTESTANTS), 0) as on_sample:
         for name, contestant in CONTESTANTS.items():
             request = replace(contestant, seed=seed)
-            folder = RunFolder(out / name.replace(",", "").replace(" ", "-"), request.to_dict() | {"limit": limit})
+            configuration = run_configuration("demo", request, orchestrator)
+            folder = RunFolder(out / name.replace(",", "").replace(" ", "-"), configuration)
             summary = evaluate(
                 orchestrator, problems, request, grader, benchmark="demo", folder=folder, on_sample=on_sample
             )

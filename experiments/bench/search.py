@@ -40,10 +40,8 @@ def run(
         Rows of medians over repetitions, and ratios: `beam@F/1` of F in flight over one at a time, and
         `beam@F/transformers` over the baseline, each the median of the pairs.
     """
-    chosen = load_benchmark("demo")
-    chosen = chosen[:: max(1, len(chosen) // problems)][:problems]
-    # Every k-th again, so that the baseline's share has the same mix of levels.
-    for_peer = chosen[:: max(1, len(chosen) // peer_problems)][:peer_problems]
+    chosen = load_benchmark("demo", problems)  # levels take turns in it, so any share has the same mix
+    for_peer = chosen[:peer_problems]
     peer = SearchAndLearn(locate(GENERATOR), locate(VERIFIER))
     runs: dict[str, list[_Run]] = {}
     for repeat in range(repeats + 1):

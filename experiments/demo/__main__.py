@@ -51,7 +51,7 @@ def generator(
 def sample(
     work_dir: WorkDir = _WORK_DIR,
     seed: Seed = 0,
-    count: Annotated[int, typer.Option("--problems", help="Training problems to sample solutions of.")] = 2500,
+    count: Annotated[int, typer.Option("--problems", help="Training problems to sample solutions of.")] = 700,
     copies: Annotated[int, typer.Option(help="Solutions of each problem.")] = 8,
 ) -> None:
     """Sample the generator's own solutions and label their steps."""
@@ -92,7 +92,7 @@ def evaluate(
         print_figures,
         read_cases,
     )
-    from espalier.experiments.demo.train_generator import load_generator, load_tokenizer
+    from espalier.experiments.demo.train_generator import load_calibrated_generator, load_tokenizer
     from espalier.experiments.demo.train_verifier import load_verifier, verifier_checkpoint
     from espalier.experiments.demo.training import pick_device
 
@@ -100,7 +100,7 @@ def evaluate(
     device = pick_device()
     maker = RowMaker(load_tokenizer(work_dir, seed))
     cases = read_cases(benchmark_path(), limit)
-    model = rounded(load_generator(work_dir, maker.tokenizer)).to(device)
+    model = rounded(load_calibrated_generator(work_dir, maker.tokenizer)).to(device)
     figures: dict[str, Any] = {"problems": len(cases)} | evaluate_generator(model, maker, cases, seed)
     if verifier_checkpoint(work_dir, "equations").exists():
         judge = rounded(load_verifier(work_dir, seed)).to(device)
@@ -117,11 +117,11 @@ def export(
 ) -> None:
     """Write the pair as Hugging Face checkpoints, with a summary of its training."""
     from espalier.experiments.demo.export import export_generator, export_verifier, write_summary
-    from espalier.experiments.demo.train_generator import load_generator, load_tokenizer
+    from espalier.experiments.demo.train_generator import load_calibrated_generator, load_tokenizer
     from espalier.experiments.demo.train_verifier import load_verifier
 
     tokenizer = load_tokenizer(work_dir, seed)
-    export_generator(load_generator(work_dir, tokenizer), tokenizer, out / generator_path().name)
+    export_generator(load_calibrated_generator(work_dir, tokenizer), tokenizer, out / generator_path().name)
     export_verifier(load_verifier(work_dir, seed), tokenizer, out / verifier_path().name)
     write_summary(work_dir, seed, out)
     typer.echo(f"exported to {out}")

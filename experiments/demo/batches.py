@@ -14,8 +14,8 @@ from torch import Tensor
 
 from espalier.experiments.demo.equations import draw_equation, slip_result
 from espalier.experiments.demo.problems import (
-    BASE_OPERANDS,
     DELIMITER,
+    EXTENSION_OPERANDS,
     MAX_OPERATIONS,
     MIN_OPERATIONS,
     TRAINING_OPERANDS,
@@ -116,14 +116,27 @@ class RowMaker:
             row.labels.append(int(result == right))
         return row.cut(length)
 
-    def judged_steps(self, problem: str, steps: Sequence[str], right: Sequence[bool]) -> Row:
-        """Returns the verifier's row: prompt, then each step and a delimiter that carries the step's label."""
+    def judged_steps(
+        self, problem: str, steps: Sequence[str], right: Sequence[bool], reference: Sequence[str] | None = None
+    ) -> Row:
+        """Returns the verifier's row: prompt, then each step and a delimiter that carries the step's label.
+
+        With the `reference` solution's steps, every token of a step has a label too, whether all is right so far: that
+        tells where a step goes wrong. Tokens beyond the reference are wrong.
+        """
         ids = self.encode(chat_prompt(problem))
         labels = [IGNORED] * len(ids)
-        for step, label in zip(steps, right, strict=True):
+        so_far = True
+        for index, (step, label) in enumerate(zip(steps, right, strict=True)):
             tokens = self.encode(step)
             ids += [*tokens, self.delimiter]
-            labels += [IGNORED] * len(tokens) + [int(label)]
+            if reference is None:
+                labels += [IGNORED] * len(tokens)
+            else:
+                expected = self.encode(reference[index]) if index < len(reference) else []
+                labels += [int(so_far and tokens[:end] == expected[:end]) for end in range(1, len(tokens) + 1)]
+            labels.append(int(label))
+            so_far = label
         return Row(ids, labels)
 
 
@@ -136,7 +149,7 @@ class Curriculum:
     drills: float = 0.45
     warm_operations: int = 4
     warm_operands: tuple[int, ...] = (50, 100)
-    operands: tuple[int, ...] = BASE_OPERANDS
+    operands: tuple[int, ...] = TRAINING_OPERANDS
     prefer_long: bool = False
 
     def drill_share(self, progress: float) -> float:
@@ -160,7 +173,7 @@ class Curriculum:
 
 BASE_CURRICULUM = Curriculum()
 """Short problems and small numbers first, then all lengths; three-digit numbers."""
-EXTENSION_CURRICULUM = Curriculum(warm_share=0.0, drills=0.35, operands=TRAINING_OPERANDS, prefer_long=True)
+EXTENSION_CURRICULUM = Curriculum(warm_share=0.0, drills=0.35, operands=EXTENSION_OPERANDS, prefer_long=True)
 """Longer problems and longer numbers."""
 
 

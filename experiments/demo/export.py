@@ -13,6 +13,7 @@ from transformers import GenerationConfig, Qwen2ForCausalLM, Qwen2ForTokenClassi
 from espalier.experiments.demo import benchmark_path
 from espalier.experiments.demo.problems import DELIMITER
 from espalier.experiments.demo.tokenizer import save_tokenizer
+from espalier.experiments.demo.train_generator import LOGIT_SCALE
 
 TEMPERATURE = 1.0
 """Sampling temperature the pair is trained, judged and shipped for."""
@@ -22,8 +23,14 @@ STAGES = ("problems", "generator", "sample", "verifier", "evaluate", "export")
 
 
 def rounded(model: Any) -> Any:
-    """Returns a float32 copy of a model whose weights went through bfloat16: what a loaded export computes with."""
-    return copy.deepcopy(model).to(torch.bfloat16).to(torch.float32).eval()
+    """Returns a float32 copy of a model whose weights went through bfloat16: what a loaded export computes with.
+
+    Only the parameters are rounded. The rotary frequencies are buffers and no part of a checkpoint.
+    """
+    duplicate = copy.deepcopy(model).eval()
+    for parameter in duplicate.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16).to(torch.float32)
+    return duplicate
 
 
 def _edit(path: Path, **changes: Any) -> None:
@@ -84,6 +91,7 @@ def write_summary(work_dir: Path, seed: int, out: Path) -> None:
         "commands": [f"python -m espalier.experiments.demo {stage}" for stage in STAGES],
         "seed": seed,
         "temperature": TEMPERATURE,
+        "logit scale": LOGIT_SCALE,
         "hardware": "2 CPU cores, float32",
         "sampled solutions": len(samples_path.read_text(encoding="utf-8").splitlines()) if samples_path.exists() else 0,
         "stages": stages,

@@ -20,6 +20,8 @@ from espalier.experiments.demo.problems import Problem
 from espalier.experiments.demo.samples import LabelledSample, sample_solutions
 from espalier.experiments.demo.votes import cast, majority, naive, weighted
 
+BEAM_CASES = 50
+"""Problems of the verifier beam, which scores every path from scratch and is slow for it."""
 Levels = dict[str, float]
 """A share for each level and for `all`."""
 
@@ -136,9 +138,10 @@ def evaluate_verifier(
         chosen = [choose(ballot, **options) for ballot in ballots]
         return by_level(cases, [float(a == case.problem.answer) for a, case in zip(chosen, cases, strict=True)])
 
-    texts = [problem.text for problem in problems]
+    fewer = cases[:BEAM_CASES]
+    texts = [case.problem.text for case in fewer]
     beams = beam_search(
-        generator, maker, texts, verifier_scorer(cases, verifier, maker), temperature=TEMPERATURE, seed=seed
+        generator, maker, texts, verifier_scorer(fewer, verifier, maker), temperature=TEMPERATURE, seed=seed
     )
     flat_pairs = [pair for group in pairs for pair in group]
     return {
@@ -152,7 +155,7 @@ def evaluate_verifier(
         "best-of-16 naive min": share(naive, lowest=True),
         "best-of-16 weighted last": share(weighted),
         "best-of-16 weighted min": share(weighted, lowest=True),
-        "verifier beam 4x4": beam_shares(cases, beams),
+        "verifier beam 4x4": beam_shares(fewer, beams),
     }
 
 

@@ -74,6 +74,8 @@ def make_optimizers(model: nn.Module, trunk_lr: float, new_lr: float, other_lr: 
     """
     groups: dict[str, list[nn.Parameter]] = {"trunk": [], "new": [], "other": []}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         parts = name.split(".")
         if parameter.ndim == 2 and "layers" in parts:
             index = int(parts[parts.index("layers") + 1])

@@ -34,17 +34,17 @@ class Difficulty:
 
 
 LEVELS: dict[int, tuple[Difficulty, ...]] = {
-    1: (Difficulty(2, 50), Difficulty(3, 50)),
-    2: (Difficulty(3, 100), Difficulty(4, 100)),
-    3: (Difficulty(5, 200),),
-    4: (Difficulty(6, 400), Difficulty(7, 400)),
-    5: (Difficulty(8, 600),),
+    1: (Difficulty(3, 100), Difficulty(4, 100)),
+    2: (Difficulty(5, 200),),
+    3: (Difficulty(6, 400),),
+    4: (Difficulty(7, 600),),
+    5: (Difficulty(8, 900),),
 }
 """The difficulties a benchmark level cycles through."""
-BASE_OPERANDS = (50, 100, 200, 400, 600, 900)
-"""Operand sizes of the generator's first training phase: three digits at most."""
-TRAINING_OPERANDS = (50, 100, 200, 400, 600, 900, 2000, 5000, 9000)
-"""Operand sizes of all training after it: up to four digits, which are learned worst."""
+TRAINING_OPERANDS = (50, 100, 200, 400, 600, 900)
+"""Operand sizes of training: three digits at most."""
+EXTENSION_OPERANDS = (50, 100, 200, 400, 600, 900, 2000, 5000, 9000)
+"""Operand sizes of the generator's second phase: some with four digits, beyond what the benchmark asks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import json
 import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -16,7 +16,7 @@ from espalier.experiments.demo.oracle import label_steps
 from espalier.experiments.demo.problems import LEVELS, Problem, make_problem
 from espalier.experiments.demo.sampling import sample
 from espalier.experiments.demo.tokenizer import chat_prompt
-from espalier.experiments.demo.train_generator import load_generator, load_tokenizer
+from espalier.experiments.demo.train_generator import load_calibrated_generator, load_tokenizer
 from espalier.experiments.demo.training import pick_device
 
 CHUNK = 50
@@ -25,12 +25,13 @@ CHUNK = 50
 
 @dataclass(frozen=True, slots=True)
 class LabelledSample:
-    """One sampled solution: steps without delimiters, and whether each is right."""
+    """One sampled solution: steps without delimiters, whether each is right, and the reference solution's steps."""
 
     problem: str
     operations: int
     steps: list[str]
     right: list[bool]
+    reference: list[str]
 
 
 def split_steps(tokenizer: Tokenizer, ids: Sequence[int], delimiter: int) -> list[str]:
@@ -59,7 +60,11 @@ def sample_solutions(
         results.append(
             [
                 LabelledSample(
-                    problem.text, len(problem.operands), steps, label_steps(problem.start, problem.operands, steps)
+                    problem.text,
+                    len(problem.operands),
+                    steps,
+                    label_steps(problem.start, problem.operands, steps),
+                    problem.steps,
                 )
                 for steps in solutions
             ]
@@ -81,8 +86,7 @@ def samples_path(work_dir: Path) -> Path:
 def _write(path: Path, samples: Iterable[LabelledSample]) -> None:
     with path.open("a", encoding="utf-8") as file:
         for s in samples:
-            record = {"problem": s.problem, "operations": s.operations, "steps": s.steps, "right": s.right}
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(asdict(s)) + "\n")
 
 
 def read_samples(path: Path) -> list[LabelledSample]:
@@ -92,11 +96,11 @@ def read_samples(path: Path) -> list[LabelledSample]:
     return [LabelledSample(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def draw_samples(work_dir: Path, seed: int, problems: int = 2500, copies: int = 8) -> int:
+def draw_samples(work_dir: Path, seed: int, problems: int = 700, copies: int = 8) -> int:
     """Samples solutions of training problems, going on after those already written; returns how many there are."""
     device = pick_device()
     tokenizer = load_tokenizer(work_dir, seed)
-    model = rounded(load_generator(work_dir, tokenizer)).to(device)
+    model = rounded(load_calibrated_generator(work_dir, tokenizer)).to(device)
     maker = RowMaker(tokenizer)
     path = samples_path(work_dir)
     done = len(read_samples(path)) // copies

@@ -47,12 +47,14 @@ class _Rows:
 
     def feed(self, model: Qwen2ForCausalLM, tokens: Tensor) -> None:
         """Appends one token [rows] to every row and updates the last hidden state."""
-        config, rows, end = model.config, tokens.shape[0], self.length + 1
+        config: Any = model.config
+        layers: Any = model.model.layers
+        rows, end = tokens.shape[0], self.length + 1
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         x = model.model.embed_tokens(tokens)[:, None]  # [rows, 1, hidden]
         cos, sin = model.model.rotary_emb(x, self.positions[:, None])
         mask = self.visible[:, None, None, :end]
-        for layer, (keys, values) in zip(model.model.layers, self.cache, strict=True):
+        for layer, (keys, values) in zip(layers, self.cache, strict=True):
             attention: Any = layer.self_attn
             normed = layer.input_layernorm(x)
             q = attention.q_proj(normed).view(rows, 1, heads, -1).transpose(1, 2)

@@ -25,14 +25,20 @@ from espalier.experiments.demo.train_generator import load_generator, load_token
 from espalier.experiments.demo.training import Progress, Schedule, fit, load_weights
 
 EQUATION_SCHEDULE = Schedule(
-    steps=1000, trunk_lr=0.008, new_lr=0.02, other_lr=1.5e-3, decay_share=0.4, trunk=GENERATOR_LAYERS
+    steps=450, trunk_lr=0.008, new_lr=0.02, other_lr=1.5e-3, decay_share=0.6, trunk=GENERATOR_LAYERS
 )
 STEP_SCHEDULE = Schedule(
-    steps=1500, trunk_lr=0.006, new_lr=0.01, other_lr=1e-3, decay_share=0.7, trunk=GENERATOR_LAYERS + ADDED_LAYERS
+    steps=720,
+    tokens=2048,
+    trunk_lr=0.008,
+    new_lr=0.014,
+    other_lr=1.2e-3,
+    decay_share=0.9,
+    trunk=GENERATOR_LAYERS + ADDED_LAYERS,
 )
 EQUATION_ROW = 120
 """Tokens in a row of single equations, about ten of them."""
-DRILL_SHARE, SAMPLE_SHARE = 0.25, 0.4
+DRILL_SHARE, SAMPLE_SHARE = 0.5, 0.3
 """Of the rows of a step batch; the rest are slips made on purpose."""
 
 SamplesByLength = dict[int, list[LabelledSample]]
@@ -46,7 +52,7 @@ def equation_batch(maker: RowMaker, rng: random.Random, tokens: int) -> Batch:
 
 def _slip_row(maker: RowMaker, rng: random.Random, operations: int) -> Row:
     problem = make_problem(rng, training_difficulty(rng, operations))
-    return maker.judged_steps(problem.text, *judged_solution(rng, problem))
+    return maker.judged_steps(problem.text, *judged_solution(rng, problem), problem.steps)
 
 
 def step_batch(maker: RowMaker, rng: random.Random, tokens: int, samples: SamplesByLength) -> Batch:
@@ -58,7 +64,9 @@ def step_batch(maker: RowMaker, rng: random.Random, tokens: int, samples: Sample
     drills = round(count * DRILL_SHARE)
     sampled = round(count * SAMPLE_SHARE) if pool else 0
     rows += [_slip_row(maker, rng, operations) for _ in range(count - drills - sampled - 1)]
-    rows += [maker.judged_steps(s.problem, s.steps, s.right) for s in (rng.choice(pool) for _ in range(sampled))]
+    rows += [
+        maker.judged_steps(s.problem, s.steps, s.right, s.reference) for s in (rng.choice(pool) for _ in range(sampled))
+    ]
     length = max(len(row.ids) for row in rows)
     rows += [maker.judged_drill(rng, length, TRAINING_OPERANDS) for _ in range(drills)]
     return collate(rows, maker.pad)

@@ -53,6 +53,8 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     tensors = [checkpoint.take(name, dtype, device) for name in names]
     checkpoint.ignore("lm_head.weight")
     checkpoint.require_all_taken()
+    if (labels := tensors[2].shape[0]) != 2:
+        raise CheckpointError(f"{checkpoint.folder} has {labels} labels; a process reward model of this family has 2")
     tokenizer = TextTokenizer(checkpoint)
     tag_id = tokenizer.token_id(_TAG)
     if tag_id is None:

@@ -172,6 +172,9 @@ class EngineThread:
         if self._thread.ident is None and not self.closed.done():  # never started
             self.closed.set_result(True)
         done, _ = await asyncio.wait([self.closed], timeout=timeout)
+        if done and self._thread.is_alive():
+            # Freeing tensors on a thread that outlives the interpreter aborts the process: see it off first.
+            await asyncio.to_thread(self._thread.join, timeout)
         return bool(done)
 
     def _fail_all(self, text: str) -> None:
@@ -196,18 +199,23 @@ class EngineThread:
             log.debug("the event loop is closed: nobody is left to tell")
 
     def _run(self) -> None:
+        clean = self._load_and_serve()
+        if clean is not None:
+            self._post(self.closed.set_result, clean)
+
+    def _load_and_serve(self) -> bool | None:
+        """Whether all went in order, None where loading failed; the orchestrator is freed when this returns."""
         try:
             orchestrator = self._load()
         except BaseException as error:
             # A future carries neither SystemExit nor StopIteration.
             fit = isinstance(error, Exception) and not isinstance(error, StopIteration)
             self._post(self._load_failed, error if fit else RuntimeError(f"loading ended by {error!r}"))
-            return
+            return None
         clean = _survives(lambda: self._serve(orchestrator), "the engine died")
         # Before closing, which on a broken device may hang, and tells searches that they were cancelled.
         self._post(self._set_over)
-        clean &= _survives(orchestrator.close, "the orchestrator could not be closed")
-        self._post(self.closed.set_result, clean)
+        return clean & _survives(orchestrator.close, "the orchestrator could not be closed")
 
     def _serve(self, orchestrator: Orchestrator) -> None:
         self._post(self.loaded.set_result, orchestrator.limits)

@@ -72,13 +72,12 @@ def test_an_exhausted_pool_says_what_to_change_and_stays_whole():
     check(pools, {"generator": [np.array(blocks)], "verifier": []})
 
 
-def test_can_allocate_counts_free_slots_and_free_sectors():
+def test_what_can_be_allocated_is_free_slots_and_free_sectors():
     pools = tiny_pools(sectors=3)
     take(pools["verifier"], 1)
     generator = pools["generator"]
     take(generator, 1)
-    assert generator.can_allocate(2 + 3)
-    assert not generator.can_allocate(2 + 3 + 1)
+    assert generator.allocatable_blocks == 2 + 3
     take(generator, 5)
 
 

@@ -81,7 +81,7 @@ class SequenceMachine(RuleBasedStateMachine):
         chosen = [s for s in pending if data.draw(st.booleans())]
         counts = [data.draw(st.integers(1, len(self.texts[s]) - self.computed[s])) for s in chosen]
         table, pool = self.tables[role], self.pools[role]
-        if not chosen or not pool.can_allocate(sum(2 + count // BLOCK_SIZE for count in counts)):
+        if not chosen or sum(2 + count // BLOCK_SIZE for count in counts) > pool.allocatable_blocks:
             return
         rows = np.array([s.row for s in chosen])
         sources, destinations = table.prepare_write(rows, np.array(counts))

@@ -21,7 +21,7 @@ NODES = (
     node(2, 0, 1, "47+25=73\n\n", 0.2, "pruned"),
     node(3, 0, 1, "47+25=72\n\n", None, "duplicate"),
     node(4, 1, 2, "72-24=48\n\n\\boxed{48}", 0.8, "eos"),
-    node(5, 1, 2, LONG, 0.7, "length"),
+    node(5, 1, 2, LONG, 0.95, "length"),
     node(6, 1, 2, "", None, "eos"),
     *(node(10 + i, 1, 2, f"72-24={40 + i}\n\n", 0.1 - i / 100, "pruned") for i in range(6)),
 )

@@ -1,76 +1,23 @@
-"""The benchmarks' contestants compute the same thing, and the reports have the shape that others read."""
+"""Reports have the shape that others read, and benchmarks measure what they name."""
 
-import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from engine_driver import generate, read, release
 from typer.testing import CliRunner
 
-from espalier.engine.model import Model
-from espalier.engine.sampling import Sampling
 from espalier.experiments.bench import report
 from espalier.experiments.bench.__main__ import app
-from espalier.experiments.peers.dense_loop import DenseLoop
-
-GREEDY = Sampling(temperature=0.0)
-
-
-class WatchedLoop(DenseLoop):
-    """Takes the likeliest token instead of sampling, and keeps the logits."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__(model.decoder, model.head)
-        self.logits: list[torch.Tensor] = []
-
-    def _sample(self, hidden: torch.Tensor) -> torch.Tensor:
-        self.logits.append(self._head(hidden))
-        return self.logits[-1].argmax(dim=-1)
-
-
-@pytest.mark.parametrize("name", ["qwen2-tied", "qwen2-untied", "llama3-rope"])
-def test_dense_loop_and_engine_give_the_same_logits_and_greedy_tokens(load_model, make_engine, name):
-    model = dataclasses.replace(load_model(name), eos_token_ids=())
-    engine = make_engine(model)
-    prompts = torch.randint(4, 300, (3, 11), generator=torch.Generator().manual_seed(0))
-    new_tokens = 9
-
-    loop = WatchedLoop(model)
-    tokens = [loop.prefill(prompts, new_tokens)]
-    for _ in range(new_tokens - 1):
-        tokens.append(loop.decode(tokens[-1]))
-    dense = torch.stack(tokens, dim=1)
-    assert dense.shape == (3, new_tokens)
-
-    for row, prompt in enumerate(prompts.tolist()):
-        sequence = engine.open("generator", prompt)
-        (ours,) = generate(engine, sequence, GREEDY, tokens=new_tokens, delimiter="", in_place=True)
-        assert list(ours.token_ids) == dense[row].tolist()
-        release(engine, sequence)
-        whole = engine.open("generator", [])
-        logits = read(engine, whole, prompt + dense[row].tolist()[:-1])[len(prompt) - 1 :]
-        release(engine, whole)
-        np.testing.assert_allclose(logits, torch.stack([step[row] for step in loop.logits]).numpy(), atol=1e-4)
-
-
-def test_dense_loop_samples_from_the_softmax(load_model):
-    model = load_model("qwen2-untied")
-    torch.manual_seed(0)
-    prompt = torch.arange(5, 12).repeat(4000, 1)
-    drawn = torch.bincount(DenseLoop(model.decoder, model.head).prefill(prompt, 1), minlength=model.config.vocab_size)
-    watched = WatchedLoop(model)
-    watched.prefill(prompt[:1], 1)
-    expected = torch.softmax(watched.logits[0][0], dim=-1)
-    assert (drawn / 4000 - expected).abs().max() < 0.05
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr("espalier.experiments.bench.engine.BATCHES", (1, 3))
+    monkeypatch.setattr("espalier.experiments.bench.search.IN_FLIGHT", (1, 2))
 
     def bench(*arguments: object) -> Any:
         return CliRunner().invoke(app, [str(a) for a in arguments])
@@ -100,9 +47,9 @@ def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
     ran = bench("search", "-N", 2, "-M", 2, "--problems", 2, "--repeats", 1, "--json", file)
     assert ran.exit_code == 0, ran.output
     document = json.loads(file.read_text())
-    assert [row["in flight"] for row in document["rows"]] == [1, 8, 32]
+    assert len(document["rows"]) >= 2
     assert all(row["problems/min"] > 0 for row in document["rows"])
-    assert set(document["ratios"]) == {"beam@8/1", "beam@32/1"}
+    assert set(document["ratios"]) >= {"beam@2/1"}
 
 
 def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_path):
@@ -114,6 +61,7 @@ def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_pat
         raise RuntimeError("seen enough")
 
     monkeypatch.setattr(accuracy, "load_orchestrator", lambda _: None)
+    monkeypatch.setattr(accuracy, "run_configuration", lambda *_: {})
     monkeypatch.setattr(
         accuracy, "evaluate", lambda _, problems, *a, **k: taken.extend(p.level for p in problems) or stop(None)
     )
@@ -141,8 +89,9 @@ def test_no_file_is_written_unless_asked_for(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_benchmark_of_an_unknown_checkpoint_is_one_line(bench):
-    ran = bench("engine", "--generator", "nope")
-    assert ran.exit_code == 2
-    assert ran.exception is None or isinstance(ran.exception, SystemExit)
-    assert "no checkpoint 'nope'" in ran.output
+def test_benchmark_of_an_unknown_checkpoint_is_one_line():
+    command = [sys.executable, "-m", "espalier.experiments.bench", "engine", "--generator", "nope"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    assert "no checkpoint 'nope'" in line

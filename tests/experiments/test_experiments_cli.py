@@ -4,6 +4,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from tiny_models import edit_tensors
 
+from espalier.engine.checkpoint import locate
 from espalier.experiments.benchmarks import load_benchmark
 
 HEAVY = ("torch", "numpy", "transformers", "grpc", "matplotlib", "numba", "tokenizers", "math_verify", "sympy")
@@ -127,9 +131,9 @@ def test_wrong_value_names_its_option(espalier, arguments, option):
         ([*SOLVE, "--temperature", "nan"], "temperature"),
         ([*SOLVE, "--top-p", "1.5"], "must be above 0 and at most 1, is 1.5"),
         ([*SOLVE, "--seed", "-1"], "seed"),
-        ([*SOLVE, "--max-steps", "0"], "max_steps"),
-        ([*SOLVE, "--max-tokens", "0"], "max_tokens"),
-        ([*SOLVE, "--max-step-tokens", "0"], "max_step_tokens"),
+        ([*SOLVE, "--max-steps", "0"], "--max-steps:"),
+        ([*SOLVE, "--max-tokens", "0"], "--max-tokens:"),
+        ([*SOLVE, "--max-step-tokens", "0"], "--max-step-tokens:"),
         (["solve", " "], "problem: must not be empty"),
         (["solve", "word " * 2000], "1024"),
         ([*SOLVE, "--dtype", "int8"], "auto, float32, bfloat16, float16"),
@@ -289,6 +293,17 @@ def test_eval_that_is_run_again_resumes_and_another_seed_needs_another_folder(es
     other = espalier(*EVAL, "--out", out, "--seed", 1)
     assert other.code == 2
     assert "another configuration" in other.err
+
+
+def test_eval_never_mixes_samples_of_other_weights(espalier, tmp_path):
+    generator = tmp_path / "generator"
+    shutil.copytree(locate("demo-generator"), generator)
+    arguments = (*EVAL, "--generator", generator, "--out", tmp_path / "run")
+    assert espalier(*arguments).code == 0
+    edit_tensors(generator / "model.safetensors", {"model.norm.weight": torch.ones(256)})
+    ran = espalier(*arguments)
+    assert ran.code == 2
+    assert "another configuration" in ran.err
 
 
 def test_eval_with_a_pool_too_small_for_any_search_says_that_they_were_refused(espalier):

@@ -154,8 +154,18 @@ def test_request_that_breaks_a_rule_ends_the_evaluation_before_any_search(run, m
 
 def test_problem_that_breaks_a_rule_leaves_no_search_behind(run, make_orchestrator):
     orchestrator = make_orchestrator()
-    with pytest.raises(InvalidRequestError, match="problem"):
-        run([*PROBLEMS, Problem("empty", " ", "1", 1)], orchestrator=orchestrator)
+    samples: list[Sample] = []
+    summary = run([*PROBLEMS, Problem("empty", " ", "1", 1)], orchestrator=orchestrator, on_sample=samples.append)
+    assert summary.refused == 1
+    assert summary.problems == len(PROBLEMS) + 1
+    assert {s.unique_id: s.error for s in samples}["empty"] == "problem: must not be empty"
+    assert not orchestrator.busy
+
+
+def test_search_that_breaks_a_rule_is_refused_whole(run, make_orchestrator):
+    orchestrator = make_orchestrator()
+    with pytest.raises(InvalidRequestError, match="max_steps"):
+        run(PROBLEMS, orchestrator=orchestrator, request=replace(REQUEST, max_steps=0))
     assert not orchestrator.busy
 
 
@@ -221,6 +231,14 @@ def test_larger_limit_adds_to_a_run_and_a_smaller_one_reads_part_of_it(run, tmp_
     assert run(PROBLEMS[:1], folder=RunFolder(tmp_path, CONFIGURATION)).problems == 1
 
 
+def test_sample_that_is_there_twice_counts_once(run, tmp_path):
+    run(folder=RunFolder(tmp_path, CONFIGURATION))
+    first = (tmp_path / "samples.jsonl").read_text().splitlines(keepends=True)[0]
+    with (tmp_path / "samples.jsonl").open("a") as stream:
+        stream.write(first)  # as two runs into one folder leave it
+    assert run(folder=RunFolder(tmp_path, CONFIGURATION)).problems == 4
+
+
 def test_run_folder_holds_configuration_samples_and_summary(run, tmp_path):
     summary = run(folder=RunFolder(tmp_path / "a" / "b", CONFIGURATION))
     folder = tmp_path / "a" / "b"
@@ -263,8 +281,8 @@ def test_last_line_cut_short_is_dropped_from_the_file(tmp_path):
         stream.write(json.dumps(asdict(sample("c")))[:40])
 
     assert [s.unique_id for s in folder.done()] == ["a", "b"]
-    assert (tmp_path / "samples.jsonl").read_text() == whole
     keep(folder, sample("c"))
+    assert (tmp_path / "samples.jsonl").read_text().startswith(whole + '{"unique_id": "c"')
     assert [s.unique_id for s in folder.done()] == ["a", "b", "c"]
 
 

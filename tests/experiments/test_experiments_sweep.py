@@ -17,11 +17,11 @@ from espalier.experiments.plot import plot_cells
 from espalier.experiments.show import show_cells
 from espalier.experiments.statistics import wilson_interval
 from espalier.experiments.sweep import Cell, sweep
+from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest
 
 PROBLEMS = [Problem(f"p/{i}", f"What is {i}+1?", str(i), i) for i in range(2)]
 REQUEST = SearchRequest("-", max_steps=3, max_step_tokens=8)
-SETTINGS = {"generator": "talker", "verifier": "classifier"}
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def run(make_orchestrator, grader, tmp_path):
     orchestrator = make_orchestrator()
 
     def run(widths: list[int], expansions: list[int], **options: Any) -> list[Cell]:
-        options = {"benchmark": "some", "folder": tmp_path / "sweep", "settings": SETTINGS, **options}
+        options = {"benchmark": "some", "folder": tmp_path / "sweep", **options}
         return sweep(orchestrator, PROBLEMS, REQUEST, grader, widths, expansions, **options)
 
     run.steps = lambda: orchestrator.engine.stats()["generator"].steps
@@ -41,7 +41,7 @@ def cell(n: int, m: int, correct: int, problems: int = 7, tokens: float = 100.0)
 
     low, high = wilson_interval(correct, problems)
     summary = Summary(
-        "some", problems, correct, correct / problems, low, high, {}, tokens, 2 * tokens, 1.0, 1.0, 0.5, 60.0, 7.0,
+        "some", problems, 0, correct, correct / problems, low, high, {}, tokens, 2 * tokens, 1.0, 1.0, 0.5, 60.0, 7.0,
         "math-verify 0", {},
     )  # fmt: skip
     return Cell(n, m, summary)
@@ -69,7 +69,8 @@ def test_sweep_writes_its_cells_and_a_run_folder_for_each(run, tmp_path):
         folder = tmp_path / "sweep" / name
         assert len((folder / "samples.jsonl").read_text().splitlines()) == 2
         configuration = json.loads((folder / "config.json").read_text())
-        assert configuration["generator"] == "talker"
+        assert configuration["beam_width"] == int(name[1])
+        assert len(configuration["generator"]) == 64  # the digest of its weights
         assert configuration["beam_width"] == int(name[1])
 
 
@@ -83,10 +84,11 @@ def test_sweep_that_is_run_again_computes_only_new_cells(run):
     assert len(new) == 2
 
 
-def test_cells_of_other_models_are_not_taken_for_these(run):
+def test_cells_of_other_models_are_not_taken_for_these(run, monkeypatch):
     run([1], [1])
-    with pytest.raises(EspalierError, match="another configuration"):
-        run([1], [1], settings={**SETTINGS, "verifier": "math-prm"})
+    monkeypatch.setattr(Orchestrator, "describe_models", lambda _: {"verifier": "another digest"})
+    with pytest.raises(EspalierError, match=r"another configuration.*verifier"):
+        run([1], [1])
 
 
 def test_cell_that_breaks_a_limit_is_refused_before_any_other_is_run(run):

@@ -1,5 +1,6 @@
 """Running searches to their end under watch, and comparing what came out."""
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -39,14 +40,15 @@ def run(orchestrator: Orchestrator, *requests: SearchRequest) -> Watched:
         watched.events.setdefault(event.search_id, []).append(event)
 
     ids = [orchestrator.submit(request, watch) for request in requests]
-    step = 0
-    while orchestrator.busy:
-        if orchestrator.running and not orchestrator.engine.busy and step:
-            orchestrator.close()
-            raise AssertionError("a search is running and the engine has no work: it would never end")
-        step += 1
-        ended |= {result.search_id: result for result in orchestrator.step()}
+    for step in itertools.count():
+        if not orchestrator.busy:
+            break
+        results = orchestrator.step()
+        ended |= {result.search_id: result for result in results}
         watched.most_running = max(watched.most_running, orchestrator.running)
+        if orchestrator.busy and not orchestrator.engine.busy and not results:
+            orchestrator.close()
+            raise AssertionError("a search is left and the engine has no work: it would never end")
         check_reserved(orchestrator.engine)
         if step % 16 == 0:  # it looks at every block
             orchestrator.engine.check_integrity()

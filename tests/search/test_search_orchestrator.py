@@ -74,7 +74,8 @@ def test_the_tiny_searches_are_worth_testing_with(make_orchestrator: Make):
 def test_every_score_in_the_tree_equals_a_full_recompute_through_transformers(
     request_: SearchRequest, verifier: str, make_orchestrator: Make, tiny_checkpoints: dict[str, Path]
 ):
-    result = run(make_orchestrator(verifier=verifier, max_batch_tokens=64), request_).only
+    orchestrator = make_orchestrator(verifier=verifier, kv_memory_bytes=2**23, max_batch_tokens=64)
+    result = run(orchestrator, with_(request_, beam_width=4 * request_.beam_width)).only
     scored = [path for path in paths(result) if path[-1].score is not None]
     assert len(scored) >= 8
     for path in scored:

@@ -31,7 +31,7 @@ def server(orchestrator: Any, start: Callable[..., ServerThread]) -> ServerThrea
 
 
 def problems(count: int) -> list[str]:
-    return [p.problem for p in load_benchmark("demo")[:: 500 // count]][:count]
+    return [p.problem for p in load_benchmark("demo", count)]
 
 
 def wait_until_idle(orchestrator: Any) -> None:
