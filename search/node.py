@@ -29,7 +29,7 @@ class Node:
         num_tokens: tokens sampled for it.
         score: the verifier's score of this step, None where it has none.
         log_probability: summed log-probability of its tokens under the generator.
-        multiplicity: sampled siblings with the same text, this one included.
+        multiplicity: sampled siblings with the same text and end, this one included; a beam cuts it to its places.
         num_children: children asked for so far.
     """
 

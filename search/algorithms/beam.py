@@ -11,10 +11,10 @@ from espalier.search.request import Aggregation
 class BeamSearch:
     """Keeps the N best paths after each step; each samples M children (Snell et al., 2024).
 
-    A complete path keeps its place and its score, is not expanded again, and can still be overtaken. With c complete
-    paths kept, the next step samples (N - c) * M children: what a complete path frees is not filled again. Equal
-    siblings are one node, so fewer than N paths may be left; those share the same (N - c) * M children evenly, the
-    better ones taking what is over. Equal scores keep the lower path.
+    Equal siblings are one node with a multiplicity: it takes as many of the N places as there are of it and samples M
+    children for each, so merging saves computation and changes no outcome. A complete path keeps its places and its
+    score, is not expanded again, and can still be overtaken; what it holds is not sampled for again. Equal scores keep
+    the lower path.
     """
 
     uses_scores = True
@@ -27,22 +27,24 @@ class BeamSearch:
         self._kept: list[Node] | None = None
 
     def ask(self) -> Sequence[Expand]:
-        """N*M first steps, then the same number, less what complete paths free, over the paths still growing."""
+        """N*M first steps, then M children for each place of a path that is not complete."""
         if self._kept is None:
             return [Expand(self._root, self._beam_width * self._expansion)]
-        growing = [node for node in self._kept if not node.complete]
-        places = self._beam_width - (len(self._kept) - len(growing))
-        each, over = divmod(places * self._expansion, len(growing))
-        return [Expand(node, each + (i < over)) for i, node in enumerate(growing)]
+        return [Expand(node, node.multiplicity * self._expansion) for node in self._kept if not node.complete]
 
     def tell(self, nodes: Sequence[Node]) -> None:
         """Keep the N best of the new nodes and the complete paths; prune the rest."""
         complete = [node for node in self._kept or [] if node.complete]
         viable = [node for node in nodes if node.termination is None or node.complete]
         ranked = sorted([*complete, *viable], key=lambda node: (-self._score(node), node.path))
-        self._kept = ranked[: self._beam_width]
-        for node in ranked[self._beam_width :]:
-            node.termination = Termination.PRUNED
+        self._kept, places = [], self._beam_width
+        for node in ranked:
+            if places:
+                node.multiplicity = min(node.multiplicity, places)
+                places -= node.multiplicity
+                self._kept.append(node)
+            else:
+                node.termination = Termination.PRUNED
 
     def finished(self) -> bool:
         """When every kept path is complete."""
