@@ -11,7 +11,8 @@ from espalier.engine.errors import CheckpointError
 from espalier.kernels.attention import paged_attention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import write_kv
-from espalier.kernels.linear import pad_rows
+from espalier.kernels.layout import LayerKV
+from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
 
 
@@ -24,12 +25,11 @@ class LayerWeights:
     """
 
     attention_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    out: torch.Tensor
+    qkv: Linear
+    out: Linear
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Linear
+    down: Linear
 
 
 class Decoder:
@@ -57,7 +57,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kvs: list[torch.Tensor], batch: AttentionBatch
+        self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kvs: list[LayerKV], batch: AttentionBatch
     ) -> torch.Tensor:
         """Compute a step's tokens, writing their keys and values.
 
@@ -70,34 +70,32 @@ class Decoder:
         Returns:
             Hidden states after the final norm, `[T, hidden]`.
         """
-        tokens = token_ids.shape[0]
         cos, sin = rotary_table(self._inverse_frequencies, positions)
-        hidden = pad_rows(F.embedding(token_ids, self.embedding))
+        hidden = F.embedding(token_ids, self.embedding)
         for layer, layer_kv in zip(self.layers, layer_kvs, strict=True):
             normed = F.rms_norm(hidden, (hidden.shape[-1],), layer.attention_norm, self.config.norm_eps)
-            hidden = hidden + self._attention(layer, normed, tokens, cos, sin, layer_kv, batch)
+            hidden = hidden + self._attention(layer, normed, cos, sin, layer_kv, batch)
             normed = F.rms_norm(hidden, (hidden.shape[-1],), layer.mlp_norm, self.config.norm_eps)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
-        return F.rms_norm(hidden[:tokens], (hidden.shape[-1],), self.norm, self.config.norm_eps)
+            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+            hidden = hidden + layer.down(F.silu(gate) * up)
+        return F.rms_norm(hidden, (hidden.shape[-1],), self.norm, self.config.norm_eps)
 
     def _attention(
         self,
         layer: LayerWeights,
         normed: torch.Tensor,
-        tokens: int,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        layer_kv: torch.Tensor,
+        layer_kv: LayerKV,
         batch: AttentionBatch,
     ) -> torch.Tensor:
         c = self.config
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias)[:tokens].view(tokens, -1, c.head_dim)
+        qkv = layer.qkv(normed).view(len(normed), -1, c.head_dim)
         rotated = apply_rotary(qkv[:, : c.num_heads + c.num_kv_heads], cos, sin)
         query, key = rotated[:, : c.num_heads], rotated[:, c.num_heads :]
         write_kv(layer_kv, key, qkv[:, c.num_heads + c.num_kv_heads :], batch)
         mixed = paged_attention(query, layer_kv, batch, c.head_dim**-0.5)
-        return F.linear(pad_rows(mixed.flatten(1)), layer.out)
+        return layer.out(mixed.flatten(1))
 
 
 def load_decoder(
@@ -110,34 +108,31 @@ def load_decoder(
     """
     prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""
 
-    def take(name: str) -> torch.Tensor:
-        return checkpoint.take(prefix + name, dtype, device)
-
-    def fused(layer: int, block: str, names: tuple[str, ...], kind: str) -> torch.Tensor:
-        return torch.cat([take(f"layers.{layer}.{block}.{name}.{kind}") for name in names])
-
-    layers = []
-    qkv, gate_up = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-    for i in range(config.num_layers):
-        layers.append(
-            LayerWeights(
-                attention_norm=take(f"layers.{i}.input_layernorm.weight"),
-                qkv=fused(i, "self_attn", qkv, "weight"),
-                qkv_bias=fused(i, "self_attn", qkv, "bias") if config.attention_bias else None,
-                out=take(f"layers.{i}.self_attn.o_proj.weight"),
-                mlp_norm=take(f"layers.{i}.post_attention_layernorm.weight"),
-                gate_up=fused(i, "mlp", gate_up, "weight"),
-                down=take(f"layers.{i}.mlp.down_proj.weight"),
+    def take(name: str, *shape: int) -> torch.Tensor:
+        tensor = checkpoint.take(prefix + name, dtype, device)
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{checkpoint.folder}: {prefix + name} has shape {tuple(tensor.shape)}, config.json means {shape}"
             )
+        return tensor
+
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def layer(name: str) -> LayerWeights:
+        projections = (("q", heads), ("k", kv_heads), ("v", kv_heads))
+        qkv = [take(f"{name}.self_attn.{p}_proj.weight", rows, hidden) for p, rows in projections]
+        biases = [take(f"{name}.self_attn.{p}_proj.bias", rows) for p, rows in projections if config.attention_bias]
+        gate_up = [take(f"{name}.mlp.{p}_proj.weight", inner, hidden) for p in ("gate", "up")]
+        return LayerWeights(
+            attention_norm=take(f"{name}.input_layernorm.weight", hidden),
+            qkv=Linear(torch.cat(qkv), torch.cat(biases) if biases else None),
+            out=Linear(take(f"{name}.self_attn.o_proj.weight", hidden, heads)),
+            mlp_norm=take(f"{name}.post_attention_layernorm.weight", hidden),
+            gate_up=Linear(torch.cat(gate_up)),
+            down=Linear(take(f"{name}.mlp.down_proj.weight", hidden, inner)),
         )
-    embedding = take("embed_tokens.weight")
-    if embedding.shape != (config.vocab_size, config.hidden_size):
-        raise _shape_error(checkpoint, "embed_tokens.weight", embedding, (config.vocab_size, config.hidden_size))
-    qkv_rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    if layers[0].qkv.shape[0] != qkv_rows:
-        raise _shape_error(checkpoint, "q, k and v", layers[0].qkv, (qkv_rows, config.hidden_size))
-    return Decoder(config, embedding, layers, take("norm.weight"))
 
-
-def _shape_error(checkpoint: Checkpoint, name: str, tensor: torch.Tensor, expected: tuple[int, ...]) -> CheckpointError:
-    return CheckpointError(f"{checkpoint.folder}: {name} has shape {tuple(tensor.shape)}, config.json means {expected}")
+    layers = [layer(f"layers.{i}") for i in range(config.num_layers)]
+    embedding = take("embed_tokens.weight", config.vocab_size, hidden)
+    return Decoder(config, embedding, layers, take("norm.weight", hidden))

@@ -10,7 +10,7 @@ from espalier.engine.config import DecoderConfig, parse_decoder_config
 from espalier.engine.decoder import Decoder, load_decoder
 from espalier.engine.errors import CheckpointError
 from espalier.engine.tokenizer import TextTokenizer
-from espalier.kernels.linear import linear_rows
+from espalier.kernels.linear import Linear
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 """Hidden states `[R, hidden]` to what is read there, `[R, k]`: logits of a generator, scores of a verifier."""
@@ -49,7 +49,7 @@ def language_model_head(checkpoint: Checkpoint, decoder: Decoder) -> Head:
         weight = decoder.embedding
     else:
         weight = checkpoint.take(name, decoder.dtype, decoder.device)
-    return lambda hidden: linear_rows(hidden, weight)
+    return Linear(weight)
 
 
 def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Model:

@@ -3,22 +3,23 @@
 import torch
 
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layout import KVLayout
+from espalier.kernels.layout import KVLayout, LayerKV
 
 
-def write_kv(layer_kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:
+def write_kv(layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:
     """Store a step's keys and values of one layer in their blocks.
 
     Args:
-        layer_kv: `[sector, 2, slot, token, kv_head, head_dim]`, from `KVLayout.layer_view`; written in place.
+        layer_kv: from `KVLayout.layer_view`; written in place.
         key: `[T, kv_head, head_dim]`.
         value: `[T, kv_head, head_dim]`.
         batch: where each token goes.
     """
     if batch.write_rows is not None:
         key, value = key[batch.write_rows], value[batch.write_rows]
-    layer_kv[batch.write_sectors, 0, batch.write_slots, batch.write_offsets] = key
-    layer_kv[batch.write_sectors, 1, batch.write_slots, batch.write_offsets] = value
+    places = (batch.write_sectors, batch.write_slots, batch.write_offsets)
+    layer_kv.keys[places] = key
+    layer_kv.values[places] = value
 
 
 def copy_blocks(layout: KVLayout, arena: torch.Tensor, sources: list[int], destinations: list[int]) -> None:

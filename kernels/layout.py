@@ -2,14 +2,27 @@
 
 Inside a sector the layout is layer-major, so that one layer's reads of many blocks stay close together:
 
-    arena   [sector 0][sector 1] ...                      equal runs of bytes
-    sector  [layer][key|value][slot][token][kv head][head dim]   then unused bytes, less than one block
+    arena   [sector 0][sector 1] ...         equal runs of bytes
+    sector  [layer][keys|values][slot][...]  then unused bytes, less than one block
+    keys    [kv head][head dim][token]       of one slot
+    values  [kv head][token][head dim]       of one slot
     block   (sector, slot), its id = sector * blocks_per_sector + slot
+
+Both kinds end in what attention's inner loops run along: a query meets all keys of a block at once, and a weight all of
+a value's elements.
 """
 
 from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """One layer's keys and values, views `[sector, slot, token, kv_head, head_dim]` whatever their order in memory."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,36 +69,34 @@ class KVLayout:
         """Bytes at a sector's end that no block covers."""
         return self.sector_bytes - self.blocks_per_sector * self.block_bytes
 
-    def layer_view(self, arena: torch.Tensor, layer: int) -> torch.Tensor:
+    @property
+    def slot_elements(self) -> int:
+        """Elements of one block's keys, or values, in one layer."""
+        return self.block_size * self.num_kv_heads * self.head_dim
+
+    def layer_view(self, arena: torch.Tensor, layer: int) -> LayerKV:
         """View of one layer's keys and values.
 
         Args:
             arena: uint8 `[num_sectors * sector_bytes]`.
             layer: which decoder layer.
-
-        Returns:
-            `dtype` view `[num_sectors, 2, slot, token, kv_head, head_dim]`; index 0 of the second axis holds keys.
         """
-        inner = (self.block_size, self.num_kv_heads, self.head_dim)
-        slot_elements = self.block_size * self.num_kv_heads * self.head_dim
-        slots = self.blocks_per_sector
-        return self._view(
-            arena, (2, slots, *inner), (slots * slot_elements, slot_elements), layer * 2 * slots * slot_elements
+        size, dim, slots = self.block_size, self.head_dim, self.blocks_per_sector
+        keys = layer * 2 * slots * self.slot_elements
+        shape, head_stride = (slots, size, self.num_kv_heads, dim), size * dim
+        return LayerKV(
+            self._view(arena, shape, (self.slot_elements, 1, head_stride, size), keys),
+            self._view(arena, shape, (self.slot_elements, dim, head_stride, 1), keys + slots * self.slot_elements),
         )
 
     def block_view(self, arena: torch.Tensor) -> torch.Tensor:
-        """View of every layer for whole-block copies: `[num_sectors, layer, 2, slot, token, kv_head, head_dim]`."""
-        inner = (self.block_size, self.num_kv_heads, self.head_dim)
-        slot_elements = self.block_size * self.num_kv_heads * self.head_dim
-        slots = self.blocks_per_sector
-        strides = (2 * slots * slot_elements, slots * slot_elements, slot_elements)
-        return self._view(arena, (self.num_layers, 2, slots, *inner), strides, 0)
+        """View of every layer for whole-block copies: `[num_sectors, layer, 2, slot, slot_elements]`."""
+        slots, elements = self.blocks_per_sector, self.slot_elements
+        strides = (2 * slots * elements, slots * elements, elements, 1)
+        return self._view(arena, (self.num_layers, 2, slots, elements), strides, 0)
 
-    def _view(
-        self, arena: torch.Tensor, shape: tuple[int, ...], outer_strides: tuple[int, ...], offset: int
-    ) -> torch.Tensor:
-        flat = arena.view(self.dtype)
+    def _view(self, arena: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
+        """Returns `[num_sectors, *shape]`, `offset` elements into every sector."""
         sectors = arena.numel() // self.sector_bytes
-        token_stride, head_stride = self.num_kv_heads * self.head_dim, self.head_dim
-        strides = (self.sector_bytes // self.dtype.itemsize, *outer_strides, token_stride, head_stride, 1)
-        return flat.as_strided((sectors, *shape), strides, offset)
+        sector_stride = self.sector_bytes // self.dtype.itemsize
+        return arena.view(self.dtype).as_strided((sectors, *shape), (sector_stride, *strides), offset)

@@ -1,34 +1,43 @@
-"""Matrix products whose rows do not depend on how many other rows there are."""
+"""Matrix products with a fixed weight whose rows do not depend on how many other rows there are.
+
+Libraries choose a kernel, and with it an order of summation, by the number of rows: with MKL on one x86-64 server a row
+had other bits in a batch of up to 15 than in a larger one, on another server in batches that are no multiple of four.
+A request's tokens would then depend on its company. On CPU in float32 the product is our own, in a fixed order.
+"""
 
 import torch
 import torch.nn.functional as F
 
-ROW_TILE = 4
-"""Rows are padded to a multiple of this before a matrix product.
 
-Measured with oneDNN/MKL float32 on x86-64, widths 256 to 2048: `x[:m] @ w` equals the first m rows of `x @ w` bit for
-bit for every m that is a multiple of 4 (other kernels, with another order of summation, serve 1-3, 5-7 and 9-11 rows).
-A request's tokens then have the same bits whatever else runs in the batch.
-"""
+class Linear:
+    """`torch.nn.functional.linear` with one weight; on CPU in float32 each row is independent of its company."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """Prepare `weight`, `[out, in]`, and `bias`, `[out]`; a copy in panels replaces the weight on CPU."""
+        self.bias = bias
+        self.out_features, self.in_features = weight.shape
+        self._compiled = weight.device.type == "cpu" and weight.dtype == torch.float32
+        self._weight = _panels(weight) if self._compiled else weight
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight, `[out, in]`, put together again where it is kept in panels."""
+        if not self._compiled:
+            return self._weight
+        return self._weight.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`[rows, in]` to `[rows, out]`."""
+        if not self._compiled:
+            return F.linear(x, self._weight, self.bias)
+        from espalier.kernels.cpu.linear import linear_cpu  # numba takes half a second to import
+
+        return linear_cpu(x, self._weight, self.out_features, self.bias)
 
 
-def pad_rows(x: torch.Tensor) -> torch.Tensor:
-    """`x` with zero rows appended up to a multiple of `ROW_TILE`; unchanged off the CPU."""
-    missing = -x.shape[0] % ROW_TILE
-    if missing == 0 or x.device.type != "cpu":
-        return x
-    return F.pad(x, (0,) * (2 * (x.dim() - 1)) + (0, missing))
+def _panels(weight: torch.Tensor) -> torch.Tensor:
+    """Returns `[panel, in, PANEL]`: columns of the product side by side, the last panel filled up with zeros."""
+    from espalier.kernels.cpu.linear import PANEL
 
-
-def linear_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`torch.nn.functional.linear` with each row independent of its company.
-
-    Args:
-        x: `[rows, in]`.
-        weight: `[out, in]`.
-        bias: `[out]` or None.
-
-    Returns:
-        `[rows, out]`.
-    """
-    return F.linear(pad_rows(x), weight, bias)[: x.shape[0]]
+    padded = F.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL))
+    return padded.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()

@@ -1,5 +1,6 @@
 """Fixtures for every layer; heavy imports wait until a test asks for them."""
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from espalier.search.orchestrator import Orchestrator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# numba looks for changes in a compiled function's own file only, and kernels are made of several.
+_ROOT = Path(__file__).resolve().parents[1]
+_KERNELS = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((_ROOT / "kernels" / "cpu").glob("*.py"))))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(_ROOT / "build" / "numba" / _KERNELS.hexdigest()[:16]))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from espalier.engine.sampling import Sampling, stream_key
 from espalier.engine.turns import GENERATOR
 from espalier.engine.work import Generate
 from espalier.experiments.peers.dense_loop import DenseLoop
+from espalier.kernels.linear import Linear
 
 BATCHES = (1, 4, 16, 64, 256)
 
@@ -66,6 +67,7 @@ def _engine_rate(model: Model, prompts: torch.Tensor, new_tokens: int) -> float:
 
 
 def _dense_rate(model: Model, prompts: torch.Tensor, new_tokens: int) -> float:
+    assert isinstance(model.head, Linear)
     loop = DenseLoop(model.decoder, model.head)
     tokens = loop.prefill(prompts, new_tokens)
     start = time.perf_counter()

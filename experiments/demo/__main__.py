@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from espalier.experiments.demo import benchmark_path, generator_path, verifier_path
+from espalier.experiments.demo import benchmark_path
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 _HERE = benchmark_path().parent
 
 WorkDir = Annotated[Path, typer.Option(help="Checkpoints, samples and figures of a run; safe to delete.")]
+Pair = Annotated[Path, typer.Option(help="Receives and holds generator/, verifier/ and training.json.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Steps = Annotated[int | None, typer.Option(help="Optimizer steps instead of the recipe's own number.")]
 _WORK_DIR = Path("build/demo")
@@ -33,109 +34,93 @@ def problems(seed: Seed = 0) -> None:
 
 @app.command()
 def generator(
-    work_dir: WorkDir = _WORK_DIR, seed: Seed = 0, base_steps: Steps = None, extension_steps: Steps = None
+    work_dir: WorkDir = _WORK_DIR,
+    pair: Pair = _HERE,
+    seed: Seed = 0,
+    base_steps: Steps = None,
+    extension_steps: Steps = None,
 ) -> None:
-    """Train the tokenizer and the generator: three-digit numbers first, then longer problems and numbers."""
+    """Train the tokenizer and the generator, three-digit numbers first, then longer ones; export them."""
+    from espalier.experiments.demo.export import export_generator
     from espalier.experiments.demo.train_generator import (
         BASE_SCHEDULE,
         EXTENSION_SCHEDULE,
+        load_generator,
+        load_tokenizer,
         train_base,
         train_extension,
     )
 
     train_base(work_dir, seed, _with_steps(BASE_SCHEDULE, base_steps))
     train_extension(work_dir, seed, _with_steps(EXTENSION_SCHEDULE, extension_steps))
+    tokenizer = load_tokenizer(work_dir, seed)
+    export_generator(load_generator(work_dir, tokenizer), tokenizer, pair)
 
 
 @app.command()
 def sample(
     work_dir: WorkDir = _WORK_DIR,
+    pair: Pair = _HERE,
     seed: Seed = 0,
-    count: Annotated[int, typer.Option("--problems", help="Training problems to sample solutions of.")] = 700,
+    count: Annotated[int, typer.Option("--problems", help="Training problems to sample solutions of.")] = 2000,
     copies: Annotated[int, typer.Option(help="Solutions of each problem.")] = 8,
 ) -> None:
     """Sample the generator's own solutions and label their steps."""
     from espalier.experiments.demo.samples import draw_samples
 
-    typer.echo(f"{draw_samples(work_dir, seed, count, copies)} labelled solutions")
+    typer.echo(f"{draw_samples(work_dir, pair, seed, count, copies)} labelled solutions")
 
 
 @app.command()
 def verifier(
-    work_dir: WorkDir = _WORK_DIR, seed: Seed = 0, equation_steps: Steps = None, context_steps: Steps = None
+    work_dir: WorkDir = _WORK_DIR,
+    pair: Pair = _HERE,
+    seed: Seed = 0,
+    layers_steps: Steps = None,
+    whole_steps: Steps = None,
 ) -> None:
-    """Train the verifier: single equations first, then steps in context."""
+    """Train the verifier: the layers added to the generator's first, then everything; export it."""
+    from espalier.experiments.demo.export import export_verifier, load_exported_tokenizer
     from espalier.experiments.demo.train_verifier import (
-        EQUATION_SCHEDULE,
-        STEP_SCHEDULE,
-        train_equations,
-        train_steps,
+        LAYERS_SCHEDULE,
+        WHOLE_SCHEDULE,
+        load_verifier,
+        train_verifier,
     )
 
-    train_equations(work_dir, seed, _with_steps(EQUATION_SCHEDULE, equation_steps))
-    train_steps(work_dir, seed, _with_steps(STEP_SCHEDULE, context_steps))
+    train_verifier(
+        work_dir, pair, seed, _with_steps(LAYERS_SCHEDULE, layers_steps), _with_steps(WHOLE_SCHEDULE, whole_steps)
+    )
+    export_verifier(load_verifier(work_dir, pair, seed), load_exported_tokenizer(pair), pair)
 
 
 @app.command()
 def evaluate(
     work_dir: WorkDir = _WORK_DIR,
+    pair: Pair = _HERE,
     seed: Seed = 0,
     limit: Annotated[int, typer.Option(help="Problems of the benchmark to use.")] = 200,
 ) -> None:
-    """Measure the pair as it will be exported, rounded to bfloat16, and print the gates."""
-    from espalier.experiments.demo.batches import RowMaker
-    from espalier.experiments.demo.export import rounded
-    from espalier.experiments.demo.gates import (
-        evaluate_generator,
-        evaluate_verifier,
-        gates,
-        print_figures,
-        read_cases,
-    )
-    from espalier.experiments.demo.train_generator import load_calibrated_generator, load_tokenizer
-    from espalier.experiments.demo.train_verifier import load_verifier, verifier_checkpoint
-    from espalier.experiments.demo.training import pick_device
+    """Measure the exported pair, print the gates and write the record of its making."""
+    from espalier.experiments.demo.export import write_summary
+    from espalier.experiments.demo.gates import evaluate_pair, gates, print_figures
 
     started = time.perf_counter()
-    device = pick_device()
-    maker = RowMaker(load_tokenizer(work_dir, seed))
-    cases = read_cases(benchmark_path(), limit)
-    model = rounded(load_calibrated_generator(work_dir, maker.tokenizer)).to(device)
-    figures: dict[str, Any] = {"problems": len(cases)} | evaluate_generator(model, maker, cases, seed)
-    if verifier_checkpoint(work_dir, "equations").exists():
-        judge = rounded(load_verifier(work_dir, seed)).to(device)
-        figures |= evaluate_verifier(model, judge, maker, cases, seed)
+    figures = evaluate_pair(pair, limit, seed)
     print_figures(figures, started)
+    work_dir.mkdir(parents=True, exist_ok=True)
     (work_dir / "figures.json").write_text(json.dumps(figures | {"gates": gates(figures)}, indent=2) + "\n")
-
-
-@app.command()
-def export(
-    work_dir: WorkDir = _WORK_DIR,
-    seed: Seed = 0,
-    out: Annotated[Path, typer.Option(help="Receives generator/, verifier/ and training.json.")] = _HERE,
-) -> None:
-    """Write the pair as Hugging Face checkpoints, with a summary of its training."""
-    from espalier.experiments.demo.export import export_generator, export_verifier, write_summary
-    from espalier.experiments.demo.train_generator import load_calibrated_generator, load_tokenizer
-    from espalier.experiments.demo.train_verifier import load_verifier
-
-    tokenizer = load_tokenizer(work_dir, seed)
-    export_generator(load_calibrated_generator(work_dir, tokenizer), tokenizer, out / generator_path().name)
-    export_verifier(load_verifier(work_dir, seed), tokenizer, out / verifier_path().name)
-    write_summary(work_dir, seed, out)
-    typer.echo(f"exported to {out}")
+    write_summary(work_dir, seed, pair)
 
 
 @app.command(name="all")
-def everything(work_dir: WorkDir = _WORK_DIR, seed: Seed = 0) -> None:
+def everything(work_dir: WorkDir = _WORK_DIR, pair: Pair = _HERE, seed: Seed = 0) -> None:
     """Run every stage in order."""
     problems(seed)
-    generator(work_dir, seed)
-    sample(work_dir, seed)
-    verifier(work_dir, seed)
-    evaluate(work_dir, seed)
-    export(work_dir, seed)
+    generator(work_dir, pair, seed)
+    sample(work_dir, pair, seed)
+    verifier(work_dir, pair, seed)
+    evaluate(work_dir, pair, seed)
 
 
 if __name__ == "__main__":

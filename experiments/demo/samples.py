@@ -6,17 +6,17 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import Qwen2ForCausalLM
 
 from espalier.experiments.demo.batches import RowMaker
-from espalier.experiments.demo.export import TEMPERATURE, rounded
+from espalier.experiments.demo.export import TEMPERATURE, load_exported_generator, load_exported_tokenizer
 from espalier.experiments.demo.oracle import label_steps
 from espalier.experiments.demo.problems import LEVELS, Problem, make_problem
 from espalier.experiments.demo.sampling import sample
 from espalier.experiments.demo.tokenizer import chat_prompt
-from espalier.experiments.demo.train_generator import load_calibrated_generator, load_tokenizer
 from espalier.experiments.demo.training import pick_device
 
 CHUNK = 50
@@ -96,13 +96,14 @@ def read_samples(path: Path) -> list[LabelledSample]:
     return [LabelledSample(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def draw_samples(work_dir: Path, seed: int, problems: int = 700, copies: int = 8) -> int:
+def draw_samples(work_dir: Path, pair: Path, seed: int, problems: int = 2000, copies: int = 8) -> int:
     """Samples solutions of training problems, going on after those already written; returns how many there are."""
     device = pick_device()
-    tokenizer = load_tokenizer(work_dir, seed)
-    model = rounded(load_calibrated_generator(work_dir, tokenizer)).to(device)
-    maker = RowMaker(tokenizer)
+    model: Any = load_exported_generator(pair)
+    model.to(device)
+    maker = RowMaker(load_exported_tokenizer(pair))
     path = samples_path(work_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
     done = len(read_samples(path)) // copies
     first = done
     started = time.perf_counter()

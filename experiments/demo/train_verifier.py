@@ -1,53 +1,41 @@
-"""Stage `verifier`: teaches the generator's trunk, two layers taller, to judge steps.
+"""Stage `verifier`: teaches layers on top of the generator's trunk to judge steps, then everything together.
 
-First single equations, each judged by itself: dense, independent labels teach arithmetic, without which nothing else
-is learned. Then steps in context: slips made on purpose, and the generator's own at the frequency they really have.
+Single equations in every batch give dense, independent labels, which teach arithmetic; slips made on purpose and the
+generator's own at the frequency they really have teach judging in context.
 """
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import islice
 from pathlib import Path
 
-from transformers import Qwen2ForTokenClassification
+from transformers import Qwen2ForCausalLM, Qwen2ForTokenClassification
 
 from espalier.experiments.demo.batches import Batch, Row, RowMaker, collate
-from espalier.experiments.demo.networks import ADDED_LAYERS, GENERATOR_LAYERS, new_verifier
+from espalier.experiments.demo.export import load_exported_generator, load_exported_tokenizer
+from espalier.experiments.demo.networks import GENERATOR_LAYERS
 from espalier.experiments.demo.problems import (
     MAX_OPERATIONS,
     MIN_OPERATIONS,
     TRAINING_OPERANDS,
     make_problem,
     training_difficulty,
+    training_problems,
 )
 from espalier.experiments.demo.samples import LabelledSample, read_samples, samples_path
 from espalier.experiments.demo.slips import judged_solution
-from espalier.experiments.demo.train_generator import load_generator, load_tokenizer
 from espalier.experiments.demo.training import Progress, Schedule, fit, load_weights
+from espalier.experiments.demo.verifier_network import COMMON, new_verifier, stream_sizes, train_trunk
 
-EQUATION_SCHEDULE = Schedule(
-    steps=450, trunk_lr=0.008, new_lr=0.02, other_lr=1.5e-3, decay_share=0.6, trunk=GENERATOR_LAYERS
+LAYERS_SCHEDULE = Schedule(steps=700, new_lr=0.02, other_lr=1.5e-3, warmup=30, decay_share=0.7, trunk=GENERATOR_LAYERS)
+WHOLE_SCHEDULE = Schedule(
+    steps=500, trunk_lr=0.002, new_lr=0.004, other_lr=5e-4, warmup=30, decay_share=0.9, trunk=GENERATOR_LAYERS
 )
-STEP_SCHEDULE = Schedule(
-    steps=720,
-    tokens=2048,
-    trunk_lr=0.008,
-    new_lr=0.014,
-    other_lr=1.2e-3,
-    decay_share=0.9,
-    trunk=GENERATOR_LAYERS + ADDED_LAYERS,
-)
-EQUATION_ROW = 120
-"""Tokens in a row of single equations, about ten of them."""
-DRILL_SHARE, SAMPLE_SHARE = 0.5, 0.3
-"""Of the rows of a step batch; the rest are slips made on purpose."""
+DRILL_SHARE, SAMPLE_SHARE = 0.4, 0.35
+"""Of the rows of a batch; the rest are slips made on purpose."""
+STAGES = ("verifier-layers", "verifier-whole")
 
 SamplesByLength = dict[int, list[LabelledSample]]
-
-
-def equation_batch(maker: RowMaker, rng: random.Random, tokens: int) -> Batch:
-    """Returns rows of single equations, half of them wrong."""
-    rows = [maker.judged_drill(rng, EQUATION_ROW, TRAINING_OPERANDS) for _ in range(tokens // EQUATION_ROW)]
-    return collate(rows, maker.pad)
 
 
 def _slip_row(maker: RowMaker, rng: random.Random, operations: int) -> Row:
@@ -55,7 +43,7 @@ def _slip_row(maker: RowMaker, rng: random.Random, operations: int) -> Row:
     return maker.judged_steps(problem.text, *judged_solution(rng, problem), problem.steps)
 
 
-def step_batch(maker: RowMaker, rng: random.Random, tokens: int, samples: SamplesByLength) -> Batch:
+def judged_batch(maker: RowMaker, rng: random.Random, tokens: int, samples: SamplesByLength) -> Batch:
     """Returns solutions of one length of problem, judged step by step, and single equations cut to their length."""
     operations = rng.randint(MIN_OPERATIONS, MAX_OPERATIONS)
     pool = samples.get(operations, [])
@@ -72,46 +60,59 @@ def step_batch(maker: RowMaker, rng: random.Random, tokens: int, samples: Sample
     return collate(rows, maker.pad)
 
 
+def common_tokens(maker: RowMaker) -> list[int]:
+    """Returns the ids of the `COMMON` commonest tokens of reference solutions."""
+    solutions = (p.steps for p in islice(training_problems(random.Random("common-tokens")), 200))
+    counts = Counter(t for steps in solutions for step in steps for t in [*maker.encode(step), maker.delimiter])
+    return [token for token, _ in counts.most_common(COMMON)]
+
+
+def untaught_verifier(generator: Qwen2ForCausalLM, maker: RowMaker, seed: int) -> Qwen2ForTokenClassification:
+    """Returns a verifier on the generator's trunk that has seen no label yet."""
+    rng = random.Random("stream-sizes")
+    rows = [_slip_row(maker, rng, operations) for operations in range(MIN_OPERATIONS, MAX_OPERATIONS + 1)] * 8
+    return new_verifier(generator, common_tokens(maker), stream_sizes(generator, collate(rows, maker.pad).ids), seed)
+
+
 def verifier_checkpoint(work_dir: Path, stage: str) -> Path:
-    """Returns where a stage's training state lives; stages are `equations` and `steps`."""
-    return work_dir / f"verifier-{stage}.pt"
+    """Returns where the training state of one of `STAGES` lives."""
+    return work_dir / f"{stage}.pt"
 
 
-def empty_verifier(work_dir: Path, seed: int) -> Qwen2ForTokenClassification:
-    """Returns a verifier on the trained generator's trunk, not yet taught to judge."""
-    return new_verifier(load_generator(work_dir, load_tokenizer(work_dir, seed)), seed)
-
-
-def load_verifier(work_dir: Path, seed: int = 0) -> Qwen2ForTokenClassification:
+def load_verifier(work_dir: Path, pair: Path, seed: int = 0) -> Qwen2ForTokenClassification:
     """Returns the verifier as trained so far."""
-    model = empty_verifier(work_dir, seed)
-    path = verifier_checkpoint(work_dir, "steps")
-    load_weights(path if path.exists() else verifier_checkpoint(work_dir, "equations"), model)
+    model = untaught_verifier(load_exported_generator(pair), RowMaker(load_exported_tokenizer(pair)), seed)
+    load_weights(next(p for p in (verifier_checkpoint(work_dir, s) for s in reversed(STAGES)) if p.exists()), model)
     return model.eval()
 
 
-def train_equations(work_dir: Path, seed: int, plan: Schedule = EQUATION_SCHEDULE) -> Progress:
-    """Teaches the verifier to judge single equations."""
-    maker = RowMaker(load_tokenizer(work_dir, seed))
+def train_verifier(
+    work_dir: Path, pair: Path, seed: int, layers: Schedule = LAYERS_SCHEDULE, whole: Schedule = WHOLE_SCHEDULE
+) -> Progress:
+    """Teaches the added layers on the frozen trunk, then all layers, or goes on with it.
 
-    def batch(step: int) -> Batch:
-        return equation_batch(maker, random.Random(f"equations-{seed}-{step}"), plan.tokens)
-
-    path = verifier_checkpoint(work_dir, "equations")
-    return fit("verifier, equations", empty_verifier(work_dir, seed), batch, plan, path)
-
-
-def train_steps(work_dir: Path, seed: int, plan: Schedule = STEP_SCHEDULE) -> Progress:
-    """Teaches the verifier to judge steps in context, starting from single equations."""
-    maker = RowMaker(load_tokenizer(work_dir, seed))
+    Args:
+        work_dir: Holds the samples; receives the training states.
+        pair: Holds the exported generator.
+        seed: Of weights and batches.
+        layers: Schedule of the added layers alone.
+        whole: Schedule of all layers.
+    """
+    maker = RowMaker(load_exported_tokenizer(pair))
     samples: SamplesByLength = defaultdict(list)
     for s in read_samples(samples_path(work_dir)):
         if s.steps:
             samples[s.operations].append(s)
-    model = empty_verifier(work_dir, seed)
-    load_weights(verifier_checkpoint(work_dir, "equations"), model)
+    model = untaught_verifier(load_exported_generator(pair), maker, seed)
 
-    def batch(step: int) -> Batch:
-        return step_batch(maker, random.Random(f"steps-{seed}-{step}"), plan.tokens, samples)
+    def teach(stage: str, plan: Schedule) -> Progress:
+        def batch(step: int) -> Batch:
+            return judged_batch(maker, random.Random(f"{stage}-{seed}-{step}"), plan.tokens, samples)
 
-    return fit("verifier, steps", model, batch, plan, verifier_checkpoint(work_dir, "steps"))
+        return fit(stage, model, batch, plan, verifier_checkpoint(work_dir, stage))
+
+    first, second = STAGES
+    train_trunk(model, False)
+    teach(first, layers)
+    train_trunk(model, True)
+    return teach(second, whole)

@@ -1,11 +1,12 @@
-"""Paged attention on CPU: reads keys and values in place, in their blocks.
+"""Tree-aware paged attention on CPU: reads keys and values in place, in their blocks, once for rows that share them.
 
-One work item is one (token, kv head). Its result depends on that token's own context alone, in a fixed order of
-summation, so a token's output has the same bits whatever else is in the batch.
+One work item is some neighbouring tokens and one kv head. It goes through the positions of the context block by block;
+tokens whose sequences have the same block there, as siblings do below their fork and a prompt's tokens everywhere, meet
+its keys and values together, while those are in registers. A token's output is summed in the order of its own
+positions, whoever shares the work, so it has the same bits alone and in any company.
 """
 
 import math
-import threading
 from typing import Any
 
 import numba
@@ -13,11 +14,15 @@ import numpy as np
 import torch
 
 from espalier.kernels.batch import AttentionBatch
-
-# numba's fallback threading layer aborts when two Python threads launch at once; launches are short.
-_launch = threading.Lock()
+from espalier.kernels.cpu.launch import launch
+from espalier.kernels.cpu.tiles import multiply_add
+from espalier.kernels.layout import LayerKV
 
 _LOG2E = np.float32(math.log2(math.e))
+_MAX_TOKENS = 16
+"""Tokens of a work item at most: enough to fill every tile, few enough to share the work among cores."""
+_MAX_LOGITS = 1 << 16
+"""Logits a work item holds at most, unless a single token needs more: 256 KiB, what a core's cache has room for."""
 
 
 @numba.njit(inline="always", fastmath=True)
@@ -49,7 +54,8 @@ def _exp_in_place(x: np.ndarray, bits: np.ndarray, n: Any, shift: Any) -> Any:
 def _attend(
     query: np.ndarray,
     flat: np.ndarray,
-    offset: int,
+    key_offset: int,
+    value_offset: int,
     sector_stride: int,
     slots: int,
     block_size: int,
@@ -58,81 +64,117 @@ def _attend(
     query_starts: np.ndarray,
     context_lengths: np.ndarray,
     row_sequences: np.ndarray,
+    tile: int,
     scale: np.float32,
     output: np.ndarray,
 ) -> None:
-    # Blocks are sliced out of `flat` before the inner loops: numba checks every index it cannot prove non-negative, and
-    # such a check keeps a loop from being vectorised (measured: 7x slower).
     tokens, heads, head_dim = query.shape
     groups = heads // kv_heads
-    token_stride = kv_heads * head_dim
-    slot_stride = block_size * token_stride
-    for item in numba.prange(tokens * kv_heads):
-        row, kv_head = item // kv_heads, item % kv_heads
-        s = row_sequences[row]
-        visible = context_lengths[s] - (query_starts[s + 1] - 1 - row)
-        scaled = np.empty((groups, head_dim), np.float32)
-        for g in range(groups):
-            for d in range(head_dim):
-                scaled[g, d] = query[row, kv_head * groups + g, d] * scale
-        logits = np.empty((groups, visible), np.float32)
-        for b in range((visible + block_size - 1) // block_size):
-            sector = block_tables[s, b] // slots
-            slot = block_tables[s, b] - sector * slots
-            filled = min(block_size, visible - b * block_size)
-            first = offset + sector * sector_stride + slot * slot_stride + kv_head * head_dim
-            keys = flat[first : first + slot_stride]
+    head_stride = block_size * head_dim
+    slot_stride = kv_heads * head_stride
+    for item in numba.prange((tokens + tile - 1) // tile * kv_heads):
+        first, kv_head = item // kv_heads * tile, item % kv_heads
+        rows = min(tile, tokens - first)
+        visible = np.empty(rows, np.int64)
+        for r in range(rows):
+            s = row_sequences[first + r]
+            visible[r] = context_lengths[s] - (query_starts[s + 1] - 1 - first - r)
+        blocks = (visible.max() + block_size - 1) // block_size
+        width = blocks * block_size
+        # A query is a row of these three: groups of one token, then the next token's.
+        scaled = np.empty(rows * groups * head_dim, np.float32)
+        logits = np.zeros(rows * groups * width, np.float32)
+        mixed = np.zeros(rows * groups * head_dim, np.float32)
+        for r in range(rows):
             for g in range(groups):
-                for t in range(filled):
-                    key = keys[t * token_stride : t * token_stride + head_dim]
-                    dot = np.float32(0.0)
-                    for d in range(head_dim):
-                        dot += scaled[g, d] * key[d]
-                    logits[g, b * block_size + t] = dot
-        totals = np.empty(groups, np.float32)
-        for g in range(groups):
-            weights = logits[g]
-            totals[g] = _exp_in_place(weights, weights.view(np.int32), visible, weights.max())
-        mixed = np.zeros((groups, head_dim), np.float32)
-        for b in range((visible + block_size - 1) // block_size):
-            sector = block_tables[s, b] // slots
-            slot = block_tables[s, b] - sector * slots
-            filled = min(block_size, visible - b * block_size)
-            first = offset + sector * sector_stride + (slots + slot) * slot_stride + kv_head * head_dim
-            values = flat[first : first + slot_stride]
-            for t in range(filled):
-                value = values[t * token_stride : t * token_stride + head_dim]
-                for g in range(groups):
-                    weight = logits[g, b * block_size + t]
-                    for d in range(head_dim):
-                        mixed[g, d] += weight * value[d]
-        for g in range(groups):
-            for d in range(head_dim):
-                output[row, kv_head * groups + g, d] = mixed[g, d] / totals[g]
+                for d in range(head_dim):
+                    scaled[(r * groups + g) * head_dim + d] = query[first + r, kv_head * groups + g, d] * scale
+        for b in range(blocks):
+            r = 0
+            while r < rows:
+                start = r
+                r += 1
+                if visible[start] <= b * block_size:
+                    continue
+                block = block_tables[row_sequences[first + start], b]
+                while r < rows and visible[r] > b * block_size and block_tables[row_sequences[first + r], b] == block:
+                    r += 1
+                at = block // slots * sector_stride + block % slots * slot_stride + kv_head * head_stride
+                multiply_add(
+                    scaled,
+                    start * groups * head_dim,
+                    head_dim,
+                    flat,
+                    key_offset + at,
+                    logits,
+                    start * groups * width + b * block_size,
+                    width,
+                    (r - start) * groups,
+                    head_dim,
+                    block_size,
+                )
+        totals = np.empty(rows * groups, np.float32)
+        for q in range(rows * groups):
+            seen = visible[q // groups]
+            weights = logits[q * width : q * width + seen]
+            totals[q] = _exp_in_place(weights, weights.view(np.int32), seen, weights.max())
+        for b in range(blocks):
+            r = 0
+            while r < rows:
+                start = r
+                r += 1
+                if visible[start] <= b * block_size:
+                    continue
+                block = block_tables[row_sequences[first + start], b]
+                end = (b + 1) * block_size
+                seen = min(visible[start], end)  # of a prompt's last block, each token sees another part
+                while r < rows and min(visible[r], end) == seen and block_tables[row_sequences[first + r], b] == block:
+                    r += 1
+                at = block // slots * sector_stride + block % slots * slot_stride + kv_head * head_stride
+                multiply_add(
+                    logits,
+                    start * groups * width + b * block_size,
+                    width,
+                    flat,
+                    value_offset + at,
+                    mixed,
+                    start * groups * head_dim,
+                    head_dim,
+                    (r - start) * groups,
+                    seen - b * block_size,
+                    head_dim,
+                )
+        for r in range(rows):
+            for g in range(groups):
+                q = r * groups + g
+                for d in range(head_dim):
+                    output[first + r, kv_head * groups + g, d] = mixed[q * head_dim + d] / totals[q]
 
 
-def paged_attention_cpu(
-    query: torch.Tensor, layer_kv: torch.Tensor, batch: AttentionBatch, scale: float
-) -> torch.Tensor:
+def paged_attention_cpu(query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
     """`paged_attention_reference` for float32 on CPU; same arguments and result."""
     output = torch.empty(query.shape, dtype=torch.float32)
-    _, _, slots, block_size, kv_heads, _ = layer_kv.shape
+    keys = layer_kv.keys
+    _, slots, block_size, kv_heads, _ = keys.shape
     # One dimension with stride 1: numba vectorises nothing over strides it learns at run time.
-    flat = layer_kv.as_strided((layer_kv.untyped_storage().nbytes() // 4,), (1,), 0)
-    with _launch:
-        _attend(
-            query.contiguous().numpy(),
-            flat.numpy(),
-            int(layer_kv.storage_offset()),
-            layer_kv.stride(0),
-            slots,
-            block_size,
-            kv_heads,
-            batch.block_tables.numpy(),
-            batch.query_starts.numpy(),
-            batch.context_lengths.numpy(),
-            batch.row_sequences.numpy(),
-            np.float32(scale),
-            output.numpy(),
-        )
+    flat = keys.as_strided((keys.untyped_storage().nbytes() // 4,), (1,), 0)
+    width = batch.block_tables.shape[1] * block_size * (query.shape[1] // kv_heads)
+    launch(
+        _attend,
+        query.contiguous().numpy(),
+        flat.numpy(),
+        int(keys.storage_offset()),
+        int(layer_kv.values.storage_offset()),
+        keys.stride(0),
+        slots,
+        block_size,
+        kv_heads,
+        batch.block_tables.numpy(),
+        batch.query_starts.numpy(),
+        batch.context_lengths.numpy(),
+        batch.row_sequences.numpy(),
+        max(1, min(_MAX_TOKENS, _MAX_LOGITS // width)),
+        np.float32(scale),
+        output.numpy(),
+    )
     return output

@@ -14,7 +14,7 @@ from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
 from espalier.engine.model import Head, Model, load_trunk
 from espalier.engine.tokenizer import TextTokenizer
-from espalier.kernels.linear import linear_rows
+from espalier.kernels.linear import Linear
 from espalier.prm.base import stripped_step
 
 _SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -50,21 +50,21 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     """
     decoder = load_trunk(checkpoint, dtype, device)
     names = ("score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias")
-    tensors = [checkpoint.take(name, dtype, device) for name in names]
+    inner, inner_bias, outer, outer_bias = (checkpoint.take(name, dtype, device) for name in names)
     checkpoint.ignore("lm_head.weight")
     checkpoint.require_all_taken()
-    if (labels := tensors[2].shape[0]) != 2:
+    if (labels := outer.shape[0]) != 2:
         raise CheckpointError(f"{checkpoint.folder} has {labels} labels; a process reward model of this family has 2")
     tokenizer = TextTokenizer(checkpoint)
     tag_id = tokenizer.token_id(_TAG)
     if tag_id is None:
         raise CheckpointError(f"the tokenizer of {checkpoint.folder} has no token {_TAG}, where scores are read")
-    return QwenMathPrm(Model(decoder, _head(*tensors), tokenizer, (), checkpoint.digest()), tag_id)
+    head = _head(Linear(inner, inner_bias), Linear(outer, outer_bias))
+    return QwenMathPrm(Model(decoder, head, tokenizer, (), checkpoint.digest()), tag_id)
 
 
-def _head(inner: torch.Tensor, inner_bias: torch.Tensor, outer: torch.Tensor, outer_bias: torch.Tensor) -> Head:
+def _head(inner: Linear, outer: Linear) -> Head:
     def head(hidden: torch.Tensor) -> torch.Tensor:
-        logits = linear_rows(F.relu(linear_rows(hidden, inner, inner_bias)), outer, outer_bias)
-        return torch.softmax(logits.float(), dim=-1)[:, 1:]
+        return torch.softmax(outer(F.relu(inner(hidden))).float(), dim=-1)[:, 1:]
 
     return head

@@ -16,7 +16,7 @@ from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
 from espalier.engine.model import Head, Model, load_trunk
 from espalier.engine.tokenizer import TextTokenizer
-from espalier.kernels.linear import linear_rows
+from espalier.kernels.linear import Linear
 from espalier.prm.base import stripped_step
 
 _PROMPTS = ("raw", "chat")
@@ -60,7 +60,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     checkpoint.require_all_taken()
     if weight.shape[0] != 2:
         raise CheckpointError(f"{checkpoint.folder} has {weight.shape[0]} labels; a process reward model has 2")
-    model = Model(decoder, _head(weight, bias), TextTokenizer(checkpoint), (), checkpoint.digest())
+    model = Model(decoder, _head(Linear(weight, bias)), TextTokenizer(checkpoint), (), checkpoint.digest())
     return TokenClassifier(model, settings["step_separator"], settings["prompt"] == "chat")
 
 
@@ -71,8 +71,8 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
     return settings
 
 
-def _head(weight: torch.Tensor, bias: torch.Tensor | None) -> Head:
+def _head(score: Linear) -> Head:
     def head(hidden: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(linear_rows(hidden, weight, bias).float(), dim=-1)[:, 1:]
+        return torch.softmax(score(hidden).float(), dim=-1)[:, 1:]
 
     return head

@@ -266,7 +266,10 @@ def test_folder_of_another_configuration_is_refused(tmp_path):
 def test_request_survives_the_way_through_the_configuration_file(tmp_path):
     configuration = {k: v for k, v in REQUEST.to_dict().items() if k != "problem"}
     RunFolder(tmp_path, configuration)
-    RunFolder(tmp_path, configuration)
+    written = (tmp_path / "config.json").read_text()
+    RunFolder(tmp_path, configuration)  # another process with the same request takes it as its own
+    assert (tmp_path / "config.json").read_text() == written
+    assert json.loads(written) == json.loads(json.dumps(configuration))
 
 
 def test_new_folder_has_no_samples(tmp_path):

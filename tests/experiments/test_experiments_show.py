@@ -180,4 +180,7 @@ def test_latex_in_a_problem_or_step_does_not_stop_the_drawing(tmp_path):
 
 
 def test_tree_without_steps_can_be_drawn(tmp_path):
-    plot_tree(result(nodes=(ROOT,), best=None, answer=""), "What?", tmp_path / "tree.png")
+    plot_tree(result(nodes=(ROOT,), best=None, answer=""), "What?", tmp_path / "tree.svg")
+    drawn = (tmp_path / "tree.svg").read_text()
+    assert "<!-- What? -->" in drawn
+    assert "<!-- problem -->" in drawn

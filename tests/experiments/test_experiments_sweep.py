@@ -123,7 +123,8 @@ def test_plot_bears_cells_where_none_or_all_are_right(tmp_path, correct):
 def test_plot_bears_cells_in_which_nothing_was_generated(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plot_cells([cell(1, 1, 0, tokens=0.0)], "some", tmp_path / "accuracy.png")
+        plot_cells([cell(1, 1, 0, tokens=0.0)], "some", tmp_path / "accuracy.svg")
+    assert "N = 1" in (tmp_path / "accuracy.svg").read_text()
 
 
 def test_table_shows_each_cell_with_its_interval():

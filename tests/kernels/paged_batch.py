@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layout import KVLayout
+from espalier.kernels.layout import KVLayout, LayerKV
 
 
 @dataclass
@@ -13,7 +13,7 @@ class PagedProblem:
     """One layer's attention: the batch, its queries, and the dense keys and values it was filled from."""
 
     layout: KVLayout
-    layer_kv: torch.Tensor
+    layer_kv: LayerKV
     query: torch.Tensor
     batch: AttentionBatch
     keys: list[torch.Tensor]
@@ -46,12 +46,12 @@ def paged_problem(
         table = blocks[taken : taken + counts[s]]
         taken += counts[s]
         tables[s, : counts[s]] = table.int()
-        for dense, kind in ((keys, 0), (values, 1)):
+        for dense, paged in ((keys, layer_kv.keys), (values, layer_kv.values)):
             dense.append(torch.randn(context, kv_heads, head_dim, generator=generator))
             for t in range(context):
                 block = int(table[t // block_size])
                 slot = block % blocks_per_sector
-                layer_kv[block // blocks_per_sector, kind, slot, t % block_size] = dense[-1][t]
+                paged[block // blocks_per_sector, slot, t % block_size] = dense[-1][t]
     new = [n for _, n in sequences]
     starts = torch.tensor([0, *new]).cumsum(0)
     batch = AttentionBatch(

@@ -6,6 +6,7 @@ from paged_batch import PagedProblem, dense_attention, paged_problem
 
 from espalier.kernels.attention import paged_attention, paged_attention_reference
 from espalier.kernels.cpu.attention import paged_attention_cpu
+from espalier.kernels.layout import LayerKV
 
 ODD_BATCHES = {
     "one token": [(1, 1)],
@@ -68,7 +69,8 @@ def test_a_token_attends_to_nothing_after_itself():
     before = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
     last_block = int(problem.batch.block_tables[0, 1])
     slots = problem.layout.blocks_per_sector
-    problem.layer_kv[last_block // slots, :, last_block % slots, 3] = float("nan")  # position 19
+    for paged in (problem.layer_kv.keys, problem.layer_kv.values):
+        paged[last_block // slots, last_block % slots, 3] = float("nan")  # position 19
     after = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
     assert torch.equal(before[:19], after[:19])
     assert after[19].isnan().all()
@@ -85,6 +87,7 @@ def test_float32_on_cpu_takes_the_compiled_path_and_other_dtypes_the_reference()
     problem = paged_problem([(9, 4)])
     output = paged_attention(problem.query, problem.layer_kv, problem.batch, 0.2)
     assert torch.equal(output, paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2))
-    halves = paged_attention(problem.query.bfloat16(), problem.layer_kv.bfloat16(), problem.batch, 0.2)
+    halved = LayerKV(problem.layer_kv.keys.bfloat16(), problem.layer_kv.values.bfloat16())
+    halves = paged_attention(problem.query.bfloat16(), halved, problem.batch, 0.2)
     assert halves.dtype == torch.bfloat16
     torch.testing.assert_close(halves.float(), output, rtol=5e-2, atol=5e-2)

@@ -38,8 +38,9 @@ def test_write_kv_touches_the_named_places_of_one_layer_and_nothing_else():
     key, value = -torch.rand(3, 2, 4) - 1, -torch.rand(3, 2, 4) - 1
     write_kv(LAYOUT.layer_view(arena, 1), key, value, write_batch([0, 4, 11], [4, 0, 2], None))
     for i, (block, offset) in enumerate([(0, 4), (4, 0), (11, 2)]):
-        place = LAYOUT.block_view(arena)[block // 3, 1, :, block % 3, offset]
-        assert torch.equal(place, torch.stack((key[i], value[i])))
+        layer = LAYOUT.layer_view(arena, 1)
+        assert torch.equal(layer.keys[block // 3, block % 3, offset], key[i])
+        assert torch.equal(layer.values[block // 3, block % 3, offset], value[i])
     assert changed(before, arena) == key.numel() + value.numel()
 
 
@@ -48,8 +49,9 @@ def test_write_kv_leaves_out_rows_that_are_only_recomputed():
     before = arena.clone()
     key, value = -torch.rand(3, 2, 4) - 1, -torch.rand(3, 2, 4) - 1
     write_kv(LAYOUT.layer_view(arena, 0), key, value, write_batch([7], [1], [2]))
-    place = LAYOUT.block_view(arena)[2, 0, :, 1, 1]
-    assert torch.equal(place, torch.stack((key[2], value[2])))
+    layer = LAYOUT.layer_view(arena, 0)
+    assert torch.equal(layer.keys[2, 1, 1], key[2])
+    assert torch.equal(layer.values[2, 1, 1], value[2])
     assert changed(before, arena) == 2 * key[2].numel()
 
 

@@ -26,7 +26,9 @@ def test_no_two_elements_of_a_model_share_a_byte_and_all_lie_in_their_sector(sha
     sectors, size = 3, layout.dtype.itemsize
     arena = torch.zeros(sectors * layout.sector_bytes, dtype=torch.uint8)
     for layer in range(layout.num_layers):
-        layout.layer_view(arena, layer).add_(1)
+        view = layout.layer_view(arena, layer)
+        view.keys.add_(1)
+        view.values.add_(1)
     written = arena.view(layout.dtype).view(sectors, -1)
     used = layout.blocks_per_sector * layout.block_bytes // size
     assert (written[:, :used] == 1).all(), "an element was written by two layers, or by none"
@@ -39,9 +41,12 @@ def test_layer_views_and_the_block_view_show_the_same_memory(shape: dict, slots:
     elements = 2 * layout.sector_bytes // layout.dtype.itemsize
     arena = torch.randn(elements, generator=torch.Generator().manual_seed(0)).to(layout.dtype).view(torch.uint8)
     blocks = layout.block_view(arena)
-    assert blocks.shape[:4] == (2, layout.num_layers, 2, layout.blocks_per_sector)
+    assert blocks.shape == (2, layout.num_layers, 2, layout.blocks_per_sector, layout.slot_elements)
     for layer in range(layout.num_layers):
-        assert torch.equal(layout.layer_view(arena, layer), blocks[:, layer])
+        view = layout.layer_view(arena, layer)
+        keys = view.keys.permute(0, 1, 3, 4, 2).flatten(2)  # [sector, slot, kv_head * head_dim * token]
+        assert torch.equal(keys, blocks[:, layer, 0])
+        assert torch.equal(view.values.transpose(2, 3).flatten(2), blocks[:, layer, 1])
 
 
 @given(shapes, shapes, st.integers(0, 3))
@@ -61,8 +66,9 @@ def test_a_sectors_layout_is_layer_major():
     layout = KVLayout(2, 1, 2, 3, torch.float32, sector_bytes=4 * 96)
     view = layout.layer_view(torch.zeros(4 * 96, dtype=torch.uint8), 1)
     # one slot: 3 tokens of 2 elements; one kind: 4 slots; one layer: keys then values
-    assert view.storage_offset() == 2 * 4 * 6
-    assert view.stride() == (96, 4 * 6, 6, 2, 2, 1)
+    assert (view.keys.storage_offset(), view.values.storage_offset()) == (2 * 4 * 6, 3 * 4 * 6)
+    assert view.keys.stride() == (96, 6, 1, 6, 3)
+    assert view.values.stride() == (96, 6, 2, 6, 1)
 
 
 def test_bytes_per_token_of_published_models():

@@ -158,7 +158,8 @@ def test_a_search_never_holds_more_blocks_than_its_worst_case(
     request_: SearchRequest, block_size: int, make_orchestrator: Make
 ):
     orchestrator = make_orchestrator(block_size=block_size, kv_memory_bytes=2**23)
-    run(orchestrator, *(with_(request_, seed=seed) for seed in range(3)))  # checked after every step
+    watched = run(orchestrator, *(with_(request_, seed=seed) for seed in range(3)))  # checked after every step
+    assert all(result.accounting.physical_blocks > 0 for result in watched.results)
 
 
 def test_a_tiny_pool_makes_searches_wait_and_all_of_them_end(make_orchestrator: Make):

@@ -1,0 +1,160 @@
+"""Small matrix products with a fixed order of summation, written in LLVM's own vector instructions.
+
+numba leaves it to LLVM whether and how a loop is vectorised, and LLVM gives up where it cannot rule out that arrays
+overlap (measured on the loops of attention: 2 to 3 billion multiply-adds a second, against 13 to 34 here). It also
+means that an output depends on nothing but its own row of `a`: the same bits in a tile of one row and of four.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+_LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
+TALL, WIDE = (8, 32) if _LARGE_REGISTERS else (4, 16)
+"""Rows and lanes of the largest tile: as many sums as the machine's registers hold beside what goes into them."""
+
+_INDEX = ir.IntType(64)
+_FLOAT = ir.FloatType()
+
+
+def make_tile(rows: int, lanes: int) -> Callable[..., None]:
+    """Returns a compiled-in function that adds a product of `rows` by `lanes` outputs to what is there.
+
+    Its arguments are flat float32 arrays with the place of their first element and the distance between rows:
+
+        tile(a, a_start, a_stride, b, b_start, b_stride, out, out_start, out_stride, count)
+
+    For `i < rows` and `l < lanes`, `out[i, l] += sum of a[i, n] * b[n, l] for n < count`, in order of `n`, each a fused
+    multiply-add. `b` and `out` are read and written `lanes` elements at a time. Nothing is checked.
+    """
+
+    @intrinsic
+    def multiply_add(
+        _: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, sb: Any, o: Any, o0: Any, so: Any, n: Any
+    ) -> Any:
+        place = types.intp
+        signature = types.void(a, place, place, b, place, place, o, place, place, place)
+        return signature, _generate(rows, lanes)
+
+    return multiply_add
+
+
+def _generate(rows: int, lanes: int) -> Callable[..., Any]:
+    vector = ir.VectorType(_FLOAT, lanes)
+    undefined = ir.Constant(vector, ir.Undefined)
+    to_all_lanes = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, b, out = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3, 6))
+        _, a_start, a_stride, _, b_start, b_stride, _, out_start, out_stride, count = args
+        fma = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32"
+        )
+
+        def row_start(start: Any, stride: Any, row: int) -> Any:
+            return builder.add(start, builder.mul(stride, ir.Constant(_INDEX, row)))
+
+        def vector_at(base: Any, place: Any) -> Any:
+            return builder.bitcast(builder.gep(base, [place]), vector.as_pointer())
+
+        def load(pointer: Any) -> Any:
+            loaded = builder.load(pointer)
+            loaded.align = 4
+            return loaded
+
+        a_rows = [builder.gep(a, [row_start(a_start, a_stride, row)]) for row in range(rows)]
+        out_rows = [vector_at(out, row_start(out_start, out_stride, row)) for row in range(rows)]
+        initial = [load(pointer) for pointer in out_rows]
+        before = builder.block
+        condition, body, after = (builder.append_basic_block(f"tile.{name}") for name in ("condition", "body", "end"))
+        builder.branch(condition)
+
+        builder.position_at_end(condition)
+        n = builder.phi(_INDEX)
+        n.add_incoming(ir.Constant(_INDEX, 0), before)
+        sums = [builder.phi(vector) for _ in range(rows)]
+        for total, start in zip(sums, initial, strict=True):
+            total.add_incoming(start, before)
+        builder.cbranch(builder.icmp_signed("<", n, count), body, after)
+
+        builder.position_at_end(body)
+        shared = load(vector_at(b, builder.add(b_start, builder.mul(n, b_stride))))
+        for total, a_row in zip(sums, a_rows, strict=True):
+            factor = builder.insert_element(undefined, builder.load(builder.gep(a_row, [n])), ir.Constant(_INDEX, 0))
+            factors = builder.shuffle_vector(factor, undefined, to_all_lanes)
+            total.add_incoming(builder.call(fma, [factors, shared, total]), body)
+        n.add_incoming(builder.add(n, ir.Constant(_INDEX, 1)), body)
+        builder.branch(condition)
+
+        builder.position_at_end(after)
+        for total, pointer in zip(sums, out_rows, strict=True):
+            builder.store(total, pointer).align = 4
+        return context.get_dummy_value()
+
+    return generate
+
+
+_8xW, _4xW, _2xW, _1xW = make_tile(TALL, WIDE), make_tile(4, WIDE), make_tile(2, WIDE), make_tile(1, WIDE)
+_8x16, _4x16, _2x16, _1x16 = make_tile(TALL, 16), make_tile(4, 16), make_tile(2, 16), make_tile(1, 16)
+_4x1, _1x1 = make_tile(4, 1), make_tile(1, 1)
+
+
+@numba.njit(inline="always")
+def multiply_add(
+    a: np.ndarray,
+    a_start: int,
+    a_stride: int,
+    b: np.ndarray,
+    b_start: int,
+    out: np.ndarray,
+    out_start: int,
+    out_stride: int,
+    rows: int,
+    inner: int,
+    columns: int,
+) -> None:
+    """Add `a @ b` to `out`; all three lie in flat float32 arrays.
+
+    `a` is [rows, inner] with `a_stride` elements between rows, `b` [inner, columns] without gaps, and `out` [rows,
+    columns] with `out_stride` between rows. Each output adds its products in order of the inner dimension.
+    """
+    row = 0
+    while row < rows:
+        left = rows - row
+        x, y, column = a_start + row * a_stride, out_start + row * out_stride, 0
+        height = TALL if left >= TALL else (4 if left >= 4 else (2 if left >= 2 else 1))
+        while column < columns:
+            w, z, room = b_start + column, y + column, columns - column
+            if room >= WIDE:
+                if height == 8:
+                    _8xW(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                elif height == 4:
+                    _4xW(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                elif height == 2:
+                    _2xW(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                else:
+                    _1xW(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                column += WIDE
+            elif room >= 16:
+                if height == 8:
+                    _8x16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                elif height == 4:
+                    _4x16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                elif height == 2:
+                    _2x16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                else:
+                    _1x16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                column += 16
+            else:
+                for r in range(0, height - height % 4, 4):
+                    _4x1(a, x + r * a_stride, a_stride, b, w, columns, out, z + r * out_stride, out_stride, inner)
+                for r in range(height - height % 4, height):
+                    _1x1(a, x + r * a_stride, a_stride, b, w, columns, out, z + r * out_stride, out_stride, inner)
+                column += 1
+        row += height
