@@ -25,15 +25,15 @@ class Admission:
     """
 
     def __init__(self, arena: Arena, pools: Mapping[str, BlockPool]) -> None:
-        self._arena = arena
-        self._pools = pools
+        self.arena = arena
+        self.pools = pools
         self.reserved_blocks = dict.fromkeys(pools, 0)
 
     def require_fits_alone(self, blocks: Mapping[str, int]) -> None:
         """Raise PoolTooSmallError when an idle engine could not hold `blocks`."""
-        sectors = sum(self._pools[role].sectors_for(count) for role, count in blocks.items())
-        if sectors > self._arena.num_sectors:
-            raise PoolTooSmallError(sectors * self._arena.sector_bytes, self._arena.num_bytes)
+        sectors = sum(self.pools[role].sectors_for(count) for role, count in blocks.items())
+        if sectors > self.arena.num_sectors:
+            raise PoolTooSmallError(sectors * self.arena.sector_bytes, self.arena.num_bytes)
 
     def try_reserve(self, blocks: Mapping[str, int]) -> Reservation | None:
         """Set `blocks` of each role aside, or return None when they are not free yet.
@@ -42,9 +42,9 @@ class Admission:
             PoolTooSmallError: when they never can be.
         """
         self.require_fits_alone(blocks)
-        wanted = {role: self.reserved_blocks[role] + blocks.get(role, 0) for role in self._pools}
-        sectors = sum(max(pool.owned_sectors, pool.sectors_for(wanted[role])) for role, pool in self._pools.items())
-        if sectors > self._arena.num_sectors:
+        wanted = {role: self.reserved_blocks[role] + blocks.get(role, 0) for role in self.pools}
+        sectors = sum(max(pool.owned_sectors, pool.sectors_for(wanted[role])) for role, pool in self.pools.items())
+        if sectors > self.arena.num_sectors:
             return None
         self.reserved_blocks = wanted
         return Reservation(dict(blocks))

@@ -212,7 +212,9 @@ class Lane:
         if len(distinct) != len(inverse):
             logits = logits[torch.from_numpy(inverse).to(hidden.device)]
         lengths = self.table.lengths[arrays.rows]
-        batch = SamplingBatch(arrays.temperatures, arrays.top_ps, arrays.keys, lengths - arrays.starts)
+        batch = SamplingBatch(
+            arrays.temperatures, arrays.top_ks, arrays.top_ps, arrays.min_ps, arrays.keys, lengths - arrays.starts
+        )
         drawn, log_probabilities = sample(logits, batch)
         token_ids = drawn.cpu().numpy()
         self.table.log_probabilities[arrays.rows] += log_probabilities.cpu().numpy()
@@ -276,5 +278,7 @@ class _RunningArrays:
         self.starts = np.array([b.start for b in branches], dtype=np.int64)
         self.limits = np.array([min(b.start + b.work.max_tokens, max_positions) for b in branches], dtype=np.int64)
         self.temperatures = np.array([s.temperature for s in samplings], dtype=np.float32)
+        self.top_ks = np.array([s.top_k for s in samplings], dtype=np.int64)
         self.top_ps = np.array([s.top_p for s in samplings], dtype=np.float32)
+        self.min_ps = np.array([s.min_p for s in samplings], dtype=np.float32)
         self.keys = np.array([s.key for s in samplings], dtype=np.uint64)

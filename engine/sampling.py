@@ -9,16 +9,20 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one sequence samples.
+    """How one sequence samples: the temperature first, then each filter on what the one before it left.
 
     Attributes:
         temperature: softmax temperature; 0 takes the most likely token.
-        top_p: nucleus mass kept, in (0, 1].
+        top_k: most likely tokens kept; 0 keeps all.
+        top_p: nucleus mass kept of those, in (0, 1].
+        min_p: tokens kept are at least this share as likely as the most likely one, in [0, 1].
         key: stream of randomness, from `stream_key`; with the token's position it fixes every draw.
     """
 
     temperature: float = 1.0
+    top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     key: int = 0
 
 
@@ -51,10 +55,12 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """The sampling parameters of B rows, as arrays: float32, float32, uint64 and int64 `[B]`."""
+    """The sampling parameters of B rows as arrays `[B]`: float32, but int64 `top_ks` and `positions`, uint64 `keys`."""
 
     temperatures: np.ndarray
+    top_ks: np.ndarray
     top_ps: np.ndarray
+    min_ps: np.ndarray
     keys: np.ndarray
     positions: np.ndarray
 
@@ -74,30 +80,42 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, to
     """
     logits = logits.float()
     token_ids = logits.argmax(dim=-1)
-    draws = torch.from_numpy(uniforms(batch.keys, batch.positions)).to(logits.device)
     stochastic = batch.temperatures > 0
-    nucleus = stochastic & (batch.top_ps < 1)
-    for rows, draw in ((stochastic & ~nucleus, _draw_full), (nucleus, _draw_nucleus)):
-        if rows.any():
-            index = torch.from_numpy(np.flatnonzero(rows)).to(logits.device)
-            temperature = torch.from_numpy(batch.temperatures[rows]).to(logits.device)[:, None]
-            probabilities = torch.softmax(logits[index] / temperature, dim=-1)
-            top_p = torch.from_numpy(batch.top_ps[rows]).to(logits.device)[:, None]
-            token_ids[index] = draw(probabilities, top_p, draws[index, None])
+    filtered = stochastic & ((batch.top_ks > 0) | (batch.top_ps < 1) | (batch.min_ps > 0))
+    draws = uniforms(batch.keys, batch.positions)
+    for rows in (np.flatnonzero(stochastic & ~filtered), np.flatnonzero(filtered)):
+        if len(rows) == 0:
+            continue
+
+        def column(values: np.ndarray, rows: np.ndarray = rows) -> torch.Tensor:
+            return torch.from_numpy(values[rows]).to(logits.device)[:, None]
+
+        index = column(np.arange(len(stochastic)))[:, 0]
+        probabilities = torch.softmax(logits[index] / column(batch.temperatures), dim=-1).double()
+        if filtered[rows[0]]:
+            filters = (column(batch.top_ks), column(batch.top_ps), column(batch.min_ps))
+            kept, order = _filter(probabilities, *filters)
+            token_ids[index] = order.gather(1, _invert(kept.cumsum(dim=-1), column(draws))[:, None])[:, 0]
+        else:
+            token_ids[index] = _invert(probabilities.cumsum(dim=-1), column(draws))
     chosen = logits.gather(1, token_ids[:, None])[:, 0]
     return token_ids, chosen - torch.logsumexp(logits, dim=-1)
 
 
-def _draw_full(probabilities: torch.Tensor, _: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    return _invert(probabilities.double().cumsum(dim=-1), draws)
+def _filter(
+    probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities in falling order, zero where filtered out, and the token ids they belong to; all `[R, vocabulary]`.
 
-
-def _draw_nucleus(probabilities: torch.Tensor, top_p: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    Filters come in the order of transformers' own: top-k, top-p of the mass that it left, min-p.
+    """
     # Stable, so that equal probabilities keep the order of their ids on every machine.
-    ordered, order = probabilities.double().sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(dim=-1) - ordered
-    kept = torch.where(before < top_p, ordered, 0.0)  # the smallest set whose mass reaches top_p
-    return order.gather(1, _invert(kept.cumsum(dim=-1), draws)[:, None])[:, 0]
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(ordered.shape[1], device=ordered.device)
+    kept = torch.where((top_k == 0) | (ranks < top_k), ordered, 0.0)
+    before = kept.cumsum(dim=-1) - kept
+    kept = torch.where(before < top_p * kept.sum(dim=-1, keepdim=True), kept, 0.0)  # the smallest set to reach top_p
+    return torch.where(kept >= min_p * ordered[:, :1], kept, 0.0), order
 
 
 def _invert(cumulative: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,9 @@ def solve(
     vote: opt.VoteOption = None,
     aggregation: opt.AggregationOption = Aggregation.LAST,
     temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
     top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
     max_steps: opt.MaxSteps = 40,
     max_step_tokens: opt.MaxStepTokens = 256,
     max_tokens: opt.MaxTokens = None,
@@ -85,7 +87,7 @@ def solve(
     text, gold = _problem_text(problem)
     request = SearchRequest(
         text, algorithm, beam_width, expansion, vote, aggregation,
-        temperature, top_p, max_steps, max_step_tokens, max_tokens, seed,
+        temperature, top_k, top_p, min_p, max_steps, max_step_tokens, max_tokens, seed,
     )  # fmt: skip
     console = Console()
     if not as_json:
@@ -178,7 +180,9 @@ def evaluate_command(
     vote: opt.VoteOption = None,
     aggregation: opt.AggregationOption = Aggregation.LAST,
     temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
     top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
     max_steps: opt.MaxSteps = 40,
     max_step_tokens: opt.MaxStepTokens = 256,
     max_tokens: opt.MaxTokens = None,
@@ -204,7 +208,7 @@ def evaluate_command(
     problems = load_benchmark(benchmark, limit)
     request = SearchRequest(
         "-", algorithm, beam_width, expansion, vote, aggregation,
-        temperature, top_p, max_steps, max_step_tokens, max_tokens, seed,
+        temperature, top_k, top_p, min_p, max_steps, max_step_tokens, max_tokens, seed,
     )  # fmt: skip
     runtime = RuntimeSettings(
         generator, _verifier_for(algorithm, verifier), device, dtype, opt.parse_bytes(kv_memory),
@@ -239,7 +243,9 @@ def sweep_command(
     vote: opt.VoteOption = None,
     aggregation: opt.AggregationOption = Aggregation.LAST,
     temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
     top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
     max_steps: opt.MaxSteps = 40,
     max_step_tokens: opt.MaxStepTokens = 256,
     max_tokens: opt.MaxTokens = None,
@@ -268,8 +274,9 @@ def sweep_command(
     widths, expansions = opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M")
     problems = load_benchmark(benchmark, limit)
     request = SearchRequest(
-        "-", AlgorithmName.BEAM, vote=vote, aggregation=aggregation, temperature=temperature, top_p=top_p,
-        max_steps=max_steps, max_step_tokens=max_step_tokens, max_tokens=max_tokens, seed=seed,
+        "-", AlgorithmName.BEAM, vote=vote, aggregation=aggregation, temperature=temperature, top_k=top_k,
+        top_p=top_p, min_p=min_p, max_steps=max_steps, max_step_tokens=max_step_tokens, max_tokens=max_tokens,
+        seed=seed,
     )  # fmt: skip
     runtime = RuntimeSettings(
         generator, verifier, device, dtype, opt.parse_bytes(kv_memory),

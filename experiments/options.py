@@ -126,9 +126,27 @@ Temperature = Annotated[
     float | None,
     typer.Option(help="Default: the checkpoint's own, else 0.8.", rich_help_panel="Search", show_default=False),
 ]
+TopK = Annotated[
+    int | None,
+    typer.Option(
+        help="Most likely tokens kept, 0 for all; default: the checkpoint's own.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
+]
 TopP = Annotated[
     float | None,
-    typer.Option(help="Default: the checkpoint's own, else 1.", rich_help_panel="Search", show_default=False),
+    typer.Option(
+        help="Mass kept of those; default: the checkpoint's own, else 1.", rich_help_panel="Search", show_default=False
+    ),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        help="Least share of the likeliest token's probability; default: the checkpoint's own, else 0.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
 ]
 MaxSteps = Annotated[int, typer.Option(help="Depth limit, in steps.", rich_help_panel="Search")]
 MaxStepTokens = Annotated[int, typer.Option(help="Limit on one step's tokens.", rich_help_panel="Search")]

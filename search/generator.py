@@ -33,7 +33,9 @@ class Generator:
         self._engine = engine
         self.system_prompt = system_prompt
         self.temperature = float(defaults.get("temperature") or 0.8)
+        self.top_k = int(defaults.get("top_k") or 0)
         self.top_p = float(defaults.get("top_p") or 1.0)
+        self.min_p = float(defaults.get("min_p") or 0.0)
 
     @property
     def model(self) -> Model:

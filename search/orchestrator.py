@@ -136,7 +136,9 @@ class Orchestrator:
             request,
             vote=request.vote or usual_vote(request.algorithm),
             temperature=0.0 if greedy else temperature,
+            top_k=self._generator.top_k if request.top_k is None else request.top_k,
             top_p=self._generator.top_p if request.top_p is None else request.top_p,
+            min_p=self._generator.min_p if request.min_p is None else request.min_p,
             max_tokens=min(request.max_tokens or DEFAULT_MAX_TOKENS, context - prompt),
         )
         assert effective.max_tokens is not None

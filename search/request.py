@@ -67,7 +67,9 @@ class SearchRequest:
         vote: how complete answers elect one; None takes the algorithm's usual one.
         aggregation: how step scores become a path score.
         temperature: softmax temperature of the generator; 0 is greedy. None takes the checkpoint's own.
-        top_p: nucleus mass kept, in (0, 1]. None takes the checkpoint's own.
+        top_k: most likely tokens kept, 0 for all. None takes the checkpoint's own.
+        top_p: nucleus mass kept of those, in (0, 1]. None takes the checkpoint's own.
+        min_p: least probability kept, as a share of the most likely token's. None takes the checkpoint's own.
         max_steps: depth limit, in steps.
         max_step_tokens: limit on the tokens of one step.
         max_tokens: limit on the generated tokens of one path. None takes what the context leaves.
@@ -81,7 +83,9 @@ class SearchRequest:
     vote: Vote | None = None
     aggregation: Aggregation = Aggregation.LAST
     temperature: float | None = None
+    top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
     max_steps: int = 40
     max_step_tokens: int = 256
     max_tokens: int | None = None
@@ -136,8 +140,12 @@ def validate(request: SearchRequest, limits: Limits) -> None:
         within("max_tokens", request.max_tokens, limits.max_tokens)
     if (t := request.temperature) is not None:
         require(math.isfinite(t) and 0 <= t <= 10, "temperature", f"must be between 0 and 10, is {t}")
+    if (k := request.top_k) is not None:
+        require(0 <= k < 2**31, "top_k", f"must be between 0 and 2**31 - 1, is {k}")
     if (p := request.top_p) is not None:
         require(math.isfinite(p) and 0 < p <= 1, "top_p", f"must be above 0 and at most 1, is {p}")
+    if (share := request.min_p) is not None:
+        require(math.isfinite(share) and 0 <= share <= 1, "min_p", f"must be between 0 and 1, is {share}")
     require(0 <= request.seed < 2**63, "seed", f"must be between 0 and 2**63 - 1, is {request.seed}")
     if found:
         raise InvalidRequestError(found)

@@ -143,10 +143,10 @@ class RunningSearch:
     def _generate(self, node: Node, indices: range, in_place: bool) -> None:
         sequence = self._growth[node].generator
         assert sequence is not None, "the node's generator sequence was released"
-        temperature, top_p = self.request.temperature or 0.0, self.request.top_p or 1.0
+        request = self.request
+        filters = request.temperature or 0.0, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
         samplings = tuple(
-            Sampling(temperature, top_p, stream_key(self.request.seed, self.request.problem, (*node.path, i)))
-            for i in indices
+            Sampling(*filters, key=stream_key(request.seed, request.problem, (*node.path, i))) for i in indices
         )
         limits = self.plan.generator_limits
         left = min(limits.step_tokens, limits.path_tokens - node.path_tokens())

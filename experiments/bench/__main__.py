@@ -49,6 +49,52 @@ def search(
 
 
 @app.command()
+def prefix(
+    generator: Annotated[str, typer.Option(help="Checkpoint to decode with.")] = "demo-generator",
+    children: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Decode steps in each repetition.")] = 16,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    json_path: JsonPath = None,
+) -> None:
+    """Time of a decode step for children that share 0 to 2048 tokens, tree-aware beside plain."""
+    from espalier.experiments.bench.prefix import run
+    from espalier.experiments.bench.report import publish
+
+    rows, ratios = run(generator, children, new_tokens, repeats)
+    publish(f"decode of {children} children, float32", rows, ratios, json_path)
+
+
+@app.command()
+def pool(
+    memory: Annotated[int, typer.Option(min=1, help="MiB of the pool.")] = 48,
+    problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    json_path: JsonPath = None,
+) -> None:
+    """Problems a minute in a pool under pressure: shared by both models beside split in advance."""
+    from espalier.experiments.bench.pool import run
+    from espalier.experiments.bench.report import publish
+
+    rows, ratios = run(memory * 2**20, problems, repeats)
+    publish(f"a pool of {memory} MiB for {problems} problems", rows, ratios, json_path)
+
+
+@app.command()
+def redundancy(
+    problems: Annotated[int, typer.Option(min=1, max=500, help="Problems of the demo benchmark.")] = 50,
+    in_flight: Annotated[int, typer.Option(min=1, help="Searches at once.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0,
+    json_path: JsonPath = None,
+) -> None:
+    """Tokens computed for each token of the search tree, for both models."""
+    from espalier.experiments.bench.redundancy import run
+    from espalier.experiments.bench.report import publish
+
+    rows, ratios = run(problems, in_flight, seed)
+    publish(f"redundancy, {problems} problems", rows, ratios, json_path)
+
+
+@app.command()
 def accuracy(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Problems of the demo benchmark, levels mixed.")] = 500,
     seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0,

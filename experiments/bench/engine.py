@@ -56,7 +56,7 @@ def _engine_rate(model: Model, prompts: torch.Tensor, new_tokens: int) -> float:
         {GENERATOR: model}, EngineSettings(kv_memory_bytes=blocks * block_bytes * 2, max_batch_tokens=batch * length)
     )
     for i, prompt in enumerate(prompts.tolist()):
-        sampling = Sampling(1.0, 1.0, stream_key(0, "bench", (i,)))
+        sampling = Sampling(key=stream_key(0, "bench", (i,)))
         sequence = engine.open(GENERATOR, prompt)
         engine.submit(Generate(i, sequence, (sampling,), new_tokens, delimiter="", in_place=True))
     engine.step()  # prefill, and the first token of each

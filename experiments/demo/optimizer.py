@@ -62,27 +62,31 @@ class Muon(torch.optim.Optimizer):
         return parameter.grad.lerp(buffer, momentum)
 
 
-def make_optimizers(model: nn.Module, trunk_lr: float, new_lr: float, other_lr: float, trunk: int) -> list[Any]:
+def make_optimizers(
+    model: nn.Module, trunk_lr: float, trunk_output_lr: float, new_lr: float, other_lr: float, trunk: int
+) -> list[Any]:
     """Returns Muon over the layers' matrices and AdamW over embeddings, norms, biases and heads.
 
     Args:
         model: A Qwen2 model with its decoder under `model`.
-        trunk_lr: Muon's rate for the first `trunk` layers.
+        trunk_lr: Muon's rate for what reads the stream in the first `trunk` layers.
+        trunk_output_lr: Muon's rate for what writes to it there.
         new_lr: Muon's rate for the layers above.
         other_lr: AdamW's rate.
         trunk: Number of layers that `trunk_lr` governs.
     """
-    groups: dict[str, list[nn.Parameter]] = {"trunk": [], "new": [], "other": []}
+    groups: dict[str, list[nn.Parameter]] = {"trunk": [], "trunk output": [], "new": [], "other": []}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         parts = name.split(".")
         if parameter.ndim == 2 and "layers" in parts:
             index = int(parts[parts.index("layers") + 1])
-            groups["trunk" if index < trunk else "new"].append(parameter)
+            writes = parts[-2] in ("o_proj", "down_proj")
+            groups["new" if index >= trunk else "trunk output" if writes else "trunk"].append(parameter)
         else:
             groups["other"].append(parameter)
-    rates = (("trunk", trunk_lr), ("new", new_lr))
+    rates = (("trunk", trunk_lr), ("trunk output", trunk_output_lr), ("new", new_lr))
     matrices = [{"params": groups[name], "lr": rate} for name, rate in rates if groups[name]]
     optimizers = [
         Muon(matrices, lr=trunk_lr),

@@ -29,7 +29,14 @@ from espalier.experiments.demo.verifier_network import COMMON, new_verifier, str
 
 LAYERS_SCHEDULE = Schedule(steps=700, new_lr=0.02, other_lr=1.5e-3, warmup=30, decay_share=0.7, trunk=GENERATOR_LAYERS)
 WHOLE_SCHEDULE = Schedule(
-    steps=500, trunk_lr=0.002, new_lr=0.004, other_lr=5e-4, warmup=30, decay_share=0.9, trunk=GENERATOR_LAYERS
+    steps=600,
+    trunk_lr=0.001,
+    trunk_output_lr=1e-5,  # these matrices were scaled down with the stream
+    new_lr=0.003,
+    other_lr=3e-4,
+    warmup=30,
+    decay_share=0.9,
+    trunk=GENERATOR_LAYERS,
 )
 DRILL_SHARE, SAMPLE_SHARE = 0.4, 0.35
 """Of the rows of a batch; the rest are slips made on purpose."""

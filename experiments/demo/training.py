@@ -23,6 +23,7 @@ class Schedule:
         steps: Optimizer steps.
         tokens: Tokens a step, padding included.
         trunk_lr: Muon's rate for the generator's layers.
+        trunk_output_lr: The same for the matrices that write to the stream; None for `trunk_lr`.
         new_lr: Muon's rate for layers above them.
         other_lr: AdamW's rate for embeddings, norms, biases and heads.
         warmup: Steps of linear warm-up.
@@ -33,6 +34,7 @@ class Schedule:
     steps: int
     tokens: int = 4096
     trunk_lr: float = 0.02
+    trunk_output_lr: float | None = None
     new_lr: float = 0.02
     other_lr: float = 2e-3
     warmup: int = 40
@@ -121,7 +123,8 @@ def fit(
     """
     device = pick_device()
     model.to(device).train()
-    optimizers = make_optimizers(model, plan.trunk_lr, plan.new_lr, plan.other_lr, plan.trunk)
+    output_lr = plan.trunk_lr if plan.trunk_output_lr is None else plan.trunk_output_lr
+    optimizers = make_optimizers(model, plan.trunk_lr, output_lr, plan.new_lr, plan.other_lr, plan.trunk)
     progress = _restore(path, model, optimizers) if path.exists() else Progress()
     while progress.step < plan.steps:
         started = time.perf_counter()

@@ -19,8 +19,11 @@ from espalier.kernels.cpu.tiles import multiply_add
 from espalier.kernels.layout import LayerKV
 
 _LOG2E = np.float32(math.log2(math.e))
-_MAX_TOKENS = 16
-"""Tokens of a work item at most: enough to fill every tile, few enough to share the work among cores."""
+TOKENS_PER_ITEM = 16
+"""Tokens of a work item at most: enough to fill every tile, few enough to share the work among cores.
+
+With one, no token shares what it reads: paged attention without regard to the tree, for comparison.
+"""
 _MAX_LOGITS = 1 << 16
 """Logits a work item holds at most, unless a single token needs more: 256 KiB, what a core's cache has room for."""
 
@@ -173,7 +176,7 @@ def paged_attention_cpu(query: torch.Tensor, layer_kv: LayerKV, batch: Attention
         batch.query_starts.numpy(),
         batch.context_lengths.numpy(),
         batch.row_sequences.numpy(),
-        max(1, min(_MAX_TOKENS, _MAX_LOGITS // width)),
+        max(1, min(TOKENS_PER_ITEM, _MAX_LOGITS // width)),
         np.float32(scale),
         output.numpy(),
     )

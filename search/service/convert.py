@@ -34,7 +34,18 @@ from espalier.search.service.wire_enums import (
 from espalier.v1 import search_pb2 as pb
 
 _ENUMS: dict[str, WireEnum[Any]] = {"algorithm": ALGORITHM, "vote": VOTE, "aggregation": AGGREGATION}
-_NUMBERS = ("beam_width", "expansion", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed")
+_NUMBERS = (
+    "beam_width",
+    "expansion",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "max_steps",
+    "max_step_tokens",
+    "max_tokens",
+    "seed",
+)
 _COUNTS = (
     "generator_tokens",
     "generator_tree_tokens",

@@ -97,7 +97,7 @@ def test_a_certain_step_has_log_probability_zero(say: Callable[..., Generated]):
 def test_the_first_child_is_charged_for_the_shared_prompt(make_engine: Callable[..., Engine]):
     engine = make_engine("talker")
     sequence = engine.open(GENERATOR, [9] * 11)
-    done = generate(engine, sequence, *[Sampling(1.0, 1.0, k) for k in range(3)], tokens=5, delimiter="")
+    done = generate(engine, sequence, *[Sampling(key=k) for k in range(3)], tokens=5, delimiter="")
     assert [d.index for d in done] == [0, 1, 2]
     # the last sampled token is not computed until somebody continues from it
     assert [d.computed_tokens for d in done] == [11 + len(done[0].token_ids) - 1] + [
@@ -112,7 +112,7 @@ def test_what_a_sequence_draws_does_not_depend_on_its_company(make_engine: Calla
         order = np.random.default_rng(seed).permutation(others + 1)
         for i in order:
             sequence = engine.open(GENERATOR, [9 + int(i)] * (3 + int(i)))
-            samplings = tuple(Sampling(1.0, 1.0 if i % 2 == 0 else 0.7, 100 * int(i) + k) for k in range(4))
+            samplings = tuple(Sampling(top_p=1.0 if i % 2 == 0 else 0.7, key=100 * int(i) + k) for k in range(4))
             engine.submit(Generate(int(i), sequence, samplings, 20))
         mine = []
         done = drain(engine)
@@ -131,7 +131,7 @@ def test_what_a_sequence_draws_does_not_depend_on_its_company(make_engine: Calla
 
 def test_cancel_drops_an_owners_work_and_leaves_others_alone(make_engine: Callable[..., Engine]):
     engine = make_engine("talker", "classifier")
-    samplings = tuple(Sampling(1.0, 1.0, key) for key in range(6))
+    samplings = tuple(Sampling(key=key) for key in range(6))
     going = {owner: engine.open(GENERATOR, [9] * 6) for owner in ("gone", "stays")}
     for owner, sequence in going.items():
         engine.submit(Generate(owner, sequence, samplings, 40, ""))
@@ -236,11 +236,11 @@ def test_scoring_is_not_starved_by_endless_generation(make_engine: Callable[...,
     waits = True
     for key in range(200):  # some other search always has something to generate
         if not engine.lanes[GENERATOR].busy:
-            engine.submit(Generate("endless", prompt, (Sampling(1.0, 1.0, key),), 8, ""))
+            engine.submit(Generate("endless", prompt, (Sampling(key=key),), 8, ""))
         for done in engine.step():
             if isinstance(done, Generated):
                 release(engine, done.sequence)
-                engine.submit(Generate("endless", prompt, (Sampling(1.0, 1.0, key),), 8, ""))
+                engine.submit(Generate("endless", prompt, (Sampling(key=key),), 8, ""))
             else:
                 waits = False
     engine.cancel("endless")

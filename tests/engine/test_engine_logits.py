@@ -102,7 +102,7 @@ def test_sampled_children_hold_the_kv_of_their_own_tokens(
 ):
     engine, ids = make_engine(name), some_ids(10)
     sequence = engine.open("generator", ids)
-    samplings = [Sampling(1.0, 1.0, key) for key in range(4)]
+    samplings = [Sampling(key=key) for key in range(4)]
     children = generate(engine, sequence, *samplings, tokens=7, **NEVER_ENDS)
     assert len({tuple(child.token_ids) for child in children}) == 4, "a degenerate model would prove nothing"
     for child in children:
@@ -116,7 +116,7 @@ def test_sampled_children_hold_the_kv_of_their_own_tokens(
 def test_a_sequence_generated_in_place_equals_its_forked_twin(make_engine: Callable[..., Engine]):
     engine, ids = make_engine(), some_ids(6)
     sequence = engine.open("generator", ids)
-    sampling = Sampling(1.0, 1.0, 5)
+    sampling = Sampling(key=5)
     (forked,) = generate(engine, sequence, sampling, **NEVER_ENDS)
     (placed,) = generate(engine, sequence, sampling, in_place=True, **NEVER_ENDS)
     assert placed.sequence is sequence
@@ -136,7 +136,7 @@ def test_expanding_a_fully_computed_node_again_gives_right_logits_and_writes_no_
     first = generate(engine, sequence, GREEDY, tokens=1, **NEVER_ENDS)[0]
     lane = engine.lanes["generator"]
     arena, table = engine.arena.bytes.clone(), lane.table.block_table(sequence).tolist()
-    again = generate(engine, sequence, GREEDY, Sampling(1.0, 1.0, 9), tokens=1, **NEVER_ENDS)
+    again = generate(engine, sequence, GREEDY, Sampling(key=9), tokens=1, **NEVER_ENDS)
     assert torch.equal(engine.arena.bytes, arena)
     assert lane.table.block_table(sequence).tolist() == table
     assert engine.stats()["generator"].copied_blocks == 0

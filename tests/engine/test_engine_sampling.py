@@ -1,18 +1,25 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from espalier.engine.sampling import SamplingBatch, sample, stream_key, uniforms
 
 DRAWS = 20_000
 
 
-def batch(rows: int, temperature: float = 1.0, top_p: float = 1.0, first_key: int = 0) -> SamplingBatch:
+def batch(
+    rows: int, temperature: float = 1.0, top_p: float = 1.0, first_key: int = 0, top_k: int = 0, min_p: float = 0.0
+) -> SamplingBatch:
     return SamplingBatch(
         temperatures=np.full(rows, temperature, dtype=np.float32),
+        top_ks=np.full(rows, top_k, dtype=np.int64),
         top_ps=np.full(rows, top_p, dtype=np.float32),
+        min_ps=np.full(rows, min_p, dtype=np.float32),
         keys=np.array([stream_key(first_key + i, "problem", (0,)) for i in range(rows)], dtype=np.uint64),
         positions=np.zeros(rows, dtype=np.int64),
     )
@@ -85,6 +92,34 @@ def test_log_probabilities_are_those_of_the_untempered_model():
     torch.testing.assert_close(log_probabilities, expected)
 
 
+@pytest.mark.parametrize(
+    ("filters", "warpers"),
+    [
+        ({"top_k": 5}, [TopKLogitsWarper(5)]),
+        ({"top_k": 100}, []),
+        ({"min_p": 0.2}, [MinPLogitsWarper(0.2)]),
+        ({"top_k": 8, "top_p": 0.7}, [TopKLogitsWarper(8), TopPLogitsWarper(0.7)]),
+        (
+            {"top_k": 20, "top_p": 0.9, "min_p": 0.1},
+            [TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.1)],
+        ),
+    ],
+)
+def test_filters_leave_the_distribution_that_transformers_leave(filters: dict, warpers: list):
+    logits = random_logits() / 0.8
+    for warper in warpers:
+        logits = warper(torch.zeros(1, 0, dtype=torch.long), logits[None])[0]
+    drawn, _ = sample((random_logits()).expand(DRAWS, -1), batch(DRAWS, temperature=0.8, **filters))
+    assert_drawn_as(torch.bincount(drawn, minlength=40) / DRAWS, torch.softmax(logits, dim=0))
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"min_p": 1.0}])
+def test_the_narrowest_filters_take_the_most_likely_token(filters: dict):
+    logits = torch.randn(50, 30)
+    drawn, _ = sample(logits, batch(50, **filters))
+    assert torch.equal(drawn, logits.argmax(dim=-1))
+
+
 def test_impossible_tokens_are_never_drawn():
     logits = torch.full((2000, 10), float("-inf"))
     logits[:, 3], logits[:, 7] = 0.0, 0.0
@@ -100,15 +135,19 @@ def test_a_draw_does_not_depend_on_the_batch_it_is_in(data: st.DataObject):
     logits = torch.randn(rows, 50, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
     temperatures = data.draw(st.lists(st.sampled_from([0.0, 0.7, 1.0]), min_size=rows, max_size=rows))
     top_ps = data.draw(st.lists(st.sampled_from([0.5, 0.9, 1.0]), min_size=rows, max_size=rows))
+    top_ks = data.draw(st.lists(st.sampled_from([0, 3, 20]), min_size=rows, max_size=rows))
+    min_ps = data.draw(st.lists(st.sampled_from([0.0, 0.1]), min_size=rows, max_size=rows))
     whole = SamplingBatch(
         np.array(temperatures, dtype=np.float32),
+        np.array(top_ks, dtype=np.int64),
         np.array(top_ps, dtype=np.float32),
+        np.array(min_ps, dtype=np.float32),
         np.arange(rows, dtype=np.uint64) * np.uint64(977),
         np.arange(rows, dtype=np.int64) % 5,
     )
     drawn, log_probabilities = sample(logits, whole)
     chosen = data.draw(st.permutations(range(rows)).map(lambda p: p[: 1 + p[0]]))
-    part = SamplingBatch(whole.temperatures[chosen], whole.top_ps[chosen], whole.keys[chosen], whole.positions[chosen])
+    part = SamplingBatch(*(getattr(whole, field.name)[chosen] for field in dataclasses.fields(whole)))
     again, again_log = sample(logits[chosen], part)
     assert torch.equal(again, drawn[chosen])
     assert torch.equal(again_log, log_probabilities[chosen])

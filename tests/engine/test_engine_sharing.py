@@ -11,7 +11,7 @@ from espalier.engine.errors import EspalierError, PoolExhaustedError
 from espalier.engine.sampling import Sampling
 from espalier.engine.work import Generate, Score, Scored
 
-KEYS = [Sampling(1.0, 1.0, key) for key in range(4)]
+KEYS = [Sampling(key=key) for key in range(4)]
 
 
 def live_blocks(engine: Engine) -> int:

@@ -52,6 +52,41 @@ def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
     assert set(document["ratios"]) >= {"beam@2/1"}
 
 
+def test_prefix_benchmark_compares_shared_reading_with_plain(bench, tmp_path, monkeypatch):
+    from espalier.kernels.cpu import attention
+
+    monkeypatch.setattr("espalier.experiments.bench.prefix.SHARED", (0, 40))
+    file, before = tmp_path / "prefix.json", attention.TOKENS_PER_ITEM
+    ran = bench("prefix", "--children", 3, "--new-tokens", 2, "--repeats", 1, "--json", file)
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    assert [row["shared tokens"] for row in document["rows"]] == [0, 40]
+    assert all(row["tree-aware ms/step"] > 0 and row["plain ms/step"] > 0 for row in document["rows"])
+    assert set(document["ratios"]) == {"prefix@0/plain", "prefix@40/plain"}
+    assert before == attention.TOKENS_PER_ITEM
+
+
+def test_pool_benchmark_compares_the_shared_pool_with_every_split(bench, tmp_path, monkeypatch):
+    from espalier.experiments.bench import pool
+
+    monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=2 M=8"]})
+    file = tmp_path / "pool.json"
+    ran = bench("pool", "--memory", 48, "--problems", 3, "--repeats", 1, "--json", file)
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    assert [row["pool"] for row in document["rows"]] == ["shared", *pool.SPLITS]
+    assert set(document["ratios"]) == {f"pool@beam/{name}" for name in (*pool.SPLITS, "best-static")}
+
+
+def test_redundancy_benchmark_counts_computed_tokens_against_the_tree(bench, tmp_path):
+    file = tmp_path / "redundancy.json"
+    ran = bench("redundancy", "--problems", 2, "--json", file)
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    assert len(document["ratios"]) == 2 * len(document["rows"]) == 6
+    assert all(1 <= ratio <= 1.02 for ratio in document["ratios"].values())
+
+
 def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_path):
     from espalier.experiments.bench import accuracy
 

@@ -38,7 +38,9 @@ FULL = SearchRequest(
     vote=Vote.NAIVE,
     aggregation=Aggregation.PROD,
     temperature=0.0,
+    top_k=40,
     top_p=0.9,
+    min_p=0.05,
     max_steps=5,
     max_step_tokens=77,
     max_tokens=1000,
@@ -108,7 +110,15 @@ def test_an_explicit_zero_is_not_taken_for_a_field_left_out():
 
 def test_a_bad_message_lists_unknown_enum_values_and_broken_limits_together():
     message = pb.SolveProblemRequest(
-        problem="  ", beam_width=-1, expansion=10_000, temperature=float("nan"), top_p=2, max_steps=0, seed=-1
+        problem="  ",
+        beam_width=-1,
+        expansion=10_000,
+        temperature=float("nan"),
+        top_k=-1,
+        top_p=2,
+        min_p=-0.5,
+        max_steps=0,
+        seed=-1,
     )
     message.algorithm = 99  # pyright: ignore[reportAttributeAccessIssue]
     message.vote = 98  # pyright: ignore[reportAttributeAccessIssue]
@@ -122,7 +132,9 @@ def test_a_bad_message_lists_unknown_enum_values_and_broken_limits_together():
         "beam_width",
         "expansion",
         "temperature",
+        "top_k",
         "top_p",
+        "min_p",
         "max_steps",
         "seed",
         "algorithm",

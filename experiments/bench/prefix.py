@@ -1,0 +1,77 @@
+"""Time of a decode step for children that share a prefix: tree-aware attention beside attention row by row."""
+
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from espalier.engine.checkpoint import Checkpoint, locate
+from espalier.engine.decoder import Decoder
+from espalier.engine.engine import Engine, EngineSettings
+from espalier.engine.model import Model, load_generator
+from espalier.engine.sampling import Sampling, stream_key
+from espalier.engine.turns import GENERATOR
+from espalier.engine.work import Generate
+from espalier.kernels.cpu import attention
+
+SHARED = (0, 128, 512, 2048)
+_OWN_TOKENS = 128
+"""Prompt tokens of each sequence where nothing is shared."""
+
+
+def run(generator: str, children: int, new_tokens: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Measure `children` sequences that share 0 (each has a prompt of its own), 128, 512 and 2048 tokens.
+
+    Both contestants are the same engine and kernel on the same sequences; the plain one gives every token a work item
+    of its own, so that nothing read for one serves another.
+
+    Returns:
+        Rows with median milliseconds a decode step of each, and ratios `prefix@P/plain`.
+    """
+    model = _with_long_context(load_generator(Checkpoint(locate(generator)), torch.float32, "cpu"))
+    together = attention.TOKENS_PER_ITEM
+    rows, ratios = [], {}
+    for shared in SHARED:
+        pairs = []
+        for repeat in range(repeats + 1):
+            pair = (
+                _step_seconds(model, shared, children, new_tokens, together),
+                _step_seconds(model, shared, children, new_tokens, 1),
+            )
+            if repeat:  # the first is the warm-up
+                pairs.append(pair)
+        attention.TOKENS_PER_ITEM = together
+        ours, plain = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
+        ratios[f"prefix@{shared}/plain"] = statistics.median(b / a for a, b in pairs)
+        rows.append({"shared tokens": shared, "tree-aware ms/step": ours, "plain ms/step": plain})
+    return rows, ratios
+
+
+def _with_long_context(model: Model) -> Model:
+    """The model with room for the longest prefix and what follows; its speed does not depend on what it was taught."""
+    decoder = model.decoder
+    config = dataclasses.replace(decoder.config, max_positions=2 * max(SHARED))
+    longer = Decoder(config, decoder.embedding, decoder.layers, decoder.norm)
+    return dataclasses.replace(model, decoder=longer, eos_token_ids=())
+
+
+def _step_seconds(model: Model, shared: int, children: int, new_tokens: int, tokens_per_item: int) -> float:
+    attention.TOKENS_PER_ITEM = tokens_per_item
+    engine = Engine({GENERATOR: model}, EngineSettings(kv_memory_bytes=2**30))
+    random = torch.Generator().manual_seed(0)
+    samplings = [Sampling(key=stream_key(0, "bench", (i,))) for i in range(children)]
+    groups = [samplings] if shared else [[sampling] for sampling in samplings]
+    for group in groups:
+        prompt = torch.randint(3, model.config.vocab_size, (shared or _OWN_TOKENS,), generator=random)
+        sequence = engine.open(GENERATOR, prompt.tolist())
+        engine.submit(Generate(0, sequence, tuple(group), new_tokens + 1, delimiter=""))
+    while engine.lanes[GENERATOR].running_branches < children:
+        engine.step()
+    start = time.perf_counter()
+    steps = 0
+    while engine.busy:
+        engine.step()
+        steps += 1
+    return (time.perf_counter() - start) / steps
