@@ -18,10 +18,10 @@ class Reservation:
 class Admission:
     """Sets blocks aside so that an admitted search never meets an empty pool.
 
-    A sector belongs to one model while any of its blocks is live, so memory is counted in sectors. A role never holds
-    more than `max(owned at the last admission, sectors for all it has reserved)`, because it takes a sector only when
-    its own are full. Admission keeps the sum of these over the roles within the arena, so every reserved block can be
-    allocated.
+    A sector belongs to one model while any of its blocks is live, so memory is counted in sectors. A role never needs
+    more than `max(live at the last admission, sectors for all it has reserved)`: beyond what it has reserved, it opens
+    a sector only when live blocks fill its own. Admission keeps the sum of these over the roles within the arena, so
+    every reserved block can be allocated. Cached blocks count for nothing: they give way.
     """
 
     def __init__(self, arena: Arena, pools: Mapping[str, BlockPool]) -> None:
@@ -43,10 +43,11 @@ class Admission:
         """
         self.require_fits_alone(blocks)
         wanted = {role: self.reserved_blocks[role] + blocks.get(role, 0) for role in self.pools}
-        sectors = sum(max(pool.owned_sectors, pool.sectors_for(wanted[role])) for role, pool in self.pools.items())
+        sectors = sum(max(pool.live_sectors, pool.sectors_for(wanted[role])) for role, pool in self.pools.items())
         if sectors > self.arena.num_sectors:
             return None
         self.reserved_blocks = wanted
+        self._entitle()
         return Reservation(dict(blocks))
 
     def release(self, reservation: Reservation) -> None:
@@ -54,3 +55,8 @@ class Admission:
         for role, count in reservation.blocks.items():
             self.reserved_blocks[role] -= count
             assert self.reserved_blocks[role] >= 0, "a reservation was released twice"
+        self._entitle()
+
+    def _entitle(self) -> None:
+        for role, pool in self.pools.items():
+            pool.entitled_sectors = pool.sectors_for(self.reserved_blocks[role])

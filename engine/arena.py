@@ -1,15 +1,35 @@
 """The arena: the one byte tensor that both models' KV lives in, cut into sectors."""
 
+from typing import Protocol
+
 import torch
 
 from espalier.engine.errors import PoolExhaustedError
+
+
+class SectorHolder(Protocol):
+    """What takes sectors: it may hold idle ones, which it surrenders when asked."""
+
+    @property
+    def idle_sectors(self) -> int:
+        """Sectors it holds without need."""
+        ...
+
+    @property
+    def owed_sectors(self) -> int:
+        """Sectors it was promised and does not need yet."""
+        ...
+
+    def surrender_idle_sector(self) -> bool:
+        """Give one of them back; False when there is none."""
+        ...
 
 
 class Arena:
     """One uint8 tensor cut into equal sectors, each owned by one model or by none.
 
     The arena knows bytes and owners, not blocks: a `BlockPool` takes sectors, lays its model's blocks out in them, and
-    gives a sector back when its last block is freed.
+    gives a sector back when its last block is freed, or when another model needs it more.
     """
 
     def __init__(self, num_bytes: int, sector_bytes: int, device: torch.device | str = "cpu") -> None:
@@ -31,6 +51,7 @@ class Arena:
                 f"{num_bytes / 2**20:.0f} MiB of KV memory could not be had on {device}; lower --kv-memory"
             ) from error
         self._owner: list[str | None] = [None] * self.num_sectors
+        self._holders: dict[str, SectorHolder] = {}
         self._free = list(range(self.num_sectors - 1, -1, -1))  # a stack: the lowest sector is on top at first
 
     @property
@@ -39,13 +60,27 @@ class Arena:
         return len(self._free)
 
     @property
+    def available_sectors(self) -> int:
+        """Sectors that `take` could give: free ones, and those that are held without need."""
+        return len(self._free) + sum(holder.idle_sectors for holder in self._holders.values())
+
+    @property
+    def spare_sectors(self) -> int:
+        """Available sectors that nobody was promised."""
+        return self.available_sectors - sum(holder.owed_sectors for holder in self._holders.values())
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the arena, whole sectors."""
         return self.num_sectors * self.sector_bytes
 
+    def register(self, owner: str, holder: SectorHolder) -> None:
+        """Make known who holds the sectors of `owner`."""
+        self._holders[owner] = holder
+
     def take(self, owner: str) -> int | None:
-        """Give a free sector to `owner`; None when there is none."""
-        if not self._free:
+        """Give a sector to `owner`, one that is free or that is held without need; None when there is none."""
+        if not self._free and not any(holder.surrender_idle_sector() for holder in self._holders.values()):
             return None
         sector = self._free.pop()
         self._owner[sector] = owner

@@ -7,14 +7,20 @@ import numpy as np
 
 from espalier.engine.arena import Arena
 from espalier.engine.errors import PoolExhaustedError
+from espalier.engine.prefix_cache import PrefixCache
 from espalier.kernels.layout import KVLayout
 
 
 class BlockPool:
-    """Free and live blocks of one model.
+    """Free, live and cached blocks of one model.
 
-    A block id is `sector * blocks_per_sector + slot`, so ids are sparse: only those in owned sectors exist. Allocation
-    takes a slot of the lowest sector that has one, so the last sectors run empty and return to the arena.
+    A block id is `sector * blocks_per_sector + slot`, so ids are sparse: only those in owned sectors exist. A block is
+    live while a sequence refers to it. Without references it becomes free, or cached if it holds a known prefix. A
+    sector with live blocks is a live sector; one without gives way to whoever needs it, cached blocks and all.
+
+    Allocation takes a slot of the lowest live sector that has one, so the last sectors run empty. Before that would
+    give up a cached block, it opens another sector, provided that none promised to another model is taken: so cached
+    blocks never spread live ones over more sectors than there are.
     """
 
     def __init__(self, owner: str, layout: KVLayout, arena: Arena) -> None:
@@ -22,9 +28,13 @@ class BlockPool:
         self.layout = layout
         self.arena = arena
         self.ref_counts = np.zeros(arena.num_sectors * layout.blocks_per_sector, dtype=np.int32)
-        self._free_slots: dict[int, list[int]] = {}  # by owned sector; free block ids
-        self._candidates: list[int] = []  # a heap without duplicates of sectors that may have a free slot
+        self.cache = PrefixCache()
+        self.entitled_sectors = 0
         self.live_blocks = 0
+        self._free_slots: dict[int, list[int]] = {}  # by owned sector; free block ids
+        self._live_in: dict[int, int] = {}  # by live sector; how many of its blocks are live
+        self._candidates: list[int] = []  # a heap without duplicates of live sectors that may have a free slot
+        arena.register(owner, self)
 
     @property
     def owned_sectors(self) -> int:
@@ -32,14 +42,35 @@ class BlockPool:
         return len(self._free_slots)
 
     @property
+    def live_sectors(self) -> int:
+        """Owned sectors with live blocks."""
+        return len(self._live_in)
+
+    @property
+    def idle_sectors(self) -> int:
+        """Owned sectors that hold nothing but cached blocks."""
+        return self.owned_sectors - self.live_sectors
+
+    @property
+    def owed_sectors(self) -> int:
+        """Sectors this pool is entitled to and does not need yet."""
+        return max(0, self.entitled_sectors - self.live_sectors)
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks kept for their prefix though nothing refers to them."""
+        return len(self.cache)
+
+    @property
     def free_blocks(self) -> int:
-        """Blocks in owned sectors that nothing refers to."""
-        return self.owned_sectors * self.layout.blocks_per_sector - self.live_blocks
+        """Blocks in owned sectors that hold nothing."""
+        return self.owned_sectors * self.layout.blocks_per_sector - self.live_blocks - self.cached_blocks
 
     @property
     def allocatable_blocks(self) -> int:
         """How often `allocate` would succeed now."""
-        return self.free_blocks + self.arena.free_sectors * self.layout.blocks_per_sector
+        sectors = self.live_sectors + self.arena.available_sectors
+        return sectors * self.layout.blocks_per_sector - self.live_blocks
 
     def sectors_for(self, blocks: int) -> int:
         """Whole sectors that `blocks` blocks need."""
@@ -58,14 +89,13 @@ class BlockPool:
             )
 
     def allocate(self) -> int:
-        """Take a free block with one reference.
+        """Take a free block with one reference, giving up cached ones where it must.
 
         Raises:
-            PoolExhaustedError: when no slot is free in owned sectors and the arena has no free sector.
+            PoolExhaustedError: when live blocks fill the owned sectors and the arena has no other to give.
         """
-        block = self._lowest_sector_with_room().pop()
-        self.ref_counts[block] = 1
-        self.live_blocks += 1
+        block = self._find_slots().pop()
+        self._count_live(block)
         return block
 
     def share(self, blocks: np.ndarray) -> None:
@@ -73,13 +103,44 @@ class BlockPool:
         assert (self.ref_counts[blocks] > 0).all(), "a free block cannot be shared"
         self.ref_counts[blocks] += 1
 
+    def match(self, hashes: list[bytes]) -> list[int]:
+        """Blocks that hold the longest known beginning of a chain, with one more reference to each.
+
+        A block is passed over where using it would take a sector that is promised to another model.
+        """
+        blocks = []
+        for block in self.cache.match(hashes):
+            if self.ref_counts[block]:
+                self.ref_counts[block] += 1
+            elif self._sector(block) in self._live_in or self._may_open:
+                self.cache.use(block)
+                self._count_live(block)
+            else:
+                break
+            blocks.append(block)
+        self.cache.hits += len(blocks)
+        return blocks
+
     def free(self, blocks: Iterable[int]) -> None:
-        """Drop one reference to each of `blocks`; those with none left become free."""
-        for block in blocks:
+        """Drop one reference to each of `blocks`; those with none left become free or cached."""
+        for block in map(int, blocks):
             assert self.ref_counts[block] > 0, f"block {block} is already free"
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
-                self._release(int(block))
+                self._release(block)
+
+    def surrender_idle_sector(self) -> bool:
+        """Give the idle sector with the least recently used block back to the arena; False when there is none."""
+        sector = self._oldest_idle_sector()
+        if sector is None:
+            return False
+        per_sector = self.layout.blocks_per_sector
+        for block in range(sector * per_sector, (sector + 1) * per_sector):
+            if block in self.cache:
+                self.cache.forget(block)
+        del self._free_slots[sector]
+        self.arena.give_back(sector, self.owner)
+        return True
 
     def check_integrity(self, tables: Iterable[np.ndarray]) -> None:
         """Raise AssertionError unless counts, owners and `tables` (block ids of every live sequence) agree."""
@@ -89,38 +150,104 @@ class BlockPool:
             np.add.at(expected, table, 1)
         assert (expected == self.ref_counts).all(), f"{self.owner}: reference counts differ from the block tables"
         assert set(self._free_slots) == self.arena.owned_by(self.owner), f"{self.owner}: sector owners differ"
-        live = np.flatnonzero(self.ref_counts)
+        live = set(np.flatnonzero(self.ref_counts).tolist())
         assert len(live) == self.live_blocks, f"{self.owner}: live block count is wrong"
+        self.cache.check_integrity(live)
+        used, cached = live | set(self.cache), set(self.cache)
+        assert {block // per_sector for block in used} == set(self._free_slots), f"{self.owner}: holds an empty sector"
         for sector, slots in self._free_slots.items():
-            used = {int(b) for b in live if b // per_sector == sector}
-            assert used, f"{self.owner}: holds the empty sector {sector}"
+            own = set(range(sector * per_sector, (sector + 1) * per_sector))
+            assert self._live_in.get(sector, 0) == len(own & live), f"{self.owner}: live blocks of sector {sector}"
             assert len(set(slots)) == len(slots), f"{self.owner}: a block of sector {sector} is free twice"
-            assert used | set(slots) == set(range(sector * per_sector, (sector + 1) * per_sector)), "a block is lost"
-            assert not used & set(slots), f"{self.owner}: a block of sector {sector} is both free and live"
-            assert not slots or sector in self._candidates, f"{self.owner}: room in sector {sector} cannot be found"
+            assert own & used | set(slots) == own, f"{self.owner}: a block is lost"
+            assert not own & used & set(slots), f"{self.owner}: a block of sector {sector} is both free and used"
+            if slots and own & live:
+                assert sector in self._candidates, f"{self.owner}: room in sector {sector} cannot be found"
+        assert len(cached) == self.cached_blocks
 
-    def _lowest_sector_with_room(self) -> list[int]:
+    @property
+    def _may_open(self) -> bool:
+        """Whether another live sector breaks no promise made to another model."""
+        return self.owed_sectors > 0 or self.arena.spare_sectors > 0
+
+    def _find_slots(self) -> list[int]:
+        """Free slots, at least one, of the sector that the next block should come from."""
+        if slots := self._slots_of_a_live_sector():
+            return slots
+        if self._may_open and self.arena.free_sectors:
+            return self._open_sector()
+        if slots := self._evict_from_a_live_sector():
+            return slots
+        if self.arena.free_sectors:
+            return self._open_sector()
+        if (sector := self._oldest_idle_sector()) is not None:
+            slots = self._free_slots[sector]
+            if not slots:
+                self._evict(next(block for block in self.cache if self._sector(block) == sector))
+            return slots
+        return self._open_sector()
+
+    def _slots_of_a_live_sector(self) -> list[int] | None:
         while self._candidates:
-            slots = self._free_slots.get(self._candidates[0])
-            if slots:
-                return slots
+            sector = self._candidates[0]
+            if sector in self._live_in and self._free_slots[sector]:
+                return self._free_slots[sector]
             heapq.heappop(self._candidates)
+        return None
+
+    def _evict_from_a_live_sector(self) -> list[int] | None:
+        for block in self.cache:
+            sector = self._sector(block)
+            if sector in self._live_in:
+                self._evict(block)
+                heapq.heappush(self._candidates, sector)  # it had no room, so it is not there
+                return self._free_slots[sector]
+        return None
+
+    def _open_sector(self) -> list[int]:
         sector = self.arena.take(self.owner)
         if sector is None:
             self.require(1)
         assert sector is not None
         first = sector * self.layout.blocks_per_sector
         self._free_slots[sector] = list(range(first + self.layout.blocks_per_sector - 1, first - 1, -1))
-        self._candidates.append(sector)  # the heap is empty, so this keeps it one
         return self._free_slots[sector]
 
+    def _oldest_idle_sector(self) -> int | None:
+        if not self.idle_sectors:
+            return None
+        return next(sector for sector in map(self._sector, self.cache) if sector not in self._live_in)
+
+    def _evict(self, block: int) -> None:
+        self.cache.forget(block)
+        self._free_slots[self._sector(block)].append(block)
+
+    def _count_live(self, block: int) -> None:
+        """Count a block that now has its first reference."""
+        sector = self._sector(block)
+        if sector not in self._live_in:
+            self._live_in[sector] = 0
+            if sector not in self._candidates:
+                heapq.heappush(self._candidates, sector)
+        self._live_in[sector] += 1
+        self.ref_counts[block] = 1
+        self.live_blocks += 1
+
     def _release(self, block: int) -> None:
+        """Make a block without references free or cached, and return a sector that holds nothing else."""
+        sector = self._sector(block)
         self.live_blocks -= 1
-        sector = block // self.layout.blocks_per_sector
+        self._live_in[sector] -= 1
         slots = self._free_slots[sector]
-        slots.append(block)
-        if len(slots) == self.layout.blocks_per_sector:
-            del self._free_slots[sector]
-            self.arena.give_back(sector, self.owner)
-        elif sector not in self._candidates:
-            heapq.heappush(self._candidates, sector)
+        if not self.cache.keep(block):
+            slots.append(block)
+            if self._live_in[sector] and sector not in self._candidates:
+                heapq.heappush(self._candidates, sector)
+        if not self._live_in[sector]:
+            del self._live_in[sector]
+            if len(slots) == self.layout.blocks_per_sector:
+                del self._free_slots[sector]
+                self.arena.give_back(sector, self.owner)
+
+    def _sector(self, block: int) -> int:
+        return block // self.layout.blocks_per_sector

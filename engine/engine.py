@@ -27,12 +27,14 @@ class EngineSettings:
         block_size: tokens per KV block.
         sector_bytes: size of a sector; None takes a 128th of the arena, at least one block of either model.
         max_batch_tokens: tokens computed in one step at most; longer prompts are prefilled in chunks.
+        prefix_cache: whether prompts seen before are computed again; their values are the same bits either way.
     """
 
     kv_memory_bytes: int = 2**30
     block_size: int = 16
     sector_bytes: int | None = None
     max_batch_tokens: int = 2048
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,15 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class RoleStats:
-    """Counters of one role since the engine was made, and what it holds now."""
+    """Counters of one role since the engine was made, and what it holds now; `cache_hits` counts blocks."""
 
     computed_tokens: int
     steps: int
     copied_blocks: int
     live_blocks: int
+    cached_blocks: int
+    cache_hits: int
+    evicted_blocks: int
     live_sequences: int
     owned_sectors: int
     bytes_per_token: int
@@ -72,7 +77,13 @@ class Engine:
         device = models[GENERATOR].decoder.device
         self.arena = _make_arena(models, self.settings, device)
         self.lanes = {
-            role: Lane(role, model, _layout(model, self.settings.block_size, self.arena.sector_bytes), self.arena)
+            role: Lane(
+                role,
+                model,
+                _layout(model, self.settings.block_size, self.arena.sector_bytes),
+                self.arena,
+                self.settings.prefix_cache,
+            )
             for role, model in models.items()
         }
         self.admission = Admission(self.arena, {role: lane.pool for role, lane in self.lanes.items()})
@@ -86,9 +97,12 @@ class Engine:
         """The model of a role."""
         return self.lanes[role].model
 
-    def open(self, role: str, token_ids: list[int]) -> Sequence:
-        """A new sequence of `role`'s model; its tokens are computed with the first work on it."""
-        return self.lanes[role].table.open(role, token_ids)
+    def open(self, role: str, token_ids: list[int], salt: bytes = b"") -> Sequence:
+        """A new sequence of `role`'s model; its tokens are computed with the first work on it.
+
+        Full blocks of a prompt that was computed before, under the same `salt`, are taken from the prefix cache.
+        """
+        return self.lanes[role].table.open(role, token_ids, salt)
 
     def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
         """`count` sequences that share every block of `sequence`; a shared tail is copied on the first write."""
@@ -149,6 +163,9 @@ class Engine:
                 steps=lane.steps,
                 copied_blocks=lane.copied_blocks,
                 live_blocks=lane.pool.live_blocks,
+                cached_blocks=lane.pool.cached_blocks,
+                cache_hits=lane.pool.cache.hits,
+                evicted_blocks=lane.pool.cache.evictions,
                 live_sequences=lane.table.live_sequences,
                 owned_sectors=lane.pool.owned_sectors,
                 bytes_per_token=lane.layout.bytes_per_token,

@@ -44,13 +44,13 @@ class Lane:
     A batch takes one token of every running branch, then tokens of waiting work in order of arrival, cut to the budget.
     """
 
-    def __init__(self, role: str, model: Model, layout: KVLayout, arena: Arena) -> None:
+    def __init__(self, role: str, model: Model, layout: KVLayout, arena: Arena, prefix_cache: bool = True) -> None:
         self.role = role
         self.model = model
         self.layout = layout
         self.arena = arena
         self.pool = BlockPool(role, layout, arena)
-        self.table = SequenceTable(self.pool)
+        self.table = SequenceTable(self.pool, cache_seed=model.digest.encode() if prefix_cache else None)
         self.computed_tokens = 0
         self.copied_blocks = 0
         self.steps = 0
@@ -159,6 +159,7 @@ class Lane:
         sampled_branches = list(branches)
         for i, (item, count) in enumerate(chunks, start=len(branches)):
             item.computed_tokens += count
+            self.table.register_prompt(item.work.sequence.row)
             if isinstance(item.work, Score):
                 self._read(item, item.work, hidden, batch, i, count)
             if self._missing(item.work.sequence):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from espalier.engine.blocks import BlockPool
+from espalier.engine.prefix_cache import chain_hashes
 
 
 @dataclass(slots=True, eq=False)
@@ -31,8 +32,18 @@ class SequenceTable:
         log_probabilities: float64 `[rows]`, summed over the tokens sampled in the current step.
     """
 
-    def __init__(self, pool: BlockPool, rows: int = 64, columns: int = 256) -> None:
+    def __init__(self, pool: BlockPool, rows: int = 64, columns: int = 256, cache_seed: bytes | None = None) -> None:
+        """Make an empty table.
+
+        Args:
+            pool: where blocks come from.
+            rows: sequences there is room for at first.
+            columns: tokens of one sequence there is room for at first.
+            cache_seed: what prefixes of this model are known by; None for no prefix cache.
+        """
         self.pool = pool
+        self._cache_seed = cache_seed
+        self._unknown: dict[int, list[bytes]] = {}  # by row; hashes of a prompt whose blocks are not all known yet
         self.block_size = pool.layout.block_size
         self.tokens = np.zeros((rows, columns), dtype=np.int32)
         self.blocks = np.zeros((rows, -(-columns // self.block_size)), dtype=np.int32)
@@ -47,13 +58,37 @@ class SequenceTable:
         """Sequences not yet released."""
         return len(self.lengths) - len(self._free_rows)
 
-    def open(self, role: str, token_ids: list[int]) -> Sequence:
-        """A new sequence that holds `token_ids`, none of them computed."""
+    def open(self, role: str, token_ids: list[int], salt: bytes = b"") -> Sequence:
+        """A new sequence that holds `token_ids`; of these, only blocks that the prefix cache knows are computed.
+
+        Args:
+            role: whose sequence it is.
+            token_ids: its tokens.
+            salt: prefixes are shared with sequences of the same salt only.
+        """
         row = self._take_row()
         self.lengths[row] = self.computed[row] = self.num_blocks[row] = 0
         sequence = Sequence(role, row)
         self.append(sequence, token_ids)
+        if self._cache_seed is not None:
+            hashes = chain_hashes(self._cache_seed + salt, token_ids, self.block_size)
+            known = self.pool.match(hashes)
+            self.blocks[row, : len(known)] = known
+            self.num_blocks[row] = len(known)
+            self.computed[row] = len(known) * self.block_size
+            if len(known) < len(hashes):
+                self._unknown[row] = hashes
         return sequence
+
+    def register_prompt(self, row: int) -> None:
+        """Make the full, computed blocks of an opened sequence known to the prefix cache."""
+        if (hashes := self._unknown.get(row)) is None:
+            return
+        full = min(int(self.computed[row]) // self.block_size, len(hashes))
+        for block, digest in zip(self.blocks[row, :full].tolist(), hashes, strict=False):
+            self.pool.cache.register(block, digest)
+        if full == len(hashes):
+            del self._unknown[row]
 
     def append(self, sequence: Sequence, token_ids: list[int]) -> None:
         """Add tokens at the end, to be computed later."""
@@ -83,6 +118,7 @@ class SequenceTable:
         """Drop the sequence's references; blocks that nobody else refers to become free."""
         assert not sequence.released, "the sequence is already released"
         sequence.released = True
+        self._unknown.pop(sequence.row, None)
         # Tail first, so that blocks shared with others are reached last.
         self.pool.free(self.block_table(sequence)[::-1])
         self._free_rows.append(sequence.row)

@@ -21,7 +21,9 @@ class SequenceMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pools = tiny_pools(sectors=8)
-        self.tables = {role: SequenceTable(pool, rows=2, columns=5) for role, pool in self.pools.items()}
+        self.tables = {
+            role: SequenceTable(pool, rows=2, columns=5, cache_seed=role.encode()) for role, pool in self.pools.items()
+        }
         self.texts: dict[Sequence, list[int]] = {}  # tokens of every live sequence
         self.computed: dict[Sequence, int] = {}
         self.memory: dict[tuple[str, int], dict[int, int]] = {}  # (role, block) -> offset -> token
@@ -39,6 +41,13 @@ class SequenceMachine(RuleBasedStateMachine):
         sequence = self.tables[role].open(role, text)
         assert sequence not in self.texts
         self.texts[sequence], self.computed[sequence] = text, 0
+
+    @rule(role=ROLES, prompt=st.integers(0, 2), tokens=st.integers(1, 14), more=st.integers(0, 3))
+    def open_what_may_be_cached(self, role: str, prompt: int, tokens: int, more: int) -> None:
+        text = [-1 - prompt * 100 - i for i in range(tokens)] + self.fresh(more)
+        table = self.tables[role]
+        sequence = table.open(role, text)
+        self.texts[sequence], self.computed[sequence] = text, int(table.computed[sequence.row])
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data(), tokens=st.integers(1, 6))
@@ -99,6 +108,7 @@ class SequenceMachine(RuleBasedStateMachine):
                 offsets[position % BLOCK_SIZE] = self.texts[sequence][position]
             self.computed[sequence] = start + count
             table.computed[sequence.row] = start + count
+            table.register_prompt(sequence.row)
 
     def check_copies(self, chosen: list[Sequence], pool: object, sources: list[int], destinations: list[int]) -> None:
         partial = [s for s in chosen if self.computed[s] % BLOCK_SIZE]
@@ -128,7 +138,8 @@ class SequenceMachine(RuleBasedStateMachine):
         for sequence in list(self.texts):
             self.tables[sequence.role].release(sequence)
         check(self.pools, {"generator": [], "verifier": []})
-        assert self.pools["generator"].arena.free_sectors == 8
+        assert all(pool.live_blocks == 0 for pool in self.pools.values())
+        assert self.pools["generator"].arena.available_sectors == 8
 
 
 TestSequenceMachine = SequenceMachine.TestCase

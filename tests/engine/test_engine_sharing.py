@@ -113,9 +113,9 @@ def test_release_returns_sectors_to_the_arena(make_engine: Callable[..., Engine]
     sequences = [engine.open("generator", [5] * 40) for _ in range(5)]
     for sequence in sequences:
         append(engine, sequence, 1)
-    assert engine.arena.free_sectors < engine.arena.num_sectors
+    assert engine.arena.available_sectors < engine.arena.num_sectors
     release(engine, *sequences)
-    assert engine.arena.free_sectors == engine.arena.num_sectors
+    assert engine.arena.available_sectors == engine.arena.num_sectors
 
 
 def test_a_sequence_cannot_be_released_twice(make_engine: Callable[..., Engine]):
