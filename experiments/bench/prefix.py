@@ -52,14 +52,14 @@ def run(generator: str, children: int, new_tokens: int, repeats: int) -> tuple[l
 def _with_long_context(model: Model) -> Model:
     """The model with room for the longest prefix and what follows; its speed does not depend on what it was taught."""
     decoder = model.decoder
-    config = dataclasses.replace(decoder.config, max_positions=2 * max(SHARED))
+    config = dataclasses.replace(decoder.config, max_positions=_OWN_TOKENS + 2 * max(SHARED))
     longer = Decoder(config, decoder.embedding, decoder.layers, decoder.norm)
     return dataclasses.replace(model, decoder=longer, eos_token_ids=())
 
 
 def _step_seconds(model: Model, shared: int, children: int, new_tokens: int, tokens_per_item: int) -> float:
     attention.TOKENS_PER_ITEM = tokens_per_item
-    engine = Engine({GENERATOR: model}, EngineSettings(kv_memory_bytes=2**30))
+    engine = Engine({GENERATOR: model}, EngineSettings(2**30, max_batch_tokens=max(2048, children * _OWN_TOKENS)))
     random = torch.Generator().manual_seed(0)
     samplings = [Sampling(key=stream_key(0, "bench", (i,))) for i in range(children)]
     groups = [samplings] if shared else [[sampling] for sampling in samplings]
@@ -67,7 +67,7 @@ def _step_seconds(model: Model, shared: int, children: int, new_tokens: int, tok
         prompt = torch.randint(3, model.config.vocab_size, (shared or _OWN_TOKENS,), generator=random)
         sequence = engine.open(GENERATOR, prompt.tolist())
         engine.submit(Generate(0, sequence, tuple(group), new_tokens + 1, delimiter=""))
-    while engine.lanes[GENERATOR].running_branches < children:
+    while engine.lanes[GENERATOR].waiting_tokens():
         engine.step()
     start = time.perf_counter()
     steps = 0

@@ -22,7 +22,7 @@ class DenseLoop:
 
     def __init__(self, decoder: Decoder, head: Linear) -> None:
         self._decoder = decoder
-        self._head = head.weight
+        self._unembedding = head.weight
         c = decoder.config
         # Plain matrices, which torch multiplies with its own library.
         self._matrices = [
@@ -46,8 +46,11 @@ class DenseLoop:
         """One more token for every sequence, int64 `[B]` to int64 `[B]`."""
         return self._sample(self._forward(tokens[:, None])[:, -1])
 
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.linear(hidden, self._unembedding)
+
     def _sample(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.multinomial(torch.softmax(F.linear(hidden, self._head), dim=-1), 1)[:, 0]
+        return torch.multinomial(torch.softmax(self._head(hidden), dim=-1), 1)[:, 0]
 
     def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
         c = self._decoder.config

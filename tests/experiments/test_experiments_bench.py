@@ -71,7 +71,7 @@ def test_pool_benchmark_compares_the_shared_pool_with_every_split(bench, tmp_pat
 
     monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=2 M=8"]})
     file = tmp_path / "pool.json"
-    ran = bench("pool", "--memory", 48, "--problems", 3, "--repeats", 1, "--json", file)
+    ran = bench("pool", "--memory", 128, "--problems", 3, "--repeats", 1, "--json", file)
     assert ran.exit_code == 0, ran.output
     document = json.loads(file.read_text())
     assert [row["pool"] for row in document["rows"]] == ["shared", *pool.SPLITS]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from espalier.experiments.demo import generator_path
-from espalier.experiments.demo.batches import Batch, RowMaker, collate
+from espalier.experiments.demo.batches import IGNORED, Batch, RowMaker, collate
 from espalier.experiments.demo.export import load_exported_generator, load_exported_tokenizer
 from espalier.experiments.demo.networks import GENERATOR_LAYERS
 from espalier.experiments.demo.oracle_beam import beam_search
@@ -35,7 +35,8 @@ def _problems(count: int, operations: int = 4):
 
 def test_the_untaught_verifiers_trunk_computes_what_the_generator_does(generator, maker) -> None:
     verifier = untaught_verifier(generator, maker, seed=0)
-    ids = collate([maker.solution(problem) for problem in _problems(12)], maker.pad).ids
+    batch = collate([maker.solution(problem) for problem in _problems(12)], maker.pad)
+    ids, learned = batch.ids, batch.labels != IGNORED
     streams: dict[str, torch.Tensor] = {}
     hooks = [
         verifier.model.layers[GENERATOR_LAYERS].register_forward_pre_hook(
@@ -48,8 +49,9 @@ def test_the_untaught_verifiers_trunk_computes_what_the_generator_does(generator
         trunk = streams["trunk"][..., : generator.config.hidden_size]
         mine = generator.lm_head(generator.model.norm(trunk)).softmax(-1)
     hooks[0].remove()
-    assert (mine.argmax(-1) == expected.argmax(-1)).float().mean() > 0.97
-    assert (mine - expected).abs().sum(-1).mean() < 0.1
+    # Not the same bits: the codes' share in the norms is made up for on the whole only.
+    assert (mine.argmax(-1) == expected.argmax(-1))[learned].float().mean() > 0.97
+    assert (mine - expected).abs().sum(-1)[learned].mean() < 0.1
 
 
 def test_heads_of_the_first_added_layer_begin_by_looking_one_position_back(generator, maker) -> None:
