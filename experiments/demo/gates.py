@@ -111,6 +111,7 @@ def evaluate_pair(pair: Path, limit: int, seed: int) -> dict[str, Any]:
         seed: Of all sampling.
     """
     cases = read_cases(benchmark_path(), limit)
+    oracle = _oracle_beam(pair, cases, seed)
     orchestrator = load_orchestrator(
         RuntimeSettings(generator=str(pair / GENERATOR), verifier=str(pair / VERIFIER), max_running=32)
     )
@@ -135,7 +136,7 @@ def evaluate_pair(pair: Path, limit: int, seed: int) -> dict[str, Any]:
         "problems": len(cases),
         "single": by_level(cases, (sum(right(b, c)) / 16 for b, c in zip(ballots, cases, strict=True))),
         "greedy": share(result.answer for result in greedy),
-        "oracle beam 4x4": _oracle_beam(pair, cases, seed),
+        "oracle beam 4x4": oracle,
         "ranking": round(sum((r > w) + 0.5 * (r == w) for r, w in pairs) / max(1, len(pairs)), 4),
         "ranking pairs": len(pairs),
         "pass@16": by_level(cases, (float(any(right(b, c))) for b, c in zip(ballots, cases, strict=True))),
