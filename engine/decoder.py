@@ -1,43 +1,21 @@
 """The decoder: one implementation for the Llama and Qwen2 families, reading and writing KV in blocks."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
 from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.config import DecoderConfig
 from espalier.engine.errors import CheckpointError
-from espalier.kernels.attention import paged_attention
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.cache import write_kv
+from espalier.kernels.layers import Layers, LayerShape, LayerWeights, prepare_layers
 from espalier.kernels.layout import LayerKV
-from espalier.kernels.linear import Linear
-from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer; q, k, v and gate, up are fused so that each is one product.
-
-    Shapes: `qkv [(heads + 2 * kv_heads) * head_dim, hidden]`, `out [hidden, heads * head_dim]`,
-    `gate_up [2 * intermediate, hidden]`, `down [hidden, intermediate]`, norms `[hidden]`.
-    """
-
-    attention_norm: torch.Tensor
-    qkv: Linear
-    out: Linear
-    mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+from espalier.kernels.rotary import inverse_frequencies, rotary_table
 
 
 class Decoder:
     """Token ids to final hidden states, over a paged KV cache."""
 
-    def __init__(
-        self, config: DecoderConfig, embedding: torch.Tensor, layers: list[LayerWeights], norm: torch.Tensor
-    ) -> None:
+    def __init__(self, config: DecoderConfig, embedding: torch.Tensor, layers: Layers, norm: torch.Tensor) -> None:
         self.config = config
         self.embedding = embedding
         self.layers = layers
@@ -72,30 +50,8 @@ class Decoder:
         """
         cos, sin = rotary_table(self._inverse_frequencies, positions)
         hidden = F.embedding(token_ids, self.embedding)
-        for layer, layer_kv in zip(self.layers, layer_kvs, strict=True):
-            normed = F.rms_norm(hidden, (hidden.shape[-1],), layer.attention_norm, self.config.norm_eps)
-            hidden = hidden + self._attention(layer, normed, cos, sin, layer_kv, batch)
-            normed = F.rms_norm(hidden, (hidden.shape[-1],), layer.mlp_norm, self.config.norm_eps)
-            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-            hidden = hidden + layer.down(F.silu(gate) * up)
-        return F.rms_norm(hidden, (hidden.shape[-1],), self.norm, self.config.norm_eps)
-
-    def _attention(
-        self,
-        layer: LayerWeights,
-        normed: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        layer_kv: LayerKV,
-        batch: AttentionBatch,
-    ) -> torch.Tensor:
-        c = self.config
-        qkv = layer.qkv(normed).view(len(normed), -1, c.head_dim)
-        rotated = apply_rotary(qkv[:, : c.num_heads + c.num_kv_heads], cos, sin)
-        query, key = rotated[:, : c.num_heads], rotated[:, c.num_heads :]
-        write_kv(layer_kv, key, qkv[:, c.num_heads + c.num_kv_heads :], batch)
-        mixed = paged_attention(query, layer_kv, batch, c.head_dim**-0.5)
-        return layer.out(mixed.flatten(1))
+        hidden = self.layers.forward(hidden, cos, sin, layer_kvs, batch)
+        return F.rms_norm(hidden, self.norm.shape, self.norm, self.config.norm_eps)
 
 
 def load_decoder(
@@ -119,20 +75,23 @@ def load_decoder(
     hidden, inner = config.hidden_size, config.intermediate_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
-    def layer(name: str) -> LayerWeights:
+    def layer(index: int) -> LayerWeights:
+        name = f"layers.{index}"
         projections = (("q", heads), ("k", kv_heads), ("v", kv_heads))
         qkv = [take(f"{name}.self_attn.{p}_proj.weight", rows, hidden) for p, rows in projections]
         biases = [take(f"{name}.self_attn.{p}_proj.bias", rows) for p, rows in projections if config.attention_bias]
         gate_up = [take(f"{name}.mlp.{p}_proj.weight", inner, hidden) for p in ("gate", "up")]
         return LayerWeights(
             attention_norm=take(f"{name}.input_layernorm.weight", hidden),
-            qkv=Linear(torch.cat(qkv), torch.cat(biases) if biases else None),
-            out=Linear(take(f"{name}.self_attn.o_proj.weight", hidden, heads)),
+            qkv=torch.cat(qkv),
+            qkv_bias=torch.cat(biases) if biases else None,
+            out=take(f"{name}.self_attn.o_proj.weight", hidden, heads),
             mlp_norm=take(f"{name}.post_attention_layernorm.weight", hidden),
-            gate_up=Linear(torch.cat(gate_up)),
-            down=Linear(take(f"{name}.mlp.down_proj.weight", hidden, inner)),
+            gate_up=torch.cat(gate_up),
+            down=take(f"{name}.mlp.down_proj.weight", hidden, inner),
         )
 
-    layers = [layer(f"layers.{i}") for i in range(config.num_layers)]
+    shape = LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps)
+    layers = prepare_layers(config.num_layers, layer, shape)
     embedding = take("embed_tokens.weight", config.vocab_size, hidden)
     return Decoder(config, embedding, layers, take("norm.weight", hidden))

@@ -17,27 +17,25 @@ class Linear:
         self.bias = bias
         self.out_features, self.in_features = weight.shape
         self._compiled = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self._weight = _panels(weight) if self._compiled else weight
+        if self._compiled:
+            from espalier.kernels.cpu.linear import pack  # numba takes half a second to import
+
+            weight = pack(weight)
+        self._weight = weight
 
     @property
     def weight(self) -> torch.Tensor:
         """The weight, `[out, in]`, put together again where it is kept in panels."""
         if not self._compiled:
             return self._weight
-        return self._weight.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
+        from espalier.kernels.cpu.linear import unpack
+
+        return unpack(self._weight, self.out_features)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[rows, in]` to `[rows, out]`."""
         if not self._compiled:
             return F.linear(x, self._weight, self.bias)
-        from espalier.kernels.cpu.linear import linear_cpu  # numba takes half a second to import
+        from espalier.kernels.cpu.linear import linear_cpu
 
         return linear_cpu(x, self._weight, self.out_features, self.bias)
-
-
-def _panels(weight: torch.Tensor) -> torch.Tensor:
-    """Returns `[panel, in, PANEL]`: columns of the product side by side, the last panel filled up with zeros."""
-    from espalier.kernels.cpu.linear import PANEL
-
-    padded = F.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL))
-    return padded.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()

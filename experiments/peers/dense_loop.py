@@ -1,20 +1,12 @@
 """A bare torch decoding loop on dense KV: no scheduler, no paging, no stop conditions; the floor of overhead."""
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 
-from espalier.engine.decoder import Decoder, LayerWeights
+from espalier.engine.decoder import Decoder
+from espalier.kernels.layers import LayerWeights
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
-
-
-class _Matrices(NamedTuple):
-    qkv: torch.Tensor
-    out: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
 
 
 class DenseLoop:
@@ -25,10 +17,7 @@ class DenseLoop:
         self._unembedding = head.weight
         c = decoder.config
         # Plain matrices, which torch multiplies with its own library.
-        self._matrices = [
-            _Matrices(layer.qkv.weight, layer.out.weight, layer.gate_up.weight, layer.down.weight)
-            for layer in decoder.layers
-        ]
+        self._layers = [decoder.layers.weights(index) for index in range(c.num_layers)]
         self._inverse = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
 
     @torch.inference_mode()
@@ -57,19 +46,18 @@ class DenseLoop:
         start, end = self._length, self._length + tokens.shape[1]
         cos, sin = rotary_table(self._inverse, torch.arange(start, end))
         hidden = F.embedding(tokens, self._decoder.embedding)
-        for layer, weights, cache in zip(self._decoder.layers, self._matrices, self._cache, strict=True):
+        for layer, cache in zip(self._layers, self._cache, strict=True):
             normed = F.rms_norm(hidden, (c.hidden_size,), layer.attention_norm, c.norm_eps)
-            hidden = hidden + self._attention(layer, weights, normed, cache, start, end, cos, sin)
+            hidden = hidden + self._attention(layer, normed, cache, start, end, cos, sin)
             normed = F.rms_norm(hidden, (c.hidden_size,), layer.mlp_norm, c.norm_eps)
-            gate, up = F.linear(normed, weights.gate_up).chunk(2, dim=-1)
-            hidden = hidden + F.linear(F.silu(gate) * up, weights.down)
+            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
+            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
         self._length = end
         return F.rms_norm(hidden, (c.hidden_size,), self._decoder.norm, c.norm_eps)
 
     def _attention(
         self,
         layer: LayerWeights,
-        weights: _Matrices,
         normed: torch.Tensor,
         cache: torch.Tensor,
         start: int,
@@ -79,11 +67,11 @@ class DenseLoop:
     ) -> torch.Tensor:
         c = self._decoder.config
         batch, tokens, _ = normed.shape
-        qkv = F.linear(normed, weights.qkv, layer.qkv.bias).view(batch, tokens, -1, c.head_dim)
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(batch, tokens, -1, c.head_dim)
         rotated = apply_rotary(qkv[:, :, : c.num_heads + c.num_kv_heads], cos, sin).transpose(1, 2)
         cache[0, :, :, start:end] = rotated[:, c.num_heads :]
         cache[1, :, :, start:end] = qkv[:, :, c.num_heads + c.num_kv_heads :].transpose(1, 2)
         mixed = F.scaled_dot_product_attention(
             rotated[:, : c.num_heads], cache[0, :, :, :end], cache[1, :, :, :end], is_causal=tokens > 1, enable_gqa=True
         )
-        return F.linear(mixed.transpose(1, 2).flatten(2), weights.out)
+        return F.linear(mixed.transpose(1, 2).flatten(2), layer.out)

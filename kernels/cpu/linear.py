@@ -4,33 +4,88 @@ import numba
 import numpy as np
 import torch
 
-from espalier.kernels.cpu.launch import launch
 from espalier.kernels.cpu.tiles import WIDE, multiply_add
+from espalier.kernels.cpu.workers import claim, claim_next, num_threads, run_together, wait_for
 
 PANEL = WIDE
 """Columns of the product whose weights lie side by side: what one tile is wide."""
-_ROWS = 64
+ROWS = 64
 """Rows of one work item at most: their inputs stay in a core's cache while the panels pass by."""
+_ITEMS_PER_THREAD = 4
+"""So many that a thread that is held up leaves most of its share to others."""
 
 
-@numba.njit(parallel=True, cache=True)
-def _multiply(x: np.ndarray, panels: np.ndarray, rows: int, inner: int, out: np.ndarray, stride: int) -> None:
-    count = stride // PANEL
-    for item in numba.prange((rows + _ROWS - 1) // _ROWS * count):
-        first, panel = item // count * _ROWS, item % count
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """`[out, in]` to `[panel, in, PANEL]`: columns of the product side by side, the last panel filled up with zeros."""
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL))
+    return padded.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def unpack(panels: torch.Tensor, out_features: int) -> torch.Tensor:
+    """The weight that `pack` was given, `[out_features, in]`."""
+    return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:out_features]
+
+
+def parts_of(rows: int, panels: int) -> int:
+    """Parts to cut the panels into, so that there are enough work items for all threads."""
+    tiles = max(1, -(-rows // ROWS))
+    return max(1, min(panels, -(-_ITEMS_PER_THREAD * num_threads() // tiles)))
+
+
+@numba.njit
+def multiply_part(
+    item: int,
+    parts: int,
+    x: np.ndarray,
+    rows: int,
+    inner: int,
+    panels: np.ndarray,
+    panels_at: int,
+    num_panels: int,
+    out: np.ndarray,
+) -> None:
+    """Add one work item's share of `x @ weight.T` to `out`.
+
+    Args:
+        item: which of `ceil(rows / ROWS) * parts`.
+        parts: see `parts_of`.
+        x: flat float32 `[rows * inner]`.
+        rows: of the product.
+        inner: summed over.
+        panels: flat float32; the weight's begin at `panels_at`.
+        panels_at: see `panels`.
+        num_panels: panels of the weight.
+        out: flat float32 `[rows * num_panels * PANEL]`.
+    """
+    first, part = item // parts * ROWS, item % parts
+    stride = num_panels * PANEL
+    for panel in range(part * num_panels // parts, (part + 1) * num_panels // parts):
         multiply_add(
             x,
             first * inner,
             inner,
             panels,
-            panel * inner * PANEL,
+            panels_at + panel * inner * PANEL,
             out,
             first * stride + panel * PANEL,
             stride,
-            min(_ROWS, rows - first),
+            min(ROWS, rows - first),
             inner,
             PANEL,
         )
+
+
+@numba.njit(nogil=True, cache=True)
+def _multiply(
+    counters: np.ndarray, x: np.ndarray, rows: int, inner: int, panels: np.ndarray, parts: int, out: np.ndarray
+) -> None:
+    items = (rows + ROWS - 1) // ROWS * parts
+    num_panels = len(panels) // (inner * PANEL)
+    item = claim(counters, 0)
+    while item < items:
+        multiply_part(item, parts, x, rows, inner, panels, 0, num_panels, out)
+        item = claim_next(counters, 0)
+    wait_for(counters, 0, items)
 
 
 def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: torch.Tensor | None) -> torch.Tensor:
@@ -38,7 +93,7 @@ def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: t
 
     Args:
         x: float32 `[rows, in]`.
-        panels: float32 `[panel, in, PANEL]`.
+        panels: float32, from `pack`.
         out_features: columns of the product, at most those of the panels.
         bias: float32 `[out_features]` or None; what each sum begins with.
 
@@ -46,13 +101,9 @@ def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: t
         float32 `[rows, out_features]`.
     """
     rows, inner = x.shape
-    stride = panels.shape[0] * PANEL
-    if bias is None:
-        out = torch.zeros(rows, stride)
-    else:
-        out = torch.empty(rows, stride)
+    out = torch.zeros(rows, panels.shape[0] * PANEL)
+    if bias is not None:
         out[:, :out_features] = bias
-        out[:, out_features:] = 0.0
     flat_x, flat_panels, flat_out = (t.contiguous().view(-1).numpy() for t in (x, panels, out))
-    launch(_multiply, flat_x, flat_panels, rows, inner, flat_out, stride)
+    run_together(_multiply, 1, flat_x, rows, inner, flat_panels, parts_of(rows, len(panels)), flat_out)
     return out[:, :out_features]

@@ -40,72 +40,95 @@ def make_tile(rows: int, lanes: int) -> Callable[..., None]:
     ) -> Any:
         place = types.intp
         signature = types.void(a, place, place, b, place, place, o, place, place, place)
-        return signature, _generate(rows, lanes)
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            arrays = [context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3, 6)]
+            a, b, out = (builder.gep(data, [args[i]]) for data, i in zip(arrays, (1, 4, 7), strict=True))
+            builder.call(_tile_function(builder.module, rows, lanes), [a, args[2], b, args[5], out, args[8], args[9]])
+            return context.get_dummy_value()
+
+        return signature, generate
 
     return multiply_add
 
 
-def _generate(rows: int, lanes: int) -> Callable[..., Any]:
+def _tile_function(module: ir.Module, rows: int, lanes: int) -> ir.Function:
+    """The tile as a function of `module`: one that is never inlined, or each of its many uses would be compiled anew.
+
+    Its arguments: a, distance between its rows, b, the same, out, the same, count.
+    """
+    pointer = _FLOAT.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _INDEX, pointer, _INDEX, pointer, _INDEX, _INDEX])
+    function = cgutils.get_or_insert_function(module, kind, f"espalier_tile_{rows}x{lanes}")
+    if function.is_declaration:
+        function.linkage = "linkonce_odr"
+        function.attributes.add("noinline")
+        _write_body(ir.IRBuilder(function.append_basic_block()), function, rows, lanes)
+    return function
+
+
+def _write_body(builder: ir.IRBuilder, function: ir.Function, rows: int, lanes: int) -> None:
+    a, a_stride, b, b_stride, out, out_stride, count = function.args
     vector = ir.VectorType(_FLOAT, lanes)
     undefined = ir.Constant(vector, ir.Undefined)
     to_all_lanes = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    fma = cgutils.get_or_insert_function(
+        function.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32"
+    )
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        a, b, out = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3, 6))
-        _, a_start, a_stride, _, b_start, b_stride, _, out_start, out_stride, count = args
-        fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32"
-        )
+    def row_of(base: Any, stride: Any, row: Any) -> Any:
+        return builder.gep(base, [builder.mul(stride, row)])
 
-        def row_start(start: Any, stride: Any, row: int) -> Any:
-            return builder.add(start, builder.mul(stride, ir.Constant(_INDEX, row)))
+    def as_vector(place: Any) -> Any:
+        return builder.bitcast(place, vector.as_pointer())
 
-        def vector_at(base: Any, place: Any) -> Any:
-            return builder.bitcast(builder.gep(base, [place]), vector.as_pointer())
+    def load(place: Any) -> Any:
+        loaded = builder.load(as_vector(place))
+        loaded.align = 4
+        return loaded
 
-        def load(pointer: Any) -> Any:
-            loaded = builder.load(pointer)
-            loaded.align = 4
-            return loaded
+    indices = [ir.Constant(_INDEX, row) for row in range(rows)]
+    a_rows = [row_of(a, a_stride, row) for row in indices]
+    out_rows = [row_of(out, out_stride, row) for row in indices]
+    initial = [load(place) for place in out_rows]
+    before = builder.block
+    condition, body, after = (builder.append_basic_block(name) for name in ("condition", "body", "end"))
+    builder.branch(condition)
 
-        a_rows = [builder.gep(a, [row_start(a_start, a_stride, row)]) for row in range(rows)]
-        out_rows = [vector_at(out, row_start(out_start, out_stride, row)) for row in range(rows)]
-        initial = [load(pointer) for pointer in out_rows]
-        before = builder.block
-        condition, body, after = (builder.append_basic_block(f"tile.{name}") for name in ("condition", "body", "end"))
-        builder.branch(condition)
+    builder.position_at_end(condition)
+    n = builder.phi(_INDEX)
+    n.add_incoming(ir.Constant(_INDEX, 0), before)
+    sums = [builder.phi(vector) for _ in range(rows)]
+    for total, start in zip(sums, initial, strict=True):
+        total.add_incoming(start, before)
+    builder.cbranch(builder.icmp_signed("<", n, count), body, after)
 
-        builder.position_at_end(condition)
-        n = builder.phi(_INDEX)
-        n.add_incoming(ir.Constant(_INDEX, 0), before)
-        sums = [builder.phi(vector) for _ in range(rows)]
-        for total, start in zip(sums, initial, strict=True):
-            total.add_incoming(start, before)
-        builder.cbranch(builder.icmp_signed("<", n, count), body, after)
+    builder.position_at_end(body)
+    shared = load(row_of(b, b_stride, n))
+    for total, a_row in zip(sums, a_rows, strict=True):
+        factor = builder.insert_element(undefined, builder.load(builder.gep(a_row, [n])), ir.Constant(_INDEX, 0))
+        factors = builder.shuffle_vector(factor, undefined, to_all_lanes)
+        total.add_incoming(builder.call(fma, [factors, shared, total]), body)
+    n.add_incoming(builder.add(n, ir.Constant(_INDEX, 1)), body)
+    builder.branch(condition)
 
-        builder.position_at_end(body)
-        shared = load(vector_at(b, builder.add(b_start, builder.mul(n, b_stride))))
-        for total, a_row in zip(sums, a_rows, strict=True):
-            factor = builder.insert_element(undefined, builder.load(builder.gep(a_row, [n])), ir.Constant(_INDEX, 0))
-            factors = builder.shuffle_vector(factor, undefined, to_all_lanes)
-            total.add_incoming(builder.call(fma, [factors, shared, total]), body)
-        n.add_incoming(builder.add(n, ir.Constant(_INDEX, 1)), body)
-        builder.branch(condition)
-
-        builder.position_at_end(after)
-        for total, pointer in zip(sums, out_rows, strict=True):
-            builder.store(total, pointer).align = 4
-        return context.get_dummy_value()
-
-    return generate
+    builder.position_at_end(after)
+    for total, place in zip(sums, out_rows, strict=True):
+        builder.store(total, as_vector(place)).align = 4
+    builder.ret_void()
 
 
-_8xW, _4xW, _2xW, _1xW = make_tile(TALL, WIDE), make_tile(4, WIDE), make_tile(2, WIDE), make_tile(1, WIDE)
-_8x16, _4x16, _2x16, _1x16 = make_tile(TALL, 16), make_tile(4, 16), make_tile(2, 16), make_tile(1, 16)
-_4x1, _1x1 = make_tile(4, 1), make_tile(1, 1)
+_tall_wide, _4_wide, _2_wide, _1_wide = (
+    make_tile(TALL, WIDE),
+    make_tile(4, WIDE),
+    make_tile(2, WIDE),
+    make_tile(1, WIDE),
+)
+_tall_16, _4_16, _2_16, _1_16 = make_tile(TALL, 16), make_tile(4, 16), make_tile(2, 16), make_tile(1, 16)
+_4_1, _1_1 = make_tile(4, 1), make_tile(1, 1)
 
 
-@numba.njit(inline="always")
+@numba.njit
 def multiply_add(
     a: np.ndarray,
     a_start: int,
@@ -132,29 +155,29 @@ def multiply_add(
         while column < columns:
             w, z, room = b_start + column, y + column, columns - column
             if room >= WIDE:
-                if height == 8:
-                    _8xW(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                if height > 4:
+                    _tall_wide(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
                 elif height == 4:
-                    _4xW(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                    _4_wide(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
                 elif height == 2:
-                    _2xW(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                    _2_wide(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
                 else:
-                    _1xW(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                    _1_wide(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
                 column += WIDE
             elif room >= 16:
-                if height == 8:
-                    _8x16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                if height > 4:
+                    _tall_16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
                 elif height == 4:
-                    _4x16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                    _4_16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
                 elif height == 2:
-                    _2x16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                    _2_16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
                 else:
-                    _1x16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
+                    _1_16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
                 column += 16
             else:
                 for r in range(0, height - height % 4, 4):
-                    _4x1(a, x + r * a_stride, a_stride, b, w, columns, out, z + r * out_stride, out_stride, inner)
+                    _4_1(a, x + r * a_stride, a_stride, b, w, columns, out, z + r * out_stride, out_stride, inner)
                 for r in range(height - height % 4, height):
-                    _1x1(a, x + r * a_stride, a_stride, b, w, columns, out, z + r * out_stride, out_stride, inner)
+                    _1_1(a, x + r * a_stride, a_stride, b, w, columns, out, z + r * out_stride, out_stride, inner)
                 column += 1
         row += height

@@ -1,0 +1,297 @@
+"""All layers of a decoder in one compiled call: all threads walk through the same phases, sharing the items."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.cpu.attention import TOKENS_PER_ITEM, attend, flat_arena, geometry_of, tables_of
+from espalier.kernels.cpu.linear import PANEL, ROWS, multiply_part, pack, parts_of, unpack
+from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
+from espalier.kernels.cpu.tiles import multiply_add
+from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
+from espalier.kernels.layers import LayerShape, LayerWeights
+from espalier.kernels.layout import LayerKV
+
+_PHASES = 8
+"""Of one layer: norm; qkv; rotary and store; attention; out; norm; gate and up; down."""
+_FEW = 8
+"""Rows of one work item where there is little to do for each."""
+
+
+@numba.njit
+def _norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray) -> None:
+    for r in range(item * _FEW, min((item + 1) * _FEW, len(out) // len(weight))):
+        rms_norm(x, r * x_stride, weight, eps, out, r * len(weight))
+
+
+@numba.njit
+def _fill_part(item: int, parts: int, rows: int, bias: np.ndarray, out: np.ndarray) -> None:
+    """Start the sums that `multiply_part` adds to with the bias, `[num_panels * PANEL]`."""
+    first, part = item // parts * ROWS, item % parts
+    panels = len(bias) // PANEL
+    for r in range(first, min(first + ROWS, rows)):
+        for column in range(part * panels // parts * PANEL, (part + 1) * panels // parts * PANEL):
+            out[r * len(bias) + column] = bias[column]
+
+
+@numba.njit
+def _rotate_and_store(
+    item: int,
+    qkv: np.ndarray,
+    rotary: tuple[np.ndarray, np.ndarray],
+    flat: np.ndarray,
+    keys_at: int,
+    values_at: int,
+    geometry: tuple[int, int, int, int, int, int, int],
+    writes: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Rotate queries and keys of a few tokens in place, and put their keys and values where `writes` says."""
+    sector_stride, slots, block_size, heads, kv_heads, head_dim, stride = geometry
+    (cos, sin), (blocks, offsets) = rotary, writes
+    for row in range(item * _FEW, min((item + 1) * _FEW, len(cos))):
+        for head in range(heads + kv_heads):
+            rotate(qkv, row * stride + head * head_dim, cos[row], sin[row])
+        block, offset = blocks[row], offsets[row]
+        if block < 0:
+            continue
+        for head in range(kv_heads):
+            at = block // slots * sector_stride + (block % slots * kv_heads + head) * block_size * head_dim
+            key = row * stride + (heads + head) * head_dim
+            value = key + kv_heads * head_dim
+            for i in range(head_dim):
+                flat[keys_at + at + i * block_size + offset] = qkv[key + i]
+                flat[values_at + at + offset * head_dim + i] = qkv[value + i]
+
+
+@numba.njit
+def _gated_part(
+    item: int,
+    parts: int,
+    x: np.ndarray,
+    rows: int,
+    inner: int,
+    panels: np.ndarray,
+    panels_at: int,
+    num_panels: int,
+    out: np.ndarray,
+) -> None:
+    """Write one work item's share of silu(gate) * up; arguments as `multiply_part`, up's panels after gate's."""
+    first, part = item // parts * ROWS, item % parts
+    count = min(ROWS, rows - first)
+    gate, up = np.empty(count * PANEL, np.float32), np.empty(count * PANEL, np.float32)
+    scratch = np.empty(PANEL, np.float32)
+    panel_size = inner * PANEL
+    for panel in range(part * num_panels // parts, (part + 1) * num_panels // parts):
+        gate[:] = np.float32(0.0)
+        up[:] = np.float32(0.0)
+        at = panels_at + panel * panel_size
+        multiply_add(x, first * inner, inner, panels, at, gate, 0, PANEL, count, inner, PANEL)
+        at += num_panels * panel_size
+        multiply_add(x, first * inner, inner, panels, at, up, 0, PANEL, count, inner, PANEL)
+        for r in range(count):
+            silu_times(gate, up, r * PANEL, scratch, out, ((first + r) * num_panels + panel) * PANEL, PANEL)
+
+
+@numba.njit(nogil=True, cache=True)
+def _forward(
+    counters: np.ndarray,
+    hidden: np.ndarray,
+    weights: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    eps: np.float32,
+    rotary: tuple[np.ndarray, np.ndarray],
+    flat: np.ndarray,
+    places: np.ndarray,
+    geometry: tuple[int, int, int, int, int, int, int],
+    tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    writes: tuple[np.ndarray, np.ndarray],
+    tile: int,
+    scale: np.float32,
+    parts: tuple[int, int, int],
+    buffers: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+) -> None:
+    norms, qkv_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
+    normed, qkv, mixed, gated = buffers
+    qkv_parts, hidden_parts, gated_parts = parts
+    rows, width, stride = len(rotary[0]), norms.shape[2], len(hidden) // len(rotary[0])
+    wide, inner = geometry[3] * geometry[5], len(gated) // rows
+    hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
+    tiles, few = (rows + ROWS - 1) // ROWS, (rows + _FEW - 1) // _FEW
+    attend_items = (rows + tile - 1) // tile * geometry[4]
+    phase = 0
+    for layer in range(len(norms)):
+        keys_at, values_at = places[layer, 0], places[layer, 1]
+
+        item = claim(counters, phase)
+        while item < few:
+            _norm_rows(item, hidden, stride, norms[layer, 0], eps, normed)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, few)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < tiles * qkv_parts:
+            _fill_part(item, qkv_parts, rows, qkv_bias[layer], qkv)
+            at = layer * qkv_count * PANEL * width
+            multiply_part(item, qkv_parts, normed, rows, width, qkv_panels, at, qkv_count, qkv)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, tiles * qkv_parts)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < few:
+            _rotate_and_store(item, qkv, rotary, flat, keys_at, values_at, geometry, writes)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, few)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < attend_items:
+            attend(item, tile, scale, qkv, flat, keys_at, values_at, geometry, tables, mixed)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, attend_items)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < tiles * hidden_parts:  # what goes into the residual stream is added to it in place
+            at = layer * hidden_count * PANEL * wide
+            multiply_part(item, hidden_parts, mixed, rows, wide, out_panels, at, hidden_count, hidden)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, tiles * hidden_parts)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < few:
+            _norm_rows(item, hidden, stride, norms[layer, 1], eps, normed)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, few)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < tiles * gated_parts:
+            at = layer * 2 * gated_count * PANEL * width
+            _gated_part(item, gated_parts, normed, rows, width, gate_up_panels, at, gated_count, gated)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, tiles * gated_parts)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < tiles * hidden_parts:
+            at = layer * hidden_count * PANEL * inner
+            multiply_part(item, hidden_parts, gated, rows, inner, down_panels, at, hidden_count, hidden)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, tiles * hidden_parts)
+        phase += 1
+
+
+class _Packed(NamedTuple):
+    """Weights of all L layers: norms `[L, 2, hidden]`, bias `[L, padded qkv]`, the others `[L, panel, in, PANEL]`."""
+
+    norms: torch.Tensor
+    qkv_bias: torch.Tensor
+    qkv: torch.Tensor
+    out: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class CpuLayers:
+    """`Layers` for float32 on CPU.
+
+    Attributes:
+        tokens_per_item: see `attention.TOKENS_PER_ITEM`.
+    """
+
+    def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape) -> None:
+        """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals."""
+        self.tokens_per_item = TOKENS_PER_ITEM
+        self._shape = shape
+        first = load(0)
+        self._has_bias = first.qkv_bias is not None
+        self._inner = first.down.shape[1]
+        self._packed = _Packed(*(t.new_empty(count, *t.shape) for t in _pack(first)))
+        for index in range(count):
+            for whole, part in zip(self._packed, _pack(load(index) if index else first), strict=True):
+                whole[index] = part
+
+    def __len__(self) -> int:
+        return len(self._packed.norms)
+
+    def weights(self, index: int) -> LayerWeights:
+        """See `Layers`."""
+        s, packed = self._shape, _Packed(*(whole[index] for whole in self._packed))
+        qkv_rows, hidden = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, packed.norms.shape[1]
+        gate, up = (unpack(half, self._inner) for half in packed.gate_up.chunk(2))
+        return LayerWeights(
+            attention_norm=packed.norms[0],
+            qkv=unpack(packed.qkv, qkv_rows),
+            qkv_bias=packed.qkv_bias[:qkv_rows] if self._has_bias else None,
+            out=unpack(packed.out, hidden),
+            mlp_norm=packed.norms[1],
+            gate_up=torch.cat((gate, up)),
+            down=unpack(packed.down, hidden)[:, : self._inner],
+        )
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        layer_kvs: Sequence[LayerKV],
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """See `Layers`."""
+        s, (rows, width) = self._shape, hidden.shape
+        stride, qkv_stride, inner = (
+            -(-n // PANEL) * PANEL for n in (width, self._packed.qkv_bias.shape[1], self._inner)
+        )
+        stream = torch.zeros(rows, stride) if stride > width else torch.empty(rows, stride)
+        stream[:, :width] = hidden
+        buffers = tuple(
+            np.empty(rows * columns, np.float32) for columns in (width, qkv_stride, s.num_heads * s.head_dim, inner)
+        )
+        run_together(
+            _forward,
+            _PHASES * len(self),
+            stream.view(-1).numpy(),
+            tuple(t.numpy() if t.dim() < 4 else t.view(-1).numpy() for t in self._packed),
+            np.float32(s.norm_eps),
+            (cos[:, 0].numpy(), sin[:, 0].numpy()),
+            flat_arena(layer_kvs[0]),
+            np.array([(kv.keys.storage_offset(), kv.values.storage_offset()) for kv in layer_kvs]),
+            geometry_of(layer_kvs[0], s.num_heads, qkv_stride),
+            tables_of(batch),
+            _writes(batch, rows, layer_kvs[0].keys.shape[1]),
+            self.tokens_per_item,
+            np.float32(s.head_dim**-0.5),
+            tuple(parts_of(rows, columns // PANEL) for columns in (qkv_stride, stride, inner)),
+            buffers,
+        )
+        return stream[:, :width]
+
+
+def _pack(layer: LayerWeights) -> _Packed:
+    gate, up = layer.gate_up.chunk(2)
+    bias = torch.zeros(len(layer.qkv)) if layer.qkv_bias is None else layer.qkv_bias
+    return _Packed(
+        norms=torch.stack((layer.attention_norm, layer.mlp_norm)),
+        qkv_bias=F.pad(bias, (0, -len(bias) % PANEL)),
+        qkv=pack(layer.qkv),
+        out=pack(layer.out),
+        gate_up=torch.cat((pack(gate), pack(up))),
+        down=pack(F.pad(layer.down, (0, -layer.down.shape[1] % PANEL))),  # as wide as gate's and up's panels
+    )
+
+
+def _writes(batch: AttentionBatch, rows: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """Block id of each row's token, -1 where it is not written, and its position there; int64 `[T]`."""
+    blocks, offsets = (batch.write_sectors * slots + batch.write_slots).numpy(), batch.write_offsets.numpy()
+    if batch.write_rows is None:
+        return blocks, offsets
+    of_rows = np.full((2, rows), -1, dtype=np.int64)
+    of_rows[:, batch.write_rows.numpy()] = blocks, offsets
+    return of_rows[0], of_rows[1]

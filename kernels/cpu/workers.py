@@ -1,0 +1,182 @@
+"""Several threads in one compiled function: who helps, and how its work is shared.
+
+A function that wants help is compiled with `nogil` and called with the same arguments by every thread. Its work is cut
+into phases and a phase into items; whoever is free claims the next item, and nobody enters a phase before all items of
+the one before it are done:
+
+    item = claim(counters, phase)
+    while item < items:
+        ...
+        item = claim_next(counters, phase)
+    wait_for(counters, phase, items)
+
+A helper that comes late, or not at all, delays nobody, and one that is slow is given less. (A fork and join of numba's
+own threads costs about 10 us on two cores, and milliseconds while another process holds one of them; this costs a
+fraction of a microsecond a phase, and a decoder's step has dozens.)
+"""
+
+import os
+import platform
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+_LINE = 8
+"""Elements of a cache line: counters that different threads write lie in lines of their own."""
+_SPINS = 2000
+"""Looks at a counter before the core is offered to others, about 50 us."""
+
+
+_Call = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class _Helpers:
+    """Threads that wait for calls to join, each at a queue of its own."""
+
+    def __init__(self) -> None:
+        self.wanted = _cores() - 1
+        self._pid = os.getpid()
+        self._queues: list[queue.SimpleQueue[_Call]] = []
+        self._lock = threading.Lock()
+
+    def call(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Have `wanted` helpers call `function(*args)` as soon as they are free."""
+        with self._lock:
+            if self._pid != os.getpid():  # forked: the threads stayed behind
+                self._pid, self._queues = os.getpid(), []
+            while len(self._queues) < self.wanted:
+                calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+                threading.Thread(target=_help, args=(calls,), name="espalier-worker", daemon=True).start()
+                self._queues.append(calls)
+        for calls in self._queues[: self.wanted]:
+            calls.put((function, args))
+
+
+def _help(calls: "queue.SimpleQueue[_Call]") -> None:
+    while True:
+        function, args = calls.get()
+        while not calls.empty():  # what is past needs no help any more
+            function, args = calls.get()
+        function(*args)
+        del function, args  # arrays of a finished call are not kept until the next
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_helpers = _Helpers()
+
+
+def set_threads(count: int) -> None:
+    """Let compiled functions of this process run on `count` threads, at least one."""
+    _helpers.wanted = count - 1
+
+
+def num_threads() -> int:
+    """Threads that compiled functions of this process run on."""
+    return _helpers.wanted + 1
+
+
+def run_together(function: Callable[..., None], phases: int, *args: Any) -> None:
+    """Call `function(counters, *args)` on this thread, helped by the others; returns when all its work is done.
+
+    Args:
+        function: compiled with `nogil`; takes part in `phases` phases as the module says, each call in the same ones.
+        phases: how many.
+        args: arrays and numbers.
+    """
+    counters = np.zeros((phases, 2 * _LINE), dtype=np.int64)
+    if _helpers.wanted:
+        _helpers.call(function, (counters, *args))
+    function(counters, *args)
+
+
+_INDEX = ir.IntType(64)
+_CLAIMED, _DONE = 0, _LINE
+"""Columns of `counters`: items of a phase that somebody took, and those that are done."""
+
+
+def _element(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """The address of `counters[phase, column]`."""
+    counters = context.make_array(signature.args[0])(context, builder, args[0])
+    row = builder.mul(args[1], ir.Constant(_INDEX, 2 * _LINE))
+    return builder.gep(counters.data, [builder.add(row, args[2])])
+
+
+@intrinsic
+def _add_one(_: Any, counters: Any, phase: Any, column: Any) -> Any:
+    """Atomically add one to a counter and return what it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = _element(context, builder, signature, args)
+        return builder.atomic_rmw("add", place, ir.Constant(_INDEX, 1), "acq_rel")
+
+    return types.int64(counters, types.intp, types.intp), generate
+
+
+@intrinsic
+def _read(_: Any, counters: Any, phase: Any, column: Any) -> Any:
+    """A counter as other threads last left it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_element(context, builder, signature, args), "acquire", 8)
+
+    return types.int64(counters, types.intp, types.intp), generate
+
+
+@intrinsic
+def _pause(_: Any) -> Any:
+    """Tell the processor that this is a spin loop, where it can be told."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if platform.machine().lower() in ("x86_64", "amd64"):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def _yield(_: Any) -> Any:
+    """Offer the core to another thread."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@numba.njit
+def claim(counters: np.ndarray, phase: int) -> int:
+    """The next item of a phase that nobody has; past the last when there is none."""
+    return _add_one(counters, phase, _CLAIMED)
+
+
+@numba.njit
+def claim_next(counters: np.ndarray, phase: int) -> int:
+    """Report an item done and claim another."""
+    _add_one(counters, phase, _DONE)
+    return _add_one(counters, phase, _CLAIMED)
+
+
+@numba.njit
+def wait_for(counters: np.ndarray, phase: int, items: int) -> None:
+    """Wait until all items of a phase are done."""
+    spins = 0
+    while _read(counters, phase, _DONE) < items:
+        spins += 1
+        if spins < _SPINS:
+            _pause()
+        else:
+            _yield()

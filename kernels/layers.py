@@ -1,0 +1,146 @@
+"""A decoder's layers over paged KV: the torch reference and the choice of path.
+
+A layer is normalisation, q, k and v in one product, rotary embedding, attention, and the gated MLP (Llama's order).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from espalier.kernels.attention import paged_attention
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.cache import write_kv
+from espalier.kernels.layout import LayerKV
+from espalier.kernels.rotary import apply_rotary
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What the layers of a decoder have in common."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer; q, k, v and gate, up are fused so that each is one product.
+
+    Shapes: `qkv [(heads + 2 * kv_heads) * head_dim, hidden]` and its bias, `out [hidden, heads * head_dim]`,
+    `gate_up [2 * intermediate, hidden]`, `down [hidden, intermediate]`, norms `[hidden]`.
+    """
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    out: torch.Tensor
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class Layers(Protocol):
+    """All layers of one decoder, their weights as the device's path wants them."""
+
+    def __len__(self) -> int: ...
+
+    def weights(self, index: int) -> LayerWeights:
+        """One layer's weights as they were given."""
+        ...
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        layer_kvs: Sequence[LayerKV],
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """Take a step's tokens through every layer, writing their keys and values.
+
+        Args:
+            hidden: embedded tokens, `[T, hidden]`.
+            cos: float32 `[T, 1, head_dim / 2]`, of each token's position.
+            sin: the same of sines.
+            layer_kvs: one `KVLayout.layer_view` per layer, all of one arena.
+            batch: where the tokens and their context lie.
+
+        Returns:
+            What the last layer gives, `[T, hidden]`.
+        """
+        ...
+
+
+class TorchLayers:
+    """`Layers` in plain torch: the reference, and the path of every device and dtype without one of its own."""
+
+    def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape) -> None:
+        """Keep `count` layers, which `load` gives."""
+        self._layers = [load(index) for index in range(count)]
+        self._shape = shape
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def weights(self, index: int) -> LayerWeights:
+        """See `Layers`."""
+        return self._layers[index]
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        layer_kvs: Sequence[LayerKV],
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """See `Layers`."""
+        eps = self._shape.norm_eps
+        for layer, layer_kv in zip(self._layers, layer_kvs, strict=True):
+            normed = F.rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, eps)
+            hidden = hidden + self._attention(layer, normed, cos, sin, layer_kv, batch)
+            normed = F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
+            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
+            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+        return hidden
+
+    def _attention(
+        self,
+        layer: LayerWeights,
+        normed: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        layer_kv: LayerKV,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        s = self._shape
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, s.head_dim)
+        rotated = apply_rotary(qkv[:, : s.num_heads + s.num_kv_heads], cos, sin)
+        query, key = rotated[:, : s.num_heads], rotated[:, s.num_heads :]
+        write_kv(layer_kv, key, qkv[:, s.num_heads + s.num_kv_heads :], batch)
+        return F.linear(paged_attention(query, layer_kv, batch, s.head_dim**-0.5).flatten(1), layer.out)
+
+
+def prepare_layers(count: int, load: Callable[[int], LayerWeights], shape: LayerShape) -> Layers:
+    """Layers ready for the fastest path of their device and dtype.
+
+    Args:
+        count: how many, at least one.
+        load: gives one layer; called once for each, in order.
+        shape: what they have in common.
+    """
+    first = load(0)
+
+    def rest(index: int) -> LayerWeights:
+        return load(index) if index else first
+
+    if first.qkv.device.type == "cpu" and first.qkv.dtype == torch.float32:
+        from espalier.kernels.cpu.layers import CpuLayers  # numba takes half a second to import
+
+        return CpuLayers(count, rest, shape)
+    return TorchLayers(count, rest, shape)
