@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from espalier.kernels.sampling import FILTERED, draw_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -66,10 +68,7 @@ class SamplingBatch:
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row by inverting the cumulative distribution at the row's own uniform.
-
-    A row's draw depends on its own logits and parameters alone: rows are grouped by what they need, never by what
-    others in the batch need.
+    """Draw one token per row; a row's draw depends on its own logits and parameters alone.
 
     Args:
         logits: `[B, vocabulary]`.
@@ -79,49 +78,33 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, to
         Token ids int64 `[B]`, and their log-probabilities under the untempered model float32 `[B]`.
     """
     logits = logits.float()
-    token_ids = logits.argmax(dim=-1)
-    stochastic = batch.temperatures > 0
-    filtered = stochastic & ((batch.top_ks > 0) | (batch.top_ps < 1) | (batch.min_ps > 0))
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(logits.device)
+
+    candidates = logits
+    if filtered := np.flatnonzero((batch.top_ks > 0) | (batch.top_ps < 1) | (batch.min_ps > 0)).tolist():
+        filters = [tensor(x[filtered])[:, None] for x in (batch.temperatures, batch.top_ks, batch.top_ps, batch.min_ps)]
+        candidates = logits.clone()
+        candidates[filtered] = _filter(logits[filtered], *filters)
     draws = uniforms(batch.keys, batch.positions)
-    for rows in (np.flatnonzero(stochastic & ~filtered), np.flatnonzero(filtered)):
-        if len(rows) == 0:
-            continue
-
-        def column(values: np.ndarray, rows: np.ndarray = rows) -> torch.Tensor:
-            return torch.from_numpy(values[rows]).to(logits.device)[:, None]
-
-        index = column(np.arange(len(stochastic)))[:, 0]
-        probabilities = torch.softmax(logits[index] / column(batch.temperatures), dim=-1).double()
-        if filtered[rows[0]]:
-            filters = (column(batch.top_ks), column(batch.top_ps), column(batch.min_ps))
-            kept, order = _filter(probabilities, *filters)
-            token_ids[index] = order.gather(1, _invert(kept.cumsum(dim=-1), column(draws))[:, None])[:, 0]
-        else:
-            token_ids[index] = _invert(probabilities.cumsum(dim=-1), column(draws))
-    chosen = logits.gather(1, token_ids[:, None])[:, 0]
-    return token_ids, chosen - torch.logsumexp(logits, dim=-1)
+    return draw_tokens(logits, candidates, tensor(batch.temperatures), tensor(draws))
 
 
 def _filter(
-    probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities in falling order, zero where filtered out, and the token ids they belong to; all `[R, vocabulary]`.
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """`logits`, `[R, vocabulary]`, with `FILTERED` for all but what the filters leave; each of these is `[R, 1]`.
 
-    Filters come in the order of transformers' own: top-k, top-p of the mass that it left, min-p.
+    Filters come in the order of transformers' own: top-k, top-p of the mass that it left, min-p. The most likely token
+    always stays.
     """
     # Stable, so that equal probabilities keep the order of their ids on every machine.
-    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    probabilities = torch.softmax(ordered / temperature.clamp(min=1e-6), dim=-1).double()
     ranks = torch.arange(ordered.shape[1], device=ordered.device)
-    kept = torch.where((top_k == 0) | (ranks < top_k), ordered, 0.0)
+    kept = torch.where((top_k == 0) | (ranks < top_k), probabilities, 0.0)
     before = kept.cumsum(dim=-1) - kept
     kept = torch.where(before < top_p * kept.sum(dim=-1, keepdim=True), kept, 0.0)  # the smallest set to reach top_p
-    return torch.where(kept >= min_p * ordered[:, :1], kept, 0.0), order
-
-
-def _invert(cumulative: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Index of the first entry above draw * total, for each row."""
-    target = draws * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    # Rounding can put the target on the total itself; step back to the last entry with any mass.
-    last = (cumulative < cumulative[:, -1:]).sum(dim=-1)
-    return torch.minimum(index, last)
+    keep = (kept > 0) & (kept >= min_p * probabilities[:, :1])
+    return logits.scatter(1, order, torch.where(keep, ordered, FILTERED))

@@ -49,6 +49,8 @@ class RuntimeSettings:
 def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
     """Load both models onto one device and put an engine and an orchestrator over them.
 
+    Sets how many threads torch, and what is compiled for CPUs, use in this process.
+
     Raises:
         CheckpointError: when a checkpoint is missing, unsupported or incomplete, or the device is not there.
     """
@@ -65,13 +67,7 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
 
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-        os.environ.setdefault("NUMBA_NUM_THREADS", str(settings.threads))
-    if device.type == "cpu" and dtype == torch.float32:
-        # What is worth several threads runs on numba's. Idle threads of torch's own pool would spin beside them:
-        # measured on 2 cores, best-of-16 ran 1.7 times as fast without.
-        torch.set_num_threads(1)
+    _use_threads(settings.threads, device, dtype)
     checkpoint = Checkpoint(locate(settings.generator))
     models = {GENERATOR: load_generator(checkpoint, dtype, device)}
     family = None
@@ -102,6 +98,22 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise CheckpointError(f"--device {name}: no CUDA device is available")
     return device
+
+
+def _use_threads(count: int | None, device: torch.device, dtype: torch.dtype) -> None:
+    import torch
+
+    if device.type != "cpu" or dtype != torch.float32:
+        if count:
+            torch.set_num_threads(count)
+        return
+    from espalier.kernels.cpu.workers import set_threads
+
+    if count:
+        set_threads(count)
+    # What is worth several threads is compiled and shares them by itself. Idle threads of torch's pool would spin
+    # beside it: measured on 2 cores, best-of-16 ran 1.7 times as fast without.
+    torch.set_num_threads(1)
 
 
 def _default_kv_memory(device: torch.device) -> int:

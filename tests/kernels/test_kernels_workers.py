@@ -1,0 +1,93 @@
+"""Threads that share the items of a compiled function's phases."""
+
+import os
+import threading
+
+import numba
+import numpy as np
+import pytest
+
+from espalier.kernels.cpu import workers
+from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
+
+ITEMS, PHASES = 37, 50
+
+
+@numba.njit(nogil=True)
+def _add_neighbours(counters: np.ndarray, values: np.ndarray, touched: np.ndarray) -> None:
+    """Each phase computes a row from the whole row before it, so a phase begun too early gives another sum."""
+    for phase in range(len(counters)):
+        item = claim(counters, phase)
+        while item < values.shape[1]:
+            total = 0
+            for i in range(values.shape[1]):
+                total += values[phase, i]
+            values[phase + 1, item] = (total + item) % 1009
+            touched[phase, item] += 1
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, values.shape[1])
+
+
+def expected() -> np.ndarray:
+    values = np.zeros((PHASES + 1, ITEMS), dtype=np.int64)
+    values[0] = np.arange(ITEMS)
+    for phase in range(PHASES):
+        values[phase + 1] = (values[phase].sum() + np.arange(ITEMS)) % 1009
+    return values
+
+
+def check() -> None:
+    values = np.zeros((PHASES + 1, ITEMS), dtype=np.int64)
+    values[0], touched = np.arange(ITEMS), np.zeros((PHASES, ITEMS), dtype=np.int64)
+    run_together(_add_neighbours, PHASES, values, touched)
+    assert (values == expected()).all()
+    assert (touched == 1).all(), "every item is run by exactly one thread"
+
+
+@pytest.fixture
+def threads():
+    before = workers.num_threads()
+    yield workers.set_threads
+    workers.set_threads(before)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_every_item_runs_once_and_phases_follow_each_other(count: int, threads):
+    threads(count)
+    for _ in range(100):
+        check()
+
+
+def test_several_callers_at_once_do_not_disturb_each_other(threads):
+    threads(3)
+    failures: list[BaseException] = []
+
+    def caller() -> None:
+        try:
+            for _ in range(50):
+                check()
+        except BaseException as error:
+            failures.append(error)
+
+    callers = [threading.Thread(target=caller) for _ in range(4)]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_helpers_of_its_own(threads):
+    threads(2)
+    check()
+    child = os.fork()
+    if child == 0:
+        try:
+            check()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
