@@ -7,7 +7,8 @@ from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.config import DecoderConfig
 from espalier.engine.errors import CheckpointError
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, prepare_layers
+from espalier.kernels.layer_weights import LayerShape, LayerWeights
+from espalier.kernels.layers import Layers, prepare_layers
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import inverse_frequencies, rotary_table
 

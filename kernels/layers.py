@@ -4,7 +4,6 @@ A layer is normalisation, q, k and v in one product, rotary embedding, attention
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,35 +12,9 @@ import torch.nn.functional as F
 from espalier.kernels.attention import paged_attention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import write_kv
+from espalier.kernels.layer_weights import LayerShape, LayerWeights
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import apply_rotary
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What the layers of a decoder have in common."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    norm_eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer; q, k, v and gate, up are fused so that each is one product.
-
-    Shapes: `qkv [(heads + 2 * kv_heads) * head_dim, hidden]` and its bias, `out [hidden, heads * head_dim]`,
-    `gate_up [2 * intermediate, hidden]`, `down [hidden, intermediate]`, norms `[hidden]`.
-    """
-
-    attention_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    out: torch.Tensor
-    mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
 
 
 class Layers(Protocol):

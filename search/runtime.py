@@ -54,8 +54,6 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
     Raises:
         CheckpointError: when a checkpoint is missing, unsupported or incomplete, or the device is not there.
     """
-    import torch
-
     from espalier.engine.checkpoint import Checkpoint, locate
     from espalier.engine.engine import Engine, EngineSettings
     from espalier.engine.model import load_generator

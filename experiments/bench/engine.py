@@ -1,4 +1,4 @@
-"""Decode tokens a second: the engine beside a bare dense torch loop, in turn, in one run."""
+"""Decode tokens a second: the engine beside a bare dense torch loop and, where it is, vLLM; in turn, in one run."""
 
 import dataclasses
 import statistics
@@ -8,46 +8,71 @@ from typing import Any
 import torch
 
 from espalier.engine.checkpoint import Checkpoint, locate
+from espalier.engine.config import parse_decoder_config
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.model import Model, load_generator
 from espalier.engine.sampling import Sampling, stream_key
 from espalier.engine.turns import GENERATOR
 from espalier.engine.work import Generate
 from espalier.experiments.peers.dense_loop import DenseLoop
+from espalier.experiments.peers.vllm_process import VllmProcess, VllmSettings
 from espalier.kernels.linear import Linear
 
 BATCHES = (1, 4, 16, 64, 256)
+_COLUMNS = {"espalier": "espalier", "dense": "dense loop", "vllm": "vllm"}
 
 
 def run(
-    generator: str, prompt_tokens: int, new_tokens: int, repeats: int
+    generator: str, prompt_tokens: int, new_tokens: int, repeats: int, vllm: VllmProcess | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Measure every batch size.
 
-    Both contestants decode `new_tokens` tokens for B sequences with prompts of their own; prefill is not timed. Ratios
-    are taken pair by pair, in turn, and their median is reported.
+    All contestants decode `new_tokens` tokens for B sequences with prompts of their own; prefill is not timed. Of vLLM
+    that is the time of a whole run less the time of one that ends at the first token, both with the prompts in its
+    prefix cache. Ratios are taken pair by pair, in turn, and their median is reported.
 
     Returns:
-        Rows with median tokens a second of each, and ratios `decode@B/dense`.
+        Rows with median tokens a second of each, and ratios `decode@B/dense` and, with `vllm`, `decode@B/vllm`.
     """
     checkpoint = Checkpoint(locate(generator))
     model = dataclasses.replace(load_generator(checkpoint, torch.float32, "cpu"), eos_token_ids=())
-    rows, ratios, threads = [], {}, torch.get_num_threads()
+    rows, ratios = [], {}
     for batch in BATCHES:
         random = torch.Generator().manual_seed(batch)
         prompts = torch.randint(3, model.config.vocab_size, (batch, prompt_tokens), generator=random)
-        pairs = []
-        for repeat in range(repeats + 1):
-            torch.set_num_threads(1)  # as `load_orchestrator` does: the engine's threads are numba's
-            ours = _engine_rate(model, prompts, new_tokens)
-            torch.set_num_threads(threads)
-            pair = ours, _dense_rate(model, prompts, new_tokens)
-            if repeat:  # the first is the warm-up
-                pairs.append(pair)
-        ours, dense = (statistics.median(rates) for rates in zip(*pairs, strict=True))
-        ratios[f"decode@{batch}/dense"] = statistics.median(a / b for a, b in pairs)
-        rows.append({"batch": batch, "espalier tokens/s": ours, "dense loop tokens/s": dense})
+        turns = [_turn(model, prompts, new_tokens, vllm) for _ in range(repeats + 1)][1:]  # the first is the warm-up
+        medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+        rows.append({"batch": batch, **{f"{_COLUMNS[name]} tokens/s": rate for name, rate in medians.items()}})
+        for name in list(medians)[1:]:
+            ratios[f"decode@{batch}/{name}"] = statistics.median(turn["espalier"] / turn[name] for turn in turns)
     return rows, ratios
+
+
+def vllm_settings(generator: str, prompt_tokens: int, new_tokens: int) -> VllmSettings:
+    """What vLLM needs to prefill the largest batch in one step, as the engine does, and to keep every prompt cached."""
+    folder = locate(generator)
+    c = parse_decoder_config(Checkpoint(folder).config)
+    length = prompt_tokens + new_tokens
+    tokens = 2 * sum(BATCHES) * (length + 32)  # a block of 32 more for each; twice, for what evicting needs to breathe
+    return VllmSettings(
+        folder,
+        kv_memory_bytes=max(2**30, tokens * c.num_layers * 2 * c.num_kv_heads * c.head_dim * 4),
+        max_sequences=max(BATCHES),
+        max_batch_tokens=max(8192, max(BATCHES) * prompt_tokens),
+        max_length=length,
+    )
+
+
+def _turn(model: Model, prompts: torch.Tensor, new_tokens: int, vllm: VllmProcess | None) -> dict[str, float]:
+    """Tokens a second of each contestant once, ours first."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as `load_orchestrator` does: the engine has threads of its own
+    rates = {"espalier": _engine_rate(model, prompts, new_tokens)}
+    torch.set_num_threads(threads)
+    rates["dense"] = _dense_rate(model, prompts, new_tokens)
+    if vllm:
+        rates["vllm"] = vllm.decode_rate(prompts.tolist(), new_tokens)
+    return rates
 
 
 def _engine_rate(model: Model, prompts: torch.Tensor, new_tokens: int) -> float:

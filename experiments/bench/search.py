@@ -1,4 +1,4 @@
-"""Problems a minute of beam search: one, 8 and 32 at once, beside search-and-learn's way on transformers."""
+"""Problems a minute of beam search: one, 8 and 32 at once, beside search-and-learn's way on transformers and vLLM."""
 
 import statistics
 import time
@@ -10,12 +10,14 @@ import torch
 from espalier.engine.checkpoint import locate
 from espalier.experiments.benchmarks import Problem, load_benchmark
 from espalier.experiments.peers.search_and_learn import SearchAndLearn
+from espalier.experiments.peers.vllm_process import VllmProcess, VllmSettings
 from espalier.search.answers import canonical
 from espalier.search.request import SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
 
 IN_FLIGHT = (1, 8, 32)
 GENERATOR, VERIFIER = "demo-generator", "demo-verifier"
+_TITLES = {"transformers": "transformers", "vllm": "vLLM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +31,54 @@ class _Run:
 
 
 def run(
-    beam_width: int, expansion: int, problems: int, peer_problems: int, repeats: int
+    beam_width: int,
+    expansion: int,
+    problems: int,
+    peer_problems: int,
+    repeats: int,
+    vllm: VllmProcess | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search the same problems by every contestant, in turn, `repeats` times with another seed each.
 
-    The baseline, being slower, takes the first `peer_problems` of the same problems in each repetition. Answers are
-    compared by spelling, which decides the demo benchmark's whole numbers.
+    The baseline, being slower, takes the first `peer_problems` of the same problems in each repetition. It runs on
+    transformers and, with `vllm`, on vLLM as generator and verifier, which goes on sampling from one seed throughout.
+    Answers are compared by spelling, which decides the demo benchmark's whole numbers.
 
     Returns:
-        Rows of medians over repetitions, and ratios: `beam@F/1` of F in flight over one at a time, and
-        `beam@F/transformers` over the baseline, each the median of the pairs.
+        Rows of medians over repetitions, and ratios, each the median of the pairs: `beam@F/1` of F in flight over one
+        at a time, `beam@F/transformers` and, with `vllm`, `beam@F/vllm` over the baseline on each.
     """
     chosen = load_benchmark("demo", problems)  # levels take turns in it, so any share has the same mix
     for_peer = chosen[:peer_problems]
-    peer, threads = SearchAndLearn(locate(GENERATOR), locate(VERIFIER)), torch.get_num_threads()
-    runs: dict[str, list[_Run]] = {}
+    peers, threads = _peers(vllm), torch.get_num_threads()
+    ours: dict[int, list[_Run]] = {count: [] for count in IN_FLIGHT}
+    theirs: dict[str, list[_Run]] = {name: [] for name in peers}
     for repeat in range(repeats + 1):
-        now = {
-            f"espalier, {count} in flight": _ours(chosen, count, beam_width, expansion, repeat) for count in IN_FLIGHT
-        }
-        torch.set_num_threads(threads)  # ours leaves torch one: its threads are numba's
-        now["search-and-learn on transformers"] = _theirs(peer, for_peer, beam_width, expansion, repeat)
-        if repeat:  # the first is the warm-up
-            for name, measured in now.items():
-                runs.setdefault(name, []).append(measured)
-    rows = [_row(name, measured) for name, measured in runs.items()]
-    *ours, theirs = runs.values()
-    ratios = {f"beam@{n}/1": _ratio(mine, ours[0]) for n, mine in zip(IN_FLIGHT[1:], ours[1:], strict=True)}
-    ratios |= {f"beam@{n}/transformers": _ratio(mine, theirs) for n, mine in zip(IN_FLIGHT, ours, strict=True)}
+        for count, runs in ours.items():
+            runs.append(_ours(chosen, count, beam_width, expansion, repeat))
+        torch.set_num_threads(threads)  # ours leaves torch one, having threads of its own
+        for name, runs in theirs.items():
+            runs.append(_theirs(peers[name], for_peer, beam_width, expansion, repeat))
+    for runs in (*ours.values(), *theirs.values()):
+        del runs[0]  # the warm-up
+    rows = [_row(f"espalier, {count} in flight", runs) for count, runs in ours.items()]
+    rows += [_row(f"search-and-learn on {_TITLES[name]}", runs) for name, runs in theirs.items()]
+    ratios = {f"beam@{n}/1": _ratio(ours[n], ours[IN_FLIGHT[0]]) for n in IN_FLIGHT[1:]}
+    ratios |= {f"beam@{n}/{name}": _ratio(mine, runs) for name, runs in theirs.items() for n, mine in ours.items()}
     return rows, ratios
+
+
+def vllm_settings(candidates: int) -> VllmSettings:
+    """Both models, and room for all candidates of a problem in one batch."""
+    return VllmSettings(locate(GENERATOR), locate(VERIFIER), max_sequences=max(candidates, 16))
+
+
+def _peers(vllm: VllmProcess | None) -> dict[str, SearchAndLearn]:
+    generator, verifier = locate(GENERATOR), locate(VERIFIER)
+    peers = {"transformers": SearchAndLearn(generator, verifier)}
+    if vllm:
+        peers["vllm"] = SearchAndLearn(generator, verifier, vllm)
+    return peers
 
 
 def _ours(problems: list[Problem], in_flight: int, beam_width: int, expansion: int, seed: int) -> _Run:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.engine.decoder import Decoder
-from espalier.kernels.layers import LayerWeights
+from espalier.kernels.layer_weights import LayerWeights
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
 

@@ -14,7 +14,7 @@ from espalier.kernels.cpu.linear import PANEL, ROWS, multiply_part, pack, parts_
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.tiles import multiply_add
 from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
-from espalier.kernels.layers import LayerShape, LayerWeights
+from espalier.kernels.layer_weights import LayerShape, LayerWeights
 from espalier.kernels.layout import LayerKV
 
 _PHASES = 8

@@ -19,6 +19,7 @@ _LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 TALL, WIDE = (8, 32) if _LARGE_REGISTERS else (4, 16)
 """Rows and lanes of the largest tile: as many sums as the machine's registers hold beside what goes into them."""
 
+_intrinsic: Any = intrinsic  # for a type checker, its result would want the typing context as an argument
 _INDEX = ir.IntType(64)
 _FLOAT = ir.FloatType()
 _BYTE = ir.IntType(8)
@@ -35,7 +36,7 @@ def make_tile(rows: int, lanes: int) -> Callable[..., None]:
     multiply-add. `b` and `out` are read and written `lanes` elements at a time. Nothing is checked.
     """
 
-    @intrinsic
+    @_intrinsic
     def multiply_add(
         _: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, sb: Any, o: Any, o0: Any, so: Any, n: Any
     ) -> Any:
@@ -84,9 +85,7 @@ def _write_body(builder: ir.IRBuilder, function: ir.Function, rows: int, lanes: 
         return builder.bitcast(place, vector.as_pointer())
 
     def load(place: Any) -> Any:
-        loaded = builder.load(as_vector(place))
-        loaded.align = 4
-        return loaded
+        return builder.load(as_vector(place), align=4)
 
     indices = [ir.Constant(_INDEX, row) for row in range(rows)]
     a_rows = [row_of(a, a_stride, row) for row in indices]
@@ -115,11 +114,11 @@ def _write_body(builder: ir.IRBuilder, function: ir.Function, rows: int, lanes: 
 
     builder.position_at_end(after)
     for total, place in zip(sums, out_rows, strict=True):
-        builder.store(total, as_vector(place)).align = 4
+        builder.store(total, as_vector(place), align=4)
     builder.ret_void()
 
 
-@intrinsic
+@_intrinsic
 def _prefetch_line(_: Any, x: Any, place: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data

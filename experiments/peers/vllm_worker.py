@@ -1,0 +1,151 @@
+"""vLLM behind JSON lines, as the child process of `vllm_process`; run by whichever interpreter has vLLM.
+
+That interpreter need not have Espalier, so nothing but the standard library and vLLM is imported, and the file is run
+by its path. The first line on standard input is the settings, every further one a request; each gets one line in reply,
+with an `error` in it when it failed. Whatever vLLM itself prints goes to standard error.
+
+How vLLM is set up, for a fair contest on CPU:
+- The engine runs inside this process. vLLM's default for CPU is three processes, one of the cores kept from the
+  computing one; on two cores this was faster by a half or more.
+- Its threads are as many as there are cores, bound to them, on Intel's OpenMP where vLLM's wheel brought it along.
+- float32, compiled by inductor where there is a C++ compiler, prefix caching on, in blocks of 32 tokens: of the default
+  128, a short prompt fills none.
+- It gets token ids and gives token ids, so that no time goes into its tokenizer.
+"""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+_THREADS_SET = "ESPALIER_VLLM_THREADS_SET"
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    _restart_with_threads()
+    # Kept for replies: descriptor 1 itself becomes standard error, for vLLM writes there from C++ too.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    worker = None
+    for line in sys.stdin:
+        try:
+            request = json.loads(line)
+            if worker is None:
+                worker = _Worker(request)
+                reply: Any = worker.description
+            else:
+                reply = worker.answer(request)
+        except Exception as error:  # the parent raises it, of whatever kind
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        _send(replies, reply)
+
+
+def _send(replies: TextIO, reply: Any) -> None:
+    replies.write(json.dumps(reply) + "\n")
+    replies.flush()
+
+
+def _restart_with_threads() -> None:
+    """Start this program anew with the threads' environment, which the libraries read when they are loaded."""
+    if os.environ.pop(_THREADS_SET, None):
+        return
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    os.environ |= {
+        _THREADS_SET: "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(len(cores)),
+        **(_intel_threads(library, cores) if library.is_file() else {"GOMP_CPU_AFFINITY": " ".join(map(str, cores))}),
+    }
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _intel_threads(library: Path, cores: list[int]) -> dict[str, str]:
+    """What vLLM itself sets for the processes it starts."""
+    return {
+        "LD_PRELOAD": ":".join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)])),
+        "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]",
+        "KMP_BLOCKTIME": "5",
+        "KMP_TPAUSE": "0",
+    }
+
+
+class _Worker:
+    """The generator and, where asked for, the verifier, each in an engine of its own."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        import vllm  # pyright: ignore[reportMissingImports]
+
+        self._vllm = vllm
+        compiled = shutil.which(os.environ.get("CXX", "g++")) is not None
+        options = {
+            "dtype": "float32",
+            "seed": 0,
+            "block_size": 32,
+            "generation_config": "vllm",
+            "enforce_eager": not compiled,
+            "enable_prefix_caching": True,
+            "kv_cache_memory_bytes": settings["kv_memory_bytes"],
+            "max_num_seqs": settings["max_sequences"],
+            "max_num_batched_tokens": settings["max_batch_tokens"],
+            "max_model_len": settings["max_length"],
+        }
+        self._generator = vllm.LLM(settings["generator"], **options)
+        self._verifier = vllm.LLM(settings["verifier"], runner="pooling", **options) if settings["verifier"] else None
+        self.description = {"version": vllm.__version__, "compiled": compiled}
+
+    def answer(self, request: dict[str, Any]) -> Any:
+        """What `request["do"]` asks for."""
+        match request:
+            case {"do": "decode", "rows": rows, "new_tokens": new_tokens}:
+                return self._decode_seconds(rows, new_tokens)
+            case {"do": "sample", "rows": rows, "stop_ids": stop_ids, "max_tokens": max_tokens}:
+                return self._generate(rows, max_tokens=max_tokens, stop_token_ids=stop_ids)
+            case {"do": "classify", "rows": rows}:
+                return self._classify(rows)
+            case _:
+                raise ValueError(f"unknown request {request.get('do')!r}")
+
+    def _decode_seconds(self, rows: list[list[int]], new_tokens: int) -> float:
+        """Seconds of `new_tokens` - 1 decode steps: those of a run with all tokens less those of one with the first.
+
+        A run that is not counted comes first and leaves the prompts in the prefix cache, so that both counted ones find
+        the same there.
+        """
+        self._generate(rows, max_tokens=1, ignore_eos=True)
+        start = time.perf_counter()
+        self._generate(rows, max_tokens=1, ignore_eos=True)
+        middle = time.perf_counter()
+        grown = self._generate(rows, max_tokens=new_tokens, ignore_eos=True)
+        end = time.perf_counter()
+        if any(len(ids) != new_tokens for ids in grown):
+            raise ValueError(f"vLLM stopped before {new_tokens} new tokens")
+        return (end - middle) - (middle - start)
+
+    def _generate(self, rows: list[list[int]], **options: Any) -> list[list[int]]:
+        sampling = self._vllm.SamplingParams(temperature=1.0, detokenize=False, **options)
+        outputs = self._generator.generate(_prompts(rows), sampling, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def _classify(self, rows: list[list[int]]) -> list[list[float]]:
+        if self._verifier is None:
+            raise ValueError("started without a verifier")
+        pooling = self._vllm.PoolingParams(use_activation=False)
+        outputs = self._verifier.encode(
+            _prompts(rows), pooling_params=pooling, pooling_task="token_classify", use_tqdm=False
+        )
+        return [output.outputs.data[-1].tolist() for output in outputs]
+
+
+def _prompts(rows: list[list[int]]) -> list[Any]:
+    return [{"prompt_token_ids": row} for row in rows]
+
+
+if __name__ == "__main__":
+    main()
