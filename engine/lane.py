@@ -32,10 +32,11 @@ class _Branch:
     """One child that is being sampled, token by token."""
 
     work: Generate
-    index: int
+    indices: list[int]  # samplings that drew the same tokens so far
     sequence: Sequence
     start: int  # its length before the first sampled token
-    prefill_tokens: int  # computed for its parent on its behalf
+    shared: int = 0  # sampled tokens that were computed before it parted from another branch
+    prefill_tokens: int = 0  # computed for its parent on its behalf
 
 
 class Lane:
@@ -156,71 +157,103 @@ class Lane:
         done: list[Done] = []
         finished: set[int] = set()
         sampled_rows = list(batch.ends[: len(branches)])
-        sampled_branches = list(branches)
+        sampled = list(branches)
+        self._read(chunks, hidden, batch.starts[len(branches) :])
         for i, (item, count) in enumerate(chunks, start=len(branches)):
             item.computed_tokens += count
             self.table.register_prompt(item.work.sequence.row)
-            if isinstance(item.work, Score):
-                self._read(item, item.work, hidden, batch, i, count)
             if self._missing(item.work.sequence):
                 continue
             if isinstance(item.work, Score):
                 values = np.concatenate(item.values) if item.values else np.zeros((0, 0), dtype=np.float32)
                 done.append(Scored(item.work, values, item.computed_tokens))
             else:
-                children = self._open_branches(item, item.work)
-                sampled_branches += children
-                sampled_rows += [batch.ends[i]] * len(children)
+                sampled.append(self._open_branch(item, item.work))
+                sampled_rows.append(batch.ends[i])
             finished.add(id(item))
         self._keep_waiting([item for item in self._waiting if id(item) not in finished])
         rest = self._running[len(branches) :]
-        if sampled_branches:
-            done += self._sample(sampled_branches, hidden, np.array(sampled_rows), rest)
+        if sampled:
+            done += self._sample(sampled, hidden[torch.tensor(sampled_rows, device=hidden.device)], rest)
         return done
 
-    def _read(
-        self, item: _Pending, work: Score, hidden: torch.Tensor, batch: StepBatch, index: int, count: int
-    ) -> None:
-        """Put the head's values at the positions of this chunk that `work` wants."""
-        chunk_start = int(self.table.computed[work.sequence.row]) - count - item.base
-        offsets = [p - chunk_start for p in work.read_at if 0 <= p - chunk_start < count]
-        if offsets:
-            rows = torch.tensor(offsets, device=hidden.device) + int(batch.starts[index])
-            item.values.append(self._head(hidden[rows]).float().cpu().numpy())
+    def _read(self, chunks: list[tuple[_Pending, int]], hidden: torch.Tensor, starts: np.ndarray) -> None:
+        """Put the head's values at the positions that scores want, of all chunks in one batch, where they belong."""
+        wanted: list[_Pending] = []
+        rows: list[int] = []
+        for (item, count), start in zip(chunks, starts.tolist(), strict=True):
+            if isinstance(item.work, Score):
+                first = int(self.table.computed[item.work.sequence.row]) - count - item.base
+                rows += [start + p - first for p in item.work.read_at if 0 <= p - first < count]
+                wanted += [item] * (len(rows) - len(wanted))
+        if rows:
+            values = self._head(hidden[torch.tensor(rows, device=hidden.device)]).float().cpu().numpy()
+            for i, item in enumerate(wanted):
+                item.values.append(values[i : i + 1])
 
-    def _open_branches(self, item: _Pending, work: Generate) -> list[_Branch]:
-        start = int(self.table.lengths[work.sequence.row])
-        branches = []
-        for index in range(len(work.samplings)):
-            sequence = work.sequence if work.in_place else self.table.fork(work.sequence)
-            self.table.log_probabilities[sequence.row] = 0.0
-            branches.append(_Branch(work, index, sequence, start, item.computed_tokens if index == 0 else 0))
-        return branches
+    def _open_branch(self, item: _Pending, work: Generate) -> _Branch:
+        sequence = work.sequence if work.in_place else self.table.fork(work.sequence)
+        self.table.log_probabilities[sequence.row] = 0.0
+        start, indices = int(self.table.lengths[sequence.row]), list(range(len(work.samplings)))
+        return _Branch(work, indices, sequence, start, prefill_tokens=item.computed_tokens)
 
     @torch.inference_mode()
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.head(hidden)
 
-    def _sample(
-        self, branches: list[_Branch], hidden: torch.Tensor, hidden_rows: np.ndarray, rest: list[_Branch]
-    ) -> list[Done]:
-        """Draw one token for each branch, append it, and take out those that stop."""
+    def _sample(self, branches: list[_Branch], hidden: torch.Tensor, rest: list[_Branch]) -> list[Done]:
+        """Draw a token for each sampling of each branch, part those that differ, and take out those that stop."""
         if self._running_arrays is None or self._running_arrays.branches != branches:
-            self._running_arrays = _RunningArrays(branches, self.model.config.max_positions)
+            self._running_arrays = _RunningArrays(branches)
         arrays = self._running_arrays
-        distinct, inverse = np.unique(hidden_rows, return_inverse=True)  # siblings share a row of logits
-        logits = self._head(hidden[torch.from_numpy(distinct).to(hidden.device)])
-        if len(distinct) != len(inverse):
-            logits = logits[torch.from_numpy(inverse).to(hidden.device)]
-        lengths = self.table.lengths[arrays.rows]
-        batch = SamplingBatch(
-            arrays.temperatures, arrays.top_ks, arrays.top_ps, arrays.min_ps, arrays.keys, lengths - arrays.starts
-        )
-        drawn, log_probabilities = sample(logits, batch)
-        token_ids = drawn.cpu().numpy()
-        self.table.log_probabilities[arrays.rows] += log_probabilities.cpu().numpy()
-        self.table.append_each(arrays.rows, token_ids)
-        over = lengths + 1 >= arrays.limits
+        logits = self._head(hidden)
+        if len(arrays.branch_of) != len(branches):
+            logits = logits[torch.from_numpy(arrays.branch_of).to(logits.device)]
+        starts = np.array([b.start for b in branches])[arrays.branch_of]
+        positions = self.table.lengths[arrays.rows][arrays.branch_of] - starts
+        drawn, log_probabilities = sample(logits, SamplingBatch(*arrays.parameters, positions))
+        token_ids, log_probabilities = drawn.cpu().numpy(), log_probabilities.cpu().numpy()
+        parted, firsts = self._part(branches, arrays, token_ids)
+        rows, token_ids = np.array([b.sequence.row for b in parted], dtype=np.int64), token_ids[firsts]
+        self.table.log_probabilities[rows] += log_probabilities[firsts]
+        self.table.append_each(rows, token_ids)
+        return self._take_out_stopped(parted, rows, token_ids, rest)
+
+    def _part(
+        self, branches: list[_Branch], arrays: "_RunningArrays", token_ids: np.ndarray
+    ) -> tuple[list[_Branch], np.ndarray]:
+        """Fork branches whose samplings drew different tokens; the lowest index keeps the sequence.
+
+        Returns:
+            All branches, and for each which draw is its own.
+        """
+        first_of = token_ids[arrays.firsts][arrays.branch_of]
+        differs = np.unique(arrays.branch_of[token_ids != first_of])
+        if len(differs) == 0:
+            return branches, arrays.firsts
+        self._running_arrays = None
+        parted, firsts = list(branches), arrays.firsts.tolist()
+        for b in differs.tolist():
+            branch, first = branches[b], firsts[b]
+            groups: dict[int, list[int]] = {}  # places in `indices`, by token
+            for place in range(len(branch.indices)):
+                groups.setdefault(int(token_ids[first + place]), []).append(place)
+            length = int(self.table.lengths[branch.sequence.row])
+            for places in list(groups.values())[1:]:
+                sequence = self.table.fork(branch.sequence)
+                self.table.log_probabilities[sequence.row] = self.table.log_probabilities[branch.sequence.row]
+                indices = [branch.indices[place] for place in places]
+                parted.append(_Branch(branch.work, indices, sequence, branch.start, shared=length - branch.start))
+                firsts.append(first + places[0])
+            branch.indices = [branch.indices[place] for place in next(iter(groups.values()))]
+        return parted, np.array(firsts)
+
+    def _take_out_stopped(
+        self, branches: list[_Branch], rows: np.ndarray, token_ids: np.ndarray, rest: list[_Branch]
+    ) -> list[Done]:
+        lengths = self.table.lengths[rows]
+        limits = np.array([b.start + b.work.max_tokens for b in branches])
+        over = lengths >= np.minimum(limits, self.model.config.max_positions)
         flagged = np.flatnonzero(over | self._is_eos[token_ids] | self._has_newline[token_ids])
         done, stopped = [], set()
         for i in flagged.tolist():
@@ -232,7 +265,7 @@ class Lane:
         return done
 
     def _set_running(self, branches: list[_Branch]) -> None:
-        if len(branches) != len(self._running) or branches != self._running:
+        if branches != self._running:
             self._running_arrays = None
         self._running = branches
 
@@ -259,27 +292,38 @@ class Lane:
         token_ids = self._new_tokens(branch)
         return Generated(
             work=branch.work,
-            index=branch.index,
+            indices=tuple(branch.indices),
             sequence=branch.sequence,
             token_ids=token_ids,
             text=self.model.tokenizer.decode(token_ids),
             log_probability=float(self.table.log_probabilities[row]),
             cause=cause,
-            computed_tokens=branch.prefill_tokens + int(self.table.computed[row]) - branch.start,
+            own_tokens=len(token_ids) - branch.shared,
+            computed_tokens=branch.prefill_tokens + int(self.table.computed[row]) - branch.start - branch.shared,
         )
 
 
 class _RunningArrays:
-    """Sampling parameters of the running branches as arrays, rebuilt only when the set of branches changes."""
+    """Running branches as arrays, rebuilt only when they change.
 
-    def __init__(self, branches: list[_Branch], max_positions: int) -> None:
-        samplings = [b.work.samplings[b.index] for b in branches]
+    Attributes:
+        rows: int64 `[branches]`, of the sequence table.
+        branch_of: int64 `[draws]`; each branch has a draw for each of its samplings, side by side.
+        firsts: int64 `[branches]`, the first draw of each.
+        parameters: of every draw, in the order of `SamplingBatch`.
+    """
+
+    def __init__(self, branches: list[_Branch]) -> None:
         self.branches = branches
         self.rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
-        self.starts = np.array([b.start for b in branches], dtype=np.int64)
-        self.limits = np.array([min(b.start + b.work.max_tokens, max_positions) for b in branches], dtype=np.int64)
-        self.temperatures = np.array([s.temperature for s in samplings], dtype=np.float32)
-        self.top_ks = np.array([s.top_k for s in samplings], dtype=np.int64)
-        self.top_ps = np.array([s.top_p for s in samplings], dtype=np.float32)
-        self.min_ps = np.array([s.min_p for s in samplings], dtype=np.float32)
-        self.keys = np.array([s.key for s in samplings], dtype=np.uint64)
+        counts = np.array([len(b.indices) for b in branches])
+        self.branch_of = np.repeat(np.arange(len(branches)), counts)
+        self.firsts = counts.cumsum() - counts
+        samplings = [b.work.samplings[i] for b in branches for i in b.indices]
+        self.parameters = (
+            np.array([s.temperature for s in samplings], dtype=np.float32),
+            np.array([s.top_k for s in samplings], dtype=np.int64),
+            np.array([s.top_p for s in samplings], dtype=np.float32),
+            np.array([s.min_p for s in samplings], dtype=np.float32),
+            np.array([s.key for s in samplings], dtype=np.uint64),
+        )

@@ -1,7 +1,7 @@
 """Text to token ids and back, and chat templates, from the files of a checkpoint."""
 
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,7 @@ class TextTokenizer:
         return "ByteLevel" in str(self._tokenizer.decoder) or "ByteLevel" in str(self._tokenizer.pre_tokenizer)
 
 
+@lru_cache(maxsize=8)
 def _compile_template(source: str) -> Any:
     """A template as transformers compiles it: sandboxed, blocks trimmed, with its three extra functions."""
     from jinja2 import TemplateError

@@ -23,12 +23,13 @@ class StopCause(StrEnum):
 class Generate:
     """Sample one step for each of `samplings`, from one sequence.
 
-    The sequence's pending tokens are computed once; then it is forked for each sampling, and all children draw their
-    first token from the same logits. The sequence stays its owner's; the children become the owner's too.
+    The sequence's pending tokens are computed once. Samplings that draw the same tokens are one child: a sequence is
+    forked where they part, so that nothing is computed twice. The sequence stays its owner's; the children become the
+    owner's too.
 
     Attributes:
         owner: whose work this is; `Engine.cancel` goes by it.
-        samplings: one per child.
+        samplings: one for each step wanted.
         max_tokens: limit on each child's new tokens.
         delimiter: text that ends a step once the step has other content; empty for no such stop.
         in_place: extend the sequence itself instead of forking it; needs exactly one sampling.
@@ -47,22 +48,25 @@ class Generated:
     """One child's step.
 
     Attributes:
-        index: which sampling of `work`.
+        indices: which samplings of `work` drew it, ascending.
         sequence: the child, or the sequence itself when generated in place.
         token_ids: new tokens, an end-of-sequence token included.
         text: their text, the delimiter included, an end-of-sequence token not.
         log_probability: summed log-probability of the tokens under the untempered model.
         cause: why it stopped.
-        computed_tokens: tokens whose KV was computed for it; the first child's count holds the shared pending tokens.
+        own_tokens: how many of its last tokens no child of a lower index shares: all children's make the tree's tokens.
+        computed_tokens: tokens whose KV was computed for it; what children share, the pending tokens of the sequence
+            too, counts for the one of the lowest index.
     """
 
     work: Generate
-    index: int
+    indices: tuple[int, ...]
     sequence: Sequence
     token_ids: list[int]
     text: str
     log_probability: float
     cause: StopCause
+    own_tokens: int
     computed_tokens: int
 
 

@@ -38,12 +38,13 @@ def worst_case_blocks(request: SearchRequest, limits: PathLimits, block_size: in
     """Blocks of one model that a search can hold at its widest moment.
 
     That moment is the end of a beam's step: N kept paths at full length, sharing only the prompt, and N*M children with
-    one step each. Every sequence may hold one more block than its tokens fill, its own copy of a partial tail.
+    one step each. Every sequence may hold one more block than its tokens fill, its own copy of a partial tail. Where
+    independent paths part, the step they share keeps a tail of its own until all of them have taken their next.
     """
     prompt = _blocks(limits.prompt_tokens, block_size)
     path = _blocks(limits.path_tokens, block_size) + 1
     if request.algorithm is not AlgorithmName.BEAM:
-        return prompt + request.candidates * path
+        return prompt + request.candidates * path + request.candidates - 1
     step = _blocks(min(limits.step_tokens, limits.path_tokens), block_size) + 1
     return prompt + request.beam_width * path + request.candidates * step
 

@@ -27,9 +27,11 @@ class Node:
         path: child indices from the root, the same whatever runs beside the search.
         text: the step, its delimiter included.
         num_tokens: tokens sampled for it.
+        own_tokens: how many of these, its last ones, no sibling of a lower path has too.
         score: the verifier's score of this step, None where it has none.
         log_probability: summed log-probability of its tokens under the generator.
-        multiplicity: sampled siblings with the same text and end, this one included; a beam cuts it to its places.
+        multiplicity: sampled siblings with the same text and end, this one included; a beam cuts it to its places. Of
+            independent paths, how many have grown alike so far.
         num_children: children asked for so far.
     """
 
@@ -38,6 +40,7 @@ class Node:
     path: tuple[int, ...]
     text: str = ""
     num_tokens: int = 0
+    own_tokens: int = 0
     score: float | None = None
     log_probability: float = 0.0
     termination: Termination | None = None

@@ -60,7 +60,9 @@ class Accounting:
     """What a search cost.
 
     Token counts are tokens whose KV was computed for this search by that model, prompt included; `*_tree_tokens` counts
-    each token of the search tree once. Blocks are counted at the search's widest moment, for both models together:
+    each token of the search tree once, and of siblings that begin alike their common beginning once. `generated_tokens`
+    counts what was sampled, alike or not; `nodes` the steps sampled, of which `duplicates` say the same as a sibling
+    and became one with it. Blocks are counted at the search's widest moment, for both models together:
     `logical_blocks` as if no two sequences shared any, `physical_blocks` as they are.
     """
 

@@ -37,13 +37,14 @@ class _Growth:
     """What the orchestrator holds for a node: its sequences, and what waits for its score.
 
     `verified` is False while the node's own verifier tokens are not computed; children are scored after it, so that
-    they share its KV and no token is read twice.
+    they share its KV and no token is read twice. `expected` children are still being sampled.
     """
 
     to_end: bool
     generator: Sequence | None = None
     verifier: Sequence | None = None
     verified: bool = False
+    expected: int = 0
     unscored_children: list[Node] = field(default_factory=list)
 
 
@@ -134,15 +135,17 @@ class RunningSearch:
 
     def _expand(self, expand: Expand) -> None:
         node = expand.node
-        growth = self._growth[node]
-        growth.to_end = expand.to_end
-        first, node.num_children = node.num_children, node.num_children + expand.children
+        self._growth[node].to_end = expand.to_end
         self._outstanding += expand.children
-        self._generate(node, range(first, first + expand.children), in_place=False)
+        self._generate(node, expand.children, in_place=False)
 
-    def _generate(self, node: Node, indices: range, in_place: bool) -> None:
-        sequence = self._growth[node].generator
+    def _generate(self, node: Node, children: int, in_place: bool) -> None:
+        growth = self._growth[node]
+        sequence = growth.generator
         assert sequence is not None, "the node's generator sequence was released"
+        indices = range(node.num_children, node.num_children + children)
+        node.num_children += children
+        growth.expected += children
         request = self.request
         filters = request.temperature or 0.0, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
         samplings = tuple(
@@ -155,30 +158,52 @@ class RunningSearch:
 
     def _on_generated(self, done: Generated) -> None:
         parent = self._by_generator[done.work.sequence]
-        index = 0 if done.work.in_place else parent.num_children - len(done.work.samplings) + done.index
-        node = Node(len(self._nodes), parent, (*parent.path, index))
+        above, count = self._growth[parent], len(done.indices)
+        node = Node(len(self._nodes), parent, (*parent.path, self._first_child(parent, done) + done.indices[0]))
         node.text, node.num_tokens, node.log_probability = done.text, len(done.token_ids), done.log_probability
+        node.own_tokens, node.multiplicity = done.own_tokens, count
         self._nodes.append(node)
-        self._ledger.nodes += 1
-        self._ledger.generated_tokens += node.num_tokens
-        growth = _Growth(self._growth[parent].to_end, generator=done.sequence)
+        self._ledger.nodes += count
+        self._ledger.duplicates += count - 1
+        self._ledger.generated_tokens += count * node.num_tokens
+        growth = _Growth(above.to_end, generator=done.sequence)
+        above.expected -= count
         if done.work.in_place:
-            self._growth[parent].generator = None
+            above.generator = None
         self._growth[node] = growth
         node.termination = self._termination(node, done.cause)
-        # Only alike ends merge: the same text may be a complete answer here and cut off there.
-        alike = (parent, node.text, node.termination)
-        if not growth.to_end and (twin := self._siblings.setdefault(alike, node)) is not node:
-            self._merge(node, twin)
-            return
-        if growth.to_end and node.termination is None:
-            self._generate(node, range(1), in_place=True)
+        if not growth.to_end:
+            self._outstanding -= count - 1
+            # Only alike ends merge: the same text may be a complete answer here and cut off there.
+            if (twin := self._siblings.setdefault((parent, node.text, node.termination), node)) is not node:
+                self._merge(node, twin)
+                return
+        elif node.termination is None:
+            self._generate(node, count, in_place=count == 1)
         if not self._verifier:
             self._mark_verified(node)
-        elif self._growth[parent].verified:
+        elif above.verified:
             self._score(node)
         else:
-            self._growth[parent].unscored_children.append(node)
+            above.unscored_children.append(node)
+        self._give_up_path_sequences(parent)
+
+    @staticmethod
+    def _first_child(parent: Node, done: Generated) -> int:
+        """The number, among its siblings, of the child that `done.work` samples first."""
+        return parent.num_children - len(done.work.samplings)
+
+    def _give_up_path_sequences(self, node: Node) -> None:
+        """Release what an inner node of independent paths holds once its children hold what they need of it."""
+        growth = self._growth[node]
+        if not growth.to_end or growth.expected or node is self._root:
+            return
+        if growth.generator is not None:
+            self._engine.release(growth.generator)
+            growth.generator = None
+        if growth.verified and growth.verifier is not None:
+            self._engine.release(growth.verifier)
+            growth.verifier = None
 
     def _merge(self, node: Node, twin: Node) -> None:
         """Count a sibling with the same text and end on the one that is there already.
@@ -189,12 +214,12 @@ class RunningSearch:
         if node.path < twin.path:
             one, other = self._growth[node], self._growth[twin]
             one.generator, other.generator = other.generator, one.generator
-            for name in ("path", "num_tokens", "log_probability"):
+            for name in ("path", "num_tokens", "own_tokens", "log_probability"):
                 mine, theirs = getattr(node, name), getattr(twin, name)
                 setattr(node, name, theirs)
                 setattr(twin, name, mine)
         node.termination = Termination.DUPLICATE
-        twin.multiplicity += 1
+        twin.multiplicity += node.multiplicity
         self._ledger.duplicates += 1
         self._release(node)
         self._outstanding -= 1
@@ -223,7 +248,7 @@ class RunningSearch:
             self._mark_verified(node)
             return
         # Along a path of its own, a node takes over its parent's sequence: nobody else will extend it.
-        take_over = growth.to_end and node.depth > 1
+        take_over = growth.to_end and node.depth > 1 and node.parent.multiplicity == 1
         work = None
         if parent.verifier is not None:
             room = self._verifier_room(parent.verifier)
@@ -257,6 +282,8 @@ class RunningSearch:
         waiting, growth.unscored_children = growth.unscored_children, []
         for child in waiting:
             self._score(child)
+        if growth.to_end and node.termination is None:
+            self._give_up_path_sequences(node)
         if node is not self._root and not (growth.to_end and node.termination is None):
             self._settle(node)
 
@@ -265,7 +292,7 @@ class RunningSearch:
         growth = self._growth[node]
         if self._verifier and growth.to_end and any(n.text.strip() and n.score is None for n in node.lineage()):
             node.termination = Termination.LENGTH  # a step was too long to be scored, so the path has no score
-        self._outstanding -= 1
+        self._outstanding -= node.multiplicity if growth.to_end else 1
         self._round.append(node)
         if node.complete:
             self._on_event(CandidateDone(self.plan.search_id, self._candidate(node)))
@@ -320,9 +347,12 @@ class RunningSearch:
         self._on_event(Finished(self.plan.search_id, self.result))
 
     def _computed_once(self) -> int:
-        """Generator tokens of the tree below the prompt: a node's last token is computed only for its children."""
+        """Generator tokens of the tree below the prompt, those that siblings begin with alike counted once.
+
+        A node's last token is computed only for its children.
+        """
         parents = {node.parent for node in self._nodes}
-        return sum(node.num_tokens - (node not in parents) for node in self._nodes[1:])
+        return sum(node.own_tokens - (node not in parents) for node in self._nodes[1:])
 
     def _candidate(self, node: Node) -> Candidate:
         return Candidate(

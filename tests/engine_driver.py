@@ -34,10 +34,10 @@ def read(engine: Engine, sequence: Sequence, token_ids: list[int], read_at: list
 def generate(
     engine: Engine, sequence: Sequence, *samplings: Sampling, tokens: int = 8, **work: object
 ) -> list[Generated]:
-    """Sample children of one sequence; in order of index."""
+    """Sample children of one sequence; in order of index, those drawn alike once."""
     engine.submit(Generate("sampler", sequence, samplings, tokens, **work))
     done = [d for d in drain(engine) if isinstance(d, Generated)]
-    return sorted(done, key=lambda d: d.index)
+    return sorted(done, key=lambda d: d.indices)
 
 
 def release(engine: Engine, *sequences: Sequence) -> None:

@@ -17,8 +17,9 @@ class Expand:
     """A node to extend by `children` new children.
 
     Attributes:
-        to_end: grow each child step by step to its end, as one independent path; `tell` gets the leaves. Otherwise each
-            child is one step, and siblings with the same text are merged into one with their multiplicity.
+        to_end: grow each child step by step to its end, as one independent path; `tell` gets the leaves, paths that
+            drew the same tokens as one leaf with their multiplicity. Otherwise each child is one step, and siblings
+            with the same text are merged into one with their multiplicity.
     """
 
     node: Node

@@ -98,7 +98,7 @@ def test_the_first_child_is_charged_for_the_shared_prompt(make_engine: Callable[
     engine = make_engine("talker")
     sequence = engine.open(GENERATOR, [9] * 11)
     done = generate(engine, sequence, *[Sampling(key=k) for k in range(3)], tokens=5, delimiter="")
-    assert [d.index for d in done] == [0, 1, 2]
+    assert [d.indices for d in done] == [(0,), (1,), (2,)]
     # the last sampled token is not computed until somebody continues from it
     assert [d.computed_tokens for d in done] == [11 + len(done[0].token_ids) - 1] + [
         len(d.token_ids) - 1 for d in done[1:]
@@ -116,7 +116,7 @@ def test_what_a_sequence_draws_does_not_depend_on_its_company(make_engine: Calla
             engine.submit(Generate(int(i), sequence, samplings, 20))
         mine = []
         done = drain(engine)
-        for d in sorted((d for d in done if isinstance(d, Generated)), key=lambda d: d.index):
+        for d in sorted((d for d in done if isinstance(d, Generated)), key=lambda d: d.indices):
             release(engine, d.sequence)
             if d.work.owner == 0:
                 mine.append((d.token_ids, d.log_probability))
@@ -127,6 +127,40 @@ def test_what_a_sequence_draws_does_not_depend_on_its_company(make_engine: Calla
     assert len({tuple(ids) for ids, _ in alone}) == 4
     assert draws(make_engine("talker"), 15, 1) == alone
     assert draws(make_engine("talker", max_batch_tokens=8, block_size=16), 15, 2) == alone
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("options", [{}, {"max_batch_tokens": 3}, {"block_size": 1}])
+def test_samplings_share_what_they_draw_alike_and_are_otherwise_as_if_alone(
+    temperature: float, options: dict, make_engine: Callable[..., Engine]
+):
+    samplings = [
+        Sampling(temperature=temperature, top_k=20 * (key % 2), min_p=0.01 * (key % 3), key=key) for key in range(24)
+    ]
+    prompt, engine = [9, 30, 12, 9, 9], make_engine("talker", **options)
+    sequence = engine.open(GENERATOR, prompt)
+    together = generate(engine, sequence, *samplings, tokens=6)
+    assert sorted(i for d in together for i in d.indices) == list(range(24))
+    assert len({tuple(d.token_ids) for d in together}) == len(together), "what was drawn alike is one child"
+    steps = {index: d for d in together for index in d.indices}
+    for index, sampling in enumerate(samplings):
+        alone = engine.open(GENERATOR, prompt)
+        (d,) = generate(engine, alone, sampling, tokens=6, in_place=True)
+        same = steps[index]
+        assert (d.token_ids, d.text, d.log_probability, d.cause) == (
+            same.token_ids,
+            same.text,
+            same.log_probability,
+            same.cause,
+        )
+        release(engine, alone)
+    beginnings = {tuple(d.token_ids[:end]) for d in together for end in range(1, len(d.token_ids) + 1)}
+    assert sum(d.own_tokens for d in together) == len(beginnings)
+    continued = {beginning[:-1] for beginning in beginnings} - {()}
+    assert sum(d.computed_tokens for d in together) == len(prompt) + len(continued)
+    if temperature == 0.05:
+        assert len(beginnings) < sum(len(steps[i].token_ids) for i in range(24)) / 2
+    release(engine, sequence, *(d.sequence for d in together))
 
 
 def test_cancel_drops_an_owners_work_and_leaves_others_alone(make_engine: Callable[..., Engine]):

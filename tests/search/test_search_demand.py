@@ -15,8 +15,8 @@ LIMITS = PathLimits(prompt_tokens=10, path_tokens=20, step_tokens=6)
     ("algorithm", "expected"),
     [
         (AlgorithmName.BEAM, 3 + 2 * (5 + 1) + 6 * (2 + 1)),
-        (AlgorithmName.BEST_OF_N, 3 + 2 * (5 + 1)),
-        (AlgorithmName.MAJORITY, 3 + 2 * (5 + 1)),
+        (AlgorithmName.BEST_OF_N, 3 + 2 * (5 + 1) + 1),
+        (AlgorithmName.MAJORITY, 3 + 2 * (5 + 1) + 1),
         (AlgorithmName.GREEDY, 3 + 1 * (5 + 1)),
     ],
 )

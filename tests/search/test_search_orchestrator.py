@@ -64,7 +64,8 @@ def test_the_tiny_searches_are_worth_testing_with(make_orchestrator: Make):
     requests = [with_(request, seed=seed) for request in (BEAM, BEST_OF_N) for seed in range(8)]
     results = run(orchestrator, *requests, with_(BEAM, temperature=0.3))
     nodes = [node for result in results.results for node in result.nodes]
-    assert {"", "eos", "boxed", "length", "pruned", "duplicate"} <= {node.termination for node in nodes}
+    assert {"", "eos", "boxed", "length", "pruned"} <= {node.termination for node in nodes}
+    assert max(node.multiplicity for node in nodes) >= 2
     assert max(node.depth for node in nodes) >= 4
     assert len({result.answer for result in results.results}) >= 3
 
@@ -105,9 +106,8 @@ def test_the_account_counts_the_tree(make_orchestrator: Make):
     result = run(orchestrator, BEAM).only
     account, engine = result.accounting, orchestrator.engine
     nodes = [node for node in result.nodes if node.parent_id is not None]
-    assert account.nodes == len(nodes)
+    assert account.nodes == len(nodes) + account.duplicates
     assert account.pruned == sum(node.termination == "pruned" for node in nodes)
-    assert account.duplicates == sum(node.termination == "duplicate" for node in nodes)
     family = orchestrator._verifier.family  # type: ignore[union-attr]
     scored = sum(len(family.step_ids(node.text)[0]) for node in nodes if node.score is not None)
     assert account.verifier_tree_tokens == len(family.prompt_ids(PROBLEM)) + scored
@@ -120,11 +120,30 @@ def test_the_account_counts_the_tree(make_orchestrator: Make):
 def test_merged_siblings_are_counted_on_the_one_that_stays(temperature: float, make_orchestrator: Make):
     result = run(make_orchestrator(), with_(BEAM, temperature=temperature)).only
     stays = [node for node in result.nodes if node.termination != "duplicate"]
-    assert sum(node.multiplicity for node in stays) == len(result.nodes)
+    assert len(stays) - 1 + result.accounting.duplicates == result.accounting.nodes
     siblings = [(node.parent_id, node.text) for node in stays]
     assert len(set(siblings)) == len(siblings)
     if temperature == 0.0:
         assert result.accounting.duplicates >= 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("request_", [BEST_OF_N, MAJORITY], ids=["best-of-n", "majority"])
+def test_independent_paths_that_grow_alike_are_counted_and_not_computed_twice(
+    request_: SearchRequest, temperature: float, make_orchestrator: Make
+):
+    result = run(make_orchestrator(), with_(request_, beam_width=12, temperature=temperature)).only
+    parents = {node.parent_id for node in result.nodes}
+    leaves = [node for node in result.nodes if node.node_id not in parents]
+    assert sum(leaf.multiplicity for leaf in leaves) == 12
+    for node in result.nodes[1:]:
+        children = [child for child in result.nodes if child.parent_id == node.node_id]
+        assert not children or sum(child.multiplicity for child in children) == node.multiplicity
+    account = result.accounting
+    assert account.nodes == sum(node.multiplicity for node in result.nodes[1:])
+    if temperature == 0.0:
+        assert len(leaves) == 1
+        assert account.generator_tokens < account.generated_tokens / 2
 
 
 @pytest.mark.parametrize("order", [1, -1])
