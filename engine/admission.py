@@ -1,6 +1,8 @@
 """Admission by memory: what a search may need at worst is set aside before it starts."""
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from espalier.engine.arena import Arena
@@ -13,6 +15,7 @@ class Reservation:
     """Blocks set aside for each role; hand it back with `Admission.release`."""
 
     blocks: Mapping[str, int]
+    owner: Hashable = None
 
 
 class Admission:
@@ -22,11 +25,17 @@ class Admission:
     more than `max(live at the last admission, sectors for all it has reserved)`: beyond what it has reserved, it opens
     a sector only when live blocks fill its own. Admission keeps the sum of these over the roles within the arena, so
     every reserved block can be allocated. Cached blocks count for nothing: they give way.
+
+    Where less than the worst case is set aside, blocks can run out; see `Preemption`.
     """
 
-    def __init__(self, arena: Arena, pools: Mapping[str, BlockPool]) -> None:
+    def __init__(self, arena: Arena, pools: Mapping[str, BlockPool], share: float = 1.0) -> None:
+        """Admit to `arena`, setting `share` of each worst case aside."""
         self.arena = arena
         self.pools = pools
+        self._share = share
+        self._ranks: dict[Hashable, tuple[int, int]] = {}
+        self._arrivals = itertools.count()
         self.reserved_blocks = dict.fromkeys(pools, 0)
 
     def require_fits_alone(self, blocks: Mapping[str, int]) -> None:
@@ -35,26 +44,38 @@ class Admission:
         if sectors > self.arena.num_sectors:
             raise PoolTooSmallError(sectors * self.arena.sector_bytes, self.arena.num_bytes)
 
-    def try_reserve(self, blocks: Mapping[str, int]) -> Reservation | None:
-        """Set `blocks` of each role aside, or return None when they are not free yet.
+    def rank(self, owner: Hashable) -> tuple[float, float]:
+        """Where `owner` stands: smaller goes first. Who reserved nothing comes last."""
+        return self._ranks.get(owner, (math.inf, math.inf))
+
+    def try_reserve(self, blocks: Mapping[str, int], owner: Hashable = None, priority: int = 0) -> Reservation | None:
+        """Set blocks aside, or return None when they are not free yet.
+
+        Args:
+            blocks: of each role, what the owner may need at worst.
+            owner: for whom.
+            priority: larger goes first; of equals, who was admitted first.
 
         Raises:
             PoolTooSmallError: when they never can be.
         """
         self.require_fits_alone(blocks)
+        blocks = {role: math.ceil(self._share * count) for role, count in blocks.items()}
         wanted = {role: self.reserved_blocks[role] + blocks.get(role, 0) for role in self.pools}
         sectors = sum(max(pool.live_sectors, pool.sectors_for(wanted[role])) for role, pool in self.pools.items())
         if sectors > self.arena.num_sectors:
             return None
         self.reserved_blocks = wanted
         self._entitle()
-        return Reservation(dict(blocks))
+        self._ranks[owner] = (-priority, next(self._arrivals))
+        return Reservation(blocks, owner)
 
     def release(self, reservation: Reservation) -> None:
         """Hand a reservation back; its sequences are released already."""
         for role, count in reservation.blocks.items():
             self.reserved_blocks[role] -= count
             assert self.reserved_blocks[role] >= 0, "a reservation was released twice"
+        self._ranks.pop(reservation.owner, None)
         self._entitle()
 
     def _entitle(self) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from espalier.engine.arena import Arena
 from espalier.engine.errors import PoolExhaustedError
+from espalier.engine.kept_blocks import KeptBlocks
 from espalier.engine.prefix_cache import PrefixCache
 from espalier.kernels.layout import KVLayout
 
@@ -23,8 +24,13 @@ class BlockPool:
     blocks never spread live ones over more sectors than there are.
     """
 
-    def __init__(self, owner: str, layout: KVLayout, arena: Arena) -> None:
+    def __init__(self, owner: str, layout: KVLayout, arena: Arena, keeps_prefixes: bool = True) -> None:
+        """Make a pool without sectors; unless it `keeps_prefixes`, a known block is free with its last reference."""
         self.owner = owner
+        self.hits = 0
+        self.evictions = 0
+        self.keeps_prefixes = keeps_prefixes
+        self._kept = KeptBlocks()
         self.layout = layout
         self.arena = arena
         self.ref_counts = np.zeros(arena.num_sectors * layout.blocks_per_sector, dtype=np.int32)
@@ -34,6 +40,7 @@ class BlockPool:
         self._free_slots: dict[int, list[int]] = {}  # by owned sector; free block ids
         self._live_in: dict[int, int] = {}  # by live sector; how many of its blocks are live
         self._candidates: list[int] = []  # a heap without duplicates of live sectors that may have a free slot
+        self._in_candidates: set[int] = set()
         arena.register(owner, self)
 
     @property
@@ -59,7 +66,7 @@ class BlockPool:
     @property
     def cached_blocks(self) -> int:
         """Blocks kept for their prefix though nothing refers to them."""
-        return len(self.cache)
+        return len(self._kept)
 
     @property
     def free_blocks(self) -> int:
@@ -113,12 +120,12 @@ class BlockPool:
             if self.ref_counts[block]:
                 self.ref_counts[block] += 1
             elif self._sector(block) in self._live_in or self._may_open:
-                self.cache.use(block)
+                self._kept.remove(block, self._sector(block))
                 self._count_live(block)
             else:
                 break
             blocks.append(block)
-        self.cache.hits += len(blocks)
+        self.hits += len(blocks)
         return blocks
 
     def free(self, blocks: Iterable[int]) -> None:
@@ -131,13 +138,11 @@ class BlockPool:
 
     def surrender_idle_sector(self) -> bool:
         """Give the idle sector with the least recently used block back to the arena; False when there is none."""
-        sector = self._oldest_idle_sector()
+        sector = self._kept.oldest_idle_sector()
         if sector is None:
             return False
-        per_sector = self.layout.blocks_per_sector
-        for block in range(sector * per_sector, (sector + 1) * per_sector):
-            if block in self.cache:
-                self.cache.forget(block)
+        for block in self._kept.of(sector):
+            self._evict(block)
         del self._free_slots[sector]
         self.arena.give_back(sector, self.owner)
         return True
@@ -152,8 +157,13 @@ class BlockPool:
         assert set(self._free_slots) == self.arena.owned_by(self.owner), f"{self.owner}: sector owners differ"
         live = set(np.flatnonzero(self.ref_counts).tolist())
         assert len(live) == self.live_blocks, f"{self.owner}: live block count is wrong"
-        self.cache.check_integrity(live)
-        used, cached = live | set(self.cache), set(self.cache)
+        kept = {block for sector in self._free_slots for block in self._kept.of(sector)}
+        assert len(kept) == self.cached_blocks, f"{self.owner}: a block of another's sector is kept"
+        assert not kept & live, f"{self.owner}: a live block is kept as unused"
+        assert all(block in self.cache for block in kept), f"{self.owner}: a kept block is not known"
+        self._kept.check_integrity({block // per_sector for block in live})
+        self.cache.check_integrity(live | kept)
+        used = live | kept
         assert {block // per_sector for block in used} == set(self._free_slots), f"{self.owner}: holds an empty sector"
         for sector, slots in self._free_slots.items():
             own = set(range(sector * per_sector, (sector + 1) * per_sector))
@@ -163,7 +173,6 @@ class BlockPool:
             assert not own & used & set(slots), f"{self.owner}: a block of sector {sector} is both free and used"
             if slots and own & live:
                 assert sector in self._candidates, f"{self.owner}: room in sector {sector} cannot be found"
-        assert len(cached) == self.cached_blocks
 
     @property
     def _may_open(self) -> bool:
@@ -180,10 +189,10 @@ class BlockPool:
             return slots
         if self.arena.free_sectors:
             return self._open_sector()
-        if (sector := self._oldest_idle_sector()) is not None:
+        if (sector := self._kept.oldest_idle_sector()) is not None:
             slots = self._free_slots[sector]
             if not slots:
-                self._evict(next(block for block in self.cache if self._sector(block) == sector))
+                self._evict(self._kept.of(sector)[0])
             return slots
         return self._open_sector()
 
@@ -192,17 +201,22 @@ class BlockPool:
             sector = self._candidates[0]
             if sector in self._live_in and self._free_slots[sector]:
                 return self._free_slots[sector]
-            heapq.heappop(self._candidates)
+            self._in_candidates.remove(heapq.heappop(self._candidates))
         return None
 
+    def _offer(self, sector: int) -> None:
+        """Let the next allocations consider a live sector that may have room."""
+        if sector not in self._in_candidates:
+            self._in_candidates.add(sector)
+            heapq.heappush(self._candidates, sector)
+
     def _evict_from_a_live_sector(self) -> list[int] | None:
-        for block in self.cache:
-            sector = self._sector(block)
-            if sector in self._live_in:
-                self._evict(block)
-                heapq.heappush(self._candidates, sector)  # it had no room, so it is not there
-                return self._free_slots[sector]
-        return None
+        if (oldest := self._kept.oldest_in_live_sector()) is None:
+            return None
+        block, sector = oldest
+        self._evict(block)
+        self._offer(sector)
+        return self._free_slots[sector]
 
     def _open_sector(self) -> list[int]:
         sector = self.arena.take(self.owner)
@@ -213,22 +227,20 @@ class BlockPool:
         self._free_slots[sector] = list(range(first + self.layout.blocks_per_sector - 1, first - 1, -1))
         return self._free_slots[sector]
 
-    def _oldest_idle_sector(self) -> int | None:
-        if not self.idle_sectors:
-            return None
-        return next(sector for sector in map(self._sector, self.cache) if sector not in self._live_in)
-
     def _evict(self, block: int) -> None:
+        """Give up a kept block, which leaves a free slot."""
+        self._kept.remove(block, self._sector(block))
         self.cache.forget(block)
         self._free_slots[self._sector(block)].append(block)
+        self.evictions += 1
 
     def _count_live(self, block: int) -> None:
         """Count a block that now has its first reference."""
         sector = self._sector(block)
         if sector not in self._live_in:
             self._live_in[sector] = 0
-            if sector not in self._candidates:
-                heapq.heappush(self._candidates, sector)
+            self._kept.set_live(sector)
+            self._offer(sector)
         self._live_in[sector] += 1
         self.ref_counts[block] = 1
         self.live_blocks += 1
@@ -239,12 +251,18 @@ class BlockPool:
         self.live_blocks -= 1
         self._live_in[sector] -= 1
         slots = self._free_slots[sector]
-        if not self.cache.keep(block):
+        known = block in self.cache
+        if known and self.keeps_prefixes:
+            self._kept.keep(block, sector)
+        else:
+            if known:
+                self.cache.forget(block)
             slots.append(block)
-            if self._live_in[sector] and sector not in self._candidates:
-                heapq.heappush(self._candidates, sector)
+            if self._live_in[sector]:
+                self._offer(sector)
         if not self._live_in[sector]:
             del self._live_in[sector]
+            self._kept.set_idle(sector)
             if len(slots) == self.layout.blocks_per_sector:
                 del self._free_slots[sector]
                 self.arena.give_back(sector, self.owner)

@@ -12,6 +12,7 @@ from espalier.engine.arena import Arena
 from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.lane import Lane
 from espalier.engine.model import Model
+from espalier.engine.preemption import Preemption
 from espalier.engine.sequence import Sequence
 from espalier.engine.turns import GENERATOR, VERIFIER, KeepGeneratorFed, LaneLoad, TurnPolicy
 from espalier.engine.work import Done, Generate, Work
@@ -28,6 +29,9 @@ class EngineSettings:
         sector_bytes: size of a sector; None takes a 128th of the arena, at least one block of either model.
         max_batch_tokens: tokens computed in one step at most; longer prompts are prefilled in chunks.
         prefix_cache: whether prompts seen before are computed again; their values are the same bits either way.
+        reserved_share: of what a search may need at worst, the share that is set aside when it starts. With 1 nothing
+            ever runs out; with less more searches run at once, and when blocks run out the last ones give up their KV
+            until there is room to compute it again.
     """
 
     kv_memory_bytes: int = 2**30
@@ -35,6 +39,7 @@ class EngineSettings:
     sector_bytes: int | None = None
     max_batch_tokens: int = 2048
     prefix_cache: bool = True
+    reserved_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +53,26 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class RoleStats:
-    """Counters of one role since the engine was made, and what it holds now; `cache_hits` counts blocks."""
+    """Counters of one role since the engine was made, and what it holds now.
+
+    Attributes:
+        logical_tokens: tokens whose KV live sequences have, as if they shared none.
+        physical_tokens: places for tokens in live blocks.
+        wasted_bytes: bytes at the ends of owned sectors that no block covers.
+        cache_hits: blocks taken from the prefix cache.
+        preemptions: how often an owner gave up its KV of this role.
+    """
 
     computed_tokens: int
     steps: int
     copied_blocks: int
     live_blocks: int
     cached_blocks: int
+    free_blocks: int
+    logical_tokens: int
+    physical_tokens: int
+    wasted_bytes: int
+    preemptions: int
     cache_hits: int
     evicted_blocks: int
     live_sequences: int
@@ -83,10 +101,13 @@ class Engine:
                 _layout(model, self.settings.block_size, self.arena.sector_bytes),
                 self.arena,
                 self.settings.prefix_cache,
+                self._make_room,
             )
             for role, model in models.items()
         }
-        self.admission = Admission(self.arena, {role: lane.pool for role, lane in self.lanes.items()})
+        pools = {role: lane.pool for role, lane in self.lanes.items()}
+        self.admission = Admission(self.arena, pools, self.settings.reserved_share)
+        self._preemption = Preemption(self.arena, self.lanes, self.admission)
 
     @property
     def busy(self) -> bool:
@@ -97,12 +118,13 @@ class Engine:
         """The model of a role."""
         return self.lanes[role].model
 
-    def open(self, role: str, token_ids: list[int], salt: bytes = b"") -> Sequence:
+    def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> Sequence:
         """A new sequence of `role`'s model; its tokens are computed with the first work on it.
 
-        Full blocks of a prompt that was computed before, under the same `salt`, are taken from the prefix cache.
+        Full blocks of a prompt that was computed before, under the same `salt`, are taken from the prefix cache. All
+        work on the sequence and its forks is `owner`'s.
         """
-        return self.lanes[role].table.open(role, token_ids, salt)
+        return self.lanes[role].table.open(role, token_ids, salt, owner)
 
     def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
         """`count` sequences that share every block of `sequence`; a shared tail is copied on the first write."""
@@ -135,11 +157,13 @@ class Engine:
         """Drop all work of `owner`, which keeps (and must release) the sequences it holds."""
         for lane in self.lanes.values():
             lane.cancel(owner)
+        self._preemption.forget(owner)
 
     def step(self) -> list[Done]:
         """Run one batch on one model and return the work that it finished; empty when there is none."""
         if not self.busy:
             return []
+        self._preemption.resume()
         role = GENERATOR if VERIFIER not in self.lanes else self._turn_policy.choose(*map(self._load, self._roles()))
         return self.lanes[role].step(self.settings.max_batch_tokens)
 
@@ -164,8 +188,13 @@ class Engine:
                 copied_blocks=lane.copied_blocks,
                 live_blocks=lane.pool.live_blocks,
                 cached_blocks=lane.pool.cached_blocks,
-                cache_hits=lane.pool.cache.hits,
-                evicted_blocks=lane.pool.cache.evictions,
+                free_blocks=lane.pool.free_blocks,
+                logical_tokens=lane.table.computed_tokens(),
+                physical_tokens=lane.pool.live_blocks * self.settings.block_size,
+                wasted_bytes=lane.pool.owned_sectors * lane.layout.wasted_bytes_per_sector,
+                preemptions=self._preemption.counts[role],
+                cache_hits=lane.pool.hits,
+                evicted_blocks=lane.pool.evictions,
                 live_sequences=lane.table.live_sequences,
                 owned_sectors=lane.pool.owned_sectors,
                 bytes_per_token=lane.layout.bytes_per_token,
@@ -187,6 +216,13 @@ class Engine:
             assert lane.table.live_sequences == 0, f"{role}: {lane.table.live_sequences} sequences were not released"
             assert lane.pool.live_blocks == 0, f"{role}: {lane.pool.live_blocks} blocks are still live"
             assert self.admission.reserved_blocks[role] == 0, f"{role}: a reservation was not released"
+
+    def preempt(self, owner: Hashable) -> None:
+        """Give up all KV of `owner`'s sequences, and let its work rest until there is room to compute it again."""
+        self._preemption.preempt(owner)
+
+    def _make_room(self, needy: Hashable) -> bool:
+        return self._preemption.make_room(needy)
 
     def _roles(self) -> tuple[Lane, Lane]:
         return self.lanes[GENERATOR], self.lanes[VERIFIER]

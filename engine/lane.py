@@ -1,7 +1,9 @@
 """One model's side of the engine: its waiting and running work, and how one batch of it is run."""
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -9,12 +11,24 @@ import torch
 from espalier.engine.arena import Arena
 from espalier.engine.batch import StepBatch, build_batch
 from espalier.engine.blocks import BlockPool
+from espalier.engine.fairness import fair_shares
 from espalier.engine.model import Model
 from espalier.engine.sampling import SamplingBatch, sample
 from espalier.engine.sequence import Sequence, SequenceTable
 from espalier.engine.work import Done, Generate, Generated, Score, Scored, StopCause, Work
 from espalier.kernels.cache import copy_blocks
 from espalier.kernels.layout import KVLayout
+
+MakeRoom = Callable[[Hashable], bool]
+"""Makes somebody give up their KV and says whether anybody did; for an owner's sake only one who comes after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldUp:
+    """The first piece of work that found no blocks in a step: whose it is, and how many it needs to go on."""
+
+    owner: Hashable
+    blocks: int
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +40,18 @@ class _Pending:
     computed_tokens: int = 0
     values: list[np.ndarray] = field(default_factory=list)
 
+    @property
+    def row(self) -> int:
+        return self.work.sequence.row
+
+    def known_tokens(self, length: int) -> int:
+        """Tokens of the sequence that need not be computed where their KV is at hand: those before what is read."""
+        read_at = self.work.read_at if isinstance(self.work, Score) else ()
+        return self.base + read_at[0] if read_at else length
+
+    def count_computed(self, tokens: int) -> None:
+        self.computed_tokens += tokens
+
 
 @dataclass(slots=True, eq=False)
 class _Branch:
@@ -36,25 +62,72 @@ class _Branch:
     sequence: Sequence
     start: int  # its length before the first sampled token
     shared: int = 0  # sampled tokens that were computed before it parted from another branch
-    prefill_tokens: int = 0  # computed for its parent on its behalf
+    extra_tokens: int = 0  # computed for it besides: of its parent on its behalf, and again after its KV was dropped
+
+    @property
+    def row(self) -> int:
+        return self.sequence.row
+
+    def known_tokens(self, length: int) -> int:
+        return length
+
+    def count_computed(self, tokens: int) -> None:
+        self.extra_tokens += tokens
+
+
+_Target = TypeVar("_Target", _Pending, _Branch)
+
+
+@dataclass(slots=True, eq=False)
+class _Chunk:
+    """Tokens of one sequence that a step computes: of waiting work, or of a branch whose KV was dropped."""
+
+    target: _Pending | _Branch
+    row: int
+    count: int
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What one step computes: a token of each branch, then the chunks; blocks for all of it are in place."""
+
+    branches: list[_Branch]
+    chunks: list[_Chunk]
+    rows: np.ndarray
+    first: np.ndarray  # position of each row's first token
+    counts: np.ndarray
+    copies: tuple[list[int], list[int]]
 
 
 class Lane:
     """Waiting and running work of one model.
 
-    A batch takes one token of every running branch, then tokens of waiting work in order of arrival, cut to the budget.
+    A batch takes one token of every running branch, then tokens of waiting work in order of arrival; where the budget
+    is too small for all, every owner gets a fair share of it.
     """
 
-    def __init__(self, role: str, model: Model, layout: KVLayout, arena: Arena, prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        role: str,
+        model: Model,
+        layout: KVLayout,
+        arena: Arena,
+        prefix_cache: bool = True,
+        make_room: MakeRoom = lambda needy: False,
+    ) -> None:
+        """Make an idle lane; `make_room` is asked when blocks run out."""
         self.role = role
         self.model = model
         self.layout = layout
         self.arena = arena
-        self.pool = BlockPool(role, layout, arena)
-        self.table = SequenceTable(self.pool, cache_seed=model.digest.encode() if prefix_cache else None)
+        self.pool = BlockPool(role, layout, arena, prefix_cache)
+        self.table = SequenceTable(self.pool, cache_seed=model.digest.encode())
         self.computed_tokens = 0
         self.copied_blocks = 0
         self.steps = 0
+        self.paused: set[Hashable] = set()
+        self._make_room = make_room
+        self.held_up: HeldUp | None = None
         self._layer_kvs = [layout.layer_view(arena.bytes, i) for i in range(layout.num_layers)]
         self._waiting: list[_Pending] = []
         self._running: list[_Branch] = []
@@ -72,12 +145,17 @@ class Lane:
 
     @property
     def running_branches(self) -> int:
-        """Children being sampled."""
-        return len(self._running)
+        """Children being sampled, those of paused owners left out."""
+        return len(self._active(self._running))
 
     def waiting_tokens(self) -> int:
-        """Tokens that waiting work has to compute."""
-        return sum(max(1, self._missing(item.work.sequence)) for item in self._waiting)
+        """Tokens that waiting work has to compute, that of paused owners left out."""
+        rows = [item.work.sequence.row for item in self._active(self._waiting)]
+        return int(np.maximum(self.table.lengths[rows] - self.table.computed[rows], 1).sum())
+
+    def owners(self) -> set[Hashable]:
+        """Everyone whose work waits or runs."""
+        return {target.work.owner for target in (*self._waiting, *self._running)}
 
     def submit(self, work: Work) -> None:
         """Queue `work`.
@@ -98,93 +176,193 @@ class Lane:
 
     def cancel(self, owner: Hashable) -> None:
         """Drop all work of `owner`; branches being sampled are released."""
+        self._forget_held_up(owner)
         self._keep_waiting([item for item in self._waiting if item.work.owner != owner])
         for branch in self._running:
             if branch.work.owner == owner and not branch.work.in_place:
                 self.table.release(branch.sequence)
         self._set_running([branch for branch in self._running if branch.work.owner != owner])
 
-    def step(self, max_tokens: int) -> list[Done]:
-        """Run one batch of at most `max_tokens` tokens and return what it finished."""
-        branches = self._running[:max_tokens]
-        chunks = self._choose_chunks(max_tokens - len(branches))
-        rows, first, counts = self._select(branches, chunks)
-        batch = self._prepare(rows, first, counts)
-        hidden = self.model.decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
-        self.table.computed[rows] = np.maximum(self.table.computed[rows], first + counts)
-        self.computed_tokens += int(counts.sum())
-        self.steps += 1
-        return self._collect(branches, chunks, hidden, batch)
+    def drop_kv(self, owner: Hashable) -> None:
+        """Give up all KV of `owner`, whose work goes on where it was once that is computed again."""
+        self.table.drop_kv(owner)
+        self._forget_held_up(owner)
+        for item in self._waiting:
+            if item.work.owner == owner:
+                item.values.clear()
 
-    def _missing(self, sequence: Sequence) -> int:
-        return int(self.table.lengths[sequence.row] - self.table.computed[sequence.row])
+    def step(self, max_tokens: int) -> list[Done]:
+        """Run one batch of at most `max_tokens` tokens and return what it finished.
+
+        Raises:
+            PoolExhaustedError: when blocks run out and nobody can give any up.
+        """
+        plan = self._plan(max_tokens)
+        if plan is None:
+            return []
+        copy_blocks(self.layout, self.arena.bytes, *plan.copies)
+        self.copied_blocks += len(plan.copies[0])
+        batch = build_batch(self.table, plan.rows, plan.first, plan.counts, self.model.decoder.device)
+        hidden = self.model.decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
+        self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
+        self.computed_tokens += int(plan.counts.sum())
+        self.steps += 1
+        return self._collect(plan, hidden, batch)
+
+    def _forget_held_up(self, owner: Hashable) -> None:
+        if self.held_up and self.held_up.owner == owner:
+            self.held_up = None
+
+    def _missing(self, row: int) -> int:
+        return int(self.table.lengths[row] - self.table.computed[row])
+
+    def _active(self, targets: list[_Target]) -> list[_Target]:
+        if not self.paused:
+            return targets
+        return [target for target in targets if target.work.owner not in self.paused]
 
     def _keep_waiting(self, items: list[_Pending]) -> None:
         self._waiting = items
         self._busy_rows = {item.work.sequence.row for item in items}
 
-    def _choose_chunks(self, budget: int) -> list[tuple[_Pending, int]]:
-        """Waiting work that fits the budget, with the number of tokens to compute for each."""
-        chunks = []
-        for item in self._waiting:
-            if budget <= 0:
-                break
-            count = min(max(1, self._missing(item.work.sequence)), budget)
-            chunks.append((item, count))
-            budget -= count
-        return chunks
+    def _plan(self, max_tokens: int) -> _Plan | None:
+        """Choose what to compute and take the blocks for it, making others give up theirs where that must be.
 
-    def _select(
-        self, branches: list[_Branch], chunks: list[tuple[_Pending, int]]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        rows = np.array([b.sequence.row for b in branches] + [i.work.sequence.row for i, _ in chunks], dtype=np.int64)
-        counts = np.array([1] * len(branches) + [count for _, count in chunks], dtype=np.int64)
+        Returns:
+            The plan, or None when those who had work here gave up their KV for the other model's sake.
+        """
+        while self.held_up and self.held_up.blocks > self.pool.allocatable_blocks:
+            if not self._make_room(self.held_up.owner):
+                break
+        self.held_up = None
+        while True:
+            branches, chunks = self._choose(max_tokens)
+            if not branches and not chunks:
+                return None
+            rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
+            needed = self.table.blocks_needed(rows, np.ones_like(rows))
+            if needed.sum() <= self.pool.allocatable_blocks:
+                copies = self.table.prepare_write(rows, np.ones_like(rows))
+                chunks = self._place(chunks, copies)
+                if branches or chunks:
+                    break
+            if not self._make_room(None):
+                self.pool.require(self.pool.allocatable_blocks + 1)
+        rows = np.concatenate((rows, np.array([c.row for c in chunks], dtype=np.int64)))
+        counts = np.array([1] * len(branches) + [chunk.count for chunk in chunks], dtype=np.int64)
         # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
         first = np.minimum(self.table.computed[rows], self.table.lengths[rows] - 1).astype(np.int64)
-        return rows, first, counts
+        return _Plan(branches, chunks, rows, first, counts, copies)
 
-    def _prepare(self, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> StepBatch:
-        written = first + counts - self.table.computed[rows]
-        grows = written > 0
-        sources, destinations = self.table.prepare_write(rows[grows], written[grows])
-        copy_blocks(self.layout, self.arena.bytes, sources, destinations)
-        self.copied_blocks += len(sources)
-        return build_batch(self.table, rows, first, counts, self.model.decoder.device)
+    def _choose(self, budget: int) -> tuple[list[_Branch], list[_Chunk]]:
+        """Branches and chunks to compute, memory permitting, at most `budget` tokens."""
+        running, waiting = self._active(self._running), self._active(self._waiting)
+        rows = np.array([b.sequence.row for b in running], dtype=np.int64)
+        dropped = np.flatnonzero(self.table.lengths[rows] - self.table.computed[rows] != 1).tolist()
+        targets: list[_Pending | _Branch] = [*(running[i] for i in dropped), *waiting]
+        for i in reversed(dropped):
+            running = [*running[:i], *running[i + 1 :]]
+        chunks = [_Chunk(t, t.row, max(1, self._missing(t.row))) for t in targets]
+        if len(running) + sum(chunk.count for chunk in chunks) <= budget:
+            return running, chunks
+        return self._choose_fairly(running, chunks, budget)
 
-    def _collect(
-        self, branches: list[_Branch], chunks: list[tuple[_Pending, int]], hidden: torch.Tensor, batch: StepBatch
-    ) -> list[Done]:
+    @staticmethod
+    def _choose_fairly(running: list[_Branch], chunks: list[_Chunk], budget: int) -> tuple[list[_Branch], list[_Chunk]]:
+        demands = Counter(branch.work.owner for branch in running)
+        for chunk in chunks:
+            demands[chunk.target.work.owner] += chunk.count
+        left = fair_shares(demands, budget)
+        branches, chosen = [], []
+        for branch in running:
+            if left[branch.work.owner]:
+                left[branch.work.owner] -= 1
+                branches.append(branch)
+        for chunk in chunks:
+            if count := min(chunk.count, left[chunk.target.work.owner]):
+                left[chunk.target.work.owner] -= count
+                chosen.append(_Chunk(chunk.target, chunk.row, count))
+        return branches, chosen
+
+    def _place(self, chunks: list[_Chunk], copies: tuple[list[int], list[int]]) -> list[_Chunk]:
+        """Take blocks for those chunks that there is room for, in order; adds to `copies`."""
+        placed: list[_Chunk] = []
+        plain = [chunk for chunk in chunks if not self.table.has_unknown(chunk.row)]
+        for chunk in chunks:
+            if not self.table.has_unknown(chunk.row):
+                continue
+            self.table.recall(chunk.row, chunk.target.known_tokens(int(self.table.lengths[chunk.row])))
+            chunk.count = min(chunk.count, max(1, self._missing(chunk.row)))
+            if not self._fits([chunk]):
+                self._hold_up(chunk)
+                continue
+            self._write([chunk], copies)
+            self.table.register(chunk.row, int(self.table.computed[chunk.row]) + chunk.count)
+            placed.append(chunk)
+        while plain and not self._fits(plain):
+            self._hold_up(plain[len(plain) // 2])
+            plain = plain[: len(plain) // 2]
+        self._write(plain, copies)
+        return placed + plain
+
+    def _hold_up(self, chunk: _Chunk) -> None:
+        if self.held_up is None:
+            needed = int(self.table.blocks_needed(*self._spans([chunk]))[0])
+            self.held_up = HeldUp(chunk.target.work.owner, needed)
+
+    def _fits(self, chunks: list[_Chunk]) -> bool:
+        return int(self.table.blocks_needed(*self._spans(chunks)).sum()) <= self.pool.allocatable_blocks
+
+    def _write(self, chunks: list[_Chunk], copies: tuple[list[int], list[int]]) -> None:
+        for total, some in zip(copies, self.table.prepare_write(*self._spans(chunks)), strict=True):
+            total += some
+
+    def _spans(self, chunks: list[_Chunk]) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of chunks, and how many new tokens each writes."""
+        rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)
+        pending = self.table.lengths[rows] - self.table.computed[rows]
+        return rows, np.minimum(np.array([chunk.count for chunk in chunks], dtype=np.int64), pending)
+
+    def _collect(self, plan: _Plan, hidden: torch.Tensor, batch: StepBatch) -> list[Done]:
         done: list[Done] = []
         finished: set[int] = set()
-        sampled_rows = list(batch.ends[: len(branches)])
-        sampled = list(branches)
-        self._read(chunks, hidden, batch.starts[len(branches) :])
-        for i, (item, count) in enumerate(chunks, start=len(branches)):
-            item.computed_tokens += count
-            self.table.register_prompt(item.work.sequence.row)
-            if self._missing(item.work.sequence):
+        sampled = list(plan.branches)
+        sampled_rows = list(batch.ends[: len(sampled)])
+        self._read(plan.chunks, hidden, batch.starts[len(sampled) :])
+        for i, chunk in enumerate(plan.chunks, start=len(plan.branches)):
+            target = chunk.target
+            target.count_computed(chunk.count)
+            if self._missing(chunk.row):
                 continue
-            if isinstance(item.work, Score):
-                values = np.concatenate(item.values) if item.values else np.zeros((0, 0), dtype=np.float32)
-                done.append(Scored(item.work, values, item.computed_tokens))
+            if isinstance(target, _Branch):
+                target.extra_tokens -= 1  # its last token had not been computed before
+                sampled.append(target)
+            elif isinstance(target.work, Score):
+                values = np.concatenate(target.values) if target.values else np.zeros((0, 0), dtype=np.float32)
+                done.append(Scored(target.work, values, target.computed_tokens))
+                finished.add(id(target))
+                continue
             else:
-                sampled.append(self._open_branch(item, item.work))
-                sampled_rows.append(batch.ends[i])
-            finished.add(id(item))
-        self._keep_waiting([item for item in self._waiting if id(item) not in finished])
-        rest = self._running[len(branches) :]
+                sampled.append(self._open_branch(target, target.work))
+                finished.add(id(target))
+            sampled_rows.append(batch.ends[i])
+        if finished:
+            self._keep_waiting([item for item in self._waiting if id(item) not in finished])
         if sampled:
+            chosen = set(map(id, sampled))
+            rest = [] if len(plan.branches) == len(self._running) else [b for b in self._running if id(b) not in chosen]
             done += self._sample(sampled, hidden[torch.tensor(sampled_rows, device=hidden.device)], rest)
         return done
 
-    def _read(self, chunks: list[tuple[_Pending, int]], hidden: torch.Tensor, starts: np.ndarray) -> None:
+    def _read(self, chunks: list[_Chunk], hidden: torch.Tensor, starts: np.ndarray) -> None:
         """Put the head's values at the positions that scores want, of all chunks in one batch, where they belong."""
         wanted: list[_Pending] = []
         rows: list[int] = []
-        for (item, count), start in zip(chunks, starts.tolist(), strict=True):
-            if isinstance(item.work, Score):
-                first = int(self.table.computed[item.work.sequence.row]) - count - item.base
-                rows += [start + p - first for p in item.work.read_at if 0 <= p - first < count]
+        for chunk, start in zip(chunks, starts.tolist(), strict=True):
+            item = chunk.target
+            if isinstance(item, _Pending) and isinstance(item.work, Score):
+                first = int(self.table.computed[chunk.row]) - chunk.count - item.base
+                rows += [start + p - first for p in item.work.read_at if 0 <= p - first < chunk.count]
                 wanted += [item] * (len(rows) - len(wanted))
         if rows:
             values = self._head(hidden[torch.tensor(rows, device=hidden.device)]).float().cpu().numpy()
@@ -195,7 +373,7 @@ class Lane:
         sequence = work.sequence if work.in_place else self.table.fork(work.sequence)
         self.table.log_probabilities[sequence.row] = 0.0
         start, indices = int(self.table.lengths[sequence.row]), list(range(len(work.samplings)))
-        return _Branch(work, indices, sequence, start, prefill_tokens=item.computed_tokens)
+        return _Branch(work, indices, sequence, start, extra_tokens=item.computed_tokens)
 
     @torch.inference_mode()
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -299,7 +477,7 @@ class Lane:
             log_probability=float(self.table.log_probabilities[row]),
             cause=cause,
             own_tokens=len(token_ids) - branch.shared,
-            computed_tokens=branch.prefill_tokens + int(self.table.computed[row]) - branch.start - branch.shared,
+            computed_tokens=branch.extra_tokens + int(self.table.computed[row]) - branch.start - branch.shared,
         )
 
 

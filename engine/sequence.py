@@ -1,5 +1,6 @@
 """Sequences: token ids and block tables of one model, as rows of arrays so that a whole batch is read at once."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +11,14 @@ from espalier.engine.prefix_cache import chain_hashes
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Handle of one sequence: a row of its model's `SequenceTable`, valid until released."""
+    """Handle of one sequence: a row of its model's `SequenceTable`, valid until released.
+
+    Forks have the owner of what they are forked from.
+    """
 
     role: str
     row: int
+    owner: Hashable = None
     released: bool = False
 
 
@@ -32,18 +37,21 @@ class SequenceTable:
         log_probabilities: float64 `[rows]`, summed over the tokens sampled in the current step.
     """
 
-    def __init__(self, pool: BlockPool, rows: int = 64, columns: int = 256, cache_seed: bytes | None = None) -> None:
+    def __init__(self, pool: BlockPool, rows: int = 64, columns: int = 256, cache_seed: bytes = b"") -> None:
         """Make an empty table.
 
         Args:
             pool: where blocks come from.
             rows: sequences there is room for at first.
             columns: tokens of one sequence there is room for at first.
-            cache_seed: what prefixes of this model are known by; None for no prefix cache.
+            cache_seed: what prefixes of this model are known by.
         """
         self.pool = pool
         self._cache_seed = cache_seed
-        self._unknown: dict[int, list[bytes]] = {}  # by row; hashes of a prompt whose blocks are not all known yet
+        self._seeds: dict[int, bytes] = {}  # by row; what its prefixes are known by
+        self._unknown: dict[int, list[bytes]] = {}  # by row; hashes of tokens whose blocks are not all known yet
+        self._dropped: set[int] = set()  # rows whose KV was given up and not looked for in the cache since
+        self._of_owner: dict[Hashable, dict[Sequence, None]] = {}  # in order of arrival
         self.block_size = pool.layout.block_size
         self.tokens = np.zeros((rows, columns), dtype=np.int32)
         self.blocks = np.zeros((rows, -(-columns // self.block_size)), dtype=np.int32)
@@ -58,37 +66,90 @@ class SequenceTable:
         """Sequences not yet released."""
         return len(self.lengths) - len(self._free_rows)
 
-    def open(self, role: str, token_ids: list[int], salt: bytes = b"") -> Sequence:
+    def computed_tokens(self) -> int:
+        """Tokens whose KV is in blocks, of all live sequences, shared or not."""
+        return sum(int(self.computed[sequence.row]) for owned in self._of_owner.values() for sequence in owned)
+
+    def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> Sequence:
         """A new sequence that holds `token_ids`; of these, only blocks that the prefix cache knows are computed.
 
         Args:
             role: whose sequence it is.
             token_ids: its tokens.
             salt: prefixes are shared with sequences of the same salt only.
+            owner: see `Sequence`.
         """
         row = self._take_row()
         self.lengths[row] = self.computed[row] = self.num_blocks[row] = 0
-        sequence = Sequence(role, row)
+        sequence = self._own(Sequence(role, row, owner), self._cache_seed + salt)
         self.append(sequence, token_ids)
-        if self._cache_seed is not None:
-            hashes = chain_hashes(self._cache_seed + salt, token_ids, self.block_size)
-            known = self.pool.match(hashes)
-            self.blocks[row, : len(known)] = known
-            self.num_blocks[row] = len(known)
-            self.computed[row] = len(known) * self.block_size
-            if len(known) < len(hashes):
-                self._unknown[row] = hashes
+        if self.pool.keeps_prefixes:
+            self._take_known(row, len(token_ids))
         return sequence
 
-    def register_prompt(self, row: int) -> None:
-        """Make the full, computed blocks of an opened sequence known to the prefix cache."""
+    def register(self, row: int, computed: int) -> None:
+        """Make the full blocks of a prompt, or of a sequence computed again, known to the prefix cache.
+
+        Args:
+            row: any.
+            computed: tokens whose KV is in the row's blocks once the step that is being prepared has run: sequences
+                of the same step may share them, as every layer writes before it reads.
+        """
         if (hashes := self._unknown.get(row)) is None:
             return
-        full = min(int(self.computed[row]) // self.block_size, len(hashes))
+        full = min(computed // self.block_size, len(hashes))
         for block, digest in zip(self.blocks[row, :full].tolist(), hashes, strict=False):
             self.pool.cache.register(block, digest)
         if full == len(hashes):
             del self._unknown[row]
+
+    def has_unknown(self, row: int) -> bool:
+        """Whether `recall` or `register` has something to do for a row."""
+        return row in self._unknown or row in self._dropped
+
+    def drop_kv(self, owner: Hashable) -> None:
+        """Give up all KV of an owner's sequences, which keep their tokens: it can be computed again."""
+        for sequence in self._of_owner.get(owner, ()):
+            self.pool.free(self.block_table(sequence)[::-1])
+            self.computed[sequence.row] = self.num_blocks[sequence.row] = 0
+            self._unknown.pop(sequence.row, None)
+            self._dropped.add(sequence.row)
+
+    def recall(self, row: int, most: int) -> None:
+        """Let a row of which nothing is computed share the blocks of others that begin like it by now.
+
+        Args:
+            row: any; others are left as they are.
+            most: tokens that may come from others; what follows is computed, however well it is known.
+        """
+        fresh = self.pool.keeps_prefixes and row in self._unknown and not self.num_blocks[row]
+        if fresh or row in self._dropped:
+            self._dropped.discard(row)
+            self._take_known(row, most)
+
+    def blocks_of(self, owner: Hashable) -> int:
+        """Blocks that an owner's sequences hold, shared ones counted once."""
+        tables = [self.block_table(sequence) for sequence in self._of_owner.get(owner, ())]
+        return len(np.unique(np.concatenate(tables))) if tables else 0
+
+    def owners(self) -> set[Hashable]:
+        """Everyone who has sequences."""
+        return set(self._of_owner)
+
+    def _own(self, sequence: Sequence, seed: bytes) -> Sequence:
+        self._seeds[sequence.row] = seed
+        self._of_owner.setdefault(sequence.owner, {})[sequence] = None
+        return sequence
+
+    def _take_known(self, row: int, most: int) -> None:
+        token_ids = self.tokens[row, : self.lengths[row]]
+        hashes = chain_hashes(self._seeds[row], token_ids, self.block_size)
+        known = self.pool.match(hashes[: most // self.block_size])
+        self.blocks[row, : len(known)] = known
+        self.num_blocks[row] = len(known)
+        self.computed[row] = len(known) * self.block_size
+        if len(known) < len(hashes):
+            self._unknown[row] = hashes
 
     def append(self, sequence: Sequence, token_ids: list[int]) -> None:
         """Add tokens at the end, to be computed later."""
@@ -112,13 +173,20 @@ class SequenceTable:
         self.blocks[row, :blocks] = self.blocks[source, :blocks]
         self.lengths[row], self.computed[row], self.num_blocks[row] = length, self.computed[source], blocks
         self.pool.share(self.blocks[row, :blocks])
-        return Sequence(sequence.role, row)
+        if source in self._dropped:
+            self._dropped.add(row)
+        return self._own(Sequence(sequence.role, row, sequence.owner), self._seeds[source])
 
     def release(self, sequence: Sequence) -> None:
         """Drop the sequence's references; blocks that nobody else refers to become free."""
         assert not sequence.released, "the sequence is already released"
         sequence.released = True
         self._unknown.pop(sequence.row, None)
+        self._dropped.discard(sequence.row)
+        siblings = self._of_owner[sequence.owner]
+        del siblings[sequence]
+        if not siblings:
+            del self._of_owner[sequence.owner]
         # Tail first, so that blocks shared with others are reached last.
         self.pool.free(self.block_table(sequence)[::-1])
         self._free_rows.append(sequence.row)
@@ -136,6 +204,19 @@ class SequenceTable:
         free = set(self._free_rows)
         return [self.blocks[r, : self.num_blocks[r]] for r in range(len(self.lengths)) if r not in free]
 
+    def blocks_needed(self, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The most blocks that `prepare_write` takes for each row, int `[S]`; same arguments."""
+        _, shared, needed = self._writes(rows, counts)
+        return shared + needed
+
+    def _writes(self, rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Last block of each row, whether its partial tail is shared, and the new blocks that follow it; each `[S]`."""
+        computed, size = self.computed[rows], self.block_size
+        tails = self.blocks[rows, np.maximum(self.num_blocks[rows] - 1, 0)]
+        shared = (counts > 0) & (computed % size != 0) & (self.pool.ref_counts[tails] > 1)
+        needed = -(-(computed + counts) // size) - self.num_blocks[rows]
+        return tails, shared, needed.clip(min=0)
+
     def prepare_write(self, rows: np.ndarray, counts: np.ndarray) -> tuple[list[int], list[int]]:
         """Make each row own the blocks that its next `counts` tokens go to.
 
@@ -144,7 +225,7 @@ class SequenceTable:
 
         Args:
             rows: int `[S]`, distinct.
-            counts: int `[S]`, tokens about to be computed.
+            counts: int `[S]`, tokens about to be computed for the first time.
 
         Returns:
             Block ids to copy from, and the block ids to copy them to. The caller copies before anything is written.
@@ -152,13 +233,9 @@ class SequenceTable:
         Raises:
             PoolExhaustedError: when there are not enough blocks for all rows; nothing is changed then.
         """
-        size = self.block_size
-        computed = self.computed[rows]
-        tails = self.blocks[rows, np.maximum(self.num_blocks[rows] - 1, 0)]
-        shared = (computed % size != 0) & (self.pool.ref_counts[tails] > 1)
-        needed = -(-(computed + counts) // size) - self.num_blocks[rows]
-        self.reserve_columns(int((computed + counts).max(initial=0)))
-        self.pool.require(int(shared.sum() + needed.clip(min=0).sum()))
+        self.reserve_columns(int((self.computed[rows] + counts).max(initial=0)))
+        tails, shared, needed = self._writes(rows, counts)
+        self.pool.require(int(shared.sum() + needed.sum()))
         sources, destinations = [], []
         for i in np.flatnonzero(shared):
             # Counts drop as owners leave: the last one keeps the block without a copy.

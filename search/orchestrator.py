@@ -28,13 +28,14 @@ class _Queued:
     blocks: dict[str, int]
     ledger: Ledger
     on_event: Callable[[Event], None]
+    priority: int
 
 
 class Orchestrator:
     """Runs searches on an engine; everything happens on the thread that calls `step`.
 
-    A search waits until the memory it may need at worst is free, then runs to its end without ever meeting an empty
-    pool.
+    A search waits until the memory it may need is free. Where only a share of the worst case is set aside for it, it
+    may have to give its memory up to those before it, and computes it again later.
     """
 
     def __init__(
@@ -77,12 +78,13 @@ class Orchestrator:
         dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
         return digests | {"dtype": dtype, "device": device, "system_prompt": self._generator.system_prompt}
 
-    def submit(self, request: SearchRequest, on_event: Callable[[Event], None] | None = None) -> str:
+    def submit(self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, priority: int = 0) -> str:
         """Queue a search.
 
         Args:
             request: what to search.
             on_event: called with each of the search's events, on the thread that calls `step`.
+            priority: searches of a larger one start first, and keep their memory where others must give theirs up.
 
         Returns:
             The search's id.
@@ -96,7 +98,10 @@ class Orchestrator:
         plan = self._plan(request)
         blocks = self._worst_case(plan)
         self.engine.admission.require_fits_alone(blocks)
-        self._queue.append(_Queued(plan, blocks, Ledger(), on_event or _ignore))
+        queued = _Queued(plan, blocks, Ledger(), on_event or _ignore, priority)
+        # Behind all that go first or came before: the queue is in order of priority.
+        place = next((i for i, other in enumerate(self._queue) if other.priority < priority), len(self._queue))
+        self._queue.insert(place, queued)
         return plan.search_id
 
     def cancel(self, search_id: str) -> None:
@@ -165,10 +170,10 @@ class Orchestrator:
         return blocks
 
     def _admit(self) -> None:
-        """Start searches in order of arrival; one that does not fit yet holds back those behind it, so none starves."""
+        """Start searches in order; one that does not fit yet holds back those behind it, so that none starves."""
         while self._queue and len(self._running) < self._max_running:
             queued = self._queue[0]
-            reservation = self.engine.admission.try_reserve(queued.blocks)
+            reservation = self.engine.admission.try_reserve(queued.blocks, queued.plan.search_id, queued.priority)
             if reservation is None:
                 return
             self._queue.popleft()

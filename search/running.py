@@ -95,11 +95,11 @@ class RunningSearch:
         self._on_event(Started(self.plan.search_id, self.request))
         root = _Growth(to_end=False)
         self._growth[self._root] = root
-        root.generator, prompt = self._generator.open(self.request.problem)
+        root.generator, prompt = self._generator.open(self.plan.search_id, self.request.problem)
         self._ledger.generator_tree_tokens += prompt
         self._by_generator[root.generator] = self._root
         if self._verifier:
-            root.verifier, prompt = self._verifier.open(self.request.problem)
+            root.verifier, prompt = self._verifier.open(self.plan.search_id, self.request.problem)
             self._ledger.verifier_tree_tokens += prompt
             self._by_verifier[root.verifier] = self._root
             self._verifier.prefill(self.plan.search_id, root.verifier)

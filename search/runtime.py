@@ -30,6 +30,7 @@ class RuntimeSettings:
         block_size: tokens per KV block.
         max_batch_tokens: tokens computed in one engine step at most.
         max_running: searches in flight at most.
+        reserved_share: see `EngineSettings`.
         system_prompt: the generator's system message; None takes the checkpoint's own, else one that asks for steps.
         threads: CPU threads; None takes all cores.
     """
@@ -42,6 +43,7 @@ class RuntimeSettings:
     block_size: int = 16
     max_batch_tokens: int = 2048
     max_running: int = 64
+    reserved_share: float = 1.0
     system_prompt: str | None = None
     threads: int | None = None
 
@@ -73,7 +75,13 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
         family = load_verifier(Checkpoint(locate(settings.verifier)), dtype, device)
         models[VERIFIER] = family.model
     kv_memory = _default_kv_memory(device) if settings.kv_memory_bytes is None else settings.kv_memory_bytes
-    engine = Engine(models, EngineSettings(kv_memory, settings.block_size, max_batch_tokens=settings.max_batch_tokens))
+    engine_settings = EngineSettings(
+        kv_memory,
+        settings.block_size,
+        max_batch_tokens=settings.max_batch_tokens,
+        reserved_share=settings.reserved_share,
+    )
+    engine = Engine(models, engine_settings)
     system_prompt = settings.system_prompt
     if system_prompt is None:
         system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)

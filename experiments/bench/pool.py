@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ class StaticSplit(Admission):
         sectors = round(generator_share * self.arena.num_sectors)
         self._limits = {GENERATOR: sectors, VERIFIER: self.arena.num_sectors - sectors}
 
-    def try_reserve(self, blocks: Mapping[str, int]) -> Reservation | None:
+    def try_reserve(self, blocks: Mapping[str, int], owner: Hashable = None, priority: int = 0) -> Reservation | None:
         """As the shared pool's, and only while every model stays within its part."""
         for role, limit in self._limits.items():
             pool = self.pools[role]
@@ -41,7 +41,7 @@ class StaticSplit(Admission):
                 )
             if pool.sectors_for(self.reserved_blocks[role] + blocks.get(role, 0)) > limit:
                 return None
-        return super().try_reserve(blocks)
+        return super().try_reserve(blocks, owner, priority)
 
 
 def run(memory: int, problems: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:

@@ -10,8 +10,8 @@ class IndependentPaths:
     """N paths sampled from the root to their ends.
 
     With one path at temperature 0 this is greedy decoding; with a majority vote, self-consistency (Wang et al., 2022);
-    with the verifier's scores, best-of-N. Paths that have drawn the same tokens so far are one node with a multiplicity,
-    and part where they differ: the same distribution, each token computed once.
+    with the verifier's scores, best-of-N. Paths that have drawn the same tokens so far are one node with a
+    multiplicity, and part where they differ: the same distribution, each token computed once.
     """
 
     def __init__(self, root: Node, paths: int, uses_scores: bool) -> None:

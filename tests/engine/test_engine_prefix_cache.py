@@ -8,6 +8,7 @@ from engine_driver import drain, generate, read, release
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import PoolExhaustedError
+from espalier.engine.kept_blocks import KeptBlocks
 from espalier.engine.prefix_cache import PrefixCache, chain_hashes
 from espalier.engine.sampling import Sampling
 from espalier.engine.work import Score
@@ -139,16 +140,51 @@ def test_a_sector_of_cached_blocks_moves_to_the_other_model(make: Make):
     pool.free(blocks)
 
 
-def test_a_known_block_is_either_live_or_kept():
+def test_of_two_blocks_with_the_same_tokens_the_first_stays_the_known_one():
     cache = PrefixCache()
     cache.register(3, b"x")
-    cache.register(4, b"x")  # computed twice at once: the first stays the known one
+    cache.register(4, b"x")
     assert cache.match([b"x", b"y"]) == [3]
-    assert cache.keep(3)
-    assert not cache.keep(4)
-    cache.check_integrity(live={4})
-    with pytest.raises(AssertionError, match="kept as unused"):
-        cache.check_integrity(live={3, 4})
+    assert 3 in cache
+    assert 4 not in cache
+    cache.check_integrity(held={3, 4})
+    with pytest.raises(AssertionError, match="neither live nor kept"):
+        cache.check_integrity(held={4})
     cache.forget(3)
     assert cache.match([b"x"]) == []
-    cache.check_integrity(live={4})
+
+
+def test_kept_blocks_give_way_by_sector_and_age():
+    kept = KeptBlocks()
+    for block, sector in ((0, 0), (10, 1), (1, 0), (20, 2)):
+        kept.keep(block, sector)
+    assert kept.oldest_in_live_sector() == (10, 1), "sector 0 was used again after it"
+    kept.remove(10, 1)
+    assert kept.oldest_in_live_sector() == (0, 0)
+    assert kept.oldest_idle_sector() is None
+    kept.set_idle(2)
+    kept.set_idle(0)
+    assert (kept.oldest_idle_sector(), kept.oldest_in_live_sector()) == (2, None)
+    kept.set_live(2)
+    assert (kept.oldest_idle_sector(), kept.oldest_in_live_sector()) == (0, (20, 2))
+    assert (len(kept), kept.of(0), kept.of(1)) == (3, [0, 1], [])
+    kept.check_integrity(live_sectors={2})
+    with pytest.raises(AssertionError):
+        kept.check_integrity(live_sectors={0, 2})
+
+
+def test_without_the_cache_no_block_outlives_its_sequence(make: Make):
+    engine = make(prefix_cache=False)
+    assert [compute(engine, "generator", PROMPT) for _ in range(2)] == [37, 37]
+    assert engine.stats()["generator"].cached_blocks == 0
+
+
+def test_prompts_that_arrive_together_are_computed_once(make: Make):
+    engine = make()
+    sequences = [engine.open("generator", [*PROMPT[:32], 9, i]) for i in range(3)]
+    for sequence in sequences:
+        engine.submit(Score("reader", sequence, (), ()))
+    done = drain(engine)
+    assert sorted(d.computed_tokens for d in done) == [2, 2, 34]
+    assert engine.stats()["generator"].steps == 1
+    release(engine, *sequences)

@@ -108,7 +108,7 @@ class SequenceMachine(RuleBasedStateMachine):
                 offsets[position % BLOCK_SIZE] = self.texts[sequence][position]
             self.computed[sequence] = start + count
             table.computed[sequence.row] = start + count
-            table.register_prompt(sequence.row)
+            table.register(sequence.row, start + count)
 
     def check_copies(self, chosen: list[Sequence], pool: object, sources: list[int], destinations: list[int]) -> None:
         partial = [s for s in chosen if self.computed[s] % BLOCK_SIZE]

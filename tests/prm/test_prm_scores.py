@@ -68,7 +68,7 @@ def test_scores_added_step_by_step_equal_the_whole_text_through_transformers(
     tiny_checkpoints: dict[str, Path],
 ):
     engine, verifier = make_verifier(name)
-    root, _ = verifier.open(PROBLEM)
+    root, _ = verifier.open("test", PROBLEM)
     verifier.prefill("me", root)
     drain(engine)
     scores, path = [], [root]
@@ -87,7 +87,7 @@ def test_siblings_that_share_their_parents_blocks_are_scored_each_on_its_own(
     name: str, make_verifier: Callable[..., tuple[Engine, Verifier]], tiny_checkpoints: dict[str, Path]
 ):
     engine, verifier = make_verifier(name, max_batch_tokens=13)
-    root, _ = verifier.open(PROBLEM)
+    root, _ = verifier.open("test", PROBLEM)
     verifier.prefill("me", root)
     drain(engine)
     _, parent = score_step(engine, verifier, root, "38+47=85\n\n")
@@ -104,7 +104,7 @@ def test_siblings_that_share_their_parents_blocks_are_scored_each_on_its_own(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_token_of_a_path_is_computed_once(name: str, make_verifier: Callable[..., tuple[Engine, Verifier]]):
     engine, verifier = make_verifier(name)
-    root, tokens = verifier.open(PROBLEM)
+    root, tokens = verifier.open("test", PROBLEM)
     verifier.prefill("me", root)
     (done,) = drain(engine)
     assert done.computed_tokens == tokens
@@ -120,7 +120,7 @@ def test_scoring_in_place_extends_the_parents_own_sequence(
     make_verifier: Callable[..., tuple[Engine, Verifier]], tiny_checkpoints: dict[str, Path]
 ):
     engine, verifier = make_verifier("classifier")
-    root, _ = verifier.open(PROBLEM)
+    root, _ = verifier.open("test", PROBLEM)
     verifier.prefill("me", root)
     drain(engine)
     scores = []
@@ -142,7 +142,7 @@ def test_a_step_that_holds_the_tag_is_read_once_at_its_own_end(
     for step in steps:
         ids, read_at = verifier.family.step_ids(step)
         assert [i for i, token in enumerate(ids) if token == tag] == [read_at] == [len(ids) - 1]
-    root, _ = verifier.open(PROBLEM)
+    root, _ = verifier.open("test", PROBLEM)
     verifier.prefill("me", root)
     drain(engine)
     first, parent = score_step(engine, verifier, root, steps[0])
@@ -157,7 +157,7 @@ def test_a_step_longer_than_its_limit_is_not_scored_and_takes_nothing(
     make_verifier: Callable[..., tuple[Engine, Verifier]],
 ):
     engine, verifier = make_verifier("classifier")
-    root, _ = verifier.open(PROBLEM)
+    root, _ = verifier.open("test", PROBLEM)
     verifier.prefill("me", root)
     drain(engine)
     needed = len(verifier.family.step_ids("38+47=85")[0])
@@ -173,5 +173,5 @@ def test_a_problem_that_fills_the_context_is_refused_with_the_numbers(
 ):
     engine, verifier = make_verifier("classifier")
     with pytest.raises(RequestTooLargeError, match=r"600 verifier tokens and the verifier's context is 512"):
-        verifier.open("3" * 600)
+        verifier.open("test", "3" * 600)
     assert engine.stats()["verifier"].live_sequences == 0

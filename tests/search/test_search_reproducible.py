@@ -54,6 +54,19 @@ def test_a_search_that_waited_for_memory_gives_the_same(mine: SearchRequest, mak
     assert outcome(watched.results[0]) == outcome(alone)
 
 
+@pytest.mark.parametrize("options", [{}, {"prefix_cache": False}, {"max_batch_tokens": 40}])
+@pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
+def test_a_search_that_had_to_give_up_its_memory_gives_the_same(
+    mine: SearchRequest, options: dict, make_orchestrator: Make
+):
+    alone = run(make_orchestrator(), mine).only
+    orchestrator = make_orchestrator(kv_memory_bytes=600_000, reserved_share=0.05, **options)
+    watched = run_among(orchestrator, mine, 12, place=12)
+    assert watched.most_running == 13
+    assert sum(stats.preemptions for stats in orchestrator.engine.stats().values()) > 0
+    assert outcome(watched.results[0]) == outcome(alone)
+
+
 @pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
 def test_block_size_and_step_budget_do_not_change_a_search(mine: SearchRequest, make_orchestrator: Make):
     usual = run(make_orchestrator(), mine).only

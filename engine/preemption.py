@@ -1,0 +1,83 @@
+"""Preemption: who gives up their KV when blocks run out, and when it is computed again."""
+
+from collections.abc import Hashable, Mapping
+
+from espalier.engine.admission import Admission
+from espalier.engine.arena import Arena
+from espalier.engine.lane import Lane
+
+
+class Preemption:
+    """Makes owners give up all KV they hold, and lets them go on once there is room.
+
+    Owners rank by priority, then by when they were admitted; the last one gives up first. Tokens stay, so KV can be
+    computed again, blocks that several sequences share once, and nothing that was sampled or scored is lost. The first
+    owner never gives up, and fits the arena alone, so there is always one that gets on.
+    """
+
+    def __init__(self, arena: Arena, lanes: Mapping[str, Lane], admission: Admission) -> None:
+        self.counts = dict.fromkeys(lanes, 0)
+        self._arena = arena
+        self._lanes = lanes
+        self._admission = admission
+        self._resting: dict[Hashable, dict[str, int]] = {}  # blocks each held, by role
+
+    def preempt(self, owner: Hashable) -> None:
+        """Make `owner` give up its KV and rest."""
+        self._resting[owner] = {}
+        for role, lane in self._lanes.items():
+            if held := lane.table.blocks_of(owner):
+                self._resting[owner][role] = held
+                self.counts[role] += 1
+            lane.drop_kv(owner)
+            lane.paused.add(owner)
+
+    def make_room(self, needy: Hashable) -> bool:
+        """Make the last owner that holds blocks give them up, unless it is the first or not after `needy`.
+
+        Args:
+            needy: for whom; None for whoever comes first.
+
+        Returns:
+            Whether anybody gave up anything.
+        """
+        holding = {o for lane in self._lanes.values() for o in lane.table.owners() if lane.table.blocks_of(o)}
+        first = min(holding | self._active(), key=self._admission.rank, default=None) if needy is None else needy
+        behind = [owner for owner in holding if self._admission.rank(owner) > self._admission.rank(first)]
+        if not behind:
+            return False
+        self.preempt(max(behind, key=self._admission.rank))
+        return True
+
+    def resume(self) -> None:
+        """Let resting owners go on, in order of rank, while there is room for what they held; one if nobody runs.
+
+        None goes before an owner that is held up for want of blocks.
+        """
+        if not self._resting:
+            return
+        held_up = [lane.held_up.owner for lane in self._lanes.values() if lane.held_up]
+        for owner in sorted(self._resting, key=self._admission.rank):
+            behind = any(self._admission.rank(owner) > self._admission.rank(other) for other in held_up)
+            if self._active() and (behind or not self._fits(self._resting[owner])):
+                return
+            self.forget(owner)
+
+    def forget(self, owner: Hashable) -> None:
+        """Let `owner` rest no longer."""
+        if self._resting.pop(owner, None) is not None:
+            for lane in self._lanes.values():
+                lane.paused.discard(owner)
+
+    def _active(self) -> set[Hashable]:
+        """Owners with work who are not resting."""
+        return {owner for lane in self._lanes.values() for owner in lane.owners()} - self._resting.keys()
+
+    def _fits(self, blocks: Mapping[str, int]) -> bool:
+        """Whether there is room for `blocks` of each role, and a sector of each to grow into."""
+        sectors = 0
+        for role, count in blocks.items():
+            pool = self._lanes[role].pool
+            room = pool.live_sectors * pool.layout.blocks_per_sector - pool.live_blocks
+            sectors += pool.sectors_for(max(0, count - room)) + 1
+        return sectors <= self._arena.available_sectors

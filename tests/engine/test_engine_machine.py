@@ -1,0 +1,277 @@
+"""Two models in one arena under random use, against a model made of token lists.
+
+Whatever is opened, forked, sampled, scored, released, cancelled or made to give up its KV, in any order and with too
+little memory for all: every step and score is, bit for bit, what a second engine gives that has nothing else to do,
+and when all is released not one block is left.
+"""
+
+from collections.abc import Callable, Hashable
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from espalier.engine.engine import Engine, EngineSettings
+from espalier.engine.model import Model
+from espalier.engine.sampling import Sampling
+from espalier.engine.sequence import Sequence
+from espalier.engine.turns import GENERATOR, VERIFIER
+from espalier.engine.work import Done, Generate, Generated, Score, Scored
+
+OWNERS = ("first", "second", "third")
+MOST_BLOCKS = {GENERATOR: 80, VERIFIER: 60}
+"""Of one owner, nothing shared: what fits the arena alone."""
+BLOCK = 4
+RULES = 20_000
+
+
+class Alone:
+    """What a step or a score is when nothing else runs, each worked out once."""
+
+    def __init__(self, models: dict[str, Model]) -> None:
+        self.engine = Engine(models, EngineSettings(2**22, block_size=16, prefix_cache=False))
+        self.known: dict[tuple, object] = {}
+
+    def run(self, sequence: Sequence, work: Generate | Score) -> Done:
+        self.engine.submit(work)
+        done: list[Done] = []
+        while self.engine.busy:
+            done += self.engine.step()
+        self.engine.release(sequence)
+        return done[0]
+
+    def step(self, text: tuple[int, ...], sampling: Sampling, tokens: int) -> tuple:
+        if (key := (text, sampling, tokens)) not in self.known:
+            sequence = self.engine.open(GENERATOR, list(text))
+            done = self.run(sequence, Generate(None, sequence, (sampling,), tokens, in_place=True))
+            assert isinstance(done, Generated)
+            self.known[key] = (tuple(done.token_ids), done.log_probability, done.cause)
+        return self.known[key]  # type: ignore[return-value]
+
+    def scores(self, before: tuple[int, ...], new: tuple[int, ...], read_at: tuple[int, ...]) -> bytes:
+        if (key := (before, new, read_at)) not in self.known:
+            sequence = self.engine.open(VERIFIER, list(before))
+            done = self.run(sequence, Score(None, sequence, new, read_at))
+            assert isinstance(done, Scored)
+            self.known[key] = done.values.tobytes()
+        return self.known[key]  # type: ignore[return-value]
+
+
+class EngineMachine(RuleBasedStateMachine):
+    models: dict[str, Model]
+    alone: Alone
+    rules = 0
+    preemptions = 0
+    evictions = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = Engine(
+            self.models,
+            EngineSettings(46 * 5_400, BLOCK, sector_bytes=5_400, max_batch_tokens=40, reserved_share=0.01),
+        )
+        self.reservations = []
+        for owner in OWNERS:
+            reservation = self.engine.admission.try_reserve(MOST_BLOCKS, owner)
+            assert reservation is not None
+            self.reservations.append(reservation)
+        self.texts: dict[Sequence, list[int]] = {}
+        self.working: dict[Sequence, Generate | Score] = {}
+        for number, owner in enumerate(OWNERS):  # together more than there is room for
+            for prompt in (20 * number, 20 * number + 10):
+                self.open_one(GENERATOR, owner, prompt, 50, b"")
+                self.open_one(VERIFIER, owner, prompt, 40, b"")
+        for sequence in self.idle():
+            if sequence.role == GENERATOR:
+                self.submit(sequence, Generate(sequence.owner, sequence, (Sampling(key=1), Sampling(key=2)), 4))
+            else:
+                self.submit(sequence, Score(sequence.owner, sequence, (3,), (0,)))
+
+    def count(self) -> None:
+        type(self).rules += 1
+
+    def idle(self, role: str | None = None) -> list[Sequence]:
+        found = [s for s in self.texts if s not in self.working and role in (None, s.role)]
+        return sorted(found, key=lambda s: (s.role, s.row))
+
+    def room_for(self, owner: Hashable, role: str, lengths: list[int]) -> bool:
+        """Whether sequences of these lengths leave the owner with what fits the arena alone."""
+        held = [len(text) for s, text in self.texts.items() if s.owner == owner and s.role == role]
+        for sequence, work in self.working.items():
+            if sequence.owner == owner and sequence.role == role and isinstance(work, Generate):
+                held += [len(self.texts[sequence]) + work.max_tokens] * len(work.samplings)
+        return sum(-(-length // BLOCK) + 1 for length in held + lengths) <= MOST_BLOCKS[role]
+
+    @rule(
+        role=st.sampled_from([GENERATOR, VERIFIER]),
+        prompt=st.integers(0, 60),
+        length=st.integers(1, 40),
+        salt=st.sampled_from([b"", b"", b"salt"]),
+    )
+    def open(self, role: str, prompt: int, length: int, salt: bytes) -> None:
+        self.count()
+        for other in OWNERS[: 1 + length % 3]:
+            if self.room_for(other, role, [length + 5]):
+                self.open_one(role, other, prompt, length, salt)
+
+    def open_one(self, role: str, owner: str, prompt: int, length: int, salt: bytes) -> None:
+        text = [9 + (prompt + i) % 100 for i in range(length)]
+        self.texts[self.engine.open(role, text, salt, owner)] = text
+
+    @precondition(lambda self: self.idle())
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def fork(self, data: st.DataObject, count: int) -> None:
+        self.count()
+        sequence = data.draw(st.sampled_from(self.idle()))
+        text = self.texts[sequence]
+        if self.room_for(sequence.owner, sequence.role, [len(text) + 5] * count):
+            for child in self.engine.fork(sequence, count):
+                assert child.owner == sequence.owner
+                self.texts[child] = list(text)
+
+    @precondition(lambda self: self.idle(VERIFIER))
+    @rule(data=st.data(), new=st.lists(st.integers(3, 40), max_size=6), every=st.booleans())
+    def score(self, data: st.DataObject, new: list[int], every: bool) -> None:
+        self.count()
+        read_at = tuple(range(len(new))) if every else tuple(range(len(new)))[-1:]
+        for sequence in data.draw(st.lists(st.sampled_from(self.idle(VERIFIER)), min_size=1, max_size=6, unique=True)):
+            if self.room_for(sequence.owner, VERIFIER, [len(new) + 5]):
+                self.submit(sequence, Score(sequence.owner, sequence, tuple(new), read_at))
+
+    @precondition(lambda self: self.idle(GENERATOR))
+    @rule(
+        data=st.data(),
+        key=st.integers(0, 50),
+        samplings=st.integers(1, 4),
+        tokens=st.integers(1, 5),
+        temperature=st.sampled_from([0.0, 0.2, 1.0]),
+        in_place=st.booleans(),
+    )
+    def generate(
+        self, data: st.DataObject, key: int, samplings: int, tokens: int, temperature: float, in_place: bool
+    ) -> None:
+        self.count()
+        samplings = 1 if in_place else samplings
+        drawn = tuple(Sampling(temperature=temperature, key=key + i) for i in range(samplings))
+        for sequence in data.draw(st.lists(st.sampled_from(self.idle(GENERATOR)), min_size=1, max_size=4, unique=True)):
+            if self.room_for(sequence.owner, GENERATOR, [len(self.texts[sequence]) + tokens] * samplings):
+                self.submit(sequence, Generate(sequence.owner, sequence, drawn, tokens, in_place=in_place))
+
+    def submit(self, sequence: Sequence, work: Generate | Score) -> None:
+        self.engine.submit(work)
+        self.working[sequence] = work
+
+    @precondition(lambda self: self.working)
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        self.count()
+        for _ in range(steps):
+            self.take(self.engine.step())
+
+    @precondition(lambda self: self.working)
+    @rule()
+    def drain(self) -> None:
+        self.count()
+        for _ in range(3000):
+            if not self.engine.busy:
+                break
+            self.take(self.engine.step())
+        assert not self.working, "the engine goes round in circles"
+
+    def take(self, finished: list[Done]) -> None:
+        for done in finished:
+            sequence = done.work.sequence
+            before = self.texts[sequence]
+            if isinstance(done, Scored):
+                expected = self.alone.scores(tuple(before), done.work.token_ids, done.work.read_at)
+                assert done.values.astype(np.float32).tobytes() == expected
+                before += done.work.token_ids
+                del self.working[sequence]
+                continue
+            work = done.work
+            for index in done.indices:
+                step = self.alone.step(tuple(before), work.samplings[index], work.max_tokens)
+                assert (tuple(done.token_ids), done.log_probability, done.cause) == step
+            if work.in_place:
+                before += done.token_ids
+            else:
+                self.texts[done.sequence] = [*before, *done.token_ids]
+            self.finish(work, done.indices)
+
+    def finish(self, work: Generate, indices: tuple[int, ...]) -> None:
+        """Note that some samplings of `work` have ended; the rest keeps its sequence busy."""
+        left = len(self.working[work.sequence].samplings) - len(indices)  # type: ignore[union-attr]
+        if left:
+            rest = Generate(work.owner, work.sequence, work.samplings[:left], work.max_tokens)
+            self.working[work.sequence] = rest
+        else:
+            del self.working[work.sequence]
+
+    @precondition(lambda self: len(self.idle()) > 5)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        self.count()
+        sequence = data.draw(st.sampled_from(self.idle()))
+        self.engine.release(sequence)
+        del self.texts[sequence]
+
+    @precondition(lambda self: self.working)
+    @rule(owner=st.sampled_from(OWNERS))
+    def preempt(self, owner: str) -> None:
+        self.count()
+        self.engine.preempt(owner)
+        for lane in self.engine.lanes.values():
+            assert lane.table.blocks_of(owner) == 0
+
+    @precondition(lambda self: len(self.working) > 3)
+    @rule(owner=st.sampled_from(OWNERS))
+    def cancel(self, owner: str) -> None:
+        self.count()
+        self.engine.cancel(owner)
+        for sequence in [s for s in self.working if s.owner == owner]:
+            work = self.working.pop(sequence)
+            table = self.engine.lanes[sequence.role].table
+            text = table.token_ids(sequence)
+            assert text[: len(self.texts[sequence])] == self.texts[sequence]
+            assert isinstance(work, Score) or work.in_place or text == self.texts[sequence]
+            self.texts[sequence] = text
+
+    @invariant()
+    def all_is_whole(self) -> None:
+        self.engine.check_integrity()
+        for sequence, text in self.texts.items():
+            if sequence not in self.working:
+                assert self.engine.lanes[sequence.role].table.token_ids(sequence) == text
+
+    def teardown(self) -> None:
+        for owner in OWNERS:
+            self.engine.cancel(owner)
+        for sequence in self.texts:
+            self.engine.release(sequence)
+        for reservation in self.reservations:
+            self.engine.admission.release(reservation)
+        self.engine.check_drained()
+        stats = self.engine.stats().values()
+        type(self).preemptions += sum(role.preemptions for role in stats)
+        type(self).evictions += sum(role.evicted_blocks for role in stats)
+
+
+def test_whatever_happens_in_whatever_order_results_are_as_if_alone(load_model: Callable[[str], Model]):
+    EngineMachine.models = {GENERATOR: load_model("talker"), VERIFIER: load_model("classifier")}
+    EngineMachine.alone = Alone(EngineMachine.models)
+    EngineMachine.rules = EngineMachine.preemptions = EngineMachine.evictions = 0
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=320,
+            stateful_step_count=80,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert EngineMachine.rules >= RULES
+    assert EngineMachine.preemptions >= 1000
+    assert EngineMachine.evictions >= 1000
+    EngineMachine.alone.engine.check_drained()
