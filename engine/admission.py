@@ -40,9 +40,12 @@ class Admission:
 
     def require_fits_alone(self, blocks: Mapping[str, int]) -> None:
         """Raise PoolTooSmallError when an idle engine could not hold `blocks`."""
-        sectors = sum(self.pools[role].sectors_for(count) for role, count in blocks.items())
-        if sectors > self.arena.num_sectors:
-            raise PoolTooSmallError(sectors * self.arena.sector_bytes, self.arena.num_bytes)
+        sectors = {role: self.pools[role].sectors_for(count) for role, count in blocks.items()}
+        limits = [(sum(sectors.values()), self.arena.num_sectors)]
+        limits += [(needed, self.arena.quota(role)) for role, needed in sectors.items()]
+        for needed, limit in limits:
+            if needed > limit:
+                raise PoolTooSmallError(needed * self.arena.sector_bytes, limit * self.arena.sector_bytes)
 
     def rank(self, owner: Hashable) -> tuple[float, float]:
         """Where `owner` stands: smaller goes first. Who reserved nothing comes last."""
@@ -62,8 +65,10 @@ class Admission:
         self.require_fits_alone(blocks)
         blocks = {role: math.ceil(self._share * count) for role, count in blocks.items()}
         wanted = {role: self.reserved_blocks[role] + blocks.get(role, 0) for role in self.pools}
-        sectors = sum(max(pool.live_sectors, pool.sectors_for(wanted[role])) for role, pool in self.pools.items())
-        if sectors > self.arena.num_sectors:
+        sectors = {role: max(pool.live_sectors, pool.sectors_for(wanted[role])) for role, pool in self.pools.items()}
+        if any(needed > self.arena.quota(role) for role, needed in sectors.items()):
+            return None
+        if sum(sectors.values()) > self.arena.num_sectors:
             return None
         self.reserved_blocks = wanted
         self._entitle()

@@ -52,6 +52,7 @@ class Arena:
             ) from error
         self._owner: list[str | None] = [None] * self.num_sectors
         self._holders: dict[str, SectorHolder] = {}
+        self._quotas: dict[str, int] = {}
         self._free = list(range(self.num_sectors - 1, -1, -1))  # a stack: the lowest sector is on top at first
 
     @property
@@ -69,6 +70,18 @@ class Arena:
         """Available sectors that nobody was promised."""
         return self.available_sectors - sum(holder.owed_sectors for holder in self._holders.values())
 
+    def set_quota(self, owner: str, sectors: int) -> None:
+        """Let `owner` hold `sectors` at most, as if the arena were split in advance; without a quota all are shared."""
+        self._quotas[owner] = sectors
+
+    def quota(self, owner: str) -> int:
+        """Sectors that `owner` may hold at most."""
+        return self._quotas.get(owner, self.num_sectors)
+
+    def available_to(self, owner: str, live: int) -> int:
+        """Sectors that `owner`, who has use for `live` already, could get beside these."""
+        return min(self.available_sectors, self.quota(owner) - live)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the arena, whole sectors."""
@@ -80,6 +93,9 @@ class Arena:
 
     def take(self, owner: str) -> int | None:
         """Give a sector to `owner`, one that is free or that is held without need; None when there is none."""
+        held = sum(held_by == owner for held_by in self._owner) if owner in self._quotas else 0
+        if held >= self.quota(owner) and not self._holders[owner].surrender_idle_sector():
+            return None
         if not self._free and not any(holder.surrender_idle_sector() for holder in self._holders.values()):
             return None
         sector = self._free.pop()

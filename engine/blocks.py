@@ -76,7 +76,7 @@ class BlockPool:
     @property
     def allocatable_blocks(self) -> int:
         """How often `allocate` would succeed now."""
-        sectors = self.live_sectors + self.arena.available_sectors
+        sectors = self.live_sectors + self.arena.available_to(self.owner, self.live_sectors)
         return sectors * self.layout.blocks_per_sector - self.live_blocks
 
     def sectors_for(self, blocks: int) -> int:
@@ -183,11 +183,11 @@ class BlockPool:
         """Free slots, at least one, of the sector that the next block should come from."""
         if slots := self._slots_of_a_live_sector():
             return slots
-        if self._may_open and self.arena.free_sectors:
+        if self._may_open and self.arena.free_sectors and self.owned_sectors < self.arena.quota(self.owner):
             return self._open_sector()
         if slots := self._evict_from_a_live_sector():
             return slots
-        if self.arena.free_sectors:
+        if self.arena.free_sectors and self.owned_sectors < self.arena.quota(self.owner):
             return self._open_sector()
         if (sector := self._kept.oldest_idle_sector()) is not None:
             slots = self._free_slots[sector]

@@ -33,7 +33,7 @@ class Preemption:
             lane.paused.add(owner)
 
     def make_room(self, needy: Hashable) -> bool:
-        """Make the last owner that holds blocks give them up, unless it is the first or not after `needy`.
+        """Make somebody give up their blocks: one without work, else the last one behind `needy`.
 
         Args:
             needy: for whom; None for whoever comes first.
@@ -42,11 +42,14 @@ class Preemption:
             Whether anybody gave up anything.
         """
         holding = {o for lane in self._lanes.values() for o in lane.table.owners() if lane.table.blocks_of(o)}
-        first = min(holding | self._active(), key=self._admission.rank, default=None) if needy is None else needy
-        behind = [owner for owner in holding if self._admission.rank(owner) > self._admission.rank(first)]
-        if not behind:
+        working = self._working()
+        active = working - self._resting.keys()
+        if needy is None:
+            needy = min(active, key=self._admission.rank, default=None)
+        behind = [o for o in holding & active if self._admission.rank(o) > self._admission.rank(needy)]
+        if not (victims := list(holding - working) or behind):
             return False
-        self.preempt(max(behind, key=self._admission.rank))
+        self.preempt(max(victims, key=self._admission.rank))
         return True
 
     def resume(self) -> None:
@@ -57,9 +60,13 @@ class Preemption:
         if not self._resting:
             return
         held_up = [lane.held_up.owner for lane in self._lanes.values() if lane.held_up]
+        working = self._working()
         for owner in sorted(self._resting, key=self._admission.rank):
+            if owner not in working:
+                self.forget(owner)
+                continue
             behind = any(self._admission.rank(owner) > self._admission.rank(other) for other in held_up)
-            if self._active() and (behind or not self._fits(self._resting[owner])):
+            if working - self._resting.keys() and (behind or not self._fits(self._resting[owner])):
                 return
             self.forget(owner)
 
@@ -69,9 +76,9 @@ class Preemption:
             for lane in self._lanes.values():
                 lane.paused.discard(owner)
 
-    def _active(self) -> set[Hashable]:
-        """Owners with work who are not resting."""
-        return {owner for lane in self._lanes.values() for owner in lane.owners()} - self._resting.keys()
+    def _working(self) -> set[Hashable]:
+        """Owners whose work waits or runs, or would if they did not rest."""
+        return {owner for lane in self._lanes.values() for owner in lane.owners()}
 
     def _fits(self, blocks: Mapping[str, int]) -> bool:
         """Whether there is room for `blocks` of each role, and a sector of each to grow into."""
@@ -79,5 +86,8 @@ class Preemption:
         for role, count in blocks.items():
             pool = self._lanes[role].pool
             room = pool.live_sectors * pool.layout.blocks_per_sector - pool.live_blocks
-            sectors += pool.sectors_for(max(0, count - room)) + 1
+            needed = pool.sectors_for(max(0, count - room)) + 1
+            if needed > self._arena.available_to(role, pool.live_sectors):
+                return False
+            sectors += needed
         return sectors <= self._arena.available_sectors

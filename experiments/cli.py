@@ -78,6 +78,7 @@ def solve(
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     kv_memory: opt.KvMemory = None,
+    reserved_share: opt.ReservedShare = 0.25,
     system_prompt: opt.SystemPrompt = None,
     threads: opt.Threads = None,
 ) -> None:
@@ -103,7 +104,7 @@ def solve(
     else:
         settings = RuntimeSettings(
             generator, _verifier_for(algorithm, verifier), device, dtype, opt.parse_bytes(kv_memory),
-            system_prompt=system_prompt, threads=threads,
+            reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
         )  # fmt: skip
         orchestrator = load_orchestrator(settings)
         orchestrator.submit(request)
@@ -137,6 +138,7 @@ def serve(
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     kv_memory: opt.KvMemory = None,
+    reserved_share: opt.ReservedShare = 0.25,
     system_prompt: opt.SystemPrompt = None,
     threads: opt.Threads = None,
 ) -> None:
@@ -148,7 +150,7 @@ def serve(
 
     runtime = RuntimeSettings(
         generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
-        max_running=max_searches, system_prompt=system_prompt, threads=threads,
+        max_running=max_searches, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
     )  # fmt: skip
     settings = ServerSettings(
         host=host, port=port, insecure_bind=insecure_bind,
@@ -195,6 +197,7 @@ def evaluate_command(
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     kv_memory: opt.KvMemory = None,
+    reserved_share: opt.ReservedShare = 0.25,
     system_prompt: opt.SystemPrompt = None,
     in_flight: opt.InFlight = 32,
     threads: opt.Threads = None,
@@ -215,7 +218,7 @@ def evaluate_command(
     )  # fmt: skip
     runtime = RuntimeSettings(
         generator, _verifier_for(algorithm, verifier), device, dtype, opt.parse_bytes(kv_memory),
-        max_running=in_flight, system_prompt=system_prompt, threads=threads,
+        max_running=in_flight, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
     )  # fmt: skip
     orchestrator = load_orchestrator(runtime)
     folder = RunFolder(out, run_configuration(benchmark, request, orchestrator)) if out else None
@@ -258,6 +261,7 @@ def sweep_command(
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     kv_memory: opt.KvMemory = None,
+    reserved_share: opt.ReservedShare = 0.25,
     system_prompt: opt.SystemPrompt = None,
     in_flight: opt.InFlight = 32,
     threads: opt.Threads = None,
@@ -283,7 +287,7 @@ def sweep_command(
     )  # fmt: skip
     runtime = RuntimeSettings(
         generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
-        max_running=in_flight, system_prompt=system_prompt, threads=threads,
+        max_running=in_flight, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
     )  # fmt: skip
     orchestrator = load_orchestrator(runtime)
     total = len(problems) * len(widths) * len(expansions)

@@ -73,6 +73,17 @@ KvMemory = Annotated[
         show_default=False,
     ),
 ]
+ReservedShare = Annotated[
+    float,
+    typer.Option(
+        envvar=_env("RESERVED_SHARE"),
+        min=0.0,
+        max=1.0,
+        help="Share of the KV memory a search may need at worst that is set aside when it starts. With less, more run "
+        "at once; the last ones give theirs up when it runs out, and compute it again. With 1 none ever has to.",
+        rich_help_panel="Models",
+    ),
+]
 SystemPrompt = Annotated[
     str | None,
     typer.Option(

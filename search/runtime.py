@@ -43,7 +43,7 @@ class RuntimeSettings:
     block_size: int = 16
     max_batch_tokens: int = 2048
     max_running: int = 64
-    reserved_share: float = 1.0
+    reserved_share: float = 0.25
     system_prompt: str | None = None
     threads: int | None = None
 

@@ -2,12 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier.engine.admission import Admission, Reservation
-from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.turns import GENERATOR, VERIFIER
 from espalier.experiments.benchmarks import load_benchmark
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -15,7 +12,7 @@ from espalier.search.runtime import RuntimeSettings, load_orchestrator
 
 SPLITS = {"25/75": 0.25, "50/50": 0.5, "75/25": 0.75}
 """The generator's share of the bytes."""
-_ANY = SearchRequest("-", max_tokens=160, max_step_tokens=32, max_steps=12)
+_ANY = SearchRequest("-", max_tokens=112, max_step_tokens=32, max_steps=12)
 WORKLOADS = {
     "beam N=4 M=4": replace(_ANY, beam_width=4, expansion=4),
     "beam N=2 M=8": replace(_ANY, beam_width=2, expansion=8),
@@ -23,66 +20,59 @@ WORKLOADS = {
 }
 
 
-class StaticSplit(Admission):
-    """Admission to a pool of which each model may use its own part only."""
-
-    def __init__(self, whole: Admission, generator_share: float) -> None:
-        super().__init__(whole.arena, whole.pools)
-        sectors = round(generator_share * self.arena.num_sectors)
-        self._limits = {GENERATOR: sectors, VERIFIER: self.arena.num_sectors - sectors}
-
-    def try_reserve(self, blocks: Mapping[str, int], owner: Hashable = None, priority: int = 0) -> Reservation | None:
-        """As the shared pool's, and only while every model stays within its part."""
-        for role, limit in self._limits.items():
-            pool = self.pools[role]
-            if pool.sectors_for(blocks.get(role, 0)) > limit:
-                raise PoolTooSmallError(
-                    pool.sectors_for(blocks[role]) * self.arena.sector_bytes, limit * self.arena.sector_bytes
-                )
-            if pool.sectors_for(self.reserved_blocks[role] + blocks.get(role, 0)) > limit:
-                return None
-        return super().try_reserve(blocks, owner, priority)
-
-
 def run(memory: int, problems: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search the same problems in a shared pool of `memory` bytes and in each split of it, in turn.
 
     Returns:
-        Rows with median problems a minute and searches in flight at most, and ratios `pool@WORKLOAD/SPLIT` and
-        `pool@WORKLOAD/best-static`, medians of pairs.
+        Rows with median problems a minute, searches in flight at most and how often one gave up its memory, and ratios
+        `pool@WORKLOAD/SPLIT`, medians of pairs, and `pool@WORKLOAD/best-static`; `pool/50-50` and `pool/best-static`
+        are the lowest over all workloads.
     """
     texts = [problem.problem for problem in load_benchmark("demo", problems)]
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     for workload, search in WORKLOADS.items():
         rates: dict[str, list[float]] = {"shared": [], **{name: [] for name in SPLITS}}
-        most: dict[str, int] = {}
+        last: dict[str, _Run] = {}
         for repeat in range(repeats + 1):
             for name in rates:
-                rate, most[name] = _rate(memory, texts, replace(search, seed=repeat), SPLITS.get(name))
+                last[name] = _run(memory, texts, replace(search, seed=repeat), SPLITS.get(name))
                 if repeat:  # the first is the warm-up
-                    rates[name].append(rate)
+                    rates[name].append(last[name].rate)
         for name, measured in rates.items():
             rows.append(
                 {
                     "workload": workload,
                     "pool": name,
                     "problems/min": statistics.median(measured),
-                    "in flight at most": most[name],
+                    "in flight at most": last[name].most_running,
+                    "preemptions": last[name].preemptions,
                 }
             )
             if name != "shared":
                 ratios[f"pool@{workload}/{name}"] = _ratio(rates["shared"], measured)
         ratios[f"pool@{workload}/best-static"] = min(ratios[f"pool@{workload}/{name}"] for name in SPLITS)
+    for key, name in (("pool/best-static", "best-static"), ("pool/50-50", "50/50")):
+        ratios[key] = min(ratios[f"pool@{workload}/{name}"] for workload in WORKLOADS)
     return rows, ratios
 
 
-def _rate(memory: int, texts: list[str], search: SearchRequest, generator_share: float | None) -> tuple[float, int]:
-    """Problems a minute, and the most searches in flight."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Problems a minute, the most searches in flight, and how often one gave up its memory."""
+
+    rate: float
+    most_running: int
+    preemptions: int
+
+
+def _run(memory: int, texts: list[str], search: SearchRequest, generator_share: float | None) -> _Run:
     orchestrator = load_orchestrator(RuntimeSettings(kv_memory_bytes=memory, max_running=len(texts)))
     engine = orchestrator.engine
     if generator_share is not None:
-        engine.admission = StaticSplit(engine.admission, generator_share)
+        sectors = round(generator_share * engine.arena.num_sectors)
+        engine.arena.set_quota(GENERATOR, sectors)
+        engine.arena.set_quota(VERIFIER, engine.arena.num_sectors - sectors)
     for text in texts:
         orchestrator.submit(replace(search, problem=text))
     most = 0
@@ -92,7 +82,8 @@ def _rate(memory: int, texts: list[str], search: SearchRequest, generator_share:
         most = max(most, orchestrator.running)
     seconds = time.perf_counter() - start
     engine.check_drained()
-    return 60 * len(texts) / seconds, most
+    preemptions = max(role.preemptions for role in engine.stats().values())
+    return _Run(60 * len(texts) / seconds, most, preemptions)
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:

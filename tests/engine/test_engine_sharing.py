@@ -164,13 +164,13 @@ def test_an_exhausted_pool_is_a_typed_error_and_release_makes_room_again(make_en
     release(engine, small)
 
 
-def test_work_interrupted_by_an_exhausted_pool_continues_right_once_there_is_room(
+def test_sequences_without_work_give_up_their_memory_to_those_with_work_and_get_it_back(
     make_engine: Callable[..., Engine], tiny_checkpoints: dict[str, Path]
 ):
     engine = small_engine(make_engine, 5)
-    hoard = engine.open("generator", [])
+    hoard = engine.open("generator", [], owner="idle")
     append(engine, hoard, 8)
-    parent = engine.open("generator", [])
+    parent = engine.open("generator", [], owner="reader")
     ids = [31, 32, 33, 34, 35, 36]
     read(engine, parent, ids, [])
     children = engine.fork(parent, 2)  # of 5 blocks one is free, and both children need a copy of the tail
@@ -178,15 +178,19 @@ def test_work_interrupted_by_an_exhausted_pool_continues_right_once_there_is_roo
         engine.submit(Score("reader", child, (token,), (0,)))
     done = engine.step()
     assert len(done) == 1, "there is room for one of them"
-    with pytest.raises(PoolExhaustedError):
-        engine.step()
-    engine.release(hoard)
     done += drain(engine)
+    assert engine.stats()["generator"].preemptions == 1
+    assert len(engine.lanes["generator"].table.block_table(hoard)) == 0
     values = {d.work.token_ids[0]: d.values for d in done if isinstance(d, Scored)}
     release(engine, parent, *children)
     for token in (40, 50):
         expected = plain_logits(tiny_checkpoints["qwen2-untied"], [*ids, token])[-1:]
         torch.testing.assert_close(torch.from_numpy(values[token]), expected, rtol=1e-4, atol=1e-4)
+    text = engine.lanes["generator"].table.token_ids(hoard)
+    again = torch.from_numpy(read(engine, hoard, [60]))
+    expected = plain_logits(tiny_checkpoints["qwen2-untied"], [*text, 60])[-1:]
+    torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-4)
+    release(engine, hoard)
 
 
 def test_a_pool_too_small_for_one_block_is_a_typed_error(make_engine: Callable[..., Engine]):

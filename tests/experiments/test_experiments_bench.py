@@ -74,7 +74,8 @@ def test_pool_benchmark_compares_the_shared_pool_with_every_split(bench, tmp_pat
     assert ran.exit_code == 0, ran.output
     document = json.loads(file.read_text())
     assert [row["pool"] for row in document["rows"]] == ["shared", *pool.SPLITS]
-    assert set(document["ratios"]) == {f"pool@beam/{name}" for name in (*pool.SPLITS, "best-static")}
+    ratios = {f"pool@beam/{name}" for name in (*pool.SPLITS, "best-static")} | {"pool/best-static", "pool/50-50"}
+    assert set(document["ratios"]) == ratios
 
 
 def test_redundancy_benchmark_counts_computed_tokens_against_the_tree(bench, tmp_path):
