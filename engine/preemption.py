@@ -30,7 +30,7 @@ class Preemption:
                 self._resting[owner][role] = held
                 self.counts[role] += 1
             lane.drop_kv(owner)
-            lane.paused.add(owner)
+            lane.planner.paused.add(owner)
 
     def make_room(self, needy: Hashable) -> bool:
         """Make somebody give up their blocks: one without work, else the last one behind `needy`.
@@ -59,7 +59,7 @@ class Preemption:
         """
         if not self._resting:
             return
-        held_up = [lane.held_up.owner for lane in self._lanes.values() if lane.held_up]
+        held_up = [lane.planner.held_up.owner for lane in self._lanes.values() if lane.planner.held_up]
         working = self._working()
         for owner in sorted(self._resting, key=self._admission.rank):
             if owner not in working:
@@ -74,7 +74,7 @@ class Preemption:
         """Let `owner` rest no longer."""
         if self._resting.pop(owner, None) is not None:
             for lane in self._lanes.values():
-                lane.paused.discard(owner)
+                lane.planner.paused.discard(owner)
 
     def _working(self) -> set[Hashable]:
         """Owners whose work waits or runs, or would if they did not rest."""

@@ -66,6 +66,10 @@ class SequenceTable:
         """Sequences not yet released."""
         return len(self.lengths) - len(self._free_rows)
 
+    def missing(self, row: int) -> int:
+        """Tokens of a row whose KV is not computed."""
+        return int(self.lengths[row] - self.computed[row])
+
     def computed_tokens(self) -> int:
         """Tokens whose KV is in blocks, of all live sequences, shared or not."""
         return sum(int(self.computed[sequence.row]) for owned in self._of_owner.values() for sequence in owned)
