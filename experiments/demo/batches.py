@@ -116,13 +116,11 @@ class RowMaker:
             row.labels.append(int(result == right))
         return row.cut(length)
 
-    def judged_steps(
-        self, problem: str, steps: Sequence[str], right: Sequence[bool], reference: Sequence[str] | None = None
-    ) -> Row:
+    def judged_steps(self, problem: str, steps: Sequence[str], right: Sequence[bool], reference: Sequence[str]) -> Row:
         """Returns the verifier's row: prompt, then each step and a delimiter that carries the step's label.
 
-        With the `reference` solution's steps, every token of a step has a label too, whether all is right so far: that
-        tells where a step goes wrong. Tokens beyond the reference are wrong.
+        Every token of a step has a label too, whether all is right so far by the steps of the `reference` solution:
+        that tells where a step goes wrong. Tokens beyond the reference are wrong.
         """
         ids = self.encode(chat_prompt(problem))
         labels = [IGNORED] * len(ids)
@@ -130,11 +128,8 @@ class RowMaker:
         for index, (step, label) in enumerate(zip(steps, right, strict=True)):
             tokens = self.encode(step)
             ids += [*tokens, self.delimiter]
-            if reference is None:
-                labels += [IGNORED] * len(tokens)
-            else:
-                expected = self.encode(reference[index]) if index < len(reference) else []
-                labels += [int(so_far and tokens[:end] == expected[:end]) for end in range(1, len(tokens) + 1)]
+            expected = self.encode(reference[index]) if index < len(reference) else []
+            labels += [int(so_far and tokens[:end] == expected[:end]) for end in range(1, len(tokens) + 1)]
             labels.append(int(label))
             so_far = label
         return Row(ids, labels)

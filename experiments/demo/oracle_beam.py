@@ -13,7 +13,7 @@ from espalier.experiments.demo.tokenizer import chat_prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class BeamPath:
     """One path of a problem's beam; `right` if all of its steps are."""
 
     problem: int
@@ -31,13 +31,13 @@ def beam_search(
     expansion: int = 4,
     temperature: float = 1.0,
     seed: int = 0,
-) -> list[list[Path]]:
+) -> list[list[BeamPath]]:
     """Returns each problem's final beam, right paths first.
 
     Each round every unfinished path samples `expansion` steps (the first round starts from `beam_width` empty paths),
     and the right ones among the candidates and the finished paths stay, filled up with wrong ones to `beam_width`.
     """
-    beams = [[Path(index)] * beam_width for index in range(len(problems))]
+    beams = [[BeamPath(index)] * beam_width for index in range(len(problems))]
     stops = frozenset({maker.end, maker.delimiter})
     for depth in range(MAX_OPERATIONS + 2):
         parents = [path for beam in beams for path in beam if not path.finished for _ in range(expansion)]
@@ -50,11 +50,11 @@ def beam_search(
         drawn = sample(
             model, prompts, stops=stops, temperature=temperature, max_new_tokens=40, seed=seed * 1009 + depth
         )
-        kept: list[list[Path]] = [[path for path in beam if path.finished] for beam in beams]
+        kept: list[list[BeamPath]] = [[path for path in beam if path.finished] for beam in beams]
         for path, ids in zip(parents, drawn, strict=True):
             problem = problems[path.problem]
             steps = (*path.steps, maker.tokenizer.decode(ids[:-1]))
             right = label_steps(problem.start, problem.operands, steps)[-1]
-            kept[path.problem].append(Path(path.problem, steps, right, ids[-1] == maker.end))
+            kept[path.problem].append(BeamPath(path.problem, steps, right, ids[-1] == maker.end))
         beams = [sorted(paths, key=lambda path: not path.right)[:beam_width] for paths in kept]
     return beams

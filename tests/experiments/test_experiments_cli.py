@@ -358,3 +358,28 @@ def test_sweep_prints_its_cells_and_leaves_a_plot(espalier, tmp_path):
     assert again.code == 0
     assert again.out.count("resumed") == 2
     assert "accuracy.png" in words(again.out)
+
+
+def test_every_search_option_lands_in_its_own_field(espalier):
+    options = {
+        "algorithm": ("best-of-n", "best-of-n"), "beam-width": (3, 3), "expansion": (5, 5), "vote": ("naive", "naive"),
+        "aggregation": ("min", "min"), "temperature": (0.7, 0.7), "top-k": (11, 11), "top-p": (0.9, 0.9),
+        "min-p": (0.02, 0.02), "max-steps": (7, 7), "max-step-tokens": (13, 13), "max-tokens": (29, 29),
+        "seed": (17, 17),
+    }  # fmt: skip
+    flags = [part for name, (given, _) in options.items() for part in (f"--{name}", given)]
+    ran = espalier(*SOLVE, *flags, "--json")
+    assert ran.code == 0, ran.err
+    configuration = json.loads(ran.out)["configuration"]
+    for name, (_, expected) in options.items():
+        assert configuration[name.replace("-", "_")] == expected, name
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(("--top-k", -1), "--top-k"), (("--min-p", 2), "--min-p"), (("--reserved-share", 1.5), "--reserved-share")],
+)
+def test_options_out_of_range_are_named(espalier, flags, said):
+    ran = espalier(*SOLVE, *flags)
+    assert ran.code == 2
+    assert said in words(ran.err)
