@@ -414,3 +414,18 @@ def test_a_checkpoint_given_by_folder_runs_through_the_public_road(tiny_checkpoi
     assert result.stop_reason is StopReason.FINISHED
     engine: Engine = orchestrator.engine
     engine.check_drained()
+
+
+def test_searches_of_a_larger_priority_start_first_and_others_in_order_of_arrival(make_orchestrator: Make):
+    orchestrator = make_orchestrator(max_running=1)
+    started: list[str] = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Started):
+            started.append(event.request.problem)
+
+    for problem, priority in (("a", 0), ("b", 0), ("urgent", 2), ("soon", 1), ("urgent too", 2)):
+        orchestrator.submit(with_(GREEDY, problem=problem), watch, priority)
+    while orchestrator.busy:
+        orchestrator.step()
+    assert started == ["urgent", "urgent too", "soon", "a", "b"]
