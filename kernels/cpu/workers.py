@@ -21,6 +21,7 @@ import platform
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -86,8 +87,14 @@ def _help(calls: "queue.SimpleQueue[_Call | None]") -> None:
         del call, function, args  # arrays of a finished call are not kept until the next
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores this process may use: those it is bound to, fewer in a container that is given less of their time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        allowed, period = quota.read_text(encoding="ascii").split()
+        return max(1, min(cores, int(allowed) // int(period)))
+    except (OSError, ValueError):  # no such file, or "max"
+        return cores
 
 
 _helpers = _Helpers()

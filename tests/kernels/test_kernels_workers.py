@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -75,6 +76,16 @@ def test_several_callers_at_once_do_not_disturb_each_other(threads):
     for thread in callers:
         thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [("100000 100000", 1, 1), ("50000 100000", 1, 1), ("max 100000", 1, 10**6), ("", 1, 10**6)],
+)
+def test_a_containers_share_of_the_cores_bounds_the_threads(text: str, least: int, most: int, tmp_path: Path):
+    (tmp_path / "cpu.max").write_text(text)
+    assert least <= workers._cores(tmp_path / "cpu.max") <= most
+    assert workers._cores(tmp_path / "cpu.max") <= workers._cores(tmp_path / "nothing")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

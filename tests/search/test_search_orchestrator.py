@@ -422,7 +422,7 @@ def test_searches_of_a_larger_priority_start_first_and_others_in_order_of_arriva
 
     def watch(event: Event) -> None:
         if isinstance(event, Started):
-            started.append(event.request.problem)
+            started.append(event.configuration.problem)
 
     for problem, priority in (("a", 0), ("b", 0), ("urgent", 2), ("soon", 1), ("urgent too", 2)):
         orchestrator.submit(with_(GREEDY, problem=problem), watch, priority)
