@@ -112,10 +112,16 @@ class Lane:
         plan = self.planner.plan(self._running, self._waiting, max_tokens)
         if plan is None:
             return []
-        copy_blocks(self.layout, self.arena.bytes, *plan.copies)
+        try:
+            copy_blocks(self.layout, self.arena.bytes, *plan.copies)
+            batch = build_batch(self.table, plan.rows, plan.first, plan.counts, self.model.decoder.device)
+            hidden = self.model.decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
+        except BaseException:  # an interrupt too: blocks are known to the prefix cache before they are written
+            self.table.drop_all()
+            for item in self._waiting:
+                item.values.clear()
+            raise
         self.copied_blocks += len(plan.copies[0])
-        batch = build_batch(self.table, plan.rows, plan.first, plan.counts, self.model.decoder.device)
-        hidden = self.model.decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
         self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
         self.computed_tokens += int(plan.counts.sum())
         self.steps += 1

@@ -119,6 +119,15 @@ class SequenceTable:
             self._unknown.pop(sequence.row, None)
             self._dropped.add(sequence.row)
 
+    def drop_all(self) -> None:
+        """Give up all KV and all that is known of it: a step failed, and what its blocks hold is not certain."""
+        for owner in list(self._of_owner):
+            for sequence in self._of_owner[owner]:
+                for block in self.block_table(sequence).tolist():
+                    if block in self.pool.cache:
+                        self.pool.cache.forget(block)
+            self.drop_kv(owner)
+
     def recall(self, row: int, most: int) -> None:
         """Let a row of which nothing is computed share the blocks of others that begin like it by now.
 

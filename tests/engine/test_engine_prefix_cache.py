@@ -188,3 +188,29 @@ def test_prompts_that_arrive_together_are_computed_once(make: Make):
     assert sorted(d.computed_tokens for d in done) == [2, 2, 34]
     assert engine.stats()["generator"].steps == 1
     release(engine, *sequences)
+
+
+def test_an_interrupted_step_leaves_nothing_behind_that_was_not_computed(make: Make, monkeypatch: pytest.MonkeyPatch):
+    engine, without = make(), make()
+    samplings = [Sampling(key=key) for key in range(3)]
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    sequences = [engine.open("generator", [*PROMPT, last]) for last in (7, 8)]
+    for sequence in sequences:
+        engine.submit(Score("reader", sequence, (), ()))
+    with monkeypatch.context() as patch:
+        patch.setattr("espalier.engine.lane.build_batch", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    engine.check_integrity()
+    engine.cancel("reader")
+    release(engine, *sequences)
+    texts = []
+    for each in (engine, without):
+        sequence = each.open("generator", [*PROMPT, 7])
+        children = generate(each, sequence, *samplings, delimiter="")
+        texts.append([(child.token_ids, child.log_probability) for child in children])
+        release(each, sequence, *(child.sequence for child in children))
+    assert texts[0] == texts[1]
