@@ -15,61 +15,69 @@ import torch
 
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
-from espalier.kernels.cpu.tiles import multiply_add, prefetch
-from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
+from espalier.kernels.cpu.tiles import TALL, WIDE, multiply_add, multiply_add_chain, multiply_pair, prefetch
+from espalier.kernels.cpu.workers import claim, claim_next, num_threads, run_together, wait_for
 from espalier.kernels.layout import LayerKV
 
-TOKENS_PER_ITEM = 16
-"""Tokens of a work item at most: enough to fill every tile, few enough to share the work among cores.
+TOKENS_PER_ITEM = 64
+"""Tokens of a work item at most.
 
 With one, no token shares what it reads: paged attention without regard to the tree, for comparison.
 """
+_ITEMS_PER_THREAD = 4
+"""So many that a thread that is held up leaves most of its share to others."""
 _CHUNK = 256
 """Positions whose logits a work item holds at a time, unless one block has more: they stay in a core's cache."""
+
+
+Geometry = tuple[int, int, int, int, int, int, int]
+"""Elements from sector to sector; blocks of a sector; tokens of a block; heads; kv heads; head_dim; elements of a
+token's row of queries."""
+Spans = tuple[int, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""What the tokens of a batch read together, found once for all layers and heads.
+
+A span is some neighbouring tokens of a work item and some neighbouring blocks of a chunk that all of them see, the last
+block perhaps in part. In order: the most tokens of an item; the positions each token sees, `[T]`; each item's first
+chunk; each chunk's first span; each span's first token within the item, tokens, first block within the chunk, blocks,
+and positions of the last block; where each of its blocks begins, for the first layer's first kv head, `[spans, blocks
+of a chunk]`. All int64.
+"""
 
 
 @numba.njit
 def attend(
     item: int,
-    tile: int,
     scale: np.float32,
     query: np.ndarray,
     flat: np.ndarray,
     keys_at: int,
     values_at: int,
-    geometry: tuple[int, int, int, int, int, int, int],
-    tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    geometry: Geometry,
+    all_spans: Spans,
     output: np.ndarray,
 ) -> None:
-    """Run one work item: `tile` tokens from `item // kv_heads * tile` on, kv head `item % kv_heads`.
+    """Run one work item: the tokens of item `item // kv_heads` of `all_spans`, kv head `item % kv_heads`.
 
     Args:
         item: which of `num_items`.
-        tile: tokens of an item at most.
         scale: factor on the logits.
         query: flat float32; a token's heads side by side, then what else a row holds.
         flat: float32, the whole arena.
         keys_at: where the layer's keys begin in the first sector, in elements.
         values_at: the same of its values.
         geometry: from `geometry_of`.
-        tables: from `tables_of`.
+        all_spans: from `find_spans`.
         output: flat float32 `[T * heads * head_dim]`, written.
     """
-    sector_stride, slots, block_size, heads, kv_heads, head_dim, query_stride = geometry
-    block_tables, query_starts, context_lengths, row_sequences = tables
-    output_stride = heads * head_dim
-    groups, head_stride = heads // kv_heads, block_size * head_dim
-    first, kv_head = item // kv_heads * tile, item % kv_heads
-    rows = min(tile, len(row_sequences) - first)
-    queries = rows * groups
-    visible = np.empty(rows, np.int64)
-    longest = 0
-    for r in range(rows):
-        s = row_sequences[first + r]
-        visible[r] = context_lengths[s] - (query_starts[s + 1] - 1 - first - r)
-        longest = max(longest, visible[r])
-    chunk = max(1, _CHUNK // block_size)
-    width = min(chunk, (longest + block_size - 1) // block_size) * block_size
+    _, _, block_size, heads, kv_heads, head_dim, query_stride = geometry
+    tile, chunk, visible, chunks, spans_of, spans, places = all_spans
+    groups = heads // kv_heads
+    part, kv_head = item // kv_heads, item % kv_heads
+    first = part * tile
+    rows = min(tile, len(visible) - first)
+    queries, width = rows * groups, chunk * block_size
+    if chunks[part + 1] - chunks[part] == 1:
+        width = (visible[first : first + rows].max() + block_size - 1) // block_size * block_size
     # A query is a row of these three: groups of one token, then the next token's.
     scaled = np.empty(queries * head_dim, np.float32)
     logits = np.empty(queries * width, np.float32)
@@ -79,76 +87,194 @@ def attend(
         at = (first + r) * query_stride + kv_head * groups * head_dim
         for i in range(groups * head_dim):
             scaled[r * groups * head_dim + i] = query[at + i] * scale
-    # Runs of rows that see the same positions of the same block: first row, rows, positions, column, address.
-    runs = np.empty((rows * chunk, 5), np.int64)
-    for begin in range(0, (longest + block_size - 1) // block_size, chunk):
-        logits[:] = np.float32(0.0)
-        found = 0
-        for b in range(begin, min(begin + chunk, (longest + block_size - 1) // block_size)):
-            r = 0
-            while r < rows:
-                start, seen = r, min(visible[r] - b * block_size, block_size)
-                r += 1
-                if seen <= 0:
-                    continue
-                block = block_tables[row_sequences[first + start], b]
-                while (
-                    r < rows
-                    and min(visible[r] - b * block_size, block_size) == seen
-                    and block_tables[row_sequences[first + r], b] == block
-                ):
-                    r += 1
-                at = block // slots * sector_stride + (block % slots * kv_heads + kv_head) * head_stride
-                column, count = (b - begin) * block_size, (r - start) * groups
-                runs[found, 0], runs[found, 1], runs[found, 2] = start * groups, count, seen
-                runs[found, 3], runs[found, 4] = column, at
-                found += 1
-        for i in range(found):
-            start, count, _, column, at = runs[i]
-            if i + 1 < found:
-                prefetch(flat, keys_at + runs[i + 1, 4], head_stride)
+    keys_at += kv_head * block_size * head_dim
+    values_at += kv_head * block_size * head_dim
+    for c in range(chunks[part], chunks[part + 1]):
+        before = (c - chunks[part]) * width
+        for i in range(spans_of[c], spans_of[c + 1]):
+            start, count, column = spans[i, 0] * groups, spans[i, 1] * groups, spans[i, 2] * block_size
             a, out = start * head_dim, start * width + column
-            multiply_add(scaled, a, head_dim, flat, keys_at + at, logits, out, width, count, head_dim, block_size)
+            _dot(
+                scaled,
+                a,
+                flat,
+                keys_at,
+                places,
+                i * chunk,
+                spans[i, 3],
+                logits,
+                out,
+                width,
+                count,
+                head_dim,
+                block_size,
+            )
         for q in range(queries):
-            seen = min(visible[q // groups] - begin * block_size, width)
+            seen = min(visible[first + q // groups] - before, width)
             if seen <= 0:
                 continue
             top = largest(logits, q * width, seen)
-            if begin:
+            if before:
                 top = max(top, tops[q])
                 factor = np.float32(math.exp(tops[q] - top))
                 totals[q] *= factor
                 scale_in_place(mixed, q * head_dim, head_dim, factor)
             tops[q] = top
             totals[q] += exp_in_place(logits, q * width, seen, top)
-        for i in range(found):
-            start, count, seen, column, at = runs[i]
-            if i + 1 < found:
-                prefetch(flat, values_at + runs[i + 1, 4], head_stride)
+        for i in range(spans_of[c], spans_of[c + 1]):
+            start, count, column = spans[i, 0] * groups, spans[i, 1] * groups, spans[i, 2] * block_size
             a, out = start * width + column, start * head_dim
-            multiply_add(logits, a, width, flat, values_at + at, mixed, out, head_dim, count, seen, head_dim)
+            multiply_add_chain(
+                logits, a, width, flat, values_at, places, i * chunk, spans[i, 3], block_size, spans[i, 4],
+                mixed, out, head_dim, count, head_dim,
+            )  # fmt: skip
     for r in range(rows):
-        at = (first + r) * output_stride + kv_head * groups * head_dim
+        at = ((first + r) * heads + kv_head * groups) * head_dim
         for i in range(groups * head_dim):
             output[at + i] = mixed[r * groups * head_dim + i] / totals[r * groups + i // head_dim]
 
 
-def geometry_of(layer_kv: LayerKV, heads: int, query_stride: int) -> tuple[int, int, int, int, int, int, int]:
-    """What `attend` needs to find its way: see where it takes this apart; `query_stride` elements are a token's row."""
+@numba.njit
+def _dot(
+    scaled: np.ndarray,
+    a: int,
+    flat: np.ndarray,
+    keys_at: int,
+    places: np.ndarray,
+    first: int,
+    blocks: int,
+    logits: np.ndarray,
+    out: int,
+    width: int,
+    count: int,
+    head_dim: int,
+    block_size: int,
+) -> None:
+    """Write the logits of `count` queries, those from `a` on, with the keys of a span's blocks."""
+    k = 0
+    while k < blocks:
+        if 2 * block_size == WIDE and k + 1 < blocks:
+            for ahead in range(k + 2, min(k + 4, blocks)):
+                prefetch(flat, keys_at + places[first + ahead], block_size * head_dim)
+            left, right = keys_at + places[first + k], keys_at + places[first + k + 1]
+            multiply_pair(scaled, a, head_dim, flat, left, right, logits, out, width, count, head_dim)
+            k, out = k + 2, out + 2 * block_size
+            continue
+        for q in range(count):
+            for i in range(out + q * width, out + q * width + block_size):
+                logits[i] = np.float32(0.0)
+        at = keys_at + places[first + k]
+        multiply_add(scaled, a, head_dim, flat, at, logits, out, width, count, head_dim, block_size)
+        k, out = k + 1, out + block_size
+
+
+def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> Spans:
+    """The spans of a batch, in work items of `most_tokens` tokens, or fewer where there are too few for all threads."""
+    tensors = batch.block_tables, batch.query_starts, batch.context_lengths, batch.row_sequences
+    tables, starts, contexts, sequences = (tensor.numpy() for tensor in tensors)
+    visible = (contexts - starts[1:] + 1).astype(np.int64)[sequences] + np.arange(len(sequences))
+    fair = -(-len(sequences) * geometry[4] // (_ITEMS_PER_THREAD * num_threads()))
+    tile = min(most_tokens, -(-fair // TALL) * TALL)
+    return _find_spans(tables, sequences, visible, tile, max(1, _CHUNK // geometry[2]), geometry)
+
+
+@numba.njit(cache=True)
+def _find_spans(
+    tables: np.ndarray, sequences: np.ndarray, visible: np.ndarray, tile: int, chunk: int, geometry: Geometry
+) -> Spans:
+    parts = (len(visible) + tile - 1) // tile
+    chunks = np.empty(parts + 1, np.int64)
+    chunks[0] = 0
+    for part in range(parts):
+        longest = visible[part * tile : (part + 1) * tile].max()
+        chunks[part + 1] = chunks[part] + (longest + chunk * geometry[2] - 1) // (chunk * geometry[2])
+    spans_of = np.zeros(chunks[parts] + 1, np.int64)
+    spans, places = np.empty((0, 5), np.int64), np.empty(0, np.int64)
+    found = 0
+    for writing in (False, True):
+        if writing:
+            spans, places = np.empty((found, 5), np.int64), np.empty(found * chunk, np.int64)
+        found = 0
+        for part in range(parts):
+            rows = slice(part * tile, min((part + 1) * tile, len(visible)))
+            for c in range(chunks[part], chunks[part + 1]):
+                before = (c - chunks[part]) * chunk
+                found = _find_chunk(
+                    tables, sequences[rows], visible[rows], before, chunk, geometry, found, spans, places, writing
+                )
+                spans_of[c + 1] = found
+    return tile, chunk, visible, chunks, spans_of, spans, places
+
+
+@numba.njit
+def _find_chunk(
+    tables: np.ndarray,
+    sequences: np.ndarray,
+    visible: np.ndarray,
+    before: int,
+    chunk: int,
+    geometry: Geometry,
+    found: int,
+    spans: np.ndarray,
+    places: np.ndarray,
+    writing: bool,
+) -> int:
+    """Count the spans of one item and chunk up from `found`, and write them; block `before` is the chunk's first.
+
+    Rows that share a block are a run. A block whose runs are those of the block before, seen whole, prolongs its spans.
+    """
+    sector_stride, slots, block_size, _, kv_heads, head_dim, _ = geometry
+    rows, longest = len(visible), (visible.max() + block_size - 1) // block_size
+    runs, last = np.empty((rows, 3), np.int64), np.empty((rows, 3), np.int64)
+    num_last = opened = 0
+    for b in range(before, min(before + chunk, longest)):
+        num_runs, r, prolongs = 0, 0, b > before
+        while r < rows:
+            start, seen = r, min(visible[r] - b * block_size, block_size)
+            r += 1
+            if seen <= 0:
+                continue
+            block = tables[sequences[start], b]
+            while (
+                r < rows and min(visible[r] - b * block_size, block_size) == seen and tables[sequences[r], b] == block
+            ):
+                r += 1
+            runs[num_runs, 0], runs[num_runs, 1], runs[num_runs, 2] = start, r - start, seen
+            n = num_runs
+            prolongs &= n < num_last and last[n, 0] == start and last[n, 1] == r - start and last[n, 2] == block_size
+            num_runs += 1
+        if not (prolongs and num_runs == num_last):
+            opened, found = found, found + num_runs
+            prolongs = False
+        if writing:
+            for n in range(num_runs):
+                span = opened + n
+                if not prolongs:
+                    spans[span, 0], spans[span, 1], spans[span, 2], spans[span, 3] = (
+                        runs[n, 0],
+                        runs[n, 1],
+                        b - before,
+                        0,
+                    )
+                spans[span, 4] = runs[n, 2]
+                block = tables[sequences[runs[n, 0]], b]
+                at = block // slots * sector_stride + block % slots * kv_heads * block_size * head_dim
+                places[span * chunk + spans[span, 3]] = at
+                spans[span, 3] += 1
+        runs, last, num_last = last, runs, num_runs
+    return found
+
+
+def geometry_of(layer_kv: LayerKV, heads: int, query_stride: int) -> Geometry:
+    """What `attend` needs to find its way."""
     _, slots, block_size, kv_heads, head_dim = layer_kv.keys.shape
     return layer_kv.keys.stride(0), slots, block_size, heads, kv_heads, head_dim, query_stride
 
 
-def tables_of(batch: AttentionBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The parts of a batch that `attend` reads."""
-    tensors = batch.block_tables, batch.query_starts, batch.context_lengths, batch.row_sequences
-    tables, starts, contexts, sequences = (tensor.numpy() for tensor in tensors)
-    return tables, starts, contexts, sequences
-
-
-def num_items(tokens: int, tile: int, kv_heads: int) -> int:
-    """Work items of `tokens` tokens."""
-    return -(-tokens // tile) * kv_heads
+@numba.njit
+def num_items(geometry: Geometry, all_spans: Spans) -> int:
+    """Work items of a layer."""
+    return (len(all_spans[3]) - 1) * geometry[4]
 
 
 def flat_arena(layer_kv: LayerKV) -> np.ndarray:
@@ -163,20 +289,18 @@ def flat_arena(layer_kv: LayerKV) -> np.ndarray:
 @numba.njit(nogil=True, cache=True)
 def _attend_all(
     counters: np.ndarray,
-    items: int,
-    tile: int,
     scale: np.float32,
     query: np.ndarray,
     flat: np.ndarray,
     keys_at: int,
     values_at: int,
-    geometry: tuple[int, int, int, int, int, int, int],
-    tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    geometry: Geometry,
+    all_spans: Spans,
     output: np.ndarray,
 ) -> None:
-    item = claim(counters, 0)
+    item, items = claim(counters, 0), num_items(geometry, all_spans)
     while item < items:
-        attend(item, tile, scale, query, flat, keys_at, values_at, geometry, tables, output)
+        attend(item, scale, query, flat, keys_at, values_at, geometry, all_spans, output)
         item = claim_next(counters, 0)
     wait_for(counters, 0, items)
 
@@ -189,15 +313,13 @@ def paged_attention_cpu(query: torch.Tensor, layer_kv: LayerKV, batch: Attention
     run_together(
         _attend_all,
         1,
-        num_items(len(query), TOKENS_PER_ITEM, layer_kv.keys.shape[3]),
-        TOKENS_PER_ITEM,
         np.float32(scale),
         query.contiguous().view(-1).numpy(),
         flat_arena(layer_kv),
         int(layer_kv.keys.storage_offset()),
         int(layer_kv.values.storage_offset()),
         geometry,
-        tables_of(batch),
+        find_spans(batch, TOKENS_PER_ITEM, geometry),
         output.view(-1).numpy(),
     )
     return output

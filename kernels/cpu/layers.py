@@ -9,7 +9,16 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.cpu.attention import TOKENS_PER_ITEM, attend, flat_arena, geometry_of, tables_of
+from espalier.kernels.cpu.attention import (
+    TOKENS_PER_ITEM,
+    Geometry,
+    Spans,
+    attend,
+    find_spans,
+    flat_arena,
+    geometry_of,
+    num_items,
+)
 from espalier.kernels.cpu.linear import PANEL, ROWS, multiply_part, pack, parts_of, unpack
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.tiles import multiply_add
@@ -47,7 +56,7 @@ def _rotate_and_store(
     flat: np.ndarray,
     keys_at: int,
     values_at: int,
-    geometry: tuple[int, int, int, int, int, int, int],
+    geometry: Geometry,
     writes: tuple[np.ndarray, np.ndarray],
 ) -> None:
     """Rotate queries and keys of a few tokens in place, and put their keys and values where `writes` says."""
@@ -106,10 +115,9 @@ def _forward(
     rotary: tuple[np.ndarray, np.ndarray],
     flat: np.ndarray,
     places: np.ndarray,
-    geometry: tuple[int, int, int, int, int, int, int],
-    tables: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    geometry: Geometry,
+    spans: Spans,
     writes: tuple[np.ndarray, np.ndarray],
-    tile: int,
     scale: np.float32,
     parts: tuple[int, int, int],
     buffers: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
@@ -121,7 +129,7 @@ def _forward(
     wide, inner = geometry[3] * geometry[5], len(gated) // rows
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
     tiles, few = (rows + ROWS - 1) // ROWS, (rows + _FEW - 1) // _FEW
-    attend_items = (rows + tile - 1) // tile * geometry[4]
+    attend_items = num_items(geometry, spans)
     phase = 0
     for layer in range(len(norms)):
         keys_at, values_at = places[layer, 0], places[layer, 1]
@@ -151,7 +159,7 @@ def _forward(
 
         item = claim(counters, phase)
         while item < attend_items:
-            attend(item, tile, scale, qkv, flat, keys_at, values_at, geometry, tables, mixed)
+            attend(item, scale, qkv, flat, keys_at, values_at, geometry, spans, mixed)
             item = claim_next(counters, phase)
         wait_for(counters, phase, attend_items)
         phase += 1
@@ -254,6 +262,7 @@ class CpuLayers:
         buffers = tuple(
             np.empty(rows * columns, np.float32) for columns in (width, qkv_stride, s.num_heads * s.head_dim, inner)
         )
+        geometry = geometry_of(layer_kvs[0], s.num_heads, qkv_stride)
         run_together(
             _forward,
             _PHASES * len(self),
@@ -263,10 +272,9 @@ class CpuLayers:
             (cos[:, 0].numpy(), sin[:, 0].numpy()),
             flat_arena(layer_kvs[0]),
             np.array([(kv.keys.storage_offset(), kv.values.storage_offset()) for kv in layer_kvs]),
-            geometry_of(layer_kvs[0], s.num_heads, qkv_stride),
-            tables_of(batch),
+            geometry,
+            find_spans(batch, self.tokens_per_item, geometry),
             _writes(batch, rows, layer_kvs[0].keys.shape[1]),
-            self.tokens_per_item,
             np.float32(s.head_dim**-0.5),
             tuple(parts_of(rows, columns // PANEL) for columns in (qkv_stride, stride, inner)),
             buffers,

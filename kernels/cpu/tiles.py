@@ -1,11 +1,10 @@
-"""Small matrix products with a fixed order of summation, written in LLVM's own vector instructions.
+"""Small matrix products with a fixed order of summation.
 
-numba leaves it to LLVM whether and how a loop is vectorised, and LLVM gives up where it cannot rule out that arrays
-overlap (measured on the loops of attention: 2 to 3 billion multiply-adds a second, against 13 to 34 here). It also
-means that an output depends on nothing but its own row of `a`: the same bits in a tile of one row and of four.
+An output depends on nothing but its own row of `a`: it has the same bits in a tile of one row and of eight.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import llvmlite.binding
@@ -13,15 +12,13 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+
+from espalier.kernels.cpu.emit import FLOAT, INDEX, caller, intrinsic, load, loop, store
 
 _LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 TALL, WIDE = (8, 32) if _LARGE_REGISTERS else (4, 16)
 """Rows and lanes of the largest tile: as many sums as the machine's registers hold beside what goes into them."""
 
-_intrinsic: Any = intrinsic  # for a type checker, its result would want the typing context as an argument
-_INDEX = ir.IntType(64)
-_FLOAT = ir.FloatType()
 _BYTE = ir.IntType(8)
 
 
@@ -36,89 +33,139 @@ def make_tile(rows: int, lanes: int) -> Callable[..., None]:
     multiply-add. `b` and `out` are read and written `lanes` elements at a time. Nothing is checked.
     """
 
-    @_intrinsic
+    @intrinsic
     def multiply_add(
         _: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, sb: Any, o: Any, o0: Any, so: Any, n: Any
     ) -> Any:
         place = types.intp
         signature = types.void(a, place, place, b, place, place, o, place, place, place)
-
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            arrays = [context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3, 6)]
-            a, b, out = (builder.gep(data, [args[i]]) for data, i in zip(arrays, (1, 4, 7), strict=True))
-            builder.call(_tile_function(builder.module, rows, lanes), [a, args[2], b, args[5], out, args[8], args[9]])
-            return context.get_dummy_value()
-
-        return signature, generate
+        return signature, caller(f"espalier_tile_{rows}x{lanes}", (0, 3, 6), partial(_write_tile, rows, lanes))
 
     return multiply_add
 
 
-def _tile_function(module: ir.Module, rows: int, lanes: int) -> ir.Function:
-    """The tile as a function of `module`: one that is never inlined, or each of its many uses would be compiled anew.
+def make_pair_tile(rows: int, lanes: int) -> Callable[..., None]:
+    """As `make_tile`, for a `b` whose left and right half lie apart, each without gaps, and an `out` that is written.
 
-    Its arguments: a, distance between its rows, b, the same, out, the same, count.
+        tile(a, a_start, a_stride, b, left_start, right_start, out, out_start, out_stride, count)
+
+    `lanes` are those of both halves together.
     """
-    pointer = _FLOAT.as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [pointer, _INDEX, pointer, _INDEX, pointer, _INDEX, _INDEX])
-    function = cgutils.get_or_insert_function(module, kind, f"espalier_tile_{rows}x{lanes}")
-    if function.is_declaration:
-        function.linkage = "linkonce_odr"
-        function.attributes.add("noinline")
-        _write_body(ir.IRBuilder(function.append_basic_block()), function, rows, lanes)
-    return function
+
+    @intrinsic
+    def multiply(
+        _: Any, a: Any, a0: Any, sa: Any, b: Any, left: Any, right: Any, o: Any, o0: Any, so: Any, n: Any
+    ) -> Any:
+        place = types.intp
+        signature = types.void(a, place, place, b, place, place, o, place, place, place)
+        return signature, caller(
+            f"espalier_pair_tile_{rows}x{lanes}", (0, 6), partial(_write_pair_tile, rows, lanes), (3,)
+        )
+
+    return multiply
 
 
-def _write_body(builder: ir.IRBuilder, function: ir.Function, rows: int, lanes: int) -> None:
-    a, a_stride, b, b_stride, out, out_stride, count = function.args
-    vector = ir.VectorType(_FLOAT, lanes)
+def make_chain_tile(rows: int, lanes: int) -> Callable[..., None]:
+    """As `make_tile`, for a `b` whose rows lie in blocks here and there; the sums stay in registers throughout.
+
+        tile(a, a_start, a_stride, b, b_start, places, first, blocks, size, last, b_stride, out, out_start, out_stride)
+
+    `places[first : first + blocks]`, int64, say where each block begins, counted from `b_start`. Each has `size` rows,
+    the last one `last`.
+    """
+
+    @intrinsic
+    def multiply_add(
+        _: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, p: Any, p0: Any, k: Any, size: Any, last: Any, sb: Any,
+        o: Any, o0: Any, so: Any,
+    ) -> Any:  # fmt: skip
+        place = types.intp
+        signature = types.void(a, place, place, b, place, p, place, place, place, place, place, o, place, place)
+        name = f"espalier_chain_tile_{rows}x{lanes}"
+        return signature, caller(name, (0, 3, 5, 11), partial(_write_chain_tile, rows, lanes))
+
+    return multiply_add
+
+
+def _write_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
+    a, a_stride, b, b_stride, out, out_stride, count = args
+    vector = ir.VectorType(FLOAT, lanes)
+    out_rows = _rows_of(builder, out, out_stride, rows)
+    sums = [load(builder, place, vector) for place in out_rows]
+
+    def shared(n: Any) -> Any:
+        return load(builder, _row_of(builder, b, b_stride, n), vector)
+
+    store(builder, _sum_products(builder, sums, _rows_of(builder, a, a_stride, rows), shared, count), out_rows)
+
+
+def _write_pair_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
+    a, a_stride, b, left, right, out, out_stride, count = args
+    vector, half = ir.VectorType(FLOAT, lanes), ir.VectorType(FLOAT, lanes // 2)
+    both = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(lanes)))
+    halves = [builder.gep(b, [start]) for start in (left, right)]
+
+    def shared(n: Any) -> Any:
+        row = [load(builder, _row_of(builder, start, ir.Constant(INDEX, lanes // 2), n), half) for start in halves]
+        return builder.shuffle_vector(row[0], row[1], both)
+
+    zeros = [ir.Constant(vector, [0.0] * lanes)] * rows
+    sums = _sum_products(builder, zeros, _rows_of(builder, a, a_stride, rows), shared, count)
+    store(builder, sums, _rows_of(builder, out, out_stride, rows))
+
+
+def _write_chain_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
+    a, a_stride, b, places, blocks, size, last, b_stride, out, out_stride = args
+    vector = ir.VectorType(FLOAT, lanes)
+    out_rows = _rows_of(builder, out, out_stride, rows)
+    sums = [load(builder, place, vector) for place in out_rows]
+    a_rows = _rows_of(builder, a, a_stride, rows)
+    final = builder.sub(blocks, ir.Constant(INDEX, 1))
+
+    def add_block(k: Any, sums: list[Any]) -> list[Any]:
+        block = builder.gep(b, [builder.load(builder.gep(places, [k]))])
+        count = builder.select(builder.icmp_signed("==", k, final), last, size)
+        a_parts = [builder.gep(row, [builder.mul(k, size)]) for row in a_rows]
+
+        def shared(n: Any) -> Any:
+            return load(builder, _row_of(builder, block, b_stride, n), vector)
+
+        return _sum_products(builder, sums, a_parts, shared, count)
+
+    store(builder, loop(builder, blocks, sums, add_block), out_rows)
+
+
+def _row_of(builder: ir.IRBuilder, base: Any, stride: Any, row: Any) -> Any:
+    return builder.gep(base, [builder.mul(stride, row)])
+
+
+def _rows_of(builder: ir.IRBuilder, base: Any, stride: Any, rows: int) -> list[Any]:
+    return [_row_of(builder, base, stride, ir.Constant(INDEX, row)) for row in range(rows)]
+
+
+def _sum_products(
+    builder: ir.IRBuilder, sums: list[Any], a_rows: list[Any], load_shared: Callable[[Any], Any], count: Any
+) -> list[Any]:
+    """Add to each row's vector, for `n < count`, element n of its row of `a` times the vector `load_shared(n)`."""
+    vector = sums[0].type
+    lanes = vector.count
     undefined = ir.Constant(vector, ir.Undefined)
     to_all_lanes = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-    fma = cgutils.get_or_insert_function(
-        function.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32"
-    )
+    fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32")
 
-    def row_of(base: Any, stride: Any, row: Any) -> Any:
-        return builder.gep(base, [builder.mul(stride, row)])
+    def add(n: Any, sums: list[Any]) -> list[Any]:
+        shared = load_shared(n)
+        added = []
+        for total, a_row in zip(sums, a_rows, strict=True):
+            factor = builder.insert_element(undefined, builder.load(builder.gep(a_row, [n])), ir.Constant(INDEX, 0))
+            factors = builder.shuffle_vector(factor, undefined, to_all_lanes)
+            added.append(builder.call(fma, [factors, shared, total]))
+        return added
 
-    def as_vector(place: Any) -> Any:
-        return builder.bitcast(place, vector.as_pointer())
-
-    def load(place: Any) -> Any:
-        return builder.load(as_vector(place), align=4)
-
-    indices = [ir.Constant(_INDEX, row) for row in range(rows)]
-    a_rows = [row_of(a, a_stride, row) for row in indices]
-    out_rows = [row_of(out, out_stride, row) for row in indices]
-    initial = [load(place) for place in out_rows]
-    before = builder.block
-    condition, body, after = (builder.append_basic_block(name) for name in ("condition", "body", "end"))
-    builder.branch(condition)
-
-    builder.position_at_end(condition)
-    n = builder.phi(_INDEX)
-    n.add_incoming(ir.Constant(_INDEX, 0), before)
-    sums = [builder.phi(vector) for _ in range(rows)]
-    for total, start in zip(sums, initial, strict=True):
-        total.add_incoming(start, before)
-    builder.cbranch(builder.icmp_signed("<", n, count), body, after)
-
-    builder.position_at_end(body)
-    shared = load(row_of(b, b_stride, n))
-    for total, a_row in zip(sums, a_rows, strict=True):
-        factor = builder.insert_element(undefined, builder.load(builder.gep(a_row, [n])), ir.Constant(_INDEX, 0))
-        factors = builder.shuffle_vector(factor, undefined, to_all_lanes)
-        total.add_incoming(builder.call(fma, [factors, shared, total]), body)
-    n.add_incoming(builder.add(n, ir.Constant(_INDEX, 1)), body)
-    builder.branch(condition)
-
-    builder.position_at_end(after)
-    for total, place in zip(sums, out_rows, strict=True):
-        builder.store(total, as_vector(place), align=4)
-    builder.ret_void()
+    return loop(builder, count, sums, add)
 
 
-@_intrinsic
+@intrinsic
 def _prefetch_line(_: Any, x: Any, place: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -147,6 +194,18 @@ _tall_wide, _4_wide, _2_wide, _1_wide = (
 )
 _tall_16, _4_16, _2_16, _1_16 = make_tile(TALL, 16), make_tile(4, 16), make_tile(2, 16), make_tile(1, 16)
 _4_1, _1_1 = make_tile(4, 1), make_tile(1, 1)
+_tall_pair, _4_pair, _2_pair, _1_pair = (
+    make_pair_tile(TALL, WIDE),
+    make_pair_tile(4, WIDE),
+    make_pair_tile(2, WIDE),
+    make_pair_tile(1, WIDE),
+)
+_tall_chain, _4_chain, _2_chain, _1_chain = (
+    make_chain_tile(TALL, WIDE),
+    make_chain_tile(4, WIDE),
+    make_chain_tile(2, WIDE),
+    make_chain_tile(1, WIDE),
+)
 
 
 @numba.njit
@@ -201,4 +260,85 @@ def multiply_add(
                 for r in range(height - height % 4, height):
                     _1_1(a, x + r * a_stride, a_stride, b, w, columns, out, z + r * out_stride, out_stride, inner)
                 column += 1
+        row += height
+
+
+@numba.njit
+def multiply_pair(
+    a: np.ndarray,
+    a_start: int,
+    a_stride: int,
+    b: np.ndarray,
+    left: int,
+    right: int,
+    out: np.ndarray,
+    out_start: int,
+    out_stride: int,
+    rows: int,
+    inner: int,
+) -> None:
+    """Write `a @ b` to `out`, `WIDE` columns; the halves of `b`, [inner, WIDE / 2] each, lie at `left` and `right`.
+
+    Otherwise as `multiply_add`: the same bits as a product of each half added to zeros.
+    """
+    row = 0
+    while row < rows:
+        room = rows - row
+        x, z = a_start + row * a_stride, out_start + row * out_stride
+        if room >= TALL:
+            _tall_pair(a, x, a_stride, b, left, right, out, z, out_stride, inner)
+            row += TALL
+        elif room >= 4:
+            _4_pair(a, x, a_stride, b, left, right, out, z, out_stride, inner)
+            row += 4
+        elif room >= 2:
+            _2_pair(a, x, a_stride, b, left, right, out, z, out_stride, inner)
+            row += 2
+        else:
+            _1_pair(a, x, a_stride, b, left, right, out, z, out_stride, inner)
+            row += 1
+
+
+@numba.njit
+def multiply_add_chain(
+    a: np.ndarray,
+    a_start: int,
+    a_stride: int,
+    b: np.ndarray,
+    b_start: int,
+    places: np.ndarray,
+    first: int,
+    blocks: int,
+    size: int,
+    last: int,
+    out: np.ndarray,
+    out_start: int,
+    out_stride: int,
+    rows: int,
+    columns: int,
+) -> None:
+    """As `multiply_add`, the rows of `b` in blocks of `size`, `last` in the last one: see `make_chain_tile`."""
+    if columns % WIDE:
+        for k in range(blocks):
+            inner = last if k == blocks - 1 else size
+            at = a_start + k * size
+            multiply_add(
+                a, at, a_stride, b, b_start + places[first + k], out, out_start, out_stride, rows, inner, columns
+            )
+        return
+    row = 0
+    while row < rows:
+        room = rows - row
+        height = TALL if room >= TALL else (4 if room >= 4 else (2 if room >= 2 else 1))
+        x = a_start + row * a_stride
+        for column in range(0, columns, WIDE):
+            z, w = out_start + row * out_stride + column, b_start + column
+            if height > 4:
+                _tall_chain(a, x, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride)
+            elif height == 4:
+                _4_chain(a, x, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride)
+            elif height == 2:
+                _2_chain(a, x, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride)
+            else:
+                _1_chain(a, x, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride)
         row += height

@@ -84,3 +84,11 @@ def dense_attention(problem: PagedProblem, scale: float) -> torch.Tensor:
                 heads.append(torch.softmax(logits, dim=0) @ value[:visible, h // groups].double())
             rows.append(torch.stack(heads))
     return torch.stack(rows).float()
+
+
+def share_leading_blocks(problem: PagedProblem, sequence: int, other: int, blocks: int) -> None:
+    """Let a sequence begin with the first blocks of another one, instead of its own."""
+    tokens = blocks * problem.layout.block_size
+    problem.batch.block_tables[sequence, :blocks] = problem.batch.block_tables[other, :blocks]
+    for dense in (problem.keys, problem.values):
+        dense[sequence][:tokens] = dense[other][:tokens]

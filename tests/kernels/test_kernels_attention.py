@@ -2,9 +2,10 @@ import dataclasses
 
 import pytest
 import torch
-from paged_batch import PagedProblem, dense_attention, paged_problem
+from paged_batch import PagedProblem, dense_attention, paged_problem, share_leading_blocks
 
 from espalier.kernels.attention import paged_attention, paged_attention_reference
+from espalier.kernels.cpu import attention as cpu_attention
 from espalier.kernels.cpu.attention import paged_attention_cpu
 from espalier.kernels.layout import LayerKV
 
@@ -91,3 +92,39 @@ def test_float32_on_cpu_takes_the_compiled_path_and_other_dtypes_the_reference()
     halves = paged_attention(problem.query.bfloat16(), halved, problem.batch, 0.2)
     assert halves.dtype == torch.bfloat16
     torch.testing.assert_close(halves.float(), output, rtol=5e-2, atol=5e-2)
+
+
+def family() -> PagedProblem:
+    """Siblings that part after 1 to 5 blocks, some in pairs, one of another family, one amid its prompt."""
+    problem = paged_problem([(90, 1), (81, 1), (96, 1), (83, 1), (20, 1), (40, 9), (95, 1), (82, 2)])
+    for sequence, other, blocks in [(1, 0, 5), (2, 0, 3), (3, 2, 5), (6, 0, 1), (7, 6, 5)]:
+        share_leading_blocks(problem, sequence, other, blocks)
+    return problem
+
+
+@pytest.mark.parametrize("chunk", [16, 48, 256])
+@pytest.mark.parametrize("most_tokens", [1, 3, 8, 64])
+def test_what_siblings_share_is_right_in_items_and_chunks_of_any_size(
+    most_tokens: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cpu_attention, "TOKENS_PER_ITEM", most_tokens)
+    monkeypatch.setattr(cpu_attention, "_CHUNK", chunk)
+    problem = family()
+    output = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
+    torch.testing.assert_close(output, dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_has_the_same_bits_alone_and_among_siblings():
+    problem = family()
+    together = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
+    for row in range(len(together)):
+        assert torch.equal(together[row], attend_one_row(problem, row)), f"row {row}"
+
+
+def test_siblings_read_a_shared_block_once():
+    problem = paged_problem([(90, 1)] * 8)
+    for sequence in range(1, 8):
+        share_leading_blocks(problem, sequence, 0, 5)
+    geometry = cpu_attention.geometry_of(problem.layer_kv, 4, 128)
+    *_, spans, _ = cpu_attention.find_spans(problem.batch, 8, geometry)
+    assert spans.tolist() == [[0, 8, 0, 5, 16], *([row, 1, 5, 1, 10] for row in range(8))]

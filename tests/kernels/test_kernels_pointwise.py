@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from espalier.kernels.cpu.pointwise import LANES, exp_in_place, largest
+
+COUNTS = [1, LANES - 1, LANES, LANES + 1, 3 * LANES + 5, 256]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("start", [0, 3])
+def test_exp_is_that_of_float64_to_three_in_ten_million_and_touches_nothing_else(start: int, count: int):
+    x = np.random.default_rng(count).uniform(-80, 5, start + count + 4).astype(np.float32)
+    shift = np.float32(1.5)
+    ours = x.copy()
+    total = exp_in_place(ours, start, count, shift)
+    middle = slice(start, start + count)
+    np.testing.assert_allclose(ours[middle], np.exp((x[middle] - shift).astype(np.float64)), rtol=3e-7 * 87)
+    near_zero = np.abs(x - shift) < 1
+    np.testing.assert_allclose(
+        ours[middle][near_zero[middle]], np.exp((x - shift).astype(np.float64))[middle][near_zero[middle]], rtol=3e-7
+    )
+    np.testing.assert_allclose(total, ours[middle].astype(np.float64).sum(), rtol=1e-6)
+    assert (ours[:start] == x[:start]).all()
+    assert (ours[start + count :] == x[start + count :]).all()
+
+
+def test_exp_of_an_element_has_the_same_bits_wherever_it_stands():
+    x = np.random.default_rng(0).uniform(-100, 100, 5 * LANES).astype(np.float32)
+    whole = x.copy()
+    exp_in_place(whole, 0, len(x), np.float32(0.3))
+    for i, value in enumerate(x):
+        alone = np.array([value], np.float32)
+        exp_in_place(alone, 0, 1, np.float32(0.3))
+        assert alone[0].tobytes() == whole[i].tobytes()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("low", [-9.0, -2.0])
+def test_largest_finds_it_at_any_place(low: float, count: int):
+    x = np.random.default_rng(count).uniform(low, -1, count + 2).astype(np.float32)
+    x[0] = x[-1] = 7.0
+    for place in range(1, count + 1):
+        marked = x.copy()
+        marked[place] = -0.5
+        assert largest(marked, 1, count) == np.float32(-0.5)
