@@ -81,7 +81,7 @@ def prefix(
 
 @app.command()
 def pool(
-    memory: Annotated[int, typer.Option(min=1, help="MiB of the pool.")] = 144,
+    memory: Annotated[int, typer.Option(min=1, help="MiB of the pool.")] = 80,
     problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
     json_path: JsonPath = None,

@@ -78,6 +78,20 @@ def test_pool_benchmark_compares_the_shared_pool_with_every_split(bench, tmp_pat
     assert set(document["ratios"]) == ratios
 
 
+def test_pool_benchmark_has_no_rate_and_no_ratio_for_a_split_that_holds_no_search(bench, tmp_path, monkeypatch):
+    from espalier.experiments.bench import pool
+
+    monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=2 M=8"]})
+    file = tmp_path / "pool.json"
+    ran = bench("pool", "--memory", 32, "--problems", 1, "--repeats", 1, "--json", file)
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    rates = {row["pool"]: row["problems/min"] for row in document["rows"]}
+    assert min(rates["shared"], rates["25/75"]) > 0
+    assert rates["50/50"] == rates["75/25"] == 0
+    assert set(document["ratios"]) == {"pool@beam/25/75", "pool@beam/best-static", "pool/best-static"}
+
+
 def test_redundancy_benchmark_counts_computed_tokens_against_the_tree(bench, tmp_path):
     file = tmp_path / "redundancy.json"
     ran = bench("redundancy", "--problems", 2, "--json", file)
