@@ -9,13 +9,13 @@ import torch
 
 from espalier.engine.admission import Admission
 from espalier.engine.arena import Arena
-from espalier.engine.errors import PoolTooSmallError
+from espalier.engine.errors import PoolExhaustedError, PoolTooSmallError
 from espalier.engine.lane import Lane
 from espalier.engine.model import Model
 from espalier.engine.preemption import Preemption
 from espalier.engine.sequence import Sequence
 from espalier.engine.turns import GENERATOR, VERIFIER, KeepGeneratorFed, LaneLoad, TurnPolicy
-from espalier.engine.work import Done, Generate, Work
+from espalier.engine.work import Done, Generate, Generated, Work
 from espalier.kernels.layout import KVLayout
 
 
@@ -32,6 +32,8 @@ class EngineSettings:
         reserved_share: of what a search may need at worst, the share that is set aside when it starts. With 1 nothing
             ever runs out; with less more searches run at once, and when blocks run out the last ones give up their KV
             until there is room to compute it again.
+        launch_ahead: whether the other model's batch is launched before the results of the last one are waited for, so
+            that a GPU goes on while the host takes them in. Results then come one step late, and are the same.
     """
 
     kv_memory_bytes: int = 2**30
@@ -40,6 +42,7 @@ class EngineSettings:
     max_batch_tokens: int = 2048
     prefix_cache: bool = True
     reserved_share: float = 1.0
+    launch_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +111,12 @@ class Engine:
         pools = {role: lane.pool for role, lane in self.lanes.items()}
         self.admission = Admission(self.arena, pools, self.settings.reserved_share)
         self._preemption = Preemption(self.arena, self.lanes, self.admission)
+        self._collected: list[Done] = []
 
     @property
     def busy(self) -> bool:
-        """Whether any work is waiting or running."""
-        return any(lane.busy for lane in self.lanes.values())
+        """Whether any work is waiting or running, or its results have not been handed over."""
+        return bool(self._collected) or any(lane.busy for lane in self.lanes.values())
 
     def model(self, role: str) -> Model:
         """The model of a role."""
@@ -155,17 +159,49 @@ class Engine:
 
     def cancel(self, owner: Hashable) -> None:
         """Drop all work of `owner`, which keeps (and must release) the sequences it holds."""
+        self._settle()
+        for done in self._collected:
+            if done.work.owner == owner and isinstance(done, Generated) and not done.work.in_place:
+                self.release(done.sequence)
+        self._collected = [done for done in self._collected if done.work.owner != owner]
         for lane in self.lanes.values():
             lane.cancel(owner)
         self._preemption.forget(owner)
 
     def step(self) -> list[Done]:
-        """Run one batch on one model and return the work that it finished; empty when there is none."""
-        if not self.busy:
-            return []
+        """Run one batch on one model and return the work that it finished; empty when there is none.
+
+        With `launch_ahead` the batch is only launched, and what comes back is the work of the one before.
+        """
         self._preemption.resume()
-        role = GENERATOR if VERIFIER not in self.lanes else self._turn_policy.choose(*map(self._load, self._roles()))
-        return self.lanes[role].step(self.settings.max_batch_tokens)
+        before = [lane for lane in self.lanes.values() if lane.in_flight]
+        try:
+            launched = self._launch()
+        except PoolExhaustedError:
+            if not before:
+                raise
+            launched = None  # what is in flight may yet make room
+        if launched and not self.settings.launch_ahead:
+            before.append(launched)
+        for lane in before:
+            if lane.in_flight:
+                self._collected += lane.collect()
+        collected, self._collected = self._collected, []
+        return collected
+
+    def _launch(self) -> Lane | None:
+        """Launch a batch of the model whose turn it is, of those that have none in flight."""
+        loads = {role: self._load(lane) for role, lane in self.lanes.items()}
+        if not any(load.busy for load in loads.values()):
+            return None
+        role = GENERATOR if VERIFIER not in loads else self._turn_policy.choose(loads[GENERATOR], loads[VERIFIER])
+        return self.lanes[role] if self.lanes[role].launch(self.settings.max_batch_tokens) else None
+
+    def _settle(self) -> None:
+        """Wait for what is in flight, before something it may build on is taken away."""
+        for lane in self.lanes.values():
+            if lane.in_flight:
+                self._collected += lane.collect()
 
     def footprint(self, sequences: Several[Sequence]) -> Footprint:
         """What `sequences` hold together."""
@@ -219,17 +255,16 @@ class Engine:
 
     def preempt(self, owner: Hashable) -> None:
         """Give up all KV of `owner`'s sequences, and let its work rest until there is room to compute it again."""
+        self._settle()
         self._preemption.preempt(owner)
 
     def _make_room(self, needy: Hashable) -> bool:
+        self._settle()
         return self._preemption.make_room(needy)
-
-    def _roles(self) -> tuple[Lane, Lane]:
-        return self.lanes[GENERATOR], self.lanes[VERIFIER]
 
     @staticmethod
     def _load(lane: Lane) -> LaneLoad:
-        return LaneLoad(lane.running_branches, lane.waiting_tokens())
+        return LaneLoad(0, 0) if lane.in_flight else LaneLoad(lane.running_branches, lane.waiting_tokens())
 
 
 def _layout(model: Model, block_size: int, sector_bytes: int) -> KVLayout:

@@ -1,6 +1,7 @@
 """One model's side of the engine: its waiting and running work, and how one batch of it is run."""
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ class Lane:
         self._waiting: list[Pending] = []
         self._running: list[Branch] = []
         self._running_arrays: _RunningArrays | None = None
+        self._flight: _Flight | None = None
         self._busy_rows: set[int] = set()  # of sequences that waiting work is on
         self._is_eos = np.zeros(max(model.config.vocab_size, model.tokenizer.vocab_size), dtype=bool)
         self._is_eos[list(model.eos_token_ids)] = True
@@ -54,6 +56,11 @@ class Lane:
     def busy(self) -> bool:
         """Whether there is anything to run."""
         return bool(self._waiting or self._running)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a batch was launched and not collected yet."""
+        return self._flight is not None
 
     @property
     def running_branches(self) -> int:
@@ -87,7 +94,7 @@ class Lane:
         self._waiting.append(Pending(work, base))
 
     def cancel(self, owner: Hashable) -> None:
-        """Drop all work of `owner`; branches being sampled are released."""
+        """Drop all work of `owner`, none of which may be in flight; branches being sampled are released."""
         self.planner.forget_held_up(owner)
         self._keep_waiting([item for item in self._waiting if item.work.owner != owner])
         for branch in self._running:
@@ -96,47 +103,81 @@ class Lane:
         self._set_running([branch for branch in self._running if branch.work.owner != owner])
 
     def drop_kv(self, owner: Hashable) -> None:
-        """Give up all KV of `owner`, whose work goes on where it was once that is computed again."""
+        """Give up all KV of `owner`, whose work goes on where it was once that is computed again; none in flight."""
         self.table.drop_kv(owner)
         self.planner.forget_held_up(owner)
         for item in self._waiting:
             if item.work.owner == owner:
                 item.values.clear()
 
-    def step(self, max_tokens: int) -> list[Done]:
-        """Run one batch of at most `max_tokens` tokens and return what it finished.
+    def launch(self, max_tokens: int) -> bool:
+        """Start one batch of at most `max_tokens` tokens; `collect` takes its results in.
+
+        Nothing here waits for the device or needs what was sampled last: that is on the host since the last `collect`.
+
+        Returns:
+            Whether there was anything to run.
 
         Raises:
             PoolExhaustedError: when blocks run out and nobody can give any up.
         """
+        assert self._flight is None, "one batch of a model is in flight at a time"
         plan = self.planner.plan(self._running, self._waiting, max_tokens)
         if plan is None:
-            return []
+            return False
         try:
             copy_blocks(self.layout, self.arena.bytes, *plan.copies)
             batch = build_batch(self.table, plan.rows, plan.first, plan.counts, self.model.decoder.device)
             hidden = self.model.decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
+            self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
+            self._flight = self._read_and_draw(plan, batch, hidden)
         except BaseException:  # an interrupt too: blocks are known to the prefix cache before they are written
-            self.table.drop_all()
-            for item in self._waiting:
-                item.values.clear()
+            self._give_up()
             raise
         self.copied_blocks += len(plan.copies[0])
-        self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
         self.computed_tokens += int(plan.counts.sum())
         self.steps += 1
-        return self._collect(plan, hidden, batch)
+        return True
+
+    def collect(self) -> list[Done]:
+        """Wait for the batch in flight and return what it finished."""
+        flight, self._flight = self._flight, None
+        assert flight is not None, "no batch is in flight"
+        try:
+            values, token_ids, log_probabilities = (
+                tensor.cpu().numpy() for tensor in (flight.values, flight.token_ids, flight.log_probabilities)
+            )
+        except BaseException:
+            self._give_up()
+            raise
+        for i, item in enumerate(flight.read):
+            item.values.append(values[i : i + 1])
+        done: list[Done] = [_scored(item) for item in flight.scored]
+        if left := {id(item) for item in (*flight.scored, *flight.opened)}:
+            self._keep_waiting([item for item in self._waiting if id(item) not in left])
+        for branch in flight.opened.values():
+            if not branch.work.in_place:
+                branch.sequence = self.table.fork(branch.sequence)
+            self.table.log_probabilities[branch.row] = 0.0
+        if flight.arrays:
+            done += self._take_in(flight.arrays, token_ids, log_probabilities)
+        return done
+
+    def _give_up(self) -> None:
+        """What the blocks of this model hold is not certain: all of it is computed again."""
+        self.table.drop_all()
+        for item in self._waiting:
+            item.values.clear()
 
     def _keep_waiting(self, items: list[Pending]) -> None:
         self._waiting = items
         self._busy_rows = {item.work.sequence.row for item in items}
 
-    def _collect(self, plan: Plan, hidden: torch.Tensor, batch: StepBatch) -> list[Done]:
-        done: list[Done] = []
-        finished: set[int] = set()
-        sampled = list(plan.branches)
-        sampled_rows = list(batch.ends[: len(sampled)])
-        self._read(plan.chunks, hidden, batch.starts[len(sampled) :])
+    def _read_and_draw(self, plan: Plan, batch: StepBatch, hidden: torch.Tensor) -> "_Flight":
+        """Queue what is wanted of the hidden states: head values of scores, a token for each sampling."""
+        scored: list[Pending] = []
+        opened: dict[Pending, Branch] = {}
+        sampled, sampled_rows = list(plan.branches), list(batch.ends[: len(plan.branches)])
         for i, chunk in enumerate(plan.chunks, start=len(plan.branches)):
             target = chunk.target
             target.count_computed(chunk.count)
@@ -146,24 +187,25 @@ class Lane:
                 target.extra_tokens -= 1  # its last token had not been computed before
                 sampled.append(target)
             elif isinstance(target.work, Score):
-                values = np.concatenate(target.values) if target.values else np.zeros((0, 0), dtype=np.float32)
-                done.append(Scored(target.work, values, target.computed_tokens))
-                finished.add(id(target))
+                scored.append(target)
                 continue
             else:
-                sampled.append(self._open_branch(target, target.work))
-                finished.add(id(target))
+                opened[target] = self._open_branch(target, target.work)
+                sampled.append(opened[target])
             sampled_rows.append(batch.ends[i])
-        if finished:
-            self._keep_waiting([item for item in self._waiting if id(item) not in finished])
-        if sampled:
-            chosen = set(map(id, sampled))
-            rest = [] if len(plan.branches) == len(self._running) else [b for b in self._running if id(b) not in chosen]
-            done += self._sample(sampled, hidden[torch.tensor(sampled_rows, device=hidden.device)], rest)
-        return done
+        read, values = self._read(plan.chunks, hidden, batch.starts[len(plan.branches) :])
+        if not sampled:
+            return _Flight(read, values, scored, opened)
+        if self._running_arrays is None or self._running_arrays.branches != sampled:
+            self._running_arrays = _RunningArrays(sampled)
+        arrays = self._running_arrays
+        drawn = self._draw(arrays, hidden[torch.tensor(sampled_rows, device=hidden.device)])
+        return _Flight(read, values, scored, opened, arrays, *drawn)
 
-    def _read(self, chunks: list[Chunk], hidden: torch.Tensor, starts: np.ndarray) -> None:
-        """Put the head's values at the positions that scores want, of all chunks in one batch, where they belong."""
+    def _read(
+        self, chunks: list[Chunk], hidden: torch.Tensor, starts: np.ndarray
+    ) -> tuple[list[Pending], torch.Tensor]:
+        """The head's values at the positions that scores want, of all chunks in one batch, and whose each is."""
         wanted: list[Pending] = []
         rows: list[int] = []
         for chunk, start in zip(chunks, starts.tolist(), strict=True):
@@ -172,47 +214,45 @@ class Lane:
                 first = int(self.table.computed[chunk.row]) - chunk.count - item.base
                 rows += [start + p - first for p in item.work.read_at if 0 <= p - first < chunk.count]
                 wanted += [item] * (len(rows) - len(wanted))
-        if rows:
-            values = self._head(hidden[torch.tensor(rows, device=hidden.device)]).float().cpu().numpy()
-            for i, item in enumerate(wanted):
-                item.values.append(values[i : i + 1])
+        if not rows:
+            return wanted, _NOTHING
+        return wanted, self._head(hidden[torch.tensor(rows, device=hidden.device)]).float()
 
     def _open_branch(self, item: Pending, work: Generate) -> Branch:
-        sequence = work.sequence if work.in_place else self.table.fork(work.sequence)
-        self.table.log_probabilities[sequence.row] = 0.0
-        start, indices = int(self.table.lengths[sequence.row]), list(range(len(work.samplings)))
-        return Branch(work, indices, sequence, start, extra_tokens=item.computed_tokens)
+        """The branch that all samplings of `work` begin as; its sequence is forked once it has a token of its own."""
+        start, indices = int(self.table.lengths[item.row]), list(range(len(work.samplings)))
+        return Branch(work, indices, work.sequence, start, extra_tokens=item.computed_tokens)
 
     @torch.inference_mode()
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.head(hidden)
 
-    def _sample(self, branches: list[Branch], hidden: torch.Tensor, rest: list[Branch]) -> list[Done]:
-        """Draw a token for each sampling of each branch, part those that differ, and take out those that stop."""
-        if self._running_arrays is None or self._running_arrays.branches != branches:
-            self._running_arrays = _RunningArrays(branches)
-        arrays = self._running_arrays
+    def _draw(self, arrays: "_RunningArrays", hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw a token for each sampling of each branch, from the last hidden state of each."""
         logits = self._head(hidden)
-        if len(arrays.branch_of) != len(branches):
+        if len(arrays.branch_of) != len(arrays.branches):
             logits = logits[torch.from_numpy(arrays.branch_of).to(logits.device)]
-        starts = np.array([b.start for b in branches])[arrays.branch_of]
-        positions = self.table.lengths[arrays.rows][arrays.branch_of] - starts
-        drawn, log_probabilities = sample(logits, SamplingBatch(*arrays.parameters, positions))
-        token_ids, log_probabilities = drawn.cpu().numpy(), log_probabilities.cpu().numpy()
-        parted, firsts = self._part(branches, arrays, token_ids)
-        rows, token_ids = np.array([b.sequence.row for b in parted], dtype=np.int64), token_ids[firsts]
+        starts = np.array([b.start for b in arrays.branches])[arrays.branch_of]
+        rows = np.array([b.row for b in arrays.branches])[arrays.branch_of]
+        return sample(logits, SamplingBatch(*arrays.parameters, self.table.lengths[rows] - starts))
+
+    def _take_in(self, arrays: "_RunningArrays", token_ids: np.ndarray, log_probabilities: np.ndarray) -> list[Done]:
+        """Append what was drawn, part branches whose samplings differ, and take out those that stop."""
+        chosen = set(map(id, arrays.branches))
+        rest = [branch for branch in self._running if id(branch) not in chosen]
+        parted, firsts = self._part(arrays, token_ids)
+        rows, token_ids = np.array([b.row for b in parted], dtype=np.int64), token_ids[firsts]
         self.table.log_probabilities[rows] += log_probabilities[firsts]
         self.table.append_each(rows, token_ids)
         return self._take_out_stopped(parted, rows, token_ids, rest)
 
-    def _part(
-        self, branches: list[Branch], arrays: "_RunningArrays", token_ids: np.ndarray
-    ) -> tuple[list[Branch], np.ndarray]:
+    def _part(self, arrays: "_RunningArrays", token_ids: np.ndarray) -> tuple[list[Branch], np.ndarray]:
         """Fork branches whose samplings drew different tokens; the lowest index keeps the sequence.
 
         Returns:
             All branches, and for each which draw is its own.
         """
+        branches = arrays.branches
         first_of = token_ids[arrays.firsts][arrays.branch_of]
         differs = np.unique(arrays.branch_of[token_ids != first_of])
         if len(differs) == 0:
@@ -289,11 +329,41 @@ class Lane:
         )
 
 
+_NOTHING = torch.empty(0)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A batch whose results are on their way.
+
+    Attributes:
+        read: whose each of `values` is, float32 `[len(read), k]`.
+        scored: scores that have been read to their end.
+        opened: the branch that each Generate whose pending tokens are computed goes on as.
+        arrays: the branches that a token was drawn for, None without any.
+        token_ids: int64 `[draws]`.
+        log_probabilities: float32 `[draws]`.
+    """
+
+    read: list[Pending]
+    values: torch.Tensor
+    scored: list[Pending]
+    opened: dict[Pending, Branch]
+    arrays: "_RunningArrays | None" = None
+    token_ids: torch.Tensor = _NOTHING
+    log_probabilities: torch.Tensor = _NOTHING
+
+
+def _scored(item: Pending) -> Scored:
+    assert isinstance(item.work, Score)
+    values = np.concatenate(item.values) if item.values else np.zeros((0, 0), dtype=np.float32)
+    return Scored(item.work, values, item.computed_tokens)
+
+
 class _RunningArrays:
     """Running branches as arrays, rebuilt only when they change.
 
     Attributes:
-        rows: int64 `[branches]`, of the sequence table.
         branch_of: int64 `[draws]`; each branch has a draw for each of its samplings, side by side.
         firsts: int64 `[branches]`, the first draw of each.
         parameters: of every draw, in the order of `SamplingBatch`.
@@ -301,7 +371,6 @@ class _RunningArrays:
 
     def __init__(self, branches: list[Branch]) -> None:
         self.branches = branches
-        self.rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
         counts = np.array([len(b.indices) for b in branches])
         self.branch_of = np.repeat(np.arange(len(branches)), counts)
         self.firsts = counts.cumsum() - counts

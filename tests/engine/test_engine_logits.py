@@ -163,6 +163,30 @@ def test_a_token_computed_again_for_its_logits_is_not_written_again(make_engine:
     release(engine, sequence, first.sequence, again.sequence)
 
 
+@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_logits_equal_transformers_after_a_preemption(
+    name: str, steps: int, make_engine: Callable[..., Engine], tiny_checkpoints: dict[str, Path]
+):
+    engine, ids = make_engine(name, max_batch_tokens=8), some_ids(21)
+    parent = engine.open("generator", ids, owner="search")
+    engine.submit(Generate("search", parent, tuple(Sampling(key=key) for key in range(3)), 6, ""))
+    children = [done for done in drain(engine) if isinstance(done, Generated)]
+    for child in children:
+        engine.submit(Score("search", child.sequence, (50, 60, 70), (0, 1, 2)))
+    done = [d for _ in range(steps) for d in engine.step()]
+    engine.preempt("search")
+    assert engine.stats()["generator"].live_blocks == 0
+    done += drain(engine)
+    assert len(done) == len(children) == 3
+    values = {d.work.sequence: d.values for d in done if isinstance(d, Scored)}
+    for child in children:
+        text = [*ids, *child.token_ids, 50, 60, 70]
+        assert_logits_equal(values[child.sequence], tiny_checkpoints[name], text, 3)
+        release(engine, child.sequence)
+    release(engine, parent)
+
+
 def test_a_mixed_batch_of_prefill_decode_and_scoring_gives_everyone_their_own_logits(
     make_engine: Callable[..., Engine], tiny_checkpoints: dict[str, Path]
 ):

@@ -61,6 +61,7 @@ class Alone:
 class EngineMachine(RuleBasedStateMachine):
     models: dict[str, Model]
     alone: Alone
+    launch_ahead = False
     rules = 0
     preemptions = 0
     evictions = 0
@@ -69,7 +70,14 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.engine = Engine(
             self.models,
-            EngineSettings(46 * 5_400, BLOCK, sector_bytes=5_400, max_batch_tokens=40, reserved_share=0.01),
+            EngineSettings(
+                46 * 5_400,
+                BLOCK,
+                sector_bytes=5_400,
+                max_batch_tokens=40,
+                reserved_share=0.01,
+                launch_ahead=self.launch_ahead,
+            ),
         )
         self.reservations = []
         for owner in OWNERS:
@@ -89,7 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.submit(sequence, Score(sequence.owner, sequence, (3,), (0,)))
 
     def count(self) -> None:
-        type(self).rules += 1
+        EngineMachine.rules += 1
 
     def idle(self, role: str | None = None) -> list[Sequence]:
         found = [s for s in self.texts if s not in self.working and role in (None, s.role)]
@@ -253,25 +261,32 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.admission.release(reservation)
         self.engine.check_drained()
         stats = self.engine.stats().values()
-        type(self).preemptions += sum(role.preemptions for role in stats)
-        type(self).evictions += sum(role.evicted_blocks for role in stats)
+        EngineMachine.preemptions += sum(role.preemptions for role in stats)
+        EngineMachine.evictions += sum(role.evicted_blocks for role in stats)
+
+
+class LaunchAheadMachine(EngineMachine):
+    """The same with the other model's batch launched before results are taken in."""
+
+    launch_ahead = True
 
 
 def test_whatever_happens_in_whatever_order_results_are_as_if_alone(load_model: Callable[[str], Model]):
     EngineMachine.models = {GENERATOR: load_model("talker"), VERIFIER: load_model("classifier")}
     EngineMachine.alone = Alone(EngineMachine.models)
     EngineMachine.rules = EngineMachine.preemptions = EngineMachine.evictions = 0
-    run_state_machine_as_test(
-        EngineMachine,
-        settings=settings(
-            max_examples=345,
-            stateful_step_count=80,
-            deadline=None,
-            derandomize=True,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    for machine in (EngineMachine, LaunchAheadMachine):
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=175,
+                stateful_step_count=80,
+                deadline=None,
+                derandomize=True,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
     assert EngineMachine.rules >= RULES
     assert EngineMachine.preemptions >= 1000
     assert EngineMachine.evictions >= 1000
