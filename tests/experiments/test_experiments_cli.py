@@ -366,7 +366,8 @@ def test_every_search_option_lands_in_its_own_field(espalier):
         "algorithm": ("best-of-n", "best-of-n"), "beam-width": (3, 3), "expansion": (5, 5), "vote": ("naive", "naive"),
         "aggregation": ("min", "min"), "temperature": (0.7, 0.7), "top-k": (11, 11), "top-p": (0.9, 0.9),
         "min-p": (0.02, 0.02), "max-steps": (7, 7), "max-step-tokens": (13, 13), "max-tokens": (29, 29),
-        "seed": (17, 17),
+        "seed": (17, 17), "lookahead-steps": (2, 2), "simulations": (9, 9), "exploration": (0.5, 0.5),
+        "rebase-temperature": (0.3, 0.3), "iterations": (4, 4), "confidence": (0.8, 0.8),
     }  # fmt: skip
     flags = [part for name, (given, _) in options.items() for part in (f"--{name}", given)]
     ran = espalier(*SOLVE, *flags, "--json")
