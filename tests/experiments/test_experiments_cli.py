@@ -230,8 +230,8 @@ def test_solve_reads_the_problem_from_standard_input(espalier, monkeypatch):
     assert result["configuration"]["problem"] == SOLVE[1]
 
 
-def test_greedy_and_majority_load_no_verifier(espalier):
-    for algorithm in ("greedy", "majority"):
+def test_searches_that_read_no_scores_load_no_verifier(espalier):
+    for algorithm in ("greedy", "majority", "chain", "adaptive"):
         ran = espalier(*SOLVE, "-a", algorithm, "-N", 2, "--json", "--verifier", "not-to-be-loaded")
         assert ran.code == 0, ran.err
         assert set(json.loads(ran.out)["digests"]) == {"generator"}

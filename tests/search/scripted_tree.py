@@ -53,7 +53,7 @@ def drive(
     shuffle: random.Random | None = None,
     rounds: int = 10_000,
 ) -> Outcome:
-    """Run an algorithm to its end; siblings are told in order of path, or shuffled.
+    """Run an algorithm to its end; siblings are told in order of path, or shuffled and renumbered.
 
     As in the orchestrator, what the algorithm does not keep is marked and cannot be asked for again. Out of a plain
     script every child is a node of its own; out of `Streams`, siblings that say the same are one.
@@ -76,6 +76,8 @@ def drive(
         sampled_from |= {expand.node for expand in expands if not expand.greedy}
         if shuffle:
             shuffle.shuffle(told)
+            for node in told:
+                node.node_id = shuffle.randrange(10**9)
         else:
             told.sort(key=lambda node: node.path)
         algorithm.tell(told)
