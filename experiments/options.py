@@ -129,7 +129,7 @@ VoteOption = Annotated[
     Vote | None,
     typer.Option(
         "--vote",
-        help="How complete answers elect one; default: majority for majority, adaptive and single paths, else weighted.",
+        help="How complete answers elect one; default: majority for majority, adaptive and one path, else weighted.",
         rich_help_panel="Search",
         show_default=False,
     ),

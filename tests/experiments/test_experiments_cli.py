@@ -95,7 +95,7 @@ def test_help_takes_less_than_half_a_second_of_processor_time():
         (["nope"], "No such command 'nope'"),
         (["solve", "--nope"], "No such option: --nope"),
         ([*SOLVE, "-N", "x"], "Invalid value for '--beam-width' / '-N'"),
-        ([*SOLVE, "-a", "dfs"], "'greedy', 'majority', 'best-of-n', 'beam'"),
+        ([*SOLVE, "-a", "dfs"], "'greedy', 'chain', 'majority', 'best-of-n', 'adaptive', 'beam', 'dvts'"),
         ([*SOLVE, "--aggregation", "max"], "'last', 'min', 'prod', 'mean'"),
         ([*SOLVE, "--vote", "loud"], "'naive', 'weighted', 'majority'"),
         ([*SOLVE, "--threads", "0"], "Invalid value for '--threads'"),

@@ -83,6 +83,7 @@ def drive(
         algorithm.tell(told)
         kept = list(algorithm.kept())
         assert len(set(kept)) == len(kept), "a node is kept twice"
+        assert set(kept) <= {*alive, *told}, "a node is kept that was given up before"
         prune([*alive, *told], kept, {*sampled_from, root})
         alive = kept
         outcome.kept.append([node.path for node in kept if node is not root])

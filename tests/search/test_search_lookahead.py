@@ -76,7 +76,7 @@ def test_a_rollout_that_ends_early_counts_with_its_end():
 def test_a_rollout_that_is_cut_short_counts_as_far_as_it_was_whole():
     script = {
         (0,): Step(0.5), (1,): Step(0.4),
-        (0, 0): Step(None, LENGTH), (1, 0): Step(0.45),
+        (0, 0): Step(0.0, LENGTH), (1, 0): Step(0.45),
         (0, 1): Step(0.5, EOS), (0, 2): Step(0.5, EOS),
     }  # fmt: skip
     assert drive(lookahead(1, 2, 1), script).asked[2] == [((0,), 2)]

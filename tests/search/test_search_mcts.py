@@ -75,10 +75,17 @@ def test_what_is_cut_short_is_worth_nothing_and_never_visited():
     assert outcome.votes == {(0, 0): 1}
 
 
-def test_below_a_node_whose_children_are_all_cut_short_there_is_nothing_to_visit():
-    script = {(0,): Step(0.9), (1,): Step(0.1), (1, 0): Step(0.1, EOS), (1, 1): Step(0.2, EOS)}
-    script |= {(0, i): Step(None, LENGTH) for i in range(2)}
-    outcome = drive(mcts(2, 3), script)
+def test_a_node_whose_children_are_all_cut_short_is_not_visited_again_whatever_its_value():
+    script = {(0,): Step(0.9), (1,): Step(0.1), (1, 0): Step(0.1), (1, 1): Step(0.1)}
+    script |= {(0, i): Step(None, LENGTH) for i in range(2)} | {(1, 0, i): Step(0.1, EOS) for i in range(2)}
+    outcome = drive(mcts(2, 4, exploration=0.0), script)  # the value of (0,) is 0.3 by then
+    assert asked(outcome) == [((), 2), ((0,), 2), ((1,), 2), ((1, 0), 2)]
+    assert outcome.votes == {(1, 0, 0): 1, (1, 0, 1): 1}
+
+
+def test_a_child_cut_short_lowers_the_value_of_its_parent():
+    script = SCRIPT | {(0, 0): Step(0.4), (0, 1): Step(None, LENGTH)}
+    outcome = drive(mcts(2, 3, exploration=0.0), script)  # (0.6 + 0.4 + 0) / 3 is below 0.5
     assert asked(outcome) == [((), 2), ((0,), 2), ((1,), 2)]
 
 

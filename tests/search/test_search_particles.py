@@ -75,6 +75,14 @@ def test_a_complete_particle_stays_in_the_population_and_is_resampled_with_the_o
     assert outcome.votes == {(0,): 3}
 
 
+def test_a_complete_particle_waits_for_the_others_and_may_take_their_places_later():
+    """Equal odds leave one particle on each path; the one that goes on then finds nothing."""
+    script = {(0,): Step(0.99, EOS), (1,): Step(0.99), (1, 0): Step(0.01)}
+    outcome = drive(particles(2), script)
+    assert outcome.asked == [[((), 2)], [((1,), 1)]]
+    assert outcome.votes == {(0,): 2}
+
+
 def test_a_complete_particle_can_lose_its_place():
     script = {(0,): Step(0.01, EOS), (1,): Step(0.99), (1, 0): Step(0.2, EOS), (1, 1): Step(0.2, EOS)}
     outcome = drive(particles(2), script)
