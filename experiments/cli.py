@@ -12,6 +12,7 @@ import typer
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments import options as opt
+from espalier.search.algorithms import needs_verifier
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
 
@@ -68,6 +69,12 @@ def solve(
     max_step_tokens: opt.MaxStepTokens = 256,
     max_tokens: opt.MaxTokens = None,
     seed: opt.Seed = 0,
+    lookahead_steps: opt.LookaheadSteps = None,
+    simulations: opt.Simulations = None,
+    exploration: opt.Exploration = None,
+    rebase_temperature: opt.RebaseTemperature = None,
+    iterations: opt.Iterations = None,
+    confidence: opt.Confidence = None,
     endpoint: Annotated[
         str | None, typer.Option(help="HOST:PORT of an `espalier serve`; default: solve in this process.")
     ] = None,
@@ -92,6 +99,7 @@ def solve(
     request = SearchRequest(
         text, algorithm, beam_width, expansion, vote, aggregation,
         temperature, top_k, top_p, min_p, max_steps, max_step_tokens, max_tokens, seed,
+        lookahead_steps, simulations, exploration, rebase_temperature, iterations, confidence,
     )  # fmt: skip
     console = Console()
     if not as_json:
@@ -103,7 +111,7 @@ def solve(
             result = client.solve(request, include_nodes=True)
     else:
         settings = RuntimeSettings(
-            generator, _verifier_for(algorithm, verifier), device, dtype, opt.parse_bytes(kv_memory),
+            generator, _verifier_for(request, verifier), device, dtype, opt.parse_bytes(kv_memory),
             reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
         )  # fmt: skip
         orchestrator = load_orchestrator(settings)
@@ -192,6 +200,12 @@ def evaluate_command(
     max_step_tokens: opt.MaxStepTokens = 256,
     max_tokens: opt.MaxTokens = None,
     seed: opt.Seed = 0,
+    lookahead_steps: opt.LookaheadSteps = None,
+    simulations: opt.Simulations = None,
+    exploration: opt.Exploration = None,
+    rebase_temperature: opt.RebaseTemperature = None,
+    iterations: opt.Iterations = None,
+    confidence: opt.Confidence = None,
     generator: opt.Generator = "demo-generator",
     verifier: opt.Verifier = "demo-verifier",
     device: opt.Device = "auto",
@@ -215,9 +229,10 @@ def evaluate_command(
     request = SearchRequest(
         "-", algorithm, beam_width, expansion, vote, aggregation,
         temperature, top_k, top_p, min_p, max_steps, max_step_tokens, max_tokens, seed,
+        lookahead_steps, simulations, exploration, rebase_temperature, iterations, confidence,
     )  # fmt: skip
     runtime = RuntimeSettings(
-        generator, _verifier_for(algorithm, verifier), device, dtype, opt.parse_bytes(kv_memory),
+        generator, _verifier_for(request, verifier), device, dtype, opt.parse_bytes(kv_memory),
         max_running=in_flight, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
     )  # fmt: skip
     orchestrator = load_orchestrator(runtime)
@@ -350,9 +365,9 @@ def _problem_text(problem: str | None) -> tuple[str, str | None]:
     return (sys.stdin.read().strip() if problem == "-" else problem), None
 
 
-def _verifier_for(algorithm: AlgorithmName, verifier: str) -> str:
-    """No verifier is loaded for an algorithm that reads no scores."""
-    return "" if algorithm in (AlgorithmName.GREEDY, AlgorithmName.MAJORITY) else verifier
+def _verifier_for(request: SearchRequest, verifier: str) -> str:
+    """No verifier is loaded for a search that reads no scores."""
+    return verifier if needs_verifier(request) else ""
 
 
 if __name__ == "__main__":

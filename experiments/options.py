@@ -102,13 +102,16 @@ Threads = Annotated[
     typer.Option(envvar=_env("THREADS"), min=1, help="CPU threads; default: all cores.", rich_help_panel="Models"),
 ]
 
-Algorithm = Annotated[AlgorithmName, typer.Option("--algorithm", "-a", help="Which search.", rich_help_panel="Search")]
+Algorithm = Annotated[
+    AlgorithmName,
+    typer.Option("--algorithm", "-a", help="Which search; README.md says what each does.", rich_help_panel="Search"),
+]
 BeamWidth = Annotated[
     int,
     typer.Option(
         "--beam-width",
         "-N",
-        help="N: paths kept after each step, or independent paths. (search-and-learn: n is N·M.)",
+        help="N: paths kept after each step, subtrees, particles, or independent paths. (search-and-learn: n is N·M.)",
         rich_help_panel="Search",
     ),
 ]
@@ -117,7 +120,8 @@ Expansion = Annotated[
     typer.Option(
         "--expansion",
         "-M",
-        help="M: children each kept path samples; a step scores N·M. (search-and-learn: beam_width.)",
+        help="M: children each kept path samples; a step scores N·M. adaptive: paths at a time. (search-and-learn: "
+        "beam_width.)",
         rich_help_panel="Search",
     ),
 ]
@@ -125,7 +129,7 @@ VoteOption = Annotated[
     Vote | None,
     typer.Option(
         "--vote",
-        help="How complete answers elect one; default: weighted, majority for majority.",
+        help="How complete answers elect one; default: majority for majority, adaptive and one path, else weighted.",
         rich_help_panel="Search",
         show_default=False,
     ),
@@ -168,3 +172,49 @@ MaxTokens = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of all sampling.", rich_help_panel="Search")]
+LookaheadSteps = Annotated[
+    int | None,
+    typer.Option(
+        help="lookahead: greedy steps after which a child is scored; default: 1.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
+]
+Simulations = Annotated[
+    int | None,
+    typer.Option(
+        help="mcts: walks down the tree, most of which expand a leaf; default: 32.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
+]
+Exploration = Annotated[
+    float | None,
+    typer.Option(
+        help="mcts: weight of what was seen little; default: 1.25.", rich_help_panel="Search", show_default=False
+    ),
+]
+RebaseTemperature = Annotated[
+    float | None,
+    typer.Option(
+        help="rebase: temperature by which scores share out the samples; default: 0.1.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
+]
+Iterations = Annotated[
+    int | None,
+    typer.Option(
+        help="particle: runs of the filter, more than one for particle Gibbs; default: 1.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
+]
+Confidence = Annotated[
+    float | None,
+    typer.Option(
+        help="adaptive: stop when the majority's leader is first for good with this probability; default: 0.95.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
+]

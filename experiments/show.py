@@ -13,7 +13,13 @@ from espalier.search.result import NodeRecord, SearchResult
 
 _MAX_PRUNED_SHOWN = 3
 _MAX_STEP_SHOWN = 100
-_MARKS = {"eos": "✓ complete", "boxed": "✓ complete", "pruned": "✗ pruned", "length": "✗ cut off"}
+_MARKS = {
+    "eos": "✓ complete",
+    "boxed": "✓ complete",
+    "pruned": "✗ pruned",
+    "length": "✗ cut off",
+    "degenerate": "✗ repeats itself",
+}
 
 
 def show_result(console: Console, result: SearchResult, gold: str | None) -> None:

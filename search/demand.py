@@ -1,8 +1,22 @@
 """The most KV memory a search can come to hold, worked out before it starts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.search.request import AlgorithmName, SearchRequest
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Bounds on what a search holds of one model at one of its widest moments. Each algorithm states its own.
+
+    Attributes:
+        paths: sequences that may be as long as a path, and are only sure to share the prompt.
+        steps: sequences that add one step to one of these.
+        tails: blocks besides: partly filled ones that inner nodes of a path hold while others go on from them.
+    """
+
+    paths: int
+    steps: int = 0
+    tails: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +48,15 @@ def verifier_limits(
     return PathLimits(prompt_tokens, min(path, context - prompt_tokens), step)
 
 
-def worst_case_blocks(request: SearchRequest, limits: PathLimits, block_size: int) -> int:
-    """Blocks of one model that a search can hold at its widest moment.
+def worst_case_blocks(demands: Sequence[Demand], limits: PathLimits, block_size: int) -> int:
+    """Blocks of one model that a search can hold, at the widest of the moments that `demands` describe.
 
-    That moment is the end of a beam's step: N kept paths at full length, sharing only the prompt, and N*M children with
-    one step each. Every sequence may hold one more block than its tokens fill, its own copy of a partial tail. Where
-    independent paths part, the step they share keeps a tail of its own until all of them have taken their next.
+    Every sequence may hold one more block than its tokens fill, its own copy of a partial tail.
     """
     prompt = _blocks(limits.prompt_tokens, block_size)
     path = _blocks(limits.path_tokens, block_size) + 1
-    if request.algorithm is not AlgorithmName.BEAM:
-        return prompt + request.candidates * path + request.candidates - 1
     step = _blocks(min(limits.step_tokens, limits.path_tokens), block_size) + 1
-    return prompt + request.beam_width * path + request.candidates * step
+    return prompt + max(demand.paths * path + demand.steps * step + demand.tails for demand in demands)
 
 
 def _blocks(tokens: int, block_size: int) -> int:

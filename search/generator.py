@@ -65,6 +65,8 @@ class Generator:
 
     def generate(
         self, owner: Hashable, parent: Sequence, samplings: tuple[Sampling, ...], max_tokens: int, in_place: bool
-    ) -> None:
-        """Queue one step for each sampling; see `Generate`."""
-        self._engine.submit(Generate(owner, parent, samplings, max_tokens, in_place=in_place))
+    ) -> Generate:
+        """Queue one step for each sampling, and return the work that was queued; see `Generate`."""
+        work = Generate(owner, parent, samplings, max_tokens, in_place=in_place)
+        self._engine.submit(work)
+        return work

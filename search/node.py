@@ -12,6 +12,7 @@ class Termination(StrEnum):
     EOS = "eos"
     BOXED = "boxed"
     LENGTH = "length"
+    DEGENERATE = "degenerate"
     DUPLICATE = "duplicate"
     PRUNED = "pruned"
     CANCELLED = "cancelled"
@@ -33,6 +34,9 @@ class Node:
         multiplicity: sampled siblings with the same text and end, this one included; a beam cuts it to its places. Of
             independent paths, how many have grown alike so far.
         num_children: children asked for so far.
+        draws: which of its parent's samples it is, ascending: several where equal siblings became one. Empty where
+            nobody counted.
+        rollout: whether it was grown to look ahead only: neither it nor what grows from it is ever an answer.
     """
 
     node_id: int
@@ -46,6 +50,8 @@ class Node:
     termination: Termination | None = None
     multiplicity: int = 1
     num_children: int = field(default=0)
+    draws: tuple[int, ...] = ()
+    rollout: bool = False
 
     @property
     def depth(self) -> int:
@@ -56,6 +62,11 @@ class Node:
     def complete(self) -> bool:
         """Whether the path gives an answer."""
         return self.termination in (Termination.EOS, Termination.BOXED)
+
+    @property
+    def open(self) -> bool:
+        """Whether the path may grow."""
+        return self.termination is None
 
     def lineage(self) -> list["Node"]:
         """The path's nodes from the first step to this one; the root is left out."""

@@ -10,7 +10,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError, Violation
 from espalier.engine.turns import GENERATOR, VERIFIER
 from espalier.prm.verifier import Verifier
-from espalier.search.algorithms import needs_verifier, usual_vote
+from espalier.search.algorithms import memory_demand, needs_verifier, with_defaults
 from espalier.search.demand import PathLimits, verifier_limits, worst_case_blocks
 from espalier.search.generator import Generator
 from espalier.search.ledger import Ledger
@@ -138,8 +138,7 @@ class Orchestrator:
         greedy = request.algorithm is AlgorithmName.GREEDY
         temperature = self._generator.temperature if request.temperature is None else request.temperature
         effective = replace(
-            request,
-            vote=request.vote or usual_vote(request.algorithm),
+            with_defaults(request),
             temperature=0.0 if greedy else temperature,
             top_k=self._generator.top_k if request.top_k is None else request.top_k,
             top_p=self._generator.top_p if request.top_p is None else request.top_p,
@@ -163,10 +162,10 @@ class Orchestrator:
         return verifier_limits(generator, prompt, context, request.max_steps, same_vocabulary)
 
     def _worst_case(self, plan: SearchPlan) -> dict[str, int]:
-        size = self.engine.settings.block_size
-        blocks = {GENERATOR: worst_case_blocks(plan.request, plan.generator_limits, size)}
+        size, demands = self.engine.settings.block_size, memory_demand(plan.request)
+        blocks = {GENERATOR: worst_case_blocks(demands, plan.generator_limits, size)}
         if plan.verifier_limits:
-            blocks[VERIFIER] = worst_case_blocks(plan.request, plan.verifier_limits, size)
+            blocks[VERIFIER] = worst_case_blocks(demands, plan.verifier_limits, size)
         return blocks
 
     def _admit(self) -> None:

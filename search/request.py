@@ -12,9 +12,17 @@ class AlgorithmName(StrEnum):
     """The search algorithms on offer."""
 
     GREEDY = "greedy"
+    CHAIN = "chain"
     MAJORITY = "majority"
     BEST_OF_N = "best-of-n"
+    ADAPTIVE = "adaptive"
     BEAM = "beam"
+    DVTS = "dvts"
+    LOOKAHEAD = "lookahead"
+    REBASE = "rebase"
+    PARTICLE = "particle"
+    MCTS = "mcts"
+    AUTO = "auto"
 
 
 class Aggregation(StrEnum):
@@ -49,6 +57,9 @@ class Limits:
     max_steps: int = 128
     max_step_tokens: int = 2048
     max_tokens: int = 262_144
+    lookahead_steps: int = 16
+    simulations: int = 1024
+    iterations: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +68,15 @@ class SearchRequest:
 
     `beam_width` is N, the paths kept after each step; `expansion` is M, the children each kept path samples, so a step
     scores N*M candidates. (search-and-learn names these the other way round: its `n` is our N*M, its `beam_width` our
-    M.) For `best-of-n` and `majority`, N is the number of independent paths and M does not apply.
+    M.) For `best-of-n` and `majority`, N is the number of independent paths and M does not apply; `adaptive` samples M
+    of them at a time. `dvts` has N subtrees, `particle` N particles (and no M), `rebase` N*M samples a round, `mcts`
+    expands a leaf by M children (and has no N).
 
     Attributes:
         problem: the question, as text.
         algorithm: which search to run.
         beam_width: N.
-        expansion: M, used by `beam` alone.
+        expansion: M.
         vote: how complete answers elect one; None takes the algorithm's usual one.
         aggregation: how step scores become a path score.
         temperature: softmax temperature of the generator; 0 is greedy. None takes the checkpoint's own.
@@ -74,6 +87,14 @@ class SearchRequest:
         max_step_tokens: limit on the tokens of one step.
         max_tokens: limit on the generated tokens of one path. None takes what the context leaves.
         seed: seed of all sampling of this request.
+        lookahead_steps: greedy steps after which `lookahead` scores a child. This and what follows is read by the
+            algorithm it names alone; None takes that algorithm's usual value.
+        simulations: leaves that `mcts` expands, or complete paths that it comes back to.
+        exploration: weight of what `mcts` has seen little of.
+        rebase_temperature: softmax temperature by which `rebase` shares out its samples; small favours the best.
+        iterations: runs of the particle filter; more than one make `particle` particle Gibbs.
+        confidence: probability that the majority's leader is first for good at which `adaptive` stops; with 1, only
+            when nothing can overtake it.
     """
 
     problem: str
@@ -90,17 +111,27 @@ class SearchRequest:
     max_step_tokens: int = 256
     max_tokens: int | None = None
     seed: int = 0
+    lookahead_steps: int | None = None
+    simulations: int | None = None
+    exploration: float | None = None
+    rebase_temperature: float | None = None
+    iterations: int | None = None
+    confidence: float | None = None
 
     @property
     def candidates(self) -> int:
-        """Paths alive at the widest moment of a step: N*M for `beam`, N for independent paths, 1 for `greedy`."""
+        """Children sampled in one round at most: N*M, but N for independent paths and particles, 1 for one path."""
         match self.algorithm:
-            case AlgorithmName.GREEDY:
+            case AlgorithmName.GREEDY | AlgorithmName.CHAIN:
                 return 1
-            case AlgorithmName.BEAM:
-                return self.beam_width * self.expansion
-            case _:
+            case AlgorithmName.MAJORITY | AlgorithmName.BEST_OF_N | AlgorithmName.PARTICLE:
                 return self.beam_width
+            case AlgorithmName.ADAPTIVE:
+                return min(self.beam_width, self.expansion)
+            case AlgorithmName.MCTS:
+                return self.expansion
+            case _:
+                return self.beam_width * self.expansion
 
     def to_dict(self) -> dict[str, Any]:
         """The request as plain JSON values."""
@@ -146,6 +177,16 @@ def validate(request: SearchRequest, limits: Limits) -> None:
         require(math.isfinite(p) and 0 < p <= 1, "top_p", f"must be above 0 and at most 1, is {p}")
     if (share := request.min_p) is not None:
         require(math.isfinite(share) and 0 <= share <= 1, "min_p", f"must be between 0 and 1, is {share}")
+    for field in ("lookahead_steps", "simulations", "iterations"):
+        if (count := getattr(request, field)) is not None:
+            within(field, count, getattr(limits, field))
+    if (weight := request.exploration) is not None:
+        require(math.isfinite(weight) and 0 <= weight <= 100, "exploration", f"must be between 0 and 100, is {weight}")
+    if (t := request.rebase_temperature) is not None:
+        ok = math.isfinite(t) and 1e-3 <= t <= 100
+        require(ok, "rebase_temperature", f"must be between 0.001 and 100, is {t}")
+    if (c := request.confidence) is not None:
+        require(math.isfinite(c) and 0.5 <= c <= 1, "confidence", f"must be between 0.5 and 1, is {c}")
     require(0 <= request.seed < 2**63, "seed", f"must be between 0 and 2**63 - 1, is {request.seed}")
     if found:
         raise InvalidRequestError(found)

@@ -43,7 +43,8 @@ class Candidate:
 class NodeRecord:
     """One node of the search tree as it ended, for display and traces.
 
-    `termination` is empty for an inner node, else one of `eos`, `boxed`, `length`, `duplicate`, `pruned`, `cancelled`.
+    `termination` is empty for an inner node, else one of `eos`, `boxed`, `length`, `degenerate`, `duplicate`, `pruned`,
+    `cancelled`.
     """
 
     node_id: int

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from espalier.engine.engine import Engine
 from espalier.engine.sampling import Sampling, stream_key
 from espalier.engine.sequence import Sequence
-from espalier.engine.work import Done, Generated, Scored, StopCause
+from espalier.engine.work import Done, Generate, Generated, Scored, StopCause
 from espalier.prm.verifier import Verifier
 from espalier.search.aggregation import aggregate
 from espalier.search.algorithms import make_algorithm
-from espalier.search.algorithms.base import Expand
+from espalier.search.algorithms.base import Expand, viable
+from espalier.search.algorithms.pruning import prune
 from espalier.search.answers import extract_answer, last_boxed
+from espalier.search.degenerate import is_degenerate
 from espalier.search.demand import PathLimits
 from espalier.search.generator import Generator
 from espalier.search.ledger import Ledger
@@ -36,8 +38,9 @@ from espalier.search.voting import elect
 class _Growth:
     """What the orchestrator holds for a node: its sequences, and what waits for its score.
 
-    `verified` is False while the node's own verifier tokens are not computed; children are scored after it, so that
-    they share its KV and no token is read twice. `expected` children are still being sampled.
+    `to_end` tells a step of an independent path from one that was asked for by itself. `verified` is False while the
+    node's own verifier tokens are not computed; children are scored after it, so that they share its KV and no token is
+    read twice. `expected` children are still being sampled.
     """
 
     to_end: bool
@@ -46,6 +49,15 @@ class _Growth:
     verified: bool = False
     expected: int = 0
     unscored_children: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """What a piece of generator work is for: the number of its first child among its siblings, and how it was asked."""
+
+    first_child: int
+    to_end: bool
+    greedy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +97,12 @@ class RunningSearch:
         self._by_verifier: dict[Sequence, Node] = {}
         self._by_generator: dict[Sequence, Node] = {}
         self._siblings: dict[tuple[Node, str, Termination | None], Node] = {}
+        self._samplings: dict[Generate, _Sampling] = {}
+        self._sampled_from: set[Node] = set()
         self._asked: list[Expand] = []
         self._round: list[Node] = []
+        self._standing: list[Node] = []
+        self._deepest = 0
         self._outstanding = 0
 
     def start(self) -> None:
@@ -134,39 +150,44 @@ class RunningSearch:
             self._expand(expand)
 
     def _expand(self, expand: Expand) -> None:
-        node = expand.node
-        self._growth[node].to_end = expand.to_end
         self._outstanding += expand.children
-        self._generate(node, expand.children, in_place=False)
+        self._generate(expand.node, expand.children, expand.to_end, expand.greedy, in_place=False)
 
-    def _generate(self, node: Node, children: int, in_place: bool) -> None:
+    def _generate(self, node: Node, children: int, to_end: bool, greedy: bool, in_place: bool) -> None:
         growth = self._growth[node]
         sequence = growth.generator
         assert sequence is not None, "the node's generator sequence was released"
-        indices = range(node.num_children, node.num_children + children)
+        first = node.num_children
         node.num_children += children
         growth.expected += children
+        if not greedy:
+            self._sampled_from.add(node)
         request = self.request
-        filters = request.temperature or 0.0, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
+        temperature = 0.0 if greedy else request.temperature or 0.0
+        filters = temperature, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
         samplings = tuple(
-            Sampling(*filters, key=stream_key(request.seed, request.problem, (*node.path, i))) for i in indices
+            Sampling(*filters, key=stream_key(request.seed, request.problem, (*node.path, i)))
+            for i in range(first, first + children)
         )
         limits = self.plan.generator_limits
         left = min(limits.step_tokens, limits.path_tokens - node.path_tokens())
         self._by_generator[sequence] = node
-        self._generator.generate(self.plan.search_id, sequence, samplings, left, in_place)
+        work = self._generator.generate(self.plan.search_id, sequence, samplings, left, in_place)
+        self._samplings[work] = _Sampling(first, to_end, greedy)
 
     def _on_generated(self, done: Generated) -> None:
         parent = self._by_generator[done.work.sequence]
-        above, count = self._growth[parent], len(done.indices)
-        node = Node(len(self._nodes), parent, (*parent.path, self._first_child(parent, done) + done.indices[0]))
+        above, count, sampling = self._growth[parent], len(done.indices), self._samplings[done.work]
+        draws = tuple(sampling.first_child + i for i in done.indices)
+        node = Node(len(self._nodes), parent, (*parent.path, draws[0]), draws=draws)
+        node.rollout = sampling.greedy or parent.rollout
         node.text, node.num_tokens, node.log_probability = done.text, len(done.token_ids), done.log_probability
         node.own_tokens, node.multiplicity = done.own_tokens, count
         self._nodes.append(node)
         self._ledger.nodes += count
         self._ledger.duplicates += count - 1
         self._ledger.generated_tokens += count * node.num_tokens
-        growth = _Growth(above.to_end, generator=done.sequence)
+        growth = _Growth(sampling.to_end, generator=done.sequence)
         above.expected -= count
         if done.work.in_place:
             above.generator = None
@@ -179,7 +200,7 @@ class RunningSearch:
                 self._merge(node, twin)
                 return
         elif node.termination is None:
-            self._generate(node, count, in_place=count == 1)
+            self._generate(node, count, sampling.to_end, sampling.greedy, in_place=count == 1)
         if not self._verifier:
             self._mark_verified(node)
         elif above.verified:
@@ -188,15 +209,10 @@ class RunningSearch:
             above.unscored_children.append(node)
         self._give_up_path_sequences(parent)
 
-    @staticmethod
-    def _first_child(parent: Node, done: Generated) -> int:
-        """The number, among its siblings, of the child that `done.work` samples first."""
-        return parent.num_children - len(done.work.samplings)
-
     def _give_up_path_sequences(self, node: Node) -> None:
         """Release what an inner node of independent paths holds once its children hold what they need of it."""
         growth = self._growth[node]
-        if not growth.to_end or growth.expected or node is self._root:
+        if not growth.to_end or growth.expected:
             return
         if growth.generator is not None:
             self._engine.release(growth.generator)
@@ -218,6 +234,7 @@ class RunningSearch:
                 mine, theirs = getattr(node, name), getattr(twin, name)
                 setattr(node, name, theirs)
                 setattr(twin, name, mine)
+        twin.draws = tuple(sorted((*twin.draws, *node.draws)))
         node.termination = Termination.DUPLICATE
         twin.multiplicity += node.multiplicity
         self._ledger.duplicates += 1
@@ -226,14 +243,15 @@ class RunningSearch:
 
     def _termination(self, node: Node, cause: StopCause) -> Termination | None:
         if cause is StopCause.EOS:
-            return Termination.EOS
+            # An end without a word of its own still ends what was said before it.
+            return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
         if cause is StopCause.DELIMITER and last_boxed(node.text) is not None:
             return Termination.BOXED
         if cause is not StopCause.DELIMITER or node.depth >= self.request.max_steps:
             return Termination.LENGTH
         if node.path_tokens() >= self.plan.generator_limits.path_tokens:
             return Termination.LENGTH
-        return None
+        return Termination.DEGENERATE if is_degenerate([step.text for step in node.lineage()]) else None
 
     def _score(self, node: Node) -> None:
         """Queue the node's step for scoring, its parent being verified.
@@ -244,11 +262,11 @@ class RunningSearch:
         assert self._verifier is not None
         assert node.parent is not None
         parent, growth = self._growth[node.parent], self._growth[node]
-        if not node.text.strip() or node.termination is Termination.LENGTH:
+        if not node.text.strip() or not viable(node):
             self._mark_verified(node)
             return
         # Along a path of its own, a node takes over its parent's sequence: nobody else will extend it.
-        take_over = growth.to_end and node.depth > 1 and node.parent.multiplicity == 1
+        take_over = growth.to_end and parent.to_end and node.parent.multiplicity == 1
         work = None
         if parent.verifier is not None:
             room = self._verifier_room(parent.verifier)
@@ -290,27 +308,36 @@ class RunningSearch:
     def _settle(self, node: Node) -> None:
         """Count a node that is verified and, on a path of its own, ended."""
         growth = self._growth[node]
-        if self._verifier and growth.to_end and any(n.text.strip() and n.score is None for n in node.lineage()):
+        unscored = self._verifier and any(n.text.strip() and n.score is None for n in node.lineage())
+        if unscored and growth.to_end and node.complete:
             node.termination = Termination.LENGTH  # a step was too long to be scored, so the path has no score
         self._outstanding -= node.multiplicity if growth.to_end else 1
         self._round.append(node)
-        if node.complete:
+        if node.complete and not node.rollout:
             self._on_event(CandidateDone(self.plan.search_id, self._candidate(node)))
 
     def _end_round(self) -> None:
         self._ledger.observe(self._engine.footprint(self._held_sequences()))
-        expanded = [expand.node for expand in self._asked]
         self._asked = []
-        scored = len(self._round)
-        self._algorithm.tell(sorted(self._round, key=lambda node: node.path))
+        told = sorted(self._round, key=lambda node: node.path)
+        self._algorithm.tell(told)
         self._round = []
         self._siblings.clear()
-        for node in [*expanded, *(n for n in self._growth if n.termination is not None)]:
-            self._release(node)
-        kept = tuple(node.record() for node in self._algorithm.kept())
-        depth = max((record.depth for record in kept), default=0)
-        self._on_event(StepDone(self.plan.search_id, depth, scored, kept))
+        self._samplings.clear()
+        self._give_up(told)
+        kept = tuple(node.record() for node in self._algorithm.kept() if node is not self._root)
+        self._deepest = max(self._deepest, *(record.depth for record in kept), 0)
+        self._on_event(StepDone(self.plan.search_id, self._deepest, len(told), kept))
         self._advance()
+
+    def _give_up(self, told: list[Node]) -> None:
+        """Release what the algorithm does not keep, and mark it; complete paths need no sequences either."""
+        kept = dict.fromkeys(self._algorithm.kept())
+        for node in list(self._growth):
+            if node not in kept or not node.open:
+                self._release(node)
+        prune([*self._standing, *told], kept, self._sampled_from)
+        self._standing = [node for node in kept if node is not self._root]
 
     def _held_sequences(self) -> list[Sequence]:
         return [s for g in self._growth.values() for s in (g.generator, g.verifier) if s is not None]
@@ -329,7 +356,7 @@ class RunningSearch:
         self._ledger.generator_tree_tokens += self._computed_once()
         # A search cut short has complete paths that its algorithm was not told of yet.
         standing = {*self._algorithm.kept(), *self._round}
-        complete = sorted((n for n in standing if n.complete), key=lambda node: node.path)
+        complete = sorted((n for n in standing if n.complete and not n.rollout), key=lambda node: node.path)
         candidates = tuple(self._candidate(node) for node in complete)
         best = elect(list(candidates), self.request.vote or Vote.NAIVE)
         self.result = SearchResult(

@@ -22,7 +22,7 @@ class RuntimeSettings:
 
     Attributes:
         generator: a folder, a hub id, or a registered name.
-        verifier: the same, or empty for none (`greedy` and `majority` need none).
+        verifier: the same, or empty for none (a search that reads no scores needs none).
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: one of `DTYPES`; `auto` is float32 on CPU and bfloat16 on a GPU.
         kv_memory_bytes: the pool both models share; None takes 4 GiB on a CPU, at most a quarter of its memory, and

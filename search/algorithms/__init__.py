@@ -1,35 +1,159 @@
-"""Search algorithms, one file each, and the choice among them by name."""
+"""Search algorithms, one file each, and the table of them by name: an algorithm is one file and one row."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from espalier.search.algorithms.adaptive import AdaptivePaths
+from espalier.search.algorithms.auto import AutoSearch
 from espalier.search.algorithms.base import SearchAlgorithm
 from espalier.search.algorithms.beam import BeamSearch
+from espalier.search.algorithms.dvts import DiverseTreeSearch
 from espalier.search.algorithms.independent import IndependentPaths
+from espalier.search.algorithms.lookahead import LookaheadSearch
+from espalier.search.algorithms.mcts import MonteCarloSearch
+from espalier.search.algorithms.particle import ParticleSearch
+from espalier.search.algorithms.rebase import RewardBalancedSearch
+from espalier.search.demand import Demand
 from espalier.search.node import Node
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 
-_USUAL_VOTE = {
-    AlgorithmName.GREEDY: Vote.MAJORITY,
-    AlgorithmName.MAJORITY: Vote.MAJORITY,
-    AlgorithmName.BEST_OF_N: Vote.WEIGHTED,
-    AlgorithmName.BEAM: Vote.WEIGHTED,
-}
-
-_UNSCORED = (AlgorithmName.GREEDY, AlgorithmName.MAJORITY)
+T = TypeVar("T")
 
 
-def usual_vote(algorithm: AlgorithmName) -> Vote:
-    """The vote an algorithm takes when the request names none."""
-    return _USUAL_VOTE[algorithm]
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What there is to know of an algorithm.
+
+    Attributes:
+        make: the algorithm for a request with every default filled in, ready at a root.
+        demand: what it holds of either model at its widest moments, for such a request.
+        vote: the vote it takes when the request names none.
+        scored: whether it reads the verifier's scores.
+        usual: values of the request's fields that it reads and the request may leave open.
+    """
+
+    make: Callable[[SearchRequest, Node], SearchAlgorithm]
+    demand: Callable[[SearchRequest], tuple[Demand, ...]]
+    vote: Vote = Vote.WEIGHTED
+    scored: Callable[[SearchRequest], bool] = lambda request: True
+    usual: Mapping[str, int | float] = field(default_factory=dict)
+
+
+def with_defaults(request: SearchRequest) -> SearchRequest:
+    """The request with its vote, and the fields that its algorithm reads, filled in where it leaves them open."""
+    entry = _TABLE[request.algorithm]
+    missing = {name: value for name, value in entry.usual.items() if getattr(request, name) is None}
+    return replace(request, vote=request.vote or entry.vote, **missing)
 
 
 def needs_verifier(request: SearchRequest) -> bool:
     """Whether the search reads the verifier's scores."""
-    return request.algorithm not in _UNSCORED
+    return _TABLE[request.algorithm].scored(with_defaults(request))
+
+
+def memory_demand(request: SearchRequest) -> tuple[Demand, ...]:
+    """What the search may hold of either model, at each of its widest moments."""
+    return _TABLE[request.algorithm].demand(with_defaults(request))
 
 
 def make_algorithm(request: SearchRequest, root: Node) -> SearchAlgorithm:
     """The algorithm a request asks for, ready at `root`."""
-    match request.algorithm:
-        case AlgorithmName.BEAM:
-            return BeamSearch(root, request.beam_width, request.expansion, request.aggregation)
-        case _:
-            return IndependentPaths(root, request.candidates, needs_verifier(request))
+    return _TABLE[request.algorithm].make(with_defaults(request), root)
+
+
+def _given(value: T | None) -> T:
+    assert value is not None, "a default was not filled in"
+    return value
+
+
+def _unscored(request: SearchRequest) -> bool:
+    return False
+
+
+def _independent(request: SearchRequest, root: Node) -> SearchAlgorithm:
+    return IndependentPaths(root, request.candidates, needs_verifier(request))
+
+
+def _parting_paths(request: SearchRequest) -> tuple[Demand, ...]:
+    """Where independent paths part, the step they share keeps a tail until all of them have taken their next."""
+    return (Demand(paths=request.candidates, tails=request.candidates - 1),)
+
+
+def _kept_and_children(request: SearchRequest) -> tuple[Demand, ...]:
+    """N kept paths, and a step's N*M children of theirs."""
+    return (Demand(paths=request.beam_width, steps=request.candidates),)
+
+
+def _rollouts(request: SearchRequest) -> tuple[Demand, ...]:
+    """As above, and a rollout of each child, whose last step but one is held while the last is sampled."""
+    return (Demand(paths=request.beam_width, steps=request.candidates * (1 + _given(request.lookahead_steps))),)
+
+
+def _open_children(request: SearchRequest) -> tuple[Demand, ...]:
+    """All N*M samples of a round may be open paths, and be extended in the next."""
+    return (Demand(paths=request.candidates, steps=request.candidates),)
+
+
+def _particles(request: SearchRequest) -> tuple[Demand, ...]:
+    """N paths and their next steps; where a later iteration may branch off, each of their inner steps has a tail."""
+    inner = request.max_steps if _given(request.iterations) > 1 else 0
+    return (Demand(paths=request.beam_width, steps=request.beam_width, tails=request.beam_width * inner),)
+
+
+def _tree(request: SearchRequest) -> tuple[Demand, ...]:
+    """Every node of the tree, each one step; or at the end the one path that is carried on."""
+    return (Demand(paths=0, steps=_given(request.simulations) * request.expansion), Demand(paths=2))
+
+
+def _first_steps_and_on(request: SearchRequest) -> tuple[Demand, ...]:
+    """A beam search, or independent paths beside the first steps that they go on from."""
+    return (*_kept_and_children(request), Demand(paths=request.candidates, tails=2 * request.candidates))
+
+
+_TABLE: Mapping[AlgorithmName, Entry] = {
+    AlgorithmName.GREEDY: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
+    AlgorithmName.CHAIN: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
+    AlgorithmName.MAJORITY: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
+    AlgorithmName.BEST_OF_N: Entry(_independent, _parting_paths),
+    AlgorithmName.ADAPTIVE: Entry(
+        lambda r, root: AdaptivePaths(
+            root, r.beam_width, r.expansion, _given(r.vote), _given(r.confidence), r.aggregation
+        ),
+        _parting_paths,
+        Vote.MAJORITY,
+        scored=lambda r: r.vote is not Vote.MAJORITY,
+        usual={"confidence": 0.95},
+    ),
+    AlgorithmName.BEAM: Entry(
+        lambda r, root: BeamSearch(root, r.beam_width, r.expansion, r.aggregation), _kept_and_children
+    ),
+    AlgorithmName.DVTS: Entry(
+        lambda r, root: DiverseTreeSearch(root, r.beam_width, r.expansion, r.aggregation), _kept_and_children
+    ),
+    AlgorithmName.LOOKAHEAD: Entry(
+        lambda r, root: LookaheadSearch(root, r.beam_width, r.expansion, _given(r.lookahead_steps), r.aggregation),
+        _rollouts,
+        usual={"lookahead_steps": 1},
+    ),
+    AlgorithmName.REBASE: Entry(
+        lambda r, root: RewardBalancedSearch(root, r.candidates, _given(r.rebase_temperature), r.aggregation),
+        _open_children,
+        usual={"rebase_temperature": 0.1},
+    ),
+    AlgorithmName.PARTICLE: Entry(
+        lambda r, root: ParticleSearch(root, r, r.beam_width, _given(r.iterations)),
+        _particles,
+        usual={"iterations": 1},
+    ),
+    AlgorithmName.MCTS: Entry(
+        lambda r, root: MonteCarloSearch(
+            root, r.expansion, _given(r.simulations), _given(r.exploration), r.aggregation
+        ),
+        _tree,
+        usual={"simulations": 32, "exploration": 1.25},
+    ),
+    AlgorithmName.AUTO: Entry(
+        lambda r, root: AutoSearch(root, r.beam_width, r.expansion, r.aggregation), _first_steps_and_on
+    ),
+}

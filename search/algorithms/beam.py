@@ -1,11 +1,22 @@
 """Beam search over steps, guided by the verifier."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from espalier.search.aggregation import aggregate
-from espalier.search.algorithms.base import Expand
-from espalier.search.node import Node, Termination
+from espalier.search.algorithms.base import Expand, path_score, viable
+from espalier.search.node import Node
 from espalier.search.request import Aggregation
+
+
+def fill_places(ranked: Iterable[Node], places: int) -> list[Node]:
+    """The first of `ranked` that fit: a node takes as many places as it has equal siblings, or as many as are left."""
+    taken: list[Node] = []
+    for node in ranked:
+        if not places:
+            break
+        node.multiplicity = min(node.multiplicity, places)
+        places -= node.multiplicity
+        taken.append(node)
+    return taken
 
 
 class BeamSearch:
@@ -30,21 +41,14 @@ class BeamSearch:
         """N*M first steps, then M children for each place of a path that is not complete."""
         if self._kept is None:
             return [Expand(self._root, self._beam_width * self._expansion)]
-        return [Expand(node, node.multiplicity * self._expansion) for node in self._kept if not node.complete]
+        return [Expand(node, node.multiplicity * self._expansion) for node in self._kept if node.open]
 
     def tell(self, nodes: Sequence[Node]) -> None:
-        """Keep the N best of the new nodes and the complete paths; prune the rest."""
+        """Keep the N best of the new nodes and the complete paths."""
         complete = [node for node in self._kept or [] if node.complete]
-        viable = [node for node in nodes if node.termination is None or node.complete]
-        ranked = sorted([*complete, *viable], key=lambda node: (-self._score(node), node.path))
-        self._kept, places = [], self._beam_width
-        for node in ranked:
-            if places:
-                node.multiplicity = min(node.multiplicity, places)
-                places -= node.multiplicity
-                self._kept.append(node)
-            else:
-                node.termination = Termination.PRUNED
+        contenders = [*complete, *filter(viable, nodes)]
+        ranked = sorted(contenders, key=lambda node: (-path_score(node, self._aggregation), node.path))
+        self._kept = fill_places(ranked, self._beam_width)
 
     def finished(self) -> bool:
         """When every kept path is complete."""
@@ -53,7 +57,3 @@ class BeamSearch:
     def kept(self) -> Sequence[Node]:
         """The beam."""
         return self._kept or []
-
-    def _score(self, node: Node) -> float:
-        score = aggregate(node.step_scores(), self._aggregation)
-        return 0.0 if score is None else score

@@ -45,6 +45,12 @@ _NUMBERS = (
     "max_step_tokens",
     "max_tokens",
     "seed",
+    "lookahead_steps",
+    "simulations",
+    "exploration",
+    "rebase_temperature",
+    "iterations",
+    "confidence",
 )
 _COUNTS = (
     "generator_tokens",

@@ -95,7 +95,7 @@ def test_help_takes_less_than_half_a_second_of_processor_time():
         (["nope"], "No such command 'nope'"),
         (["solve", "--nope"], "No such option: --nope"),
         ([*SOLVE, "-N", "x"], "Invalid value for '--beam-width' / '-N'"),
-        ([*SOLVE, "-a", "dfs"], "'greedy', 'majority', 'best-of-n', 'beam'"),
+        ([*SOLVE, "-a", "dfs"], "'greedy', 'chain', 'majority', 'best-of-n', 'adaptive', 'beam', 'dvts'"),
         ([*SOLVE, "--aggregation", "max"], "'last', 'min', 'prod', 'mean'"),
         ([*SOLVE, "--vote", "loud"], "'naive', 'weighted', 'majority'"),
         ([*SOLVE, "--threads", "0"], "Invalid value for '--threads'"),
@@ -230,8 +230,8 @@ def test_solve_reads_the_problem_from_standard_input(espalier, monkeypatch):
     assert result["configuration"]["problem"] == SOLVE[1]
 
 
-def test_greedy_and_majority_load_no_verifier(espalier):
-    for algorithm in ("greedy", "majority"):
+def test_searches_that_read_no_scores_load_no_verifier(espalier):
+    for algorithm in ("greedy", "majority", "chain", "adaptive"):
         ran = espalier(*SOLVE, "-a", algorithm, "-N", 2, "--json", "--verifier", "not-to-be-loaded")
         assert ran.code == 0, ran.err
         assert set(json.loads(ran.out)["digests"]) == {"generator"}
@@ -366,7 +366,8 @@ def test_every_search_option_lands_in_its_own_field(espalier):
         "algorithm": ("best-of-n", "best-of-n"), "beam-width": (3, 3), "expansion": (5, 5), "vote": ("naive", "naive"),
         "aggregation": ("min", "min"), "temperature": (0.7, 0.7), "top-k": (11, 11), "top-p": (0.9, 0.9),
         "min-p": (0.02, 0.02), "max-steps": (7, 7), "max-step-tokens": (13, 13), "max-tokens": (29, 29),
-        "seed": (17, 17),
+        "seed": (17, 17), "lookahead-steps": (2, 2), "simulations": (9, 9), "exploration": (0.5, 0.5),
+        "rebase-temperature": (0.3, 0.3), "iterations": (4, 4), "confidence": (0.8, 0.8),
     }  # fmt: skip
     flags = [part for name, (given, _) in options.items() for part in (f"--{name}", given)]
     ran = espalier(*SOLVE, *flags, "--json")

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from espalier.engine.engine import Engine
 from espalier.search.orchestrator import Orchestrator
@@ -15,7 +15,21 @@ BEAM = SearchRequest(PROBLEM, AlgorithmName.BEAM, 3, 3, max_steps=5, max_step_to
 BEST_OF_N = SearchRequest(PROBLEM, AlgorithmName.BEST_OF_N, 6, max_steps=5, max_step_tokens=12, max_tokens=40, seed=2)
 MAJORITY = SearchRequest(PROBLEM, AlgorithmName.MAJORITY, 6, max_steps=5, max_step_tokens=12, max_tokens=40, seed=3)
 GREEDY = SearchRequest(PROBLEM, AlgorithmName.GREEDY, max_steps=3, max_step_tokens=12, max_tokens=40)
-ALL = {request.algorithm.value: request for request in (BEAM, BEST_OF_N, MAJORITY, GREEDY)}
+CHAIN = replace(GREEDY, algorithm=AlgorithmName.CHAIN, max_steps=5)
+ADAPTIVE = replace(MAJORITY, algorithm=AlgorithmName.ADAPTIVE, beam_width=9, expansion=3, confidence=1.0)
+DVTS = replace(BEAM, algorithm=AlgorithmName.DVTS)
+LOOKAHEAD = replace(BEAM, algorithm=AlgorithmName.LOOKAHEAD, beam_width=2, lookahead_steps=2)
+REBASE = replace(BEAM, algorithm=AlgorithmName.REBASE)
+PARTICLE = replace(BEAM, algorithm=AlgorithmName.PARTICLE, beam_width=5)
+GIBBS = replace(PARTICLE, beam_width=4, iterations=3)
+MCTS = replace(BEAM, algorithm=AlgorithmName.MCTS, simulations=8)
+AUTO = replace(BEAM, algorithm=AlgorithmName.AUTO)
+ALL = {
+    request.algorithm.value: request
+    for request in (
+        BEAM, BEST_OF_N, MAJORITY, GREEDY, CHAIN, ADAPTIVE, DVTS, LOOKAHEAD, REBASE, PARTICLE, MCTS, AUTO,
+    )
+} | {"particle-gibbs": GIBBS}  # fmt: skip
 
 
 @dataclass
@@ -85,8 +99,8 @@ def outcome(result: SearchResult) -> tuple:
 
 def crowd(count: int) -> Iterable[SearchRequest]:
     """Searches of other problems by every algorithm."""
-    kinds = [BEAM, BEST_OF_N, MAJORITY, GREEDY]
+    kinds = list(ALL.values())
     for i in range(count):
-        kind = kinds[i % 4]
+        kind = kinds[i % len(kinds)]
         fields = kind.to_dict() | {"problem": f"Problem {i}: " + "how many? " * (i % 5), "seed": 100 + i}
         yield SearchRequest(**fields)

@@ -3,11 +3,18 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_tree import BOXED, EOS, LENGTH, Path, Step, drive
+from scripted_tree import BOXED, EOS, LENGTH, Path, RandomTree, Step, drive
 
-from espalier.search.algorithms import make_algorithm, needs_verifier, usual_vote
+from espalier.search.algorithms import make_algorithm, needs_verifier, with_defaults
+from espalier.search.algorithms.adaptive import AdaptivePaths
+from espalier.search.algorithms.auto import AutoSearch
 from espalier.search.algorithms.beam import BeamSearch
+from espalier.search.algorithms.dvts import DiverseTreeSearch
 from espalier.search.algorithms.independent import IndependentPaths
+from espalier.search.algorithms.lookahead import LookaheadSearch
+from espalier.search.algorithms.mcts import MonteCarloSearch
+from espalier.search.algorithms.particle import ParticleSearch
+from espalier.search.algorithms.rebase import RewardBalancedSearch
 from espalier.search.node import Node, Termination
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
 
@@ -137,14 +144,7 @@ def test_beam_search_does_not_depend_on_the_order_it_is_told_in(
 ):
     seed = data.draw(st.integers(0, 10_000))
 
-    class RandomTree(dict):
-        def __missing__(self, path: Path) -> Step:
-            draw = random.Random(hash((seed, path)))
-            end = draw.choice([None, None, None, EOS, BOXED, LENGTH]) if len(path) < 4 else EOS
-            self[path] = Step(draw.choice([0.1, 0.2, 0.5, 0.5, 0.9]), end)
-            return self[path]
-
-    tree = RandomTree()
+    tree = RandomTree(seed)
     ordered = drive(beam(width, expansion, aggregation), tree)
     shuffled = drive(beam(width, expansion, aggregation), tree, random.Random(seed))
     assert shuffled.kept == ordered.kept
@@ -154,7 +154,7 @@ def test_beam_search_does_not_depend_on_the_order_it_is_told_in(
         assert len(set(kept)) == len(kept)
 
 
-def test_independent_paths_are_asked_for_once_and_all_are_kept():
+def test_independent_paths_are_asked_for_once_and_the_complete_ones_are_kept():
     script = {
         (0,): Step(0.5),
         (1,): Step(0.4, EOS),
@@ -165,25 +165,53 @@ def test_independent_paths_are_asked_for_once_and_all_are_kept():
     }
     outcome = drive(lambda root: IndependentPaths(root, 3, uses_scores=True), script)
     assert outcome.asked == [[((), 3)]]
-    assert outcome.final == [(0, 0), (1,), (2, 0, 0)]
+    assert outcome.final == [(0, 0), (1,)]
+    assert outcome.nodes[2, 0, 0].termination is LENGTH
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "verifier", "vote"),
+    ("name", "kind", "verifier", "vote", "samples"),
     [
-        (AlgorithmName.GREEDY, IndependentPaths, False, Vote.MAJORITY),
-        (AlgorithmName.MAJORITY, IndependentPaths, False, Vote.MAJORITY),
-        (AlgorithmName.BEST_OF_N, IndependentPaths, True, Vote.WEIGHTED),
-        (AlgorithmName.BEAM, BeamSearch, True, Vote.WEIGHTED),
+        (AlgorithmName.GREEDY, IndependentPaths, False, Vote.MAJORITY, 1),
+        (AlgorithmName.CHAIN, IndependentPaths, False, Vote.MAJORITY, 1),
+        (AlgorithmName.MAJORITY, IndependentPaths, False, Vote.MAJORITY, 3),
+        (AlgorithmName.BEST_OF_N, IndependentPaths, True, Vote.WEIGHTED, 3),
+        (AlgorithmName.ADAPTIVE, AdaptivePaths, False, Vote.MAJORITY, 2),
+        (AlgorithmName.BEAM, BeamSearch, True, Vote.WEIGHTED, 6),
+        (AlgorithmName.DVTS, DiverseTreeSearch, True, Vote.WEIGHTED, 6),
+        (AlgorithmName.LOOKAHEAD, LookaheadSearch, True, Vote.WEIGHTED, 6),
+        (AlgorithmName.REBASE, RewardBalancedSearch, True, Vote.WEIGHTED, 6),
+        (AlgorithmName.PARTICLE, ParticleSearch, True, Vote.WEIGHTED, 3),
+        (AlgorithmName.MCTS, MonteCarloSearch, True, Vote.WEIGHTED, 2),
+        (AlgorithmName.AUTO, AutoSearch, True, Vote.WEIGHTED, 6),
     ],
 )
 def test_every_name_has_its_algorithm_its_vote_and_its_need_of_a_verifier(
-    name: AlgorithmName, kind: type, verifier: bool, vote: Vote
+    name: AlgorithmName, kind: type, verifier: bool, vote: Vote, samples: int
 ):
     request = SearchRequest("1+1?", name, beam_width=3, expansion=2)
     algorithm = make_algorithm(request, Node(0, None, ()))
     assert isinstance(algorithm, kind)
     assert algorithm.uses_scores == needs_verifier(request) == verifier
-    assert usual_vote(name) is vote
-    expected = {AlgorithmName.GREEDY: 1, AlgorithmName.BEAM: 6}.get(name, 3)
-    assert sum(expand.children for expand in algorithm.ask()) == request.candidates == expected
+    assert with_defaults(request).vote is vote
+    assert sum(expand.children for expand in algorithm.ask()) == request.candidates == samples
+
+
+def test_a_field_left_open_takes_the_usual_value_of_the_algorithm_that_reads_it_and_of_no_other():
+    usual = {
+        AlgorithmName.LOOKAHEAD: {"lookahead_steps": 1},
+        AlgorithmName.MCTS: {"simulations": 32, "exploration": 1.25},
+        AlgorithmName.REBASE: {"rebase_temperature": 0.1},
+        AlgorithmName.PARTICLE: {"iterations": 1},
+        AlgorithmName.ADAPTIVE: {"confidence": 0.95},
+    }
+    names = {name for values in usual.values() for name in values}
+    for algorithm in AlgorithmName:
+        filled = with_defaults(SearchRequest("1+1?", algorithm)).to_dict()
+        assert {n: filled[n] for n in names if filled[n] is not None} == usual.get(algorithm, {}), algorithm
+    assert with_defaults(SearchRequest("1+1?", AlgorithmName.MCTS, simulations=5)).simulations == 5
+
+
+def test_adaptive_reads_scores_where_its_vote_does():
+    for vote, reads in ((None, False), (Vote.MAJORITY, False), (Vote.WEIGHTED, True), (Vote.NAIVE, True)):
+        assert needs_verifier(SearchRequest("1+1?", AlgorithmName.ADAPTIVE, vote=vote)) is reads

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from engine_driver import scripted
-from search_runs import BEAM, BEST_OF_N, MAJORITY, Watched, crowd, outcome, run
+from search_runs import ALL, BEAM, BEST_OF_N, Watched, crowd, outcome, run
 
 from espalier.engine.model import Model
 from espalier.engine.work import Generate, Work
@@ -14,11 +14,9 @@ from espalier.search.request import SearchRequest
 
 Make = Callable[..., Orchestrator]
 MINE = {
-    "beam": BEAM,
+    **ALL,
     "wide beam": SearchRequest(**BEAM.to_dict() | {"beam_width": 4, "expansion": 4, "seed": 7}),
     "cool beam with top-p": SearchRequest(**BEAM.to_dict() | {"temperature": 0.6, "top_p": 0.9, "seed": 8}),
-    "best-of-n": BEST_OF_N,
-    "majority": MAJORITY,
 }
 
 

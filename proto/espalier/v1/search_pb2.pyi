@@ -14,6 +14,14 @@ class Algorithm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ALGORITHM_MAJORITY: _ClassVar[Algorithm]
     ALGORITHM_BEST_OF_N: _ClassVar[Algorithm]
     ALGORITHM_BEAM: _ClassVar[Algorithm]
+    ALGORITHM_CHAIN: _ClassVar[Algorithm]
+    ALGORITHM_ADAPTIVE: _ClassVar[Algorithm]
+    ALGORITHM_DVTS: _ClassVar[Algorithm]
+    ALGORITHM_LOOKAHEAD: _ClassVar[Algorithm]
+    ALGORITHM_REBASE: _ClassVar[Algorithm]
+    ALGORITHM_PARTICLE: _ClassVar[Algorithm]
+    ALGORITHM_MCTS: _ClassVar[Algorithm]
+    ALGORITHM_AUTO: _ClassVar[Algorithm]
 
 class Aggregation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -53,6 +61,14 @@ ALGORITHM_GREEDY: Algorithm
 ALGORITHM_MAJORITY: Algorithm
 ALGORITHM_BEST_OF_N: Algorithm
 ALGORITHM_BEAM: Algorithm
+ALGORITHM_CHAIN: Algorithm
+ALGORITHM_ADAPTIVE: Algorithm
+ALGORITHM_DVTS: Algorithm
+ALGORITHM_LOOKAHEAD: Algorithm
+ALGORITHM_REBASE: Algorithm
+ALGORITHM_PARTICLE: Algorithm
+ALGORITHM_MCTS: Algorithm
+ALGORITHM_AUTO: Algorithm
 AGGREGATION_UNSPECIFIED: Aggregation
 AGGREGATION_LAST: Aggregation
 AGGREGATION_MIN: Aggregation
@@ -77,7 +93,7 @@ TERMINATION_PRUNED: Termination
 TERMINATION_CANCELLED: Termination
 
 class SolveProblemRequest(_message.Message):
-    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p")
+    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence")
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     BEAM_WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +109,12 @@ class SolveProblemRequest(_message.Message):
     INCLUDE_NODES_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SIMULATIONS_FIELD_NUMBER: _ClassVar[int]
+    EXPLORATION_FIELD_NUMBER: _ClassVar[int]
+    REBASE_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     problem: str
     algorithm: Algorithm
     beam_width: int
@@ -108,7 +130,13 @@ class SolveProblemRequest(_message.Message):
     include_nodes: bool
     top_k: int
     min_p: float
-    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ...) -> None: ...
+    lookahead_steps: int
+    simulations: int
+    exploration: float
+    rebase_temperature: float
+    iterations: int
+    confidence: float
+    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ...) -> None: ...
 
 class SolveProblemResponse(_message.Message):
     __slots__ = ("result",)

@@ -45,6 +45,12 @@ FULL = SearchRequest(
     max_step_tokens=77,
     max_tokens=1000,
     seed=2**62,
+    lookahead_steps=2,
+    simulations=48,
+    exploration=0.75,
+    rebase_temperature=0.2,
+    iterations=3,
+    confidence=0.9,
 )
 RESULT = result_of(FULL, "s1", StopReason.FINISHED)
 

@@ -1,0 +1,58 @@
+"""Diverse verifier tree search: a greedy search in each of N subtrees."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from espalier.search.algorithms.base import Expand, path_score, viable
+from espalier.search.node import Node
+from espalier.search.request import Aggregation
+
+
+class DiverseTreeSearch:
+    """N subtrees that never compete: each samples M children a step and goes on from the best one.
+
+    Beeching et al., 2024 ("Scaling test-time compute with open models"), where it is called DVTS. The root samples N*M
+    first steps; the first M of them are the first subtree's, the next M the second's. Equal siblings are one node that
+    may stand for draws of several subtrees: it samples M children for each subtree that stands on it, dealt out in the
+    order of the subtrees, so each sees M draws of its own and merging changes no outcome. A subtree whose M children
+    were all cut short is lost; one whose best child is complete is done. Equal scores keep the earlier draw.
+    """
+
+    uses_scores = True
+
+    def __init__(self, root: Node, subtrees: int, expansion: int, aggregation: Aggregation) -> None:
+        self._expansion = expansion
+        self._aggregation = aggregation
+        self._tips: list[Node | None] = [root] * subtrees
+        self._told = False
+
+    def ask(self) -> Sequence[Expand]:
+        """M children for each subtree that is not done."""
+        subtrees = Counter(tip for tip in self._tips if tip and tip.open)
+        return [Expand(tip, count * self._expansion) for tip, count in subtrees.items()]
+
+    def tell(self, nodes: Sequence[Node]) -> None:
+        """Deal the children out and move each subtree to the best of its own."""
+        self._told = True
+        drawn: dict[Node, list[tuple[int, Node]]] = {}
+        for node in nodes:
+            assert node.parent is not None
+            drawn.setdefault(node.parent, []).extend((draw, node) for draw in node.draws)
+        piles = {parent: iter(sorted(pairs, key=lambda pair: pair[0])) for parent, pairs in drawn.items()}
+        for i, tip in enumerate(self._tips):
+            if tip and tip.open:
+                self._tips[i] = self._best([next(piles[tip]) for _ in range(self._expansion)])
+        for node, count in Counter(tip for tip in self._tips if tip).items():
+            node.multiplicity = count
+
+    def finished(self) -> bool:
+        """When every subtree is done or lost."""
+        return not any(tip and tip.open for tip in self._tips)
+
+    def kept(self) -> Sequence[Node]:
+        """Where the subtrees stand."""
+        return list(dict.fromkeys(tip for tip in self._tips if tip)) if self._told else []
+
+    def _best(self, dealt: list[tuple[int, Node]]) -> Node | None:
+        contenders = [(-path_score(node, self._aggregation), draw, node) for draw, node in dealt if viable(node)]
+        return min(contenders, key=lambda contender: contender[:2])[2] if contenders else None

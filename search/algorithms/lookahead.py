@@ -1,0 +1,80 @@
+"""Lookahead search: beam search whose children are judged by what would follow them."""
+
+from collections.abc import Sequence
+
+from espalier.search.algorithms.base import Expand, path_score, viable
+from espalier.search.algorithms.beam import fill_places
+from espalier.search.node import Node
+from espalier.search.request import Aggregation
+
+
+class LookaheadSearch:
+    """Beam search that scores a child after k more greedy steps (Snell et al., 2024, 5.2).
+
+    Each open child is rolled out k steps at temperature 0, less where the rollout ends; the child's score is that of
+    the path to the rollout's end, the rollout's own steps included. A rollout that is cut short counts as far as it was
+    whole. Then the N best children stay, as in beam search, and the rollouts are dropped: what they said is sampled
+    anew, or not at all.
+    """
+
+    uses_scores = True
+
+    def __init__(self, root: Node, beam_width: int, expansion: int, steps: int, aggregation: Aggregation) -> None:
+        self._root = root
+        self._beam_width = beam_width
+        self._expansion = expansion
+        self._steps = steps
+        self._aggregation = aggregation
+        self._kept: list[Node] | None = None
+        self._candidates: list[Node] = []
+        self._ends: dict[Node, Node] = {}  # of each candidate's rollout, so far
+        self._rolling: list[Node] = []  # candidates whose rollout goes on
+        self._steps_left = 0
+
+    def ask(self) -> Sequence[Expand]:
+        """A greedy step of each rollout, or else samples as beam search takes them."""
+        if self._rolling:
+            return [Expand(self._ends[node], 1, greedy=True) for node in self._rolling]
+        if self._kept is None:
+            return [Expand(self._root, self._beam_width * self._expansion)]
+        return [Expand(node, node.multiplicity * self._expansion) for node in self._kept if node.open]
+
+    def tell(self, nodes: Sequence[Node]) -> None:
+        """Begin the rollouts, carry them on, or end them and keep the N best."""
+        if self._rolling:
+            self._roll(nodes)
+        else:
+            complete = [node for node in self._kept or [] if node.complete]
+            self._candidates = [*complete, *filter(viable, nodes)]
+            self._ends = {node: node for node in self._candidates}
+            self._rolling = [node for node in self._candidates if node.open]
+            self._steps_left = self._steps
+        if not self._rolling:
+            self._keep_the_best()
+
+    def finished(self) -> bool:
+        """When every kept path is complete."""
+        return not self._rolling and self._kept is not None and all(node.complete for node in self._kept)
+
+    def kept(self) -> Sequence[Node]:
+        """The beam; while rollouts last, all children and the rollouts' ends."""
+        ends = [self._ends[node] for node in self._rolling]
+        return list(dict.fromkeys([*self._candidates, *ends])) if self._rolling else self._kept or []
+
+    def _roll(self, nodes: Sequence[Node]) -> None:
+        told = {node.parent: node for node in nodes}
+        self._steps_left -= 1
+        going_on = []
+        for candidate in self._rolling:
+            end = told[self._ends[candidate]]
+            if viable(end):
+                self._ends[candidate] = end
+            if end.open and self._steps_left:
+                going_on.append(candidate)
+        self._rolling = going_on
+
+    def _keep_the_best(self) -> None:
+        scores = {node: path_score(end, self._aggregation) for node, end in self._ends.items()}
+        ranked = sorted(self._candidates, key=lambda node: (-scores[node], node.path))
+        self._kept = fill_places(ranked, self._beam_width)
+        self._candidates, self._ends = [], {}

@@ -1,0 +1,130 @@
+"""Monte Carlo tree search with the verifier as the value."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from espalier.search.algorithms.base import Expand, path_score, viable
+from espalier.search.node import Node
+from espalier.search.request import Aggregation
+
+
+@dataclass(slots=True)
+class _Place:
+    """What the search knows of a node.
+
+    Attributes:
+        prior: share of its parent's samples that it is.
+        visits: values backed up through it, its own included.
+        total: their sum.
+        children: in order of path; empty where nothing was sampled from it.
+        barren: whether nothing below it is open or complete.
+    """
+
+    node: Node
+    prior: float = 1.0
+    visits: int = 0
+    total: float = 0.0
+    children: list["_Place"] = field(default_factory=list)
+    barren: bool = False
+
+
+class MonteCarloSearch:
+    """PUCT tree search over steps (Silver et al., 2017), with sampled steps as moves and the verifier's score as value.
+
+    A simulation walks down from the root to the child with the largest
+
+        Q + c * P * sqrt(visits of the parent) / (1 + visits of the child)
+
+    where Q is the mean of the values backed up through the child and P its prior: every sample of a step is as likely
+    as any other, so a child drawn m times of M has m / M. At an open leaf the simulation samples M children; each
+    child's path score, once for each sample of it, is backed up to all its ancestors, and 0 for one that is cut short.
+    At a complete path the simulation samples nothing and backs up the score again. Equal values take the lower path.
+
+    The search ends when its simulations are spent, or nothing is open. Where no path is complete by then, one more is
+    sampled to its end from the open leaf that the most visited children lead to, so that there is an answer.
+    """
+
+    uses_scores = True
+
+    def __init__(
+        self, root: Node, expansion: int, simulations: int, exploration: float, aggregation: Aggregation
+    ) -> None:
+        self._expansion = expansion
+        self._exploration = exploration
+        self._aggregation = aggregation
+        self._root = _Place(root)
+        self._left = simulations
+        self._open: dict[Node, _Place] = {root: self._root}
+        self._complete: list[Node] = []
+        self._walk: list[_Place] = []  # from the root to the leaf whose children are being sampled
+        self._next: Expand | None = None
+        self._simulate()
+
+    def ask(self) -> Sequence[Expand]:
+        """M children of one leaf, or the one path that ends the search."""
+        assert self._next is not None
+        return [self._next]
+
+    def tell(self, nodes: Sequence[Node]) -> None:
+        """Put the children into the tree, back their values up, and walk to the next leaf."""
+        assert self._next is not None
+        self._complete += [node for node in nodes if node.complete]
+        if self._next.to_end:
+            self._next = None
+            return
+        leaf = self._walk[-1]
+        del self._open[leaf.node]
+        for node in sorted(nodes, key=lambda node: node.path):
+            value = path_score(node, self._aggregation) if viable(node) else 0.0
+            child = _Place(node, node.multiplicity / self._expansion, barren=not viable(node))
+            leaf.children.append(child)
+            self._back_up([*self._walk, child], value, node.multiplicity)
+            if node.open:
+                self._open[node] = child
+        for place in reversed(self._walk):
+            place.barren = all(child.barren for child in place.children)
+        self._simulate()
+
+    def finished(self) -> bool:
+        """When there is no leaf to go to."""
+        return self._next is None
+
+    def kept(self) -> Sequence[Node]:
+        """Every open leaf while simulations last, and the complete paths."""
+        if self._next is None or self._next.to_end:
+            return [*([self._next.node] if self._next else []), *self._complete]
+        return [*self._open, *self._complete]
+
+    def _simulate(self) -> None:
+        """Spend simulations until one comes to an open leaf."""
+        self._next = None
+        while self._left and self._open:
+            self._left -= 1
+            self._walk = self._descend(self._worth)
+            leaf = self._walk[-1]
+            if leaf.node.open:
+                self._next = Expand(leaf.node, self._expansion)
+                return
+            self._back_up(self._walk, path_score(leaf.node, self._aggregation), 1)
+        if self._open and not self._complete:
+            leaf = self._descend(lambda _, child: child.visits)[-1]
+            self._next = Expand(leaf.node, 1, to_end=True)
+
+    def _descend(self, worth: Callable[[_Place, _Place], float]) -> list[_Place]:
+        walk = [self._root]
+        while walk[-1].children:
+            parent = walk[-1]
+            fertile = [child for child in parent.children if not child.barren]
+            walk.append(max(fertile, key=lambda child: worth(parent, child)))
+        return walk
+
+    def _worth(self, parent: _Place, child: _Place) -> float:
+        explore = self._exploration * child.prior * math.sqrt(parent.visits) / (1 + child.visits)
+        return child.total / child.visits + explore
+
+    @staticmethod
+    def _back_up(walk: list[_Place], value: float, times: int) -> None:
+        for place in walk:
+            place.visits += times
+            place.total += times * value

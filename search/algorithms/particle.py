@@ -1,0 +1,125 @@
+"""Particle filtering and particle Gibbs over steps, weighted by the verifier."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from espalier.search.algorithms.base import Expand, path_score, viable
+from espalier.search.algorithms.draws import picks, systematic, uniforms
+from espalier.search.node import Node
+from espalier.search.request import Aggregation, SearchRequest
+
+_CLIP = 1e-7
+"""Scores are held this far from 0 and 1, where the logit is infinite."""
+
+
+def weigh(score: float) -> float:
+    """A particle's weight, up to a factor: softmax of the logit of its score, which is the odds."""
+    score = min(max(score, _CLIP), 1 - _CLIP)
+    return score / (1 - score)
+
+
+class ParticleSearch:
+    """N particles, each a path; after every step they are resampled in proportion to their weights.
+
+    Puri et al., 2025 ("Rollout Roulette"): the weight is the softmax of the logit of the path's score, complete
+    particles stay in the population and are resampled with the others. Resampling is systematic; once all particles are
+    complete there is no more of it, and the votes weigh them.
+
+    With several iterations this is particle Gibbs: each iteration after the first holds one path of the one before it
+    as its reference, drawn by weight, and grows N-1 free particles beside it, which are drawn from the whole population
+    one by one, the reference's step of the same depth included. An iteration ends when its free particles are complete;
+    the particles of every iteration vote, as often as they are there.
+
+    Particles on the same node are kept as a count. A path that is cut short has no weight.
+    """
+
+    uses_scores = True
+
+    def __init__(self, root: Node, request: SearchRequest, particles: int, iterations: int) -> None:
+        """Start at `root`, with the aggregation, problem and seed of `request`."""
+        self._root = root
+        self._seed, self._problem = request.seed, request.problem
+        self._aggregation: Aggregation = request.aggregation
+        self._particles = particles
+        self._iterations_left = iterations if particles > 1 else 1  # a lone reference would only stand there
+        self._free: Counter[Node] = Counter({root: particles})
+        self._reference: list[Node] = []
+        self._depth = 0
+        self._rounds = 0
+        self._votes: Counter[Node] = Counter()
+
+    def ask(self) -> Sequence[Expand]:
+        """One child for each free particle that is not complete."""
+        return [Expand(node, count) for node, count in self._free.items() if node.open]
+
+    def tell(self, nodes: Sequence[Node]) -> None:
+        """Move the particles on, resample them, and begin another iteration where one is due."""
+        self._rounds += 1
+        self._depth += 1
+        moved = Counter({node: count for node, count in self._free.items() if node.complete})
+        moved.update({node: node.multiplicity for node in nodes if viable(node)})
+        population = moved + Counter([self._reference_now()] if self._reference else [])
+        settled = not population or (bool(moved) and self._all_complete(moved))
+        self._free = moved if settled else self._resampled(population)
+        if self._all_complete(self._free):
+            self._end_iteration()
+        self._count_votes()
+
+    def finished(self) -> bool:
+        """When the last iteration has ended."""
+        return not self._iterations_left
+
+    def kept(self) -> Sequence[Node]:
+        """Particles, all complete paths that vote, and whatever a later iteration may branch from."""
+        kept = dict.fromkeys((*self._votes, *self._free))
+        if self._iterations_left > 1:
+            kept |= dict.fromkeys((self._root, *(n for particle in self._free for n in particle.lineage())))
+            kept |= dict.fromkeys(self._reference)
+        if self._iterations_left and self._reference:
+            kept |= dict.fromkeys(self._reference[self._depth :])
+        return list(kept)
+
+    def _reference_now(self) -> Node:
+        """The reference's step of this depth, its last one where it is shorter."""
+        return self._reference[min(self._depth, len(self._reference)) - 1]
+
+    @staticmethod
+    def _all_complete(particles: Counter[Node]) -> bool:
+        return all(node.complete for node in particles)
+
+    def _resampled(self, population: Counter[Node]) -> Counter[Node]:
+        """As many free particles as there are, drawn from the population by weight."""
+        nodes = sorted(population, key=lambda node: node.path)
+        weights = [population[node] * weigh(path_score(node, self._aggregation)) for node in nodes]
+        if self._reference:
+            # One by one, as conditional resampling must be to leave the target distribution as it is.
+            free = self._particles - 1
+            counts = picks(weights, self._draws("ancestors", free))
+        else:
+            counts = systematic(weights, self._particles, self._draws("resampling", 1)[0])
+        return Counter({node: count for node, count in zip(nodes, counts, strict=True) if count})
+
+    def _end_iteration(self) -> None:
+        population = self._free + Counter(self._reference[-1:])
+        self._votes += population
+        self._iterations_left -= 1
+        self._depth = 0
+        if not population:
+            self._iterations_left = 0  # every path was cut short: there is nothing to refer to
+        if not self._iterations_left:
+            self._free, self._reference = Counter(), []
+            return
+        nodes = sorted(population, key=lambda node: node.path)
+        weights = [population[node] * weigh(path_score(node, self._aggregation)) for node in nodes]
+        (chosen,) = (i for i, n in enumerate(picks(weights, self._draws("reference", 1))) if n)
+        self._reference = nodes[chosen].lineage()
+        self._free = Counter({self._root: self._particles - 1})
+
+    def _count_votes(self) -> None:
+        votes = self._votes + self._free
+        for node, count in votes.items():
+            if node.complete:
+                node.multiplicity = count
+
+    def _draws(self, label: str, count: int) -> list[float]:
+        return uniforms(self._seed, self._problem, f"particle {label}", self._rounds, count)
