@@ -47,11 +47,16 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Blocks some sequences hold: as if none were shared, as they are, and the latter's bytes."""
+    """Blocks some sequences hold: as if none were shared, as they are, and the latter's bytes of each role."""
 
     logical_blocks: int
     physical_blocks: int
-    physical_bytes: int
+    bytes_by_role: Mapping[str, int]
+
+    @property
+    def physical_bytes(self) -> int:
+        """Bytes of both roles."""
+        return sum(self.bytes_by_role.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +210,16 @@ class Engine:
 
     def footprint(self, sequences: Several[Sequence]) -> Footprint:
         """What `sequences` hold together."""
-        logical = physical = size = 0
+        logical = physical = 0
+        sizes: dict[str, int] = {}
         for role, lane in self.lanes.items():
             tables = [lane.table.block_table(s) for s in sequences if s.role == role]
             if tables:
                 blocks = np.concatenate(tables)
                 unique = len(np.unique(blocks))
                 logical, physical = logical + len(blocks), physical + unique
-                size += unique * lane.layout.block_bytes
-        return Footprint(logical, physical, size)
+                sizes[role] = unique * lane.layout.block_bytes
+        return Footprint(logical, physical, sizes)
 
     def stats(self) -> dict[str, RoleStats]:
         """Counters by role."""

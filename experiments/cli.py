@@ -75,11 +75,17 @@ def solve(
     rebase_temperature: opt.RebaseTemperature = None,
     iterations: opt.Iterations = None,
     confidence: opt.Confidence = None,
+    generator_budget: opt.GeneratorBudget = None,
+    verifier_budget: opt.VerifierBudget = None,
+    time_limit: opt.TimeLimit = None,
     endpoint: Annotated[
         str | None, typer.Option(help="HOST:PORT of an `espalier serve`; default: solve in this process.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the search tree to this .svg, .png or .pdf.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the whole tree and every choice to this .json; see `espalier replay`.")
+    ] = None,
     generator: opt.Generator = "demo-generator",
     verifier: opt.Verifier = "demo-verifier",
     device: opt.Device = "auto",
@@ -95,11 +101,14 @@ def solve(
 
     from espalier.experiments.show import show_result
 
+    if trace and endpoint:
+        raise typer.BadParameter("a trace is written where the search runs; leave out --endpoint", param_hint="--trace")
     text, gold = _problem_text(problem)
     request = SearchRequest(
         text, algorithm, beam_width, expansion, vote, aggregation,
         temperature, top_k, top_p, min_p, max_steps, max_step_tokens, max_tokens, seed,
         lookahead_steps, simulations, exploration, rebase_temperature, iterations, confidence,
+        generator_budget, verifier_budget, time_limit,
     )  # fmt: skip
     console = Console()
     if not as_json:
@@ -123,10 +132,28 @@ def solve(
         from espalier.experiments.tree_plot import plot_tree
 
         plot_tree(result, text, plot)
+    if trace:
+        from espalier.search.trace import write_trace
+
+        write_trace(result, trace)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:
         show_result(console, result, gold)
+
+
+@app.command("replay")
+def replay_command(
+    file: Annotated[Path, typer.Argument(help="A trace, as `espalier solve --trace` writes it.")],
+) -> None:
+    """Check that a search's algorithm makes the same choices again, given what it was told; needs no model."""
+    from espalier.search.trace import read_trace, replay
+
+    trace = read_trace(file)
+    rounds = replay(trace)
+    print(
+        f"{trace['configuration']['algorithm']}: the same choices in all {rounds} rounds, {len(trace['nodes'])} nodes"
+    )
 
 
 @app.command()
@@ -206,6 +233,9 @@ def evaluate_command(
     rebase_temperature: opt.RebaseTemperature = None,
     iterations: opt.Iterations = None,
     confidence: opt.Confidence = None,
+    generator_budget: opt.GeneratorBudget = None,
+    verifier_budget: opt.VerifierBudget = None,
+    time_limit: opt.TimeLimit = None,
     generator: opt.Generator = "demo-generator",
     verifier: opt.Verifier = "demo-verifier",
     device: opt.Device = "auto",
@@ -230,6 +260,7 @@ def evaluate_command(
         "-", algorithm, beam_width, expansion, vote, aggregation,
         temperature, top_k, top_p, min_p, max_steps, max_step_tokens, max_tokens, seed,
         lookahead_steps, simulations, exploration, rebase_temperature, iterations, confidence,
+        generator_budget, verifier_budget, time_limit,
     )  # fmt: skip
     runtime = RuntimeSettings(
         generator, _verifier_for(request, verifier), device, dtype, opt.parse_bytes(kv_memory),

@@ -172,6 +172,30 @@ MaxTokens = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of all sampling.", rich_help_panel="Search")]
+GeneratorBudget = Annotated[
+    int | None,
+    typer.Option(
+        help="Limit on the tokens sampled in the whole search; default: none.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
+]
+VerifierBudget = Annotated[
+    int | None,
+    typer.Option(
+        help="Limit on the verifier's tokens in the whole search; default: none.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds after which a search ends with the best it has; default: none.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
+]
 LookaheadSteps = Annotated[
     int | None,
     typer.Option(

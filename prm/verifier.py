@@ -17,8 +17,8 @@ class Verifier:
         self._engine = engine
         self.family = family
 
-    def open(self, owner: Hashable, problem: str) -> tuple[Sequence, int]:
-        """A verifier sequence of `owner` that holds the problem, and its length in tokens.
+    def open(self, owner: Hashable, problem: str, salt: bytes = b"") -> tuple[Sequence, int]:
+        """A verifier sequence of `owner` that holds the problem, and its length in tokens; `salt` as in `Engine.open`.
 
         Raises:
             RequestTooLargeError: when the problem alone fills the verifier's context.
@@ -29,7 +29,7 @@ class Verifier:
             raise RequestTooLargeError(
                 f"the problem has {len(ids)} verifier tokens and the verifier's context is {limit}"
             )
-        return self._engine.open(VERIFIER, ids, owner=owner), len(ids)
+        return self._engine.open(VERIFIER, ids, salt, owner), len(ids)
 
     def prefill(self, owner: Hashable, root: Sequence) -> None:
         """Queue the computation of the problem, so that its forks share it."""

@@ -63,19 +63,23 @@ class SearchClient:
         """Close the connection; searches still running are cancelled."""
         self._channel.close()
 
-    def solve(self, request: SearchRequest, timeout: float | None = None, include_nodes: bool = False) -> SearchResult:
+    def solve(
+        self, request: SearchRequest, timeout: float | None = None, include_nodes: bool = False, priority: int = 0
+    ) -> SearchResult:
         """Run one search and wait for its result.
 
         Args:
             request: the problem and how to search it.
             timeout: seconds after which to give up; the server then drops the search.
             include_nodes: whether the result is to hold the search tree.
+            priority: among the server's searches, in [-100, 100]; a larger one goes first.
 
         Raises:
             InvalidRequestError: the server's limits or rules forbid the request; lists every bad field.
             ServiceError: anything else went wrong.
         """
-        call = self._stub.SolveProblem.future(request_to_wire(request, include_nodes), timeout=timeout)
+        message = request_to_wire(request, include_nodes, priority)
+        call = self._stub.SolveProblem.future(message, timeout=timeout)
         try:
             return result_from_wire(call.result().result)
         except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:

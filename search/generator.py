@@ -42,8 +42,8 @@ class Generator:
         """The generator's model."""
         return self._engine.model(GENERATOR)
 
-    def open(self, owner: Hashable, problem: str) -> tuple[Sequence, int]:
-        """A generator sequence of `owner` that holds the prompt, and its length in tokens.
+    def open(self, owner: Hashable, problem: str, salt: bytes = b"") -> tuple[Sequence, int]:
+        """A generator sequence of `owner` that holds the prompt, and its length in tokens; `salt` as in `Engine.open`.
 
         Raises:
             RequestTooLargeError: when the prompt leaves no room for an answer.
@@ -52,7 +52,7 @@ class Generator:
         limit = self.model.config.max_positions
         if len(ids) >= limit:
             raise RequestTooLargeError(f"the prompt has {len(ids)} tokens and the generator's context is {limit}")
-        return self._engine.open(GENERATOR, ids, owner=owner), len(ids)
+        return self._engine.open(GENERATOR, ids, salt, owner), len(ids)
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The prompt's token ids: through the chat template, or as plain text and a blank line without one."""

@@ -12,6 +12,7 @@ class Termination(StrEnum):
     EOS = "eos"
     BOXED = "boxed"
     LENGTH = "length"
+    BUDGET = "budget"
     DEGENERATE = "degenerate"
     DUPLICATE = "duplicate"
     PRUNED = "pruned"
@@ -30,6 +31,7 @@ class Node:
         num_tokens: tokens sampled for it.
         own_tokens: how many of these, its last ones, no sibling of a lower path has too.
         score: the verifier's score of this step, None where it has none.
+        verifier_tokens: the step's tokens as the verifier reads them; 0 where it was not read.
         log_probability: summed log-probability of its tokens under the generator.
         multiplicity: sampled siblings with the same text and end, this one included; a beam cuts it to its places. Of
             independent paths, how many have grown alike so far.
@@ -46,6 +48,7 @@ class Node:
     num_tokens: int = 0
     own_tokens: int = 0
     score: float | None = None
+    verifier_tokens: int = 0
     log_probability: float = 0.0
     termination: Termination | None = None
     multiplicity: int = 1
@@ -94,9 +97,10 @@ class Node:
         return NodeRecord(
             node_id=self.node_id,
             parent_id=None if self.parent is None else self.parent.node_id,
-            depth=self.depth,
+            path=self.path,
             text=self.text,
             score=self.score,
             termination=str(self.termination or ""),
             multiplicity=self.multiplicity,
+            tokens=self.num_tokens,
         )

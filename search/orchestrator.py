@@ -1,6 +1,7 @@
 """Many searches over one engine: queueing, admission, routing of finished work; no barrier between problems."""
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from espalier.search.demand import PathLimits, verifier_limits, worst_case_block
 from espalier.search.generator import Generator
 from espalier.search.ledger import Ledger
 from espalier.search.request import AlgorithmName, Limits, SearchRequest, validate
-from espalier.search.result import Event, SearchResult
+from espalier.search.result import Event, SearchResult, StopReason
 from espalier.search.running import RunningSearch, SearchPlan
 
 DEFAULT_MAX_TOKENS = 2048
@@ -45,12 +46,15 @@ class Orchestrator:
         verifier: Verifier | None,
         limits: Limits | None = None,
         max_running: int = 64,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Make an idle orchestrator; `clock` gives seconds and never goes back."""
         self.engine = engine
         self.limits = limits or Limits()
         self._generator = generator
         self._verifier = verifier
         self._max_running = max_running
+        self._clock = clock
         self._queue: deque[_Queued] = deque()
         self._running: dict[str, tuple[RunningSearch, Reservation]] = {}
         self._cancelled: set[str] = set()
@@ -78,13 +82,23 @@ class Orchestrator:
         dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
         return digests | {"dtype": dtype, "device": device, "system_prompt": self._generator.system_prompt}
 
-    def submit(self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, priority: int = 0) -> str:
+    def submit(
+        self,
+        request: SearchRequest,
+        on_event: Callable[[Event], None] | None = None,
+        priority: int = 0,
+        salt: bytes = b"",
+        waited: float = 0.0,
+    ) -> str:
         """Queue a search.
 
         Args:
             request: what to search.
             on_event: called with each of the search's events, on the thread that calls `step`.
             priority: searches of a larger one start first, and keep their memory where others must give theirs up.
+            salt: prompts computed for one search are reused for another only under the same salt: give callers that
+                must not learn of each other, by how fast an answer comes, different ones.
+            waited: seconds it waited before; its time in the queue and its time limit count them.
 
         Returns:
             The search's id.
@@ -95,10 +109,10 @@ class Orchestrator:
                 not hold the search even alone.
         """
         validate(request, self.limits)
-        plan = self._plan(request)
+        plan = replace(self._plan(request), salt=salt)
         blocks = self._worst_case(plan)
         self.engine.admission.require_fits_alone(blocks)
-        queued = _Queued(plan, blocks, Ledger(), on_event or _ignore, priority)
+        queued = _Queued(plan, blocks, Ledger(self._clock, waited), on_event or _ignore, priority)
         # Behind all that go first or came before: the queue is in order of priority.
         place = next((i for i, other in enumerate(self._queue) if other.priority < priority), len(self._queue))
         self._queue.insert(place, queued)
@@ -115,6 +129,7 @@ class Orchestrator:
         for done in self.engine.step():
             search, _ = self._running[str(done.work.owner)]
             search.handle(done)
+        self._stop_late()
         self._collect()
         ended, self._ended = self._ended, []
         return ended
@@ -176,9 +191,7 @@ class Orchestrator:
             if reservation is None:
                 return
             self._queue.popleft()
-            search = RunningSearch(
-                queued.plan, self.engine, self._generator, self._verifier, queued.ledger, queued.on_event
-            )
+            search = self._search(queued)
             self._running[queued.plan.search_id] = (search, reservation)
             search.start()
 
@@ -187,16 +200,29 @@ class Orchestrator:
         if not cancelled:
             return
         for queued in [q for q in self._queue if q.plan.search_id in cancelled]:
-            self._queue.remove(queued)
-            search = RunningSearch(
-                queued.plan, self.engine, self._generator, self._verifier, queued.ledger, queued.on_event
-            )
-            search.cancel()
-            assert search.result is not None
-            self._ended.append(search.result)
+            self._stop_queued(queued, StopReason.CANCELLED)
         for search_id in cancelled & self._running.keys():
-            self._running[search_id][0].cancel()
+            self._running[search_id][0].stop(StopReason.CANCELLED)
         self._collect()
+
+    def _stop_late(self) -> None:
+        """End the searches whose time is over, those that wait too."""
+        for queued in list(self._queue):
+            if queued.ledger.is_late(queued.plan.request.time_limit):
+                self._stop_queued(queued, StopReason.DEADLINE)
+        for search, _ in self._running.values():
+            if search.result is None and search.is_late():
+                search.stop(StopReason.DEADLINE)
+
+    def _stop_queued(self, queued: _Queued, reason: StopReason) -> None:
+        self._queue.remove(queued)
+        search = self._search(queued)
+        search.stop(reason)
+        assert search.result is not None
+        self._ended.append(search.result)
+
+    def _search(self, queued: _Queued) -> RunningSearch:
+        return RunningSearch(queued.plan, self.engine, self._generator, self._verifier, queued.ledger, queued.on_event)
 
     def _collect(self) -> None:
         for search_id, (search, reservation) in list(self._running.items()):

@@ -60,6 +60,9 @@ class Limits:
     lookahead_steps: int = 16
     simulations: int = 1024
     iterations: int = 64
+    generator_budget: int = 16 * 2**20
+    verifier_budget: int = 16 * 2**20
+    time_limit: float = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,9 @@ class SearchRequest:
         iterations: runs of the particle filter; more than one make `particle` particle Gibbs.
         confidence: probability that the majority's leader is first for good at which `adaptive` stops; with 1, only
             when nothing can overtake it.
+        generator_budget: limit on the tokens sampled in the whole search; None for none.
+        verifier_budget: limit on the verifier's tokens of the whole search, the problem's included; None for none.
+        time_limit: seconds after which the search ends with what it has, counted from its submission; None for none.
     """
 
     problem: str
@@ -117,6 +123,9 @@ class SearchRequest:
     rebase_temperature: float | None = None
     iterations: int | None = None
     confidence: float | None = None
+    generator_budget: int | None = None
+    verifier_budget: int | None = None
+    time_limit: float | None = None
 
     @property
     def candidates(self) -> int:
@@ -177,7 +186,7 @@ def validate(request: SearchRequest, limits: Limits) -> None:
         require(math.isfinite(p) and 0 < p <= 1, "top_p", f"must be above 0 and at most 1, is {p}")
     if (share := request.min_p) is not None:
         require(math.isfinite(share) and 0 <= share <= 1, "min_p", f"must be between 0 and 1, is {share}")
-    for field in ("lookahead_steps", "simulations", "iterations"):
+    for field in ("lookahead_steps", "simulations", "iterations", "generator_budget", "verifier_budget"):
         if (count := getattr(request, field)) is not None:
             within(field, count, getattr(limits, field))
     if (weight := request.exploration) is not None:
@@ -187,6 +196,9 @@ def validate(request: SearchRequest, limits: Limits) -> None:
         require(ok, "rebase_temperature", f"must be between 0.001 and 100, is {t}")
     if (c := request.confidence) is not None:
         require(math.isfinite(c) and 0.5 <= c <= 1, "confidence", f"must be between 0.5 and 1, is {c}")
+    if (s := request.time_limit) is not None:
+        ok = math.isfinite(s) and 0 < s <= limits.time_limit
+        require(ok, "time_limit", f"must be above 0 and at most {limits.time_limit:g} seconds, is {s}")
     require(0 <= request.seed < 2**63, "seed", f"must be between 0 and 2**63 - 1, is {request.seed}")
     if found:
         raise InvalidRequestError(found)

@@ -1,16 +1,19 @@
 """What a search gives back: events while it runs and one result with its full accounting."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from espalier.search.request import SearchRequest
+from espalier.search.rounds import Round
 
 
 class StopReason(StrEnum):
     """Why a search ended."""
 
     FINISHED = "finished"  # the algorithm had nothing left to grow
+    BUDGET = "budget"  # a token budget cut it short
+    DEADLINE = "deadline"  # its time limit did
     CANCELLED = "cancelled"
     FAILED = "failed"
 
@@ -43,17 +46,23 @@ class Candidate:
 class NodeRecord:
     """One node of the search tree as it ended, for display and traces.
 
-    `termination` is empty for an inner node, else one of `eos`, `boxed`, `length`, `degenerate`, `duplicate`, `pruned`,
-    `cancelled`.
+    `path` are its child indices from the root, `tokens` those sampled for it. `termination` is empty for an inner node,
+    else a `Termination`.
     """
 
     node_id: int
     parent_id: int | None
-    depth: int
+    path: tuple[int, ...]
     text: str
     score: float | None
     termination: str
     multiplicity: int
+    tokens: int
+
+    @property
+    def depth(self) -> int:
+        """Steps from the root."""
+        return len(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +72,31 @@ class Accounting:
     Token counts are tokens whose KV was computed for this search by that model, prompt included; `*_tree_tokens` counts
     each token of the search tree once, and of siblings that begin alike their common beginning once. `generated_tokens`
     counts what was sampled, alike or not; `nodes` the steps sampled, of which `duplicates` say the same as a sibling
-    and became one with it. Blocks are counted at the search's widest moment, for both models together:
-    `logical_blocks` as if no two sequences shared any, `physical_blocks` as they are.
+    and became one with it. `*_saved_tokens` are those that were not computed because paths share what they begin with:
+    with every candidate read from the prompt on, there would be so many more.
+
+    Blocks are counted at the search's widest moment, for both models together: `logical_blocks` as if no two sequences
+    shared any, `physical_blocks` as they are; bytes for both together and for each. Seconds count from the start of the
+    search, `first_step_seconds` to the first step sampled; `queue_seconds` came before.
     """
 
     generator_tokens: int
     generator_tree_tokens: int
+    generator_saved_tokens: int
     generated_tokens: int
     verifier_tokens: int
     verifier_tree_tokens: int
+    verifier_saved_tokens: int
     nodes: int
     pruned: int
     duplicates: int
     peak_kv_bytes: int
+    generator_peak_kv_bytes: int
+    verifier_peak_kv_bytes: int
     logical_blocks: int
     physical_blocks: int
     queue_seconds: float
+    first_step_seconds: float
     seconds: float
 
 
@@ -87,7 +105,8 @@ class SearchResult:
     """The outcome of one search.
 
     `answer` is empty when no path gave one; that is an outcome, not an error. `configuration` is the request with every
-    default filled in, `digests` the sha256 digests of both models' weights.
+    default filled in, `digests` the sha256 digests of both models' weights. `rounds` are what the algorithm asked for
+    and was told; see `trace`. They stay where the search ran.
     """
 
     search_id: str
@@ -100,6 +119,7 @@ class SearchResult:
     accounting: Accounting
     configuration: SearchRequest
     digests: dict[str, str]
+    rounds: tuple[Round, ...] = ()
 
     @property
     def elected_path(self) -> set[int]:
@@ -113,8 +133,8 @@ class SearchResult:
         return path
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values."""
-        return asdict(self)
+        """The result as plain JSON values, without its rounds."""
+        return asdict(replace(self, rounds=()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +147,13 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One round of the algorithm is over: its `depth` in steps, nodes scored, and the nodes that were kept."""
+    """One round of the algorithm is over: depth of the tree, nodes scored, nodes kept, the best candidate so far."""
 
     search_id: str
     depth: int
     scored: int
     kept: tuple[NodeRecord, ...]
+    best: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True)

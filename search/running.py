@@ -1,6 +1,5 @@
 """One running search: grows what its algorithm asks for and holds the sequences of every node."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,6 +30,7 @@ from espalier.search.result import (
     StepDone,
     StopReason,
 )
+from espalier.search.rounds import Asked, Round, Told
 from espalier.search.voting import elect
 
 
@@ -53,11 +53,30 @@ class _Growth:
 
 @dataclass(frozen=True, slots=True)
 class _Sampling:
-    """What a piece of generator work is for: the number of its first child among its siblings, and how it was asked."""
+    """What a piece of generator work is for: the number of its first child among its siblings, and how it was asked.
+
+    `stem` is the node that the round began from: what the round may spend on a path counts from there.
+    """
 
     first_child: int
     to_end: bool
     greedy: bool
+    stem: Node
+
+
+_UNLIMITED = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """Tokens that each path of a round may take.
+
+    A budget is dealt out evenly before each round, and what a path leaves goes into the next. So it is never exceeded,
+    and who gets what does not depend on which path is sampled first.
+    """
+
+    generator: int = _UNLIMITED
+    verifier: int = _UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +87,7 @@ class SearchPlan:
     request: SearchRequest
     generator_limits: PathLimits
     verifier_limits: PathLimits | None
+    salt: bytes = b""
 
 
 class RunningSearch:
@@ -104,21 +124,27 @@ class RunningSearch:
         self._standing: list[Node] = []
         self._deepest = 0
         self._outstanding = 0
+        self._rounds: list[Round] = []
+        self._found: list[Node] = []
+        self._stems: dict[Node, Node] = {}  # of nodes whose score is not known yet, where their round began
+        self._shares = _Shares()
+        self._over_budget: set[Node] = set()
 
     def start(self) -> None:
         """Open the root's sequences and ask for the first steps."""
-        self._ledger.started = time.monotonic()
+        self._ledger.start()
         self._on_event(Started(self.plan.search_id, self.request))
         root = _Growth(to_end=False)
         self._growth[self._root] = root
-        root.generator, prompt = self._generator.open(self.plan.search_id, self.request.problem)
+        root.generator, prompt = self._generator.open(self.plan.search_id, self.request.problem, self.plan.salt)
         self._ledger.generator_tree_tokens += prompt
         self._by_generator[root.generator] = self._root
         if self._verifier:
-            root.verifier, prompt = self._verifier.open(self.plan.search_id, self.request.problem)
+            root.verifier, prompt = self._verifier.open(self.plan.search_id, self.request.problem, self.plan.salt)
             self._ledger.verifier_tree_tokens += prompt
             self._by_verifier[root.verifier] = self._root
-            self._verifier.prefill(self.plan.search_id, root.verifier)
+            if self._verifier_budget_left() >= 0:
+                self._verifier.prefill(self.plan.search_id, root.verifier)
         self._advance()
 
     def handle(self, done: Done) -> None:
@@ -132,28 +158,45 @@ class RunningSearch:
         if self.result is None and self._outstanding == 0 and self._asked:
             self._end_round()
 
-    def cancel(self) -> None:
+    def is_late(self) -> bool:
+        """Whether the search has used up its time."""
+        return self._ledger.is_late(self.request.time_limit)
+
+    def stop(self, reason: StopReason) -> None:
         """End the search now with what it has; its work is dropped and every block released."""
         self._engine.cancel(self.plan.search_id)
+        mark = Termination.BUDGET if reason is StopReason.BUDGET else Termination.CANCELLED
         for node in self._growth:
-            if node.termination is None and node is not self._root:
-                node.termination = Termination.CANCELLED
-        self._finish(StopReason.CANCELLED)
+            if node.open and node is not self._root:
+                node.termination = mark
+        self._finish(reason)
 
     def _advance(self) -> None:
         if self._algorithm.finished():
-            self._finish(StopReason.FINISHED)
+            cut = any(node.termination is Termination.BUDGET for node in self._nodes)
+            self._finish(StopReason.BUDGET if cut else StopReason.FINISHED)
             return
         self._asked, self._round = list(self._algorithm.ask()), []
         assert self._asked, "the algorithm is not finished and asks for nothing"
+        self._outstanding = sum(expand.children for expand in self._asked)
+        self._shares = _Shares(
+            self._generator_budget_left() // self._outstanding, self._verifier_budget_left() // self._outstanding
+        )
+        if self._shares.generator < 1 or self._shares.verifier < 1:
+            self.stop(StopReason.BUDGET)
+            return
         for expand in self._asked:
-            self._expand(expand)
+            self._generate(expand.node, expand.children, expand.to_end, expand.greedy, expand.node, in_place=False)
 
-    def _expand(self, expand: Expand) -> None:
-        self._outstanding += expand.children
-        self._generate(expand.node, expand.children, expand.to_end, expand.greedy, in_place=False)
+    def _generator_budget_left(self) -> int:
+        budget = self.request.generator_budget
+        return _UNLIMITED if budget is None else budget - self._ledger.generated_tokens
 
-    def _generate(self, node: Node, children: int, to_end: bool, greedy: bool, in_place: bool) -> None:
+    def _verifier_budget_left(self) -> int:
+        budget = self.request.verifier_budget if self._verifier else None
+        return _UNLIMITED if budget is None else budget - self._ledger.verifier_tree_tokens
+
+    def _generate(self, node: Node, children: int, to_end: bool, greedy: bool, stem: Node, in_place: bool) -> None:
         growth = self._growth[node]
         sequence = growth.generator
         assert sequence is not None, "the node's generator sequence was released"
@@ -170,10 +213,14 @@ class RunningSearch:
             for i in range(first, first + children)
         )
         limits = self.plan.generator_limits
-        left = min(limits.step_tokens, limits.path_tokens - node.path_tokens())
+        left = min(limits.step_tokens, limits.path_tokens - node.path_tokens(), self._share_left(node, stem))
         self._by_generator[sequence] = node
         work = self._generator.generate(self.plan.search_id, sequence, samplings, left, in_place)
-        self._samplings[work] = _Sampling(first, to_end, greedy)
+        self._samplings[work] = _Sampling(first, to_end, greedy, stem)
+
+    def _share_left(self, node: Node, stem: Node) -> int:
+        """Tokens that a path that has grown from `stem` to `node` in this round may still sample in it."""
+        return self._shares.generator - (node.path_tokens() - stem.path_tokens())
 
     def _on_generated(self, done: Generated) -> None:
         parent = self._by_generator[done.work.sequence]
@@ -184,6 +231,8 @@ class RunningSearch:
         node.text, node.num_tokens, node.log_probability = done.text, len(done.token_ids), done.log_probability
         node.own_tokens, node.multiplicity = done.own_tokens, count
         self._nodes.append(node)
+        self._stems[node] = sampling.stem
+        self._ledger.note_step()
         self._ledger.nodes += count
         self._ledger.duplicates += count - 1
         self._ledger.generated_tokens += count * node.num_tokens
@@ -192,7 +241,7 @@ class RunningSearch:
         if done.work.in_place:
             above.generator = None
         self._growth[node] = growth
-        node.termination = self._termination(node, done.cause)
+        node.termination = self._termination(node, done.cause, self._share_left(node, sampling.stem), sampling.to_end)
         if not growth.to_end:
             self._outstanding -= count - 1
             # Only alike ends merge: the same text may be a complete answer here and cut off there.
@@ -200,7 +249,7 @@ class RunningSearch:
                 self._merge(node, twin)
                 return
         elif node.termination is None:
-            self._generate(node, count, sampling.to_end, sampling.greedy, in_place=count == 1)
+            self._generate(node, count, sampling.to_end, sampling.greedy, sampling.stem, in_place=count == 1)
         if not self._verifier:
             self._mark_verified(node)
         elif above.verified:
@@ -241,12 +290,14 @@ class RunningSearch:
         self._release(node)
         self._outstanding -= 1
 
-    def _termination(self, node: Node, cause: StopCause) -> Termination | None:
+    def _termination(self, node: Node, cause: StopCause, share_left: int, to_end: bool) -> Termination | None:
         if cause is StopCause.EOS:
             # An end without a word of its own still ends what was said before it.
             return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
         if cause is StopCause.DELIMITER and last_boxed(node.text) is not None:
             return Termination.BOXED
+        if share_left <= 0 and (cause is not StopCause.DELIMITER or to_end):
+            return Termination.BUDGET
         if cause is not StopCause.DELIMITER or node.depth >= self.request.max_steps:
             return Termination.LENGTH
         if node.path_tokens() >= self.plan.generator_limits.path_tokens:
@@ -269,23 +320,39 @@ class RunningSearch:
         take_over = growth.to_end and parent.to_end and node.parent.multiplicity == 1
         work = None
         if parent.verifier is not None:
-            room = self._verifier_room(parent.verifier)
-            work = self._verifier.score(self.plan.search_id, parent.verifier, node.text, room, in_place=take_over)
+            room, share = self._verifier_room(parent.verifier), self._verifier_share_left(node)
+            work = self._verifier.score(
+                self.plan.search_id, parent.verifier, node.text, min(room, share), in_place=take_over
+            )
+            if work is None and share < room:
+                self._over_budget.add(node)
         if work is None:
             if not growth.to_end:
-                node.termination = Termination.LENGTH
+                node.termination = self._unscored(node)
             self._mark_verified(node)
             return
         if take_over:
             parent.verifier = None
         growth.verifier = work.sequence
         self._by_verifier[work.sequence] = node
-        self._ledger.verifier_tree_tokens += len(work.token_ids)
+        node.verifier_tokens = len(work.token_ids)
+        self._ledger.verifier_tree_tokens += node.verifier_tokens
 
     def _verifier_room(self, sequence: Sequence) -> int:
         limits = self.plan.verifier_limits
         assert limits is not None
         return min(limits.prompt_tokens + limits.path_tokens - self._engine.length(sequence), limits.step_tokens)
+
+    def _verifier_share_left(self, node: Node) -> int:
+        """Verifier tokens that the path of `node` may still take in this round."""
+        spent, step, stem = 0, node.parent, self._stems[node]
+        while step is not None and step is not stem:
+            spent, step = spent + step.verifier_tokens, step.parent
+        return self._shares.verifier - spent
+
+    def _unscored(self, node: Node) -> Termination:
+        """Why a path with a step that could not be scored ends."""
+        return Termination.BUDGET if self._over_budget.intersection(node.lineage()) else Termination.LENGTH
 
     def _on_scored(self, done: Scored) -> None:
         node = self._by_verifier[done.work.sequence]
@@ -310,25 +377,51 @@ class RunningSearch:
         growth = self._growth[node]
         unscored = self._verifier and any(n.text.strip() and n.score is None for n in node.lineage())
         if unscored and growth.to_end and node.complete:
-            node.termination = Termination.LENGTH  # a step was too long to be scored, so the path has no score
+            node.termination = self._unscored(node)  # the path has no score
         self._outstanding -= node.multiplicity if growth.to_end else 1
         self._round.append(node)
         if node.complete and not node.rollout:
+            self._found.append(node)
             self._on_event(CandidateDone(self.plan.search_id, self._candidate(node)))
 
     def _end_round(self) -> None:
         self._ledger.observe(self._engine.footprint(self._held_sequences()))
+        asked = tuple(Asked(e.node.path, e.children, e.to_end, e.greedy) for e in self._asked)
         self._asked = []
         told = sorted(self._round, key=lambda node: node.path)
+        snapshot = tuple(Told(n.path, str(n.termination or ""), n.multiplicity, n.draws) for n in told)
+        for node in told:
+            self._ledger.generator_alone_tokens += node.multiplicity * self._alone(node, "num_tokens")
+            self._ledger.verifier_alone_tokens += node.multiplicity * self._alone(node, "verifier_tokens")
         self._algorithm.tell(told)
         self._round = []
-        self._siblings.clear()
-        self._samplings.clear()
+        for per_round in (self._siblings, self._samplings, self._stems, self._over_budget):
+            per_round.clear()
         self._give_up(told)
+        self._rounds.append(Round(asked, snapshot, tuple(node.path for node in self._algorithm.kept())))
         kept = tuple(node.record() for node in self._algorithm.kept() if node is not self._root)
         self._deepest = max(self._deepest, *(record.depth for record in kept), 0)
-        self._on_event(StepDone(self.plan.search_id, self._deepest, len(told), kept))
+        best = elect(self._candidates(), self.request.vote or Vote.NAIVE)
+        self._on_event(StepDone(self.plan.search_id, self._deepest, len(told), kept, best))
         self._advance()
+
+    def _alone(self, node: Node, tokens: str) -> int:
+        """Tokens that one model, if it read the candidate, has to read of it: the prompt's and its path's."""
+        limits = self.plan.generator_limits if tokens == "num_tokens" else self.plan.verifier_limits
+        path = sum(getattr(step, tokens) for step in node.lineage())
+        return limits.prompt_tokens + path if limits and path else 0
+
+    def _candidates(self) -> list[Candidate]:
+        """The complete paths that stand, in order of path; those its algorithm was not told of yet too.
+
+        Where none of them gives an answer, those that were overtaken: an answer that was found is not lost.
+        """
+        standing = {*self._algorithm.kept(), *self._round}.intersection(self._found)
+        for nodes in (standing, self._found):
+            candidates = [self._candidate(node) for node in sorted(nodes, key=lambda node: node.path)]
+            if any(candidate.answer for candidate in candidates):
+                return candidates
+        return [self._candidate(node) for node in sorted(standing, key=lambda node: node.path)]
 
     def _give_up(self, told: list[Node]) -> None:
         """Release what the algorithm does not keep, and mark it; complete paths need no sequences either."""
@@ -354,10 +447,7 @@ class RunningSearch:
             self._release(node)
         self._ledger.pruned = sum(node.termination is Termination.PRUNED for node in self._nodes)
         self._ledger.generator_tree_tokens += self._computed_once()
-        # A search cut short has complete paths that its algorithm was not told of yet.
-        standing = {*self._algorithm.kept(), *self._round}
-        complete = sorted((n for n in standing if n.complete and not n.rollout), key=lambda node: node.path)
-        candidates = tuple(self._candidate(node) for node in complete)
+        candidates = tuple(self._candidates())
         best = elect(list(candidates), self.request.vote or Vote.NAIVE)
         self.result = SearchResult(
             search_id=self.plan.search_id,
@@ -370,6 +460,7 @@ class RunningSearch:
             accounting=self._ledger.close(),
             configuration=self.request,
             digests={role: lane.model.digest for role, lane in self._engine.lanes.items()},
+            rounds=tuple(self._rounds),
         )
         self._on_event(Finished(self.plan.search_id, self.result))
 

@@ -33,6 +33,8 @@ from espalier.search.service.wire_enums import (
 )
 from espalier.v1 import search_pb2 as pb
 
+MAX_PRIORITY = 100
+
 _ENUMS: dict[str, WireEnum[Any]] = {"algorithm": ALGORITHM, "vote": VOTE, "aggregation": AGGREGATION}
 _NUMBERS = (
     "beam_width",
@@ -51,17 +53,23 @@ _NUMBERS = (
     "rebase_temperature",
     "iterations",
     "confidence",
+    "generator_budget",
+    "verifier_budget",
 )
 _COUNTS = (
     "generator_tokens",
     "generator_tree_tokens",
+    "generator_saved_tokens",
     "generated_tokens",
     "verifier_tokens",
     "verifier_tree_tokens",
+    "verifier_saved_tokens",
     "nodes",
     "pruned",
     "duplicates",
     "peak_kv_bytes",
+    "generator_peak_kv_bytes",
+    "verifier_peak_kv_bytes",
     "logical_blocks",
     "physical_blocks",
 )
@@ -70,8 +78,10 @@ _COUNTS = (
 # ---- the request
 
 
-def request_to_wire(request: SearchRequest, include_nodes: bool | None = None) -> pb.SolveProblemRequest:
-    """The message for `request`.
+def request_to_wire(
+    request: SearchRequest, include_nodes: bool | None = None, priority: int | None = None
+) -> pb.SolveProblemRequest:
+    """The message for `request`, and for what a caller asks for beside it.
 
     Raises:
         InvalidRequestError: values that no message can hold, such as a number over 32 bits; lists all of them.
@@ -89,6 +99,13 @@ def request_to_wire(request: SearchRequest, include_nodes: bool | None = None) -
 
     for field in ("problem", *_NUMBERS, *_ENUMS):
         put(field, getattr(request, field))
+    if request.time_limit is not None:
+        try:
+            message.time_limit.CopyFrom(_duration(request.time_limit))
+        except (TypeError, ValueError, OverflowError):
+            violations.append(Violation("time_limit", "cannot be sent: wrong type or out of range"))
+    if priority is not None:
+        message.priority = priority
     if include_nodes is not None:
         message.include_nodes = include_nodes
     if violations:
@@ -103,6 +120,8 @@ def request_from_wire(message: pb.SolveProblemRequest) -> tuple[SearchRequest, l
     for field in _NUMBERS:
         if message.HasField(field):
             values[field] = getattr(message, field)
+    if message.HasField("time_limit"):
+        values["time_limit"] = message.time_limit.ToNanoseconds() / 1e9
     for field, enum in _ENUMS.items():
         number = getattr(message, field)
         if number == 0:
@@ -122,6 +141,9 @@ def checked_request(message: pb.SolveProblemRequest, limits: Limits) -> SearchRe
         InvalidRequestError: listing everything that is wrong with it, under `limits`.
     """
     request, violations = request_from_wire(message)
+    if abs(message.priority) > MAX_PRIORITY:
+        rule = f"must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, is {message.priority}"
+        violations.append(Violation("priority", rule))
     try:
         validate(request, limits)
     except InvalidRequestError as error:
@@ -202,8 +224,14 @@ def event_to_wire(event: Event, include_nodes: bool) -> pb.SolveProblemStreamRes
             return pb.SolveProblemStreamResponse(
                 started=pb.SearchStarted(search_id=search_id, configuration=request_to_wire(configuration))
             )
-        case StepDone(search_id, depth, scored, kept):
-            step = pb.StepDone(search_id=search_id, depth=depth, scored=scored, kept=map(_node_to_wire, kept))
+        case StepDone(search_id, depth, scored, kept, best):
+            step = pb.StepDone(
+                search_id=search_id,
+                depth=depth,
+                scored=scored,
+                kept=map(_node_to_wire, kept),
+                best=None if best is None else _candidate_to_wire(best),
+            )
             return pb.SolveProblemStreamResponse(step=step)
         case CandidateDone(search_id, candidate):
             done = pb.CandidateDone(search_id=search_id, candidate=_candidate_to_wire(candidate))
@@ -223,7 +251,8 @@ def event_from_wire(message: pb.SolveProblemStreamResponse) -> Event | None:
             return Started(message.started.search_id, _configuration(message.started.configuration))
         case "step":
             step = message.step
-            return StepDone(step.search_id, step.depth, step.scored, tuple(map(_node_from_wire, step.kept)))
+            best = _candidate_from_wire(step.best) if step.HasField("best") else None
+            return StepDone(step.search_id, step.depth, step.scored, tuple(map(_node_from_wire, step.kept)), best)
         case "candidate":
             return CandidateDone(message.candidate.search_id, _candidate_from_wire(message.candidate.candidate))
         case "result":
@@ -263,6 +292,8 @@ def _node_to_wire(node: NodeRecord) -> pb.SearchNode:
         score=node.score,
         termination=termination_to_wire(node.termination),
         multiplicity=node.multiplicity,
+        path=node.path,
+        tokens=node.tokens,
     )
 
 
@@ -270,11 +301,12 @@ def _node_from_wire(message: pb.SearchNode) -> NodeRecord:
     return NodeRecord(
         node_id=message.node_id,
         parent_id=_optional(message, "parent_id"),
-        depth=message.depth,
+        path=tuple(message.path),
         text=message.text,
         score=_optional(message, "score"),
         termination=termination_from_wire(message.termination) if message.HasField("termination") else "",
         multiplicity=message.multiplicity,
+        tokens=message.tokens,
     )
 
 
@@ -282,6 +314,7 @@ def _accounting_to_wire(accounting: Accounting) -> pb.Accounting:
     return pb.Accounting(
         **{field: getattr(accounting, field) for field in _COUNTS},
         queue_duration=_duration(accounting.queue_seconds),
+        first_step_duration=_duration(accounting.first_step_seconds),
         search_duration=_duration(accounting.seconds),
     )
 
@@ -290,6 +323,7 @@ def _accounting_from_wire(message: pb.Accounting) -> Accounting:
     return Accounting(
         **{field: getattr(message, field) for field in _COUNTS},
         queue_seconds=message.queue_duration.ToNanoseconds() / 1e9,
+        first_step_seconds=message.first_step_duration.ToNanoseconds() / 1e9,
         seconds=message.search_duration.ToNanoseconds() / 1e9,
     )
 

@@ -13,6 +13,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from espalier.search.request import Limits, SearchRequest
@@ -39,7 +40,14 @@ class Orchestrator(Protocol):
         """Whether anything runs or waits."""
         ...
 
-    def submit(self, request: SearchRequest, on_event: Callable[[Event], None] | None = None) -> str:
+    def submit(
+        self,
+        request: SearchRequest,
+        on_event: Callable[[Event], None] | None = None,
+        priority: int = 0,
+        salt: bytes = b"",
+        waited: float = 0.0,
+    ) -> str:
         """Queue a search and return its id; `on_event` is called inside `step`."""
         ...
 
@@ -54,6 +62,15 @@ class Orchestrator(Protocol):
     def close(self) -> None:
         """Cancel all and release everything."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a search runs, beside its request; see `Orchestrator.submit`."""
+
+    priority: int = 0
+    salt: bytes = b""
+    waited: float = 0.0
 
 
 class Search:
@@ -130,13 +147,16 @@ class EngineThread:
             raise NotReadyError("the server is still loading its models; try again later")
         return self.loaded.result()
 
-    def submit(self, request: SearchRequest, on_end: Callable[[], None], progress: bool) -> Search:
+    def submit(
+        self, request: SearchRequest, on_end: Callable[[], None], progress: bool, terms: Terms | None = None
+    ) -> Search:
         """Start a search.
 
         Args:
             request: a validated request.
             on_end: called once, on the event loop, when the orchestrator is done with the search, however it ended.
             progress: whether events other than `Finished` are wanted.
+            terms: None for the usual ones.
 
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
@@ -149,7 +169,7 @@ class EngineThread:
 
         search = Search(request, self._event_capacity, ended)
         self._live.add(search)
-        self._commands.put_nowait(lambda orchestrator: self._submit(orchestrator, search, progress))
+        self._commands.put_nowait(lambda orchestrator: self._submit(orchestrator, search, progress, terms or Terms()))
         return search
 
     def cancel(self, search: Search) -> None:
@@ -232,13 +252,13 @@ class EngineThread:
         except queue.Empty:
             return
 
-    def _submit(self, orchestrator: Orchestrator, search: Search, progress: bool) -> None:
+    def _submit(self, orchestrator: Orchestrator, search: Search, progress: bool, terms: Terms) -> None:
         def on_event(event: Event) -> None:
             if progress or isinstance(event, Finished):
                 self._post(search.deliver, event)
 
         try:
-            search.search_id = orchestrator.submit(search.request, on_event)
+            search.search_id = orchestrator.submit(search.request, on_event, terms.priority, terms.salt, terms.waited)
         except Exception as error:  # this search's failure, not the engine's; `errors` decides what the client sees
             self._post(search.fail, error)
 

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 from espalier.search.result import Event, Finished, SearchResult, StopReason
 from espalier.search.service.admission import Admission
+from espalier.search.service.callers import Salts, caller_of
 from espalier.search.service.convert import checked_request, event_to_wire, fit_result, result_to_wire
-from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
+from espalier.search.service.engine_thread import STOPPING, EngineThread, Search, Terms
 from espalier.search.service.errors import NotReadyError, SearchTimeoutError
 from espalier.search.service.settings import ServerSettings
 from espalier.v1 import search_pb2 as pb
@@ -31,6 +31,7 @@ class SolveServicer(SearchServiceServicer):
         self._engine = engine
         self._settings = settings
         self._admission = Admission(settings.max_searches, settings.max_queue, settings.queue_seconds)
+        self._salts = Salts()
         self._calls = 0
         self._draining = False
         self.idle = asyncio.Event()
@@ -42,30 +43,30 @@ class SolveServicer(SearchServiceServicer):
 
     async def SolveProblem(self, request: pb.SolveProblemRequest, context: Any) -> pb.SolveProblemResponse:  # noqa: N802 (the contract's)
         """Search one problem to its end."""
-        async with self._search(request, progress=False) as (search, waited):
+        async with self._search(request, context, progress=False) as search:
             event = await search.events.next()
             while not isinstance(event, Finished):
                 event = await search.events.next()
-            return pb.SolveProblemResponse(result=self._result(event, waited, request.include_nodes))
+            return pb.SolveProblemResponse(result=self._result(event, request.include_nodes))
 
     async def SolveProblemStream(self, request: pb.SolveProblemStreamRequest, context: Any) -> None:  # noqa: N802 (the contract's)
         """Search one problem and write its events as they come."""
-        async with self._search(request.request, progress=True) as (search, waited):
+        async with self._search(request.request, context, progress=True) as search:
             event: Event | None = None
             while not isinstance(event, Finished):
                 event = await search.events.next()
-                await context.write(self._message(event, waited, request.request.include_nodes))
+                await context.write(self._message(event, request.request.include_nodes))
 
     @asynccontextmanager
-    async def _search(self, message: pb.SolveProblemRequest, progress: bool) -> AsyncIterator[tuple[Search, float]]:
-        """Admit and start a search; gives it and the seconds it waited for a slot, and cancels it on the way out."""
+    async def _search(self, message: pb.SolveProblemRequest, context: Any, progress: bool) -> AsyncIterator[Search]:
+        """Admit and start a search, and cancel it on the way out."""
         self._calls += 1
         self.idle.clear()
         try:
-            search, waited = await self._start(message, progress)
+            search = await self._start(message, self._salts.of(caller_of(context)), progress)
             try:
                 async with asyncio.timeout(self._settings.search_seconds):
-                    yield search, waited
+                    yield search
             except TimeoutError:
                 raise SearchTimeoutError(
                     f"the search ran longer than the server's limit of {self._settings.search_seconds:g} s; "
@@ -80,30 +81,28 @@ class SolveServicer(SearchServiceServicer):
             if self._calls == 0:
                 self.idle.set()
 
-    async def _start(self, message: pb.SolveProblemRequest, progress: bool) -> tuple[Search, float]:
+    async def _start(self, message: pb.SolveProblemRequest, salt: bytes, progress: bool) -> Search:
         if self._draining:
             raise NotReadyError(STOPPING)
         request = checked_request(message, self._engine.limits)
-        waited = await self._admission.acquire()
+        waited = await self._admission.acquire(message.priority, request.time_limit)
+        terms = Terms(message.priority, salt, waited)
         try:
-            return self._engine.submit(request, self._admission.release, progress), waited
+            return self._engine.submit(request, self._admission.release, progress, terms)
         except BaseException:
             self._admission.release()
             raise
 
-    def _message(self, event: Event, waited: float, include_nodes: bool) -> pb.SolveProblemStreamResponse:
+    def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse:
         if isinstance(event, Finished):
-            return pb.SolveProblemStreamResponse(result=self._result(event, waited, include_nodes))
+            return pb.SolveProblemStreamResponse(result=self._result(event, include_nodes))
         return event_to_wire(event, include_nodes)
 
-    def _result(self, event: Finished, waited: float, include_nodes: bool) -> pb.SearchResult:
-        """The result to send: it counts the wait for a slot, and fits into a message."""
-        result = event.result
-        self._require_ended_well(result)
-        accounting = replace(result.accounting, queue_seconds=result.accounting.queue_seconds + waited)
+    def _result(self, event: Finished, include_nodes: bool) -> pb.SearchResult:
+        """The result to send, cut to fit into a message."""
+        self._require_ended_well(event.result)
         # Room for the message around it.
-        limit = self._settings.max_send_bytes - 64
-        return fit_result(result_to_wire(replace(result, accounting=accounting), include_nodes), limit)
+        return fit_result(result_to_wire(event.result, include_nodes), self._settings.max_send_bytes - 64)
 
     def _require_ended_well(self, result: SearchResult) -> None:
         if result.stop_reason is StopReason.FAILED:

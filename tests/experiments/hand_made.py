@@ -11,7 +11,7 @@ LONG = "step by step " * 20
 def node(
     node_id: int, parent_id: int | None, depth: int, text: str, score: float | None, end: str = "", times: int = 1
 ) -> NodeRecord:
-    return NodeRecord(node_id, parent_id, depth, text, score, end, times)
+    return NodeRecord(node_id, parent_id, (node_id,) * depth, text, score, end, times, len(text.split()))
 
 
 ROOT = node(0, None, 0, "", None)
@@ -37,7 +37,9 @@ def result(**changes: Any) -> SearchResult:
         "best": BEST,
         "candidates": (BEST,),
         "nodes": NODES,
-        "accounting": Accounting(301, 300, 204, 64, 63, 12, 7, 1, 3 * 2**20, 16, 10, 0.25, 1.5),
+        "accounting": Accounting(
+            301, 300, 250, 204, 64, 63, 50, 12, 7, 1, 3 * 2**20, 2**21, 2**20, 16, 10, 0.25, 0.1, 1.5
+        ),
         "configuration": SearchRequest("What is 47+25-24?"),
         "digests": {"generator": "d1", "verifier": "d2"},
     }

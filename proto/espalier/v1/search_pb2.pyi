@@ -44,6 +44,8 @@ class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STOP_REASON_FINISHED: _ClassVar[StopReason]
     STOP_REASON_CANCELLED: _ClassVar[StopReason]
     STOP_REASON_FAILED: _ClassVar[StopReason]
+    STOP_REASON_BUDGET: _ClassVar[StopReason]
+    STOP_REASON_DEADLINE: _ClassVar[StopReason]
 
 class Termination(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -82,6 +84,8 @@ STOP_REASON_UNSPECIFIED: StopReason
 STOP_REASON_FINISHED: StopReason
 STOP_REASON_CANCELLED: StopReason
 STOP_REASON_FAILED: StopReason
+STOP_REASON_BUDGET: StopReason
+STOP_REASON_DEADLINE: StopReason
 TERMINATION_UNSPECIFIED: Termination
 TERMINATION_EOS: Termination
 TERMINATION_BOXED: Termination
@@ -93,7 +97,7 @@ TERMINATION_PRUNED: Termination
 TERMINATION_CANCELLED: Termination
 
 class SolveProblemRequest(_message.Message):
-    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence")
+    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence", "generator_budget", "verifier_budget", "time_limit", "priority")
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     BEAM_WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +119,10 @@ class SolveProblemRequest(_message.Message):
     REBASE_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    GENERATOR_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     problem: str
     algorithm: Algorithm
     beam_width: int
@@ -136,7 +144,11 @@ class SolveProblemRequest(_message.Message):
     rebase_temperature: float
     iterations: int
     confidence: float
-    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ...) -> None: ...
+    generator_budget: int
+    verifier_budget: int
+    time_limit: _duration_pb2.Duration
+    priority: int
+    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ..., generator_budget: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class SolveProblemResponse(_message.Message):
     __slots__ = ("result",)
@@ -171,16 +183,18 @@ class SearchStarted(_message.Message):
     def __init__(self, search_id: _Optional[str] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("search_id", "depth", "scored", "kept")
+    __slots__ = ("search_id", "depth", "scored", "kept", "best")
     SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
     search_id: str
     depth: int
     scored: int
     kept: _containers.RepeatedCompositeFieldContainer[SearchNode]
-    def __init__(self, search_id: _Optional[str] = ..., depth: _Optional[int] = ..., scored: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ...) -> None: ...
+    best: Candidate
+    def __init__(self, search_id: _Optional[str] = ..., depth: _Optional[int] = ..., scored: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., best: _Optional[_Union[Candidate, _Mapping]] = ...) -> None: ...
 
 class CandidateDone(_message.Message):
     __slots__ = ("search_id", "candidate")
@@ -213,7 +227,7 @@ class Candidate(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., multiplicity: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ScoredStep, _Mapping]]] = ...) -> None: ...
 
 class SearchNode(_message.Message):
-    __slots__ = ("node_id", "parent_id", "depth", "text", "score", "termination", "multiplicity")
+    __slots__ = ("node_id", "parent_id", "depth", "text", "score", "termination", "multiplicity", "path", "tokens")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +235,8 @@ class SearchNode(_message.Message):
     SCORE_FIELD_NUMBER: _ClassVar[int]
     TERMINATION_FIELD_NUMBER: _ClassVar[int]
     MULTIPLICITY_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     parent_id: int
     depth: int
@@ -228,10 +244,12 @@ class SearchNode(_message.Message):
     score: float
     termination: Termination
     multiplicity: int
-    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., depth: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., termination: _Optional[_Union[Termination, str]] = ..., multiplicity: _Optional[int] = ...) -> None: ...
+    path: _containers.RepeatedScalarFieldContainer[int]
+    tokens: int
+    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., depth: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., termination: _Optional[_Union[Termination, str]] = ..., multiplicity: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Accounting(_message.Message):
-    __slots__ = ("generator_tokens", "generator_tree_tokens", "generated_tokens", "verifier_tokens", "verifier_tree_tokens", "nodes", "pruned", "duplicates", "peak_kv_bytes", "logical_blocks", "physical_blocks", "queue_duration", "search_duration")
+    __slots__ = ("generator_tokens", "generator_tree_tokens", "generated_tokens", "verifier_tokens", "verifier_tree_tokens", "nodes", "pruned", "duplicates", "peak_kv_bytes", "logical_blocks", "physical_blocks", "queue_duration", "search_duration", "generator_saved_tokens", "verifier_saved_tokens", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "first_step_duration")
     GENERATOR_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATOR_TREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +263,11 @@ class Accounting(_message.Message):
     PHYSICAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_DURATION_FIELD_NUMBER: _ClassVar[int]
     SEARCH_DURATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATOR_SAVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_SAVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATOR_PEAK_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_PEAK_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_DURATION_FIELD_NUMBER: _ClassVar[int]
     generator_tokens: int
     generator_tree_tokens: int
     generated_tokens: int
@@ -258,7 +281,12 @@ class Accounting(_message.Message):
     physical_blocks: int
     queue_duration: _duration_pb2.Duration
     search_duration: _duration_pb2.Duration
-    def __init__(self, generator_tokens: _Optional[int] = ..., generator_tree_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., verifier_tokens: _Optional[int] = ..., verifier_tree_tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., pruned: _Optional[int] = ..., duplicates: _Optional[int] = ..., peak_kv_bytes: _Optional[int] = ..., logical_blocks: _Optional[int] = ..., physical_blocks: _Optional[int] = ..., queue_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., search_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    generator_saved_tokens: int
+    verifier_saved_tokens: int
+    generator_peak_kv_bytes: int
+    verifier_peak_kv_bytes: int
+    first_step_duration: _duration_pb2.Duration
+    def __init__(self, generator_tokens: _Optional[int] = ..., generator_tree_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., verifier_tokens: _Optional[int] = ..., verifier_tree_tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., pruned: _Optional[int] = ..., duplicates: _Optional[int] = ..., peak_kv_bytes: _Optional[int] = ..., logical_blocks: _Optional[int] = ..., physical_blocks: _Optional[int] = ..., queue_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., search_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., generator_saved_tokens: _Optional[int] = ..., verifier_saved_tokens: _Optional[int] = ..., generator_peak_kv_bytes: _Optional[int] = ..., verifier_peak_kv_bytes: _Optional[int] = ..., first_step_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class SearchResult(_message.Message):
     __slots__ = ("search_id", "answer", "score", "stop_reason", "best", "candidates", "nodes", "accounting", "configuration", "digests", "omitted_candidates", "omitted_nodes")

@@ -33,12 +33,12 @@ SECRET = "secret of /home/someone/weights"
 STEPS = (ScoredStep("6*7=42\n\n", 0.75), ScoredStep("The answer is \\boxed{42}.", 0.5))
 CANDIDATE = Candidate(node_id=2, answer="42", score=0.5, multiplicity=3, steps=STEPS)
 NODES = (
-    NodeRecord(0, None, 0, "", None, "", 1),
-    NodeRecord(1, 0, 1, STEPS[0].text, 0.75, "", 1),
-    NodeRecord(2, 1, 2, STEPS[1].text, 0.5, "eos", 3),
-    NodeRecord(3, 0, 1, "6*7=41\n\n", 0.125, "pruned", 1),
+    NodeRecord(0, None, (), "", None, "", 1, 0),
+    NodeRecord(1, 0, (0,), STEPS[0].text, 0.75, "", 1, 6),
+    NodeRecord(2, 1, (0, 0), STEPS[1].text, 0.5, "eos", 3, 9),
+    NodeRecord(3, 0, (1,), "6*7=41\n\n", 0.125, "pruned", 1, 6),
 )
-ACCOUNTING = Accounting(101, 90, 60, 95, 94, 4, 1, 2, 65536, 12, 5, 0.25, 1.5)
+ACCOUNTING = Accounting(101, 90, 70, 60, 95, 94, 80, 4, 1, 2, 65536, 40000, 25536, 12, 5, 0.25, 0.125, 1.5)
 DIGESTS = {"generator": "ab" * 32, "verifier": "cd" * 32}
 
 
@@ -76,6 +76,7 @@ class ScriptedOrchestrator:
         self.submitted: queue.Queue[str] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
         self.ended: queue.Queue[str] = queue.Queue()
+        self.terms: dict[str, tuple[int, bytes, float]] = {}
         self.looks = 0
         self.flooded = 0
         self._flood_grew = threading.Condition()
@@ -93,7 +94,14 @@ class ScriptedOrchestrator:
     def running(self) -> int:
         return len(self._live)
 
-    def submit(self, request: SearchRequest, on_event: Callable[[Event], None] | None = None) -> str:
+    def submit(
+        self,
+        request: SearchRequest,
+        on_event: Callable[[Event], None] | None = None,
+        priority: int = 0,
+        salt: bytes = b"",
+        waited: float = 0.0,
+    ) -> str:
         self._own_thread()
         validate(request, self.limits)
         if request.problem == "bug":
@@ -102,6 +110,7 @@ class ScriptedOrchestrator:
             raise PoolTooSmallError(2**30, 2**20)
         search_id = f"s{next(self._numbers)}"
         effective = replace(request, vote=request.vote or Vote.WEIGHTED)
+        self.terms[search_id] = (priority, salt, waited)
         self._live[search_id] = Running(search_id, effective, on_event or (lambda event: None))
         self.submitted.put(search_id)
         return search_id
@@ -152,7 +161,7 @@ class ScriptedOrchestrator:
         with self._flood_grew:
             for _ in range(50):
                 self.flooded += 1
-                big = NodeRecord(self.flooded, 0, 1, "x" * 10_000, 0.5, "", 1)
+                big = NodeRecord(self.flooded, 0, (self.flooded,), "x" * 10_000, 0.5, "", 1, 1)
                 search.on_event(StepDone(search.search_id, self.flooded, 1, (big,)))
             self._flood_grew.notify_all()
 
@@ -163,6 +172,8 @@ class ScriptedOrchestrator:
 
     def _finish(self, search: Running, reason: StopReason) -> SearchResult:
         result = result_of(search.request, search.search_id, reason)
+        queued = ACCOUNTING.queue_seconds + self.terms[search.search_id][2]
+        result = replace(result, accounting=replace(ACCOUNTING, queue_seconds=queued))
         search.on_event(Finished(search.search_id, result))
         del self._live[search.search_id]
         if reason is StopReason.CANCELLED:

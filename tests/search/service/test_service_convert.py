@@ -51,19 +51,31 @@ FULL = SearchRequest(
     rebase_temperature=0.2,
     iterations=3,
     confidence=0.9,
+    generator_budget=5000,
+    verifier_budget=2**33,
+    time_limit=12.5,
 )
+ONLY_HERE = {"rounds"}
 RESULT = result_of(FULL, "s1", StopReason.FINISHED)
 
 
 @pytest.mark.parametrize(
     ("message", "kind", "renamed"),
     [
-        (pb.SolveProblemRequest, SearchRequest, {"include_nodes": None}),
+        (pb.SolveProblemRequest, SearchRequest, {"include_nodes": None, "priority": None}),
         (pb.SearchResult, SearchResult, {"omitted_candidates": None, "omitted_nodes": None}),
-        (pb.Accounting, Accounting, {"queue_duration": "queue_seconds", "search_duration": "seconds"}),
+        (
+            pb.Accounting,
+            Accounting,
+            {
+                "queue_duration": "queue_seconds",
+                "first_step_duration": "first_step_seconds",
+                "search_duration": "seconds",
+            },
+        ),
         (pb.Candidate, Candidate, {}),
         (pb.ScoredStep, ScoredStep, {}),
-        (pb.SearchNode, NodeRecord, {}),
+        (pb.SearchNode, NodeRecord, {"depth": None}),
         (pb.StepDone, StepDone, {}),
         (pb.SearchStarted, Started, {}),
         (pb.CandidateDone, CandidateDone, {}),
@@ -72,7 +84,7 @@ RESULT = result_of(FULL, "s1", StopReason.FINISHED)
 def test_every_field_of_a_dataclass_is_on_the_wire_and_the_other_way_round(message, kind, renamed):
     on_wire = {renamed.get(field.name, field.name) for field in message.DESCRIPTOR.fields} - {None}
 
-    assert on_wire == {field.name for field in fields(kind)}
+    assert on_wire == {field.name for field in fields(kind)} - ONLY_HERE
 
 
 @pytest.mark.parametrize("request_", [FULL, SearchRequest("x"), replace(FULL, vote=None, temperature=None, seed=0)])

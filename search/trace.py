@@ -1,0 +1,142 @@
+"""Traces: the whole tree of a search and what its algorithm chose, as JSON that can be replayed.
+
+A trace is one JSON object; this is version 1.
+
+    schema          "espalier.trace"
+    version         1; another number means that a reader of this version must not guess
+    search_id       name of the search
+    configuration   the request with every default filled in
+    digests         sha256 of each model's weights, by role
+    stop_reason     finished, budget, deadline, cancelled or failed
+    answer, score   the elected ones; an empty answer and null where there is none
+    accounting      what it cost; see `Accounting`
+    nodes           every node as it ended, the root first: node_id, parent_id, path, text, score, termination,
+                    multiplicity, tokens; see `NodeRecord`
+    rounds          what passed between search and algorithm, in order:
+        asked       expansions: path of the node, children, to_end, greedy; see `Expand`
+        told        nodes as they were then: path, termination ("" while it may grow), multiplicity, draws
+        kept        paths of what the algorithm kept
+
+A path is the list of child indices from the root, which is []. It names a node whatever the order of computation was.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from espalier.engine.errors import EspalierError
+from espalier.search.algorithms import make_algorithm
+from espalier.search.node import Node, Termination
+from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
+from espalier.search.result import SearchResult
+from espalier.search.rounds import Asked, Told
+
+SCHEMA, VERSION = "espalier.trace", 1
+
+
+class TraceError(EspalierError):
+    """A trace cannot be read, or an algorithm does not choose as it says."""
+
+
+def trace_of(result: SearchResult) -> dict[str, Any]:
+    """The trace of a search that ran in this process, as JSON values."""
+    kept = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "accounting", "nodes")
+    whole = asdict(result)
+    return {"schema": SCHEMA, "version": VERSION, **{name: whole[name] for name in kept}, "rounds": whole["rounds"]}
+
+
+def write_trace(result: SearchResult, file: Path) -> None:
+    """Write the trace of `result` to `file`."""
+    file.write_text(json.dumps(trace_of(result), indent=1) + "\n")
+
+
+def read_trace(file: Path) -> dict[str, Any]:
+    """The trace in `file`.
+
+    Raises:
+        TraceError: it is no trace, or one of another version.
+    """
+    try:
+        trace = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise TraceError(f"cannot read a trace from {file}: {error}") from error
+    if not isinstance(trace, dict) or trace.get("schema") != SCHEMA:
+        raise TraceError(f"{file} is no trace: its schema is not {SCHEMA!r}")
+    if trace.get("version") != VERSION:
+        raise TraceError(f"{file} is a trace of version {trace.get('version')}; this Espalier reads version {VERSION}")
+    return trace
+
+
+def replay(trace: dict[str, Any]) -> int:
+    """Feed the algorithm of a trace what it was told, and check that it asks and keeps the same.
+
+    Returns:
+        How many rounds there were.
+
+    Raises:
+        TraceError: at the first choice that differs, or where the trace contradicts itself.
+    """
+    try:
+        return _Replay(trace).run()
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise TraceError(f"the trace contradicts itself: {error!r}") from error
+
+
+class _Replay:
+    """A search without an engine: its nodes come from a trace."""
+
+    def __init__(self, trace: dict[str, Any]) -> None:
+        self._trace = trace
+        self._root = Node(0, None, ())
+        self._nodes = dict(self._grown(trace["nodes"]))
+        self._algorithm = make_algorithm(_request(trace["configuration"]), self._root)
+
+    def _grown(self, records: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, ...], Node]]:
+        """All nodes by path, without their ends: these come when they are told."""
+        by_id = {0: self._root}
+        yield (), self._root
+        for record in records[1:]:
+            node = Node(record["node_id"], by_id[record["parent_id"]], tuple(record["path"]))
+            node.text, node.score, node.num_tokens = record["text"], record["score"], record["tokens"]
+            by_id[node.node_id] = node
+            yield node.path, node
+
+    def run(self) -> int:
+        rounds = self._trace["rounds"]
+        for number, recorded in enumerate(rounds):
+            asked = [asdict(_asked(expand)) for expand in self._algorithm.ask()]
+            self._compare(number, "asks for", asked, recorded["asked"])
+            for expand in recorded["asked"]:
+                self._nodes[tuple(expand["path"])].num_children += expand["children"]
+            self._algorithm.tell([self._told(Told(**told)) for told in recorded["told"]])
+            kept = [node.path for node in self._algorithm.kept()]
+            self._compare(number, "keeps", kept, recorded["kept"])
+        if self._trace["stop_reason"] == "finished" and not self._algorithm.finished():
+            raise TraceError(f"after round {len(rounds)} the algorithm goes on, and the trace says it finished")
+        return len(rounds)
+
+    def _told(self, told: Told) -> Node:
+        node = self._nodes[tuple(told.path)]
+        node.termination = Termination(told.termination) if told.termination else None
+        node.multiplicity, node.draws = told.multiplicity, tuple(told.draws)
+        return node
+
+    @staticmethod
+    def _compare(number: int, verb: str, ours: list[Any], recorded: list[Any]) -> None:
+        if (ours := json.loads(json.dumps(ours))) != json.loads(json.dumps(recorded)):
+            raise TraceError(f"in round {number + 1} the algorithm {verb} {ours} where the trace has {recorded}")
+
+
+def _asked(expand: Any) -> Asked:
+    return Asked(expand.node.path, expand.children, expand.to_end, expand.greedy)
+
+
+def _request(values: dict[str, Any]) -> SearchRequest:
+    known = {field.name for field in fields(SearchRequest)}
+    if unknown := values.keys() - known:
+        raise ValueError(f"unknown settings {sorted(unknown)}")
+    kinds = {"algorithm": AlgorithmName, "aggregation": Aggregation, "vote": Vote}
+    typed: dict[str, Any] = {k: kinds[k](v) if k in kinds and v is not None else v for k, v in values.items()}
+    return SearchRequest(**typed)
