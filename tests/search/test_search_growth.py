@@ -36,29 +36,25 @@ def test_a_look_ahead_takes_the_likeliest_tokens(make_orchestrator: Make, monkey
     assert temperatures.count(0.0) == sum(node.rollout for node in search._nodes) > 6
 
 
-@pytest.mark.parametrize("max_batch_tokens", [2048, 6])
-@pytest.mark.parametrize("cancel_after", [None, *range(16)])
-def test_what_was_only_looked_at_is_never_an_answer(
-    cancel_after: int | None, max_batch_tokens: int, load_model: Callable[[str], Model], make_orchestrator: Make
+def test_what_was_only_looked_at_is_never_an_answer_whenever_the_search_is_cut_short(
+    load_model: Callable[[str], Model], make_orchestrator: Make
 ):
-    """Every look ahead comes to an answer, and so does every step sampled after it."""
+    """Every look ahead comes to an answer, and so does every step sampled after it; few tokens a step pull them apart."""
     talker = load_model("talker")
     (one,), (two,), (end,) = (talker.tokenizer.encode(text) for text in ("1", "2", "\n\n"))
     (box,) = talker.tokenizer.encode("\\boxed{1}")
-    model = scripted(talker, [(one, two), end, box, end, box, end, *[end] * 20])
-    request = replace(LOOKAHEAD, lookahead_steps=1)
-    search, told = watched_search(
-        make_orchestrator(model, "classifier", max_batch_tokens=max_batch_tokens), request, cancel_after
-    )
-    assert search.result is not None
-    answers = {candidate.node_id for candidate in search.result.candidates}
-    rollouts = {node.node_id for node in search._nodes if node.rollout}
-    assert not rollouts & (answers | told)
-    if cancel_after is None:
-        assert len(rollouts) == 2
-        assert all("\\boxed" in node.text for node in search._nodes if node.rollout)
-        assert search.result.answer == "1"
-        assert answers
+    answered = 0
+    for cancel_after in range(18, 34):
+        model = scripted(talker, [(one, two), end, box, end, box, end, *[end] * 20])
+        orchestrator = make_orchestrator(model, "classifier", max_batch_tokens=3)
+        search, told = watched_search(orchestrator, replace(LOOKAHEAD, lookahead_steps=1), cancel_after)
+        assert search.result is not None
+        answers = {candidate.node_id for candidate in search.result.candidates}
+        rollouts = [node for node in search._nodes if node.rollout]
+        assert all("\\boxed" in node.text for node in rollouts)
+        assert not {node.node_id for node in rollouts} & (answers | told)
+        answered += bool(answers)
+    assert 0 < answered < 16
 
 
 def watched_search(
