@@ -39,7 +39,7 @@ def test_a_look_ahead_takes_the_likeliest_tokens(make_orchestrator: Make, monkey
 def test_what_was_only_looked_at_is_never_an_answer_whenever_the_search_is_cut_short(
     load_model: Callable[[str], Model], make_orchestrator: Make
 ):
-    """Every look ahead comes to an answer, and so does every step sampled after it; few tokens a step pull them apart."""
+    """Every look ahead comes to an answer, and few tokens a step pull their scores apart."""
     talker = load_model("talker")
     (one,), (two,), (end,) = (talker.tokenizer.encode(text) for text in ("1", "2", "\n\n"))
     (box,) = talker.tokenizer.encode("\\boxed{1}")
