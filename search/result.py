@@ -127,7 +127,13 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One round of the algorithm is over: its `depth` in steps, nodes scored, and the nodes that were kept."""
+    """One round of the algorithm is over.
+
+    Attributes:
+        depth: of the deepest node kept so far, in steps.
+        scored: nodes told to the algorithm in this round.
+        kept: leaves that may grow and complete paths that vote, the last 256 where there are more.
+    """
 
     search_id: str
     depth: int
