@@ -59,6 +59,7 @@ class Limits:
     max_tokens: int = 262_144
     lookahead_steps: int = 16
     simulations: int = 1024
+    tree_nodes: int = 4096
     iterations: int = 64
     generator_budget: int = 16 * 2**20
     verifier_budget: int = 16 * 2**20
@@ -189,6 +190,9 @@ def validate(request: SearchRequest, limits: Limits) -> None:
     for field in ("lookahead_steps", "simulations", "iterations", "generator_budget", "verifier_budget"):
         if (count := getattr(request, field)) is not None:
             within(field, count, getattr(limits, field))
+    tree = (request.simulations or 1) * request.expansion
+    if request.algorithm is AlgorithmName.MCTS and tree > limits.tree_nodes:
+        require(False, "simulations", f"simulations * expansion must be at most {limits.tree_nodes}, is {tree}")
     if (weight := request.exploration) is not None:
         require(math.isfinite(weight) and 0 <= weight <= 100, "exploration", f"must be between 0 and 100, is {weight}")
     if (t := request.rebase_temperature) is not None:

@@ -147,7 +147,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One round of the algorithm is over: depth of the tree, nodes scored, nodes kept, the best candidate so far."""
+    """One round of the algorithm is over.
+
+    Attributes:
+        depth: of the deepest node kept so far, in steps.
+        scored: nodes told to the algorithm in this round.
+        kept: leaves that may grow and complete paths that vote, the last 256 where there are more.
+        best: the best candidate so far.
+    """
 
     search_id: str
     depth: int

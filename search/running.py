@@ -33,6 +33,9 @@ from espalier.search.result import (
 from espalier.search.rounds import Asked, Round, Told
 from espalier.search.voting import elect
 
+_MOST_SHOWN = 256
+"""Nodes that one event names at most: events are sent over the network, and a tree may be large."""
+
 
 @dataclass(slots=True, eq=False)
 class _Growth:
@@ -399,8 +402,9 @@ class RunningSearch:
             per_round.clear()
         self._give_up(told)
         self._rounds.append(Round(asked, snapshot, tuple(node.path for node in self._algorithm.kept())))
-        kept = tuple(node.record() for node in self._algorithm.kept() if node is not self._root)
-        self._deepest = max(self._deepest, *(record.depth for record in kept), 0)
+        tips = [node for node in self._algorithm.kept() if node is not self._root and node not in self._sampled_from]
+        kept = tuple(node.record() for node in tips[-_MOST_SHOWN:])
+        self._deepest = max([self._deepest, *(node.depth for node in tips)])
         best = elect(self._candidates(), self.request.vote or Vote.NAIVE)
         self._on_event(StepDone(self.plan.search_id, self._deepest, len(told), kept, best))
         self._advance()

@@ -97,6 +97,11 @@ def test_too_many_candidates_are_refused_though_each_factor_is_allowed():
     assert violations(beam_width=256, expansion=5) == ["expansion"]
 
 
+def test_too_large_a_tree_is_refused_though_each_factor_is_allowed():
+    assert violations(algorithm=AlgorithmName.MCTS, simulations=64, expansion=64) == []
+    assert violations(algorithm=AlgorithmName.MCTS, simulations=65, expansion=64) == ["simulations"]
+
+
 def test_every_violation_is_listed_and_not_only_the_first():
     wrong = {"problem": " ", "beam_width": 300, "max_steps": 0, "temperature": -1.0, "top_p": 2.0, "seed": -5}
     assert violations(**wrong) == ["problem", "beam_width", "expansion", "max_steps", "temperature", "top_p", "seed"]

@@ -52,6 +52,21 @@ def test_a_streamed_search_starts_steps_and_ends_with_the_same_result_as_a_unary
     assert [step.text for step in events[-1].result.best.steps] == [step.text for step in alone.best.steps]
 
 
+@pytest.mark.parametrize("algorithm", list(AlgorithmName))
+def test_every_algorithm_is_served_and_says_what_it_ran_with(algorithm: AlgorithmName, server: ServerThread) -> None:
+    request = SearchRequest(
+        problems(1)[0], algorithm, 2, 2, max_step_tokens=32, simulations=20, iterations=2, lookahead_steps=2,
+        exploration=0.5, rebase_temperature=0.2, confidence=0.9,
+    )  # fmt: skip
+    with SearchClient(server.address) as client:
+        *_, last = client.solve_stream(request, timeout=LONG)
+    assert isinstance(last, Finished)
+    ran_with = last.result.configuration
+    for name, value in request.to_dict().items():
+        assert getattr(ran_with, name) == value or value is None, name
+    assert last.result.candidates
+
+
 def test_a_client_that_vanishes_mid_stream_leaves_no_live_block(server: ServerThread, orchestrator: Any) -> None:
     request = SearchRequest(problems(1)[0], AlgorithmName.MAJORITY, beam_width=64, temperature=2.0)
     client = SearchClient(server.address)
