@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, fields, replace
@@ -25,7 +26,8 @@ REFUSED = "refused"
 class Sample:
     """One problem's outcome, one line of `samples.jsonl`.
 
-    `error` says why a problem was refused or its answer could not be graded; such a problem counts as not solved.
+    `answers` are those that candidates gave, with how many gave each. `error` says why a problem was refused or its
+    answer could not be graded; such a problem counts as not solved.
     """
 
     unique_id: str
@@ -37,6 +39,7 @@ class Sample:
     score: float | None
     stop_reason: str
     text: str
+    answers: dict[str, int]
     accounting: dict[str, Any]
 
 
@@ -231,8 +234,17 @@ def _sample(problem: Problem, result: SearchResult, future: "Future[bool]", grad
         score=result.score,
         stop_reason=str(result.stop_reason),
         text=result.best.text if result.best else "",
+        answers=_answers(result),
         accounting=asdict(result.accounting),
     )
+
+
+def _answers(result: SearchResult) -> dict[str, int]:
+    answers: Counter[str] = Counter()
+    for candidate in result.candidates:
+        if candidate.answer:
+            answers[candidate.answer] += candidate.multiplicity
+    return dict(answers)
 
 
 def _refused(problem: Problem, why: str) -> Sample:
@@ -247,6 +259,7 @@ def _refused(problem: Problem, why: str) -> Sample:
         score=None,
         stop_reason=REFUSED,
         text="",
+        answers={},
         accounting=asdict(Ledger().close()),
     )
 

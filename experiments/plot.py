@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from espalier.experiments.sweep import Cell
 
@@ -34,5 +35,38 @@ def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
     axes.set_title(f"Beam search on {benchmark}, {cells[0].summary.problems} problems, 95% intervals")
     axes.grid(alpha=0.3)
     axes.legend(title="beam width")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def plot_algorithms(rows: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Accuracy with its 95% interval against generated tokens a problem, one line per algorithm.
+
+    Args:
+        rows: of the benchmark `algorithms`.
+        title: over the plot.
+        path: an .svg, .png or .pdf.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_name[row["algorithm"]].append(row)
+    figure, axes = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
+    colours = mpl.colormaps["tab20"]
+    for i, (name, points) in enumerate(by_name.items()):
+        points.sort(key=lambda row: row["paths"])
+        tokens, accuracy, half = ([row[key] for row in points] for key in ("generated tokens", "accuracy %", "95% +-"))
+        style = "--" if name == "pass@N" else "-"
+        axes.errorbar(tokens, accuracy, yerr=half, marker="o", capsize=2, linestyle=style, label=name, color=colours(i))
+    axes.set_xscale("log")
+    axes.set_xlabel("generated tokens per problem")
+    axes.set_ylabel("accuracy, %")
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=150)
     plt.close(figure)

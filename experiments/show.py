@@ -9,7 +9,7 @@ from rich.tree import Tree
 
 from espalier.experiments.evaluate import Summary
 from espalier.experiments.sweep import Cell
-from espalier.search.result import NodeRecord, SearchResult
+from espalier.search.result import NodeRecord, SearchResult, StopReason
 
 _MAX_PRUNED_SHOWN = 3
 _MAX_STEP_SHOWN = 100
@@ -19,6 +19,13 @@ _MARKS = {
     "pruned": "✗ pruned",
     "length": "✗ cut off",
     "degenerate": "✗ repeats itself",
+    "budget": "✗ over budget",
+}
+
+_STOPPED = {
+    StopReason.BUDGET: "cut short by --generator-budget or --verifier-budget",
+    StopReason.DEADLINE: "cut short by --time-limit",
+    StopReason.CANCELLED: "cancelled",
 }
 
 
@@ -77,11 +84,14 @@ def _costs(result: SearchResult) -> Group:
     a = result.accounting
     rows = [
         f"{a.nodes} steps sampled, {a.pruned} pruned, {a.duplicates} merged with an equal sibling",
-        f"{a.generated_tokens} tokens generated; computed {a.generator_tokens}, verifier {a.verifier_tokens}",
+        f"{a.generated_tokens} tokens generated; computed {a.generator_tokens}, verifier {a.verifier_tokens}; "
+        f"{a.generator_saved_tokens} and {a.verifier_saved_tokens} saved by sharing",
         f"{a.physical_blocks} KV blocks held where {a.logical_blocks} would be without sharing "
         f"({a.peak_kv_bytes / 2**20:.1f} MiB at the widest moment)",
         f"{a.seconds:.2f} s",
     ]
+    if result.stop_reason in _STOPPED:
+        rows.insert(0, _STOPPED[result.stop_reason])
     return Group(*(Text(row, style="dim") for row in rows))
 
 

@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from espalier.experiments.options import parse_int_list
+from espalier.search.request import AlgorithmName
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 VllmPython = Annotated[
@@ -123,6 +126,30 @@ def accuracy(
     from espalier.experiments.bench.report import publish
 
     publish(f"demo benchmark, {limit} problems, seed {seed}", run(limit, seed, out), {}, json_path)
+
+
+@app.command()
+def algorithms(
+    limit: Annotated[int, typer.Option(min=2, max=500, help="Problems of the demo benchmark, levels mixed.")] = 300,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds, from 0 on.")] = 3,
+    paths: Annotated[str, typer.Option(help="Paths at a time.")] = "1,4,16,64",
+    only: Annotated[list[AlgorithmName] | None, typer.Option(help="This algorithm; may be given again.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the samples; the same command again resumes.")] = Path(
+        "runs/algorithms"
+    ),
+    plot: Annotated[Path | None, typer.Option(help="Draw accuracy against compute to this .svg, .png or .pdf.")] = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Accuracy of every algorithm against the tokens it generates, with paired differences to best-of-N."""
+    from espalier.experiments.bench.algorithms import run
+    from espalier.experiments.bench.report import publish
+    from espalier.experiments.plot import plot_algorithms
+
+    rows, ratios = run(limit, list(range(seeds)), parse_int_list(paths, "--paths"), only or [], out)
+    title = f"demo benchmark, {limit} problems, {seeds} seeds"
+    publish(title, rows, ratios, json_path)
+    if plot:
+        plot_algorithms(rows, f"{title}, 95% intervals over problems", plot)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def publish(title: str, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, 
     console = Console()
     table = Table(*rows[0], title=title)
     for row in rows:
-        table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*map(_cell, row.values()))
     console.print(table)
     for name, ratio in ratios.items():
         console.print(f"{name}  {ratio:.2f}x", highlight=False)
@@ -44,6 +44,12 @@ def publish(title: str, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, 
         document = {"title": title, "machine": machine(), "rows": list(rows), "ratios": dict(ratios)}
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def _processor() -> str:

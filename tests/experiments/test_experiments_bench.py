@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from espalier.experiments.bench import report
 from espalier.experiments.bench.__main__ import app
+from espalier.search.request import AlgorithmName
 
 
 @pytest.fixture
@@ -144,3 +145,23 @@ def test_benchmark_of_an_unknown_checkpoint_is_one_line():
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()
     assert "no checkpoint 'nope'" in line
+
+
+def test_algorithms_benchmark_compares_each_with_best_of_n_and_resumes(bench, tmp_path):
+    arguments = ["algorithms", "--limit", 3, "--seeds", 2, "--paths", "1,4", "--out", tmp_path / "runs"]
+    arguments += ["--plot", tmp_path / "plot.svg", "--json", tmp_path / "a.json"]
+    assert bench(*arguments).exit_code == 0
+    document = json.loads((tmp_path / "a.json").read_text())
+    rows = {(row["algorithm"], row["paths"]): row for row in document["rows"]}
+    scored = set(AlgorithmName) - {AlgorithmName.GREEDY, AlgorithmName.CHAIN}
+    assert set(rows) == {("greedy", 1), ("chain", 1), ("pass@N", 4)} | {(name, 4) for name in scored}
+    assert all(rows["pass@N", 4]["accuracy %"] >= rows[name, 4]["accuracy %"] for name in ("best-of-n", "majority"))
+    assert rows["beam", 4]["against best-of-n"] == pytest.approx(
+        rows["beam", 4]["accuracy %"] - rows["best-of-n", 4]["accuracy %"]
+    )
+    assert (tmp_path / "plot.svg").read_text().lstrip().startswith("<?xml")
+    samples = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("samples.jsonl")}
+    assert len(samples) == 2 * (2 + len(scored))
+    assert bench(*arguments).exit_code == 0
+    again = json.loads((tmp_path / "a.json").read_text())
+    assert again["rows"] == document["rows"]

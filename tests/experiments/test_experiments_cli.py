@@ -17,6 +17,7 @@ from tiny_models import edit_tensors
 
 from espalier.engine.checkpoint import locate
 from espalier.experiments.benchmarks import load_benchmark
+from espalier.search.request import AlgorithmName
 
 HEAVY = ("torch", "numpy", "transformers", "grpc", "matplotlib", "numba", "tokenizers", "math_verify", "sympy")
 EVAL = ("eval", "--algorithm", "majority", "-N", 2, "--limit", 2)
@@ -250,6 +251,32 @@ def test_solve_draws_the_tree(espalier, tmp_path):
     assert (tmp_path / "tree.svg").read_text().lstrip().startswith("<?xml")
 
 
+@pytest.mark.parametrize("algorithm", list(AlgorithmName))
+def test_every_algorithm_solves_and_its_trace_replays(espalier, tmp_path, algorithm):
+    ran = espalier(*SOLVE, "-a", algorithm, "-N", 3, "-M", 2, "--simulations", 4, "--trace", tmp_path / "t.json")
+    assert ran.code == 0, ran.err
+    again = espalier("replay", tmp_path / "t.json")
+    assert again.code == 0, again.err
+    rounds = len(json.loads((tmp_path / "t.json").read_text())["rounds"])
+    assert f"{algorithm}: the same choices in all {rounds} rounds" in words(again.out)
+
+
+def test_a_file_that_is_no_trace_is_a_mistake_of_one_line(espalier, tmp_path):
+    (tmp_path / "t.json").write_text("{}")
+    ran = espalier("replay", tmp_path / "t.json")
+    assert ran.code == 2
+    assert "is no trace" in words(ran.err)
+
+
+def test_a_search_cut_short_says_by_what(espalier):
+    ran = espalier(*SOLVE, "--generator-budget", 20)
+    assert ran.code == 0, ran.err
+    assert "cut short by --generator-budget" in words(ran.out)
+    ran = espalier(*SOLVE, "--time-limit", 1e-6)
+    assert "no answer" in words(ran.out)
+    assert "cut short by --time-limit" in words(ran.out)
+
+
 # --- eval ----------------------------------------------------------------------------------------------------------
 
 
@@ -368,6 +395,7 @@ def test_every_search_option_lands_in_its_own_field(espalier):
         "min-p": (0.02, 0.02), "max-steps": (7, 7), "max-step-tokens": (13, 13), "max-tokens": (29, 29),
         "seed": (17, 17), "lookahead-steps": (2, 2), "simulations": (9, 9), "exploration": (0.5, 0.5),
         "rebase-temperature": (0.3, 0.3), "iterations": (4, 4), "confidence": (0.8, 0.8),
+        "generator-budget": (900, 900), "verifier-budget": (901, 901), "time-limit": (55.5, 55.5),
     }  # fmt: skip
     flags = [part for name, (given, _) in options.items() for part in (f"--{name}", given)]
     ran = espalier(*SOLVE, *flags, "--json")
