@@ -13,6 +13,7 @@ from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.algorithms.pruning import prune
 from espalier.search.answers import extract_answer, last_boxed
+from espalier.search.budget import Budget
 from espalier.search.degenerate import is_degenerate
 from espalier.search.demand import PathLimits
 from espalier.search.generator import Generator
@@ -67,21 +68,6 @@ class _Sampling:
     stem: Node
 
 
-_UNLIMITED = 2**62
-
-
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """Tokens that each path of a round may take.
-
-    A budget is dealt out evenly before each round, and what a path leaves goes into the next. So it is never exceeded,
-    and who gets what does not depend on which path is sampled first.
-    """
-
-    generator: int = _UNLIMITED
-    verifier: int = _UNLIMITED
-
-
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
     """A validated request with its defaults filled in, and the bounds its paths are held to."""
@@ -129,9 +115,7 @@ class RunningSearch:
         self._outstanding = 0
         self._rounds: list[Round] = []
         self._found: list[Node] = []
-        self._stems: dict[Node, Node] = {}  # of nodes whose score is not known yet, where their round began
-        self._shares = _Shares()
-        self._over_budget: set[Node] = set()
+        self._budget = Budget(plan.request, ledger, self._verifier is not None)
 
     def start(self) -> None:
         """Open the root's sequences and ask for the first steps."""
@@ -146,7 +130,7 @@ class RunningSearch:
             root.verifier, prompt = self._verifier.open(self.plan.search_id, self.request.problem, self.plan.salt)
             self._ledger.verifier_tree_tokens += prompt
             self._by_verifier[root.verifier] = self._root
-            if self._verifier_budget_left() >= 0:
+            if self._budget.covers_the_problem:
                 self._verifier.prefill(self.plan.search_id, root.verifier)
         self._advance()
 
@@ -182,22 +166,11 @@ class RunningSearch:
         self._asked, self._round = list(self._algorithm.ask()), []
         assert self._asked, "the algorithm is not finished and asks for nothing"
         self._outstanding = sum(expand.children for expand in self._asked)
-        self._shares = _Shares(
-            self._generator_budget_left() // self._outstanding, self._verifier_budget_left() // self._outstanding
-        )
-        if self._shares.generator < 1 or self._shares.verifier < 1:
+        if not self._budget.deal(self._outstanding):
             self.stop(StopReason.BUDGET)
             return
         for expand in self._asked:
             self._generate(expand.node, expand.children, expand.to_end, expand.greedy, expand.node, in_place=False)
-
-    def _generator_budget_left(self) -> int:
-        budget = self.request.generator_budget
-        return _UNLIMITED if budget is None else budget - self._ledger.generated_tokens
-
-    def _verifier_budget_left(self) -> int:
-        budget = self.request.verifier_budget if self._verifier else None
-        return _UNLIMITED if budget is None else budget - self._ledger.verifier_tree_tokens
 
     def _generate(self, node: Node, children: int, to_end: bool, greedy: bool, stem: Node, in_place: bool) -> None:
         growth = self._growth[node]
@@ -216,14 +189,10 @@ class RunningSearch:
             for i in range(first, first + children)
         )
         limits = self.plan.generator_limits
-        left = min(limits.step_tokens, limits.path_tokens - node.path_tokens(), self._share_left(node, stem))
+        left = min(limits.step_tokens, limits.path_tokens - node.path_tokens(), self._budget.generator_left(node, stem))
         self._by_generator[sequence] = node
         work = self._generator.generate(self.plan.search_id, sequence, samplings, left, in_place)
         self._samplings[work] = _Sampling(first, to_end, greedy, stem)
-
-    def _share_left(self, node: Node, stem: Node) -> int:
-        """Tokens that a path that has grown from `stem` to `node` in this round may still sample in it."""
-        return self._shares.generator - (node.path_tokens() - stem.path_tokens())
 
     def _on_generated(self, done: Generated) -> None:
         parent = self._by_generator[done.work.sequence]
@@ -234,7 +203,7 @@ class RunningSearch:
         node.text, node.num_tokens, node.log_probability = done.text, len(done.token_ids), done.log_probability
         node.own_tokens, node.multiplicity = done.own_tokens, count
         self._nodes.append(node)
-        self._stems[node] = sampling.stem
+        self._budget.begin(node, sampling.stem)
         self._ledger.note_step()
         self._ledger.nodes += count
         self._ledger.duplicates += count - 1
@@ -244,7 +213,7 @@ class RunningSearch:
         if done.work.in_place:
             above.generator = None
         self._growth[node] = growth
-        node.termination = self._termination(node, done.cause, self._share_left(node, sampling.stem), sampling.to_end)
+        node.termination = self._termination(node, done.cause, sampling)
         if not growth.to_end:
             self._outstanding -= count - 1
             # Only alike ends merge: the same text may be a complete answer here and cut off there.
@@ -293,13 +262,15 @@ class RunningSearch:
         self._release(node)
         self._outstanding -= 1
 
-    def _termination(self, node: Node, cause: StopCause, share_left: int, to_end: bool) -> Termination | None:
+    def _termination(self, node: Node, cause: StopCause, sampling: _Sampling) -> Termination | None:
         if cause is StopCause.EOS:
             # An end without a word of its own still ends what was said before it.
             return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
         if cause is StopCause.DELIMITER and last_boxed(node.text) is not None:
             return Termination.BOXED
-        if share_left <= 0 and (cause is not StopCause.DELIMITER or to_end):
+        if (cause is not StopCause.DELIMITER or sampling.to_end) and self._budget.generator_left(
+            node, sampling.stem
+        ) <= 0:
             return Termination.BUDGET
         if cause is not StopCause.DELIMITER or node.depth >= self.request.max_steps:
             return Termination.LENGTH
@@ -323,15 +294,15 @@ class RunningSearch:
         take_over = growth.to_end and parent.to_end and node.parent.multiplicity == 1
         work = None
         if parent.verifier is not None:
-            room, share = self._verifier_room(parent.verifier), self._verifier_share_left(node)
+            room, share = self._verifier_room(parent.verifier), self._budget.verifier_left(node)
             work = self._verifier.score(
                 self.plan.search_id, parent.verifier, node.text, min(room, share), in_place=take_over
             )
             if work is None and share < room:
-                self._over_budget.add(node)
+                self._budget.refuse(node)
         if work is None:
             if not growth.to_end:
-                node.termination = self._unscored(node)
+                node.termination = self._budget.why_unscored(node)
             self._mark_verified(node)
             return
         if take_over:
@@ -345,17 +316,6 @@ class RunningSearch:
         limits = self.plan.verifier_limits
         assert limits is not None
         return min(limits.prompt_tokens + limits.path_tokens - self._engine.length(sequence), limits.step_tokens)
-
-    def _verifier_share_left(self, node: Node) -> int:
-        """Verifier tokens that the path of `node` may still take in this round."""
-        spent, step, stem = 0, node.parent, self._stems[node]
-        while step is not None and step is not stem:
-            spent, step = spent + step.verifier_tokens, step.parent
-        return self._shares.verifier - spent
-
-    def _unscored(self, node: Node) -> Termination:
-        """Why a path with a step that could not be scored ends."""
-        return Termination.BUDGET if self._over_budget.intersection(node.lineage()) else Termination.LENGTH
 
     def _on_scored(self, done: Scored) -> None:
         node = self._by_verifier[done.work.sequence]
@@ -380,7 +340,7 @@ class RunningSearch:
         growth = self._growth[node]
         unscored = self._verifier and any(n.text.strip() and n.score is None for n in node.lineage())
         if unscored and growth.to_end and node.complete:
-            node.termination = self._unscored(node)  # the path has no score
+            node.termination = self._budget.why_unscored(node)  # the path has no score
         self._outstanding -= node.multiplicity if growth.to_end else 1
         self._round.append(node)
         if node.complete and not node.rollout:
@@ -398,8 +358,8 @@ class RunningSearch:
             self._ledger.verifier_alone_tokens += node.multiplicity * self._alone(node, "verifier_tokens")
         self._algorithm.tell(told)
         self._round = []
-        for per_round in (self._siblings, self._samplings, self._stems, self._over_budget):
-            per_round.clear()
+        self._siblings.clear()
+        self._samplings.clear()
         self._give_up(told)
         self._rounds.append(Round(asked, snapshot, tuple(node.path for node in self._algorithm.kept())))
         tips = [node for node in self._algorithm.kept() if node is not self._root and node not in self._sampled_from]

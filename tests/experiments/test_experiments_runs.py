@@ -48,7 +48,7 @@ def sample(name: str, **changes: Any) -> Sample:
         "physical_blocks": 3,
         "logical_blocks": 6,
     }
-    plain = Sample(name, 1, "1", "1", True, "", 0.5, "finished", "\\boxed{1}", accounting)
+    plain = Sample(name, 1, "1", "1", True, "", 0.5, "finished", "\\boxed{1}", {"1": 1}, accounting)
     return replace(plain, **changes)
 
 

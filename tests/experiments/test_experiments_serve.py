@@ -80,11 +80,11 @@ def test_solve_by_the_server_gives_what_solving_here_gives(service, espalier):
     for result in (there, here):
         for name in ("search_id", "accounting"):
             del result[name]
-        result["nodes"].sort(key=lambda node: (node["depth"], node["text"], node["score"] or 0))
+        result["nodes"].sort(key=lambda node: (len(node["path"]), node["text"], node["score"] or 0))
     assert there["answer"] == here["answer"]
     assert there["configuration"] == here["configuration"]
     assert there["digests"] == here["digests"]
-    assert [(n["depth"], n["text"]) for n in there["nodes"]] == [(n["depth"], n["text"]) for n in here["nodes"]]
+    assert [(n["path"], n["text"]) for n in there["nodes"]] == [(n["path"], n["text"]) for n in here["nodes"]]
     assert there["score"] == pytest.approx(here["score"], abs=1e-5)
 
 
