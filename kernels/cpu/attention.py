@@ -33,14 +33,14 @@ _CHUNK = 256
 Geometry = tuple[int, int, int, int, int, int, int]
 """Elements from sector to sector; blocks of a sector; tokens of a block; heads; kv heads; head_dim; elements of a
 token's row of queries."""
-Spans = tuple[int, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Spans = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """What the tokens of a batch read together, found once for all layers and heads.
 
 A span is some neighbouring tokens of a work item and some neighbouring blocks of a chunk that all of them see, the last
-block perhaps in part. In order: the most tokens of an item; the positions each token sees, `[T]`; each item's first
-chunk; each chunk's first span; each span's first token within the item, tokens, first block within the chunk, blocks,
-and positions of the last block; where each of its blocks begins, for the first layer's first kv head, `[spans, blocks
-of a chunk]`. All int64.
+block perhaps in part. In order: the blocks of a chunk; each item's first token, and their number at the end; the
+positions each token sees, `[T]`; each item's first chunk; each chunk's first span; each span's first token within the
+item, tokens, first block within the chunk, blocks, and positions of the last block; where each of its blocks begins,
+for the first layer's first kv head, `[spans * blocks of a chunk]`. All int64.
 """
 
 
@@ -70,11 +70,11 @@ def attend(
         output: flat float32 `[T * heads * head_dim]`, written.
     """
     _, _, block_size, heads, kv_heads, head_dim, query_stride = geometry
-    tile, chunk, visible, chunks, spans_of, spans, places = all_spans
+    chunk, firsts, visible, chunks, spans_of, spans, places = all_spans
     groups = heads // kv_heads
     part, kv_head = item // kv_heads, item % kv_heads
-    first = part * tile
-    rows = min(tile, len(visible) - first)
+    first = firsts[part]
+    rows = firsts[part + 1] - first
     queries, width = rows * groups, chunk * block_size
     if chunks[part + 1] - chunks[part] == 1:
         width = (visible[first : first + rows].max() + block_size - 1) // block_size * block_size
@@ -169,7 +169,11 @@ def _dot(
 
 
 def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> Spans:
-    """The spans of a batch, in work items of `most_tokens` tokens, or fewer where there are too few for all threads."""
+    """The spans of a batch, in work items of at most `most_tokens` tokens, fewer where that leaves threads idle.
+
+    Tokens that do not share their first block share nothing, and are in different items: side by side they would only
+    take up room in a core's cache.
+    """
     tensors = batch.block_tables, batch.query_starts, batch.context_lengths, batch.row_sequences
     tables, starts, contexts, sequences = (tensor.numpy() for tensor in tensors)
     visible = (contexts - starts[1:] + 1).astype(np.int64)[sequences] + np.arange(len(sequences))
@@ -182,11 +186,18 @@ def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> S
 def _find_spans(
     tables: np.ndarray, sequences: np.ndarray, visible: np.ndarray, tile: int, chunk: int, geometry: Geometry
 ) -> Spans:
-    parts = (len(visible) + tile - 1) // tile
+    firsts = np.empty(len(visible) + 1, np.int64)
+    parts = 0
+    for row in range(len(visible)):
+        start = row == 0 or row - firsts[parts - 1] == tile
+        if start or tables[sequences[row], 0] != tables[sequences[row - 1], 0]:
+            firsts[parts] = row
+            parts += 1
+    firsts[parts] = len(visible)
     chunks = np.empty(parts + 1, np.int64)
     chunks[0] = 0
     for part in range(parts):
-        longest = visible[part * tile : (part + 1) * tile].max()
+        longest = visible[firsts[part] : firsts[part + 1]].max()
         chunks[part + 1] = chunks[part] + (longest + chunk * geometry[2] - 1) // (chunk * geometry[2])
     spans_of = np.zeros(chunks[parts] + 1, np.int64)
     spans, places = np.empty((0, 5), np.int64), np.empty(0, np.int64)
@@ -196,14 +207,14 @@ def _find_spans(
             spans, places = np.empty((found, 5), np.int64), np.empty(found * chunk, np.int64)
         found = 0
         for part in range(parts):
-            rows = slice(part * tile, min((part + 1) * tile, len(visible)))
+            rows = slice(firsts[part], firsts[part + 1])
             for c in range(chunks[part], chunks[part + 1]):
                 before = (c - chunks[part]) * chunk
                 found = _find_chunk(
                     tables, sequences[rows], visible[rows], before, chunk, geometry, found, spans, places, writing
                 )
                 spans_of[c + 1] = found
-    return tile, chunk, visible, chunks, spans_of, spans, places
+    return chunk, firsts[: parts + 1], visible, chunks, spans_of, spans, places
 
 
 @numba.njit
