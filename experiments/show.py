@@ -85,7 +85,7 @@ def _costs(result: SearchResult) -> Group:
     rows = [
         f"{a.nodes} steps sampled, {a.pruned} pruned, {a.duplicates} merged with an equal sibling",
         f"{a.generated_tokens} tokens generated; computed {a.generator_tokens}, verifier {a.verifier_tokens}; "
-        f"{a.generator_saved_tokens} and {a.verifier_saved_tokens} saved by sharing",
+        f"sharing saved {a.generator_saved_tokens} and {a.verifier_saved_tokens}",
         f"{a.physical_blocks} KV blocks held where {a.logical_blocks} would be without sharing "
         f"({a.peak_kv_bytes / 2**20:.1f} MiB at the widest moment)",
         f"{a.seconds:.2f} s",

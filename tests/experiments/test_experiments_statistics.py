@@ -1,8 +1,9 @@
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 
-from espalier.experiments.statistics import wilson_interval
+from espalier.experiments.statistics import mean_interval, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,20 @@ def test_more_trials_narrow_the_interval():
     widths = [high - low for low, high in (wilson_interval(n // 2, n) for n in (10, 100, 1000))]
     assert widths == sorted(widths, reverse=True)
     assert widths[2] < 0.07
+
+
+def test_interval_of_a_mean_by_hand():
+    mean, half = mean_interval([0.0, 0.5, 1.0, 0.5])
+    assert mean == 0.5
+    assert half == pytest.approx(1.959964 * (1 / 6) ** 0.5 / 2, rel=1e-6)
+
+
+def test_interval_of_a_mean_covers_the_truth_about_95_times_in_100():
+    draws = np.random.default_rng(0).uniform(0, 1, (2000, 60))
+    covered = [abs(mean - 0.5) <= half for mean, half in map(mean_interval, draws.tolist())]
+    assert 0.93 < np.mean(covered) < 0.97
+
+
+def test_one_value_has_no_interval():
+    with pytest.raises(ValueError, match="at least two"):
+        mean_interval([1.0])
