@@ -93,7 +93,7 @@ def _gated_part(
     first, part = item // parts * ROWS, item % parts
     count = min(ROWS, rows - first)
     gate, up = np.empty(count * PANEL, np.float32), np.empty(count * PANEL, np.float32)
-    scratch = np.empty(PANEL, np.float32)
+    scratch = np.empty(count * PANEL, np.float32)
     panel_size = inner * PANEL
     for panel in range(part * num_panels // parts, (part + 1) * num_panels // parts):
         gate[:] = np.float32(0.0)
@@ -102,8 +102,7 @@ def _gated_part(
         multiply_add(x, first * inner, inner, panels, at, gate, 0, PANEL, count, inner, PANEL)
         at += num_panels * panel_size
         multiply_add(x, first * inner, inner, panels, at, up, 0, PANEL, count, inner, PANEL)
-        for r in range(count):
-            silu_times(gate, up, r * PANEL, scratch, out, ((first + r) * num_panels + panel) * PANEL, PANEL)
+        silu_times(gate, up, scratch, out, (first * num_panels + panel) * PANEL, num_panels * PANEL, PANEL)
 
 
 @numba.njit(nogil=True, cache=True)

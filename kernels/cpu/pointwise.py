@@ -189,16 +189,21 @@ def rms_norm(x: np.ndarray, x_start: int, weight: np.ndarray, eps: np.float32, o
 
 @numba.njit
 def silu_times(
-    gate: np.ndarray, up: np.ndarray, start: int, scratch: np.ndarray, out: np.ndarray, out_start: int, count: int
+    gate: np.ndarray, up: np.ndarray, scratch: np.ndarray, out: np.ndarray, start: int, stride: int, columns: int
 ) -> None:
-    """Write silu(gate) * up to `out`, `count` elements from `start` on; `scratch` has room for as many."""
-    some_gates, some_ups = gate[start : start + count], up[start : start + count]
-    written, denominator = out[out_start : out_start + count], scratch[:count]
-    for i in range(count):
-        denominator[i] = -some_gates[i]
-    exp_in_place(denominator, 0, count, np.float32(0.0))
-    for i in range(count):
-        written[i] = some_gates[i] * some_ups[i] / (np.float32(1.0) + denominator[i])
+    """Write silu(gate) * up to `out`, rows of `columns` elements, from `start` on with `stride` between rows.
+
+    The others have no gaps, and are as long as each other.
+    """
+    for i in range(len(gate)):
+        scratch[i] = -gate[i]
+    exp_in_place(scratch, 0, len(gate), np.float32(0.0))
+    for row in range(len(gate) // columns):
+        part = slice(row * columns, (row + 1) * columns)
+        some_gates, some_ups, denominators = gate[part], up[part], scratch[part]
+        written = out[start + row * stride : start + row * stride + columns]
+        for i in range(columns):
+            written[i] = some_gates[i] * some_ups[i] / (np.float32(1.0) + denominators[i])
 
 
 @numba.njit
