@@ -165,6 +165,7 @@ class Lane:
 
     def _give_up(self) -> None:
         """What the blocks of this model hold is not certain: all of it is computed again."""
+        self._flight = None
         self.table.drop_all()
         for item in self._waiting:
             item.values.clear()
