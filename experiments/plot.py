@@ -42,6 +42,8 @@ def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
 def plot_algorithms(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     """Accuracy with its 95% interval against generated tokens a problem, one line per algorithm.
 
+    Lines begin at the single chain, which is what any of them is with one path.
+
     Args:
         rows: of the benchmark `algorithms`.
         title: over the plot.
@@ -58,6 +60,8 @@ def plot_algorithms(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
     colours = mpl.colormaps["tab20"]
     for i, (name, points) in enumerate(by_name.items()):
+        if name != "greedy" and name != "chain":
+            points += by_name.get("chain", [])
         points.sort(key=lambda row: row["paths"])
         tokens, accuracy, half = ([row[key] for row in points] for key in ("generated tokens", "accuracy %", "95% +-"))
         style = "--" if name == "pass@N" else "-"
