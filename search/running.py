@@ -32,7 +32,7 @@ from espalier.search.result import (
     StopReason,
 )
 from espalier.search.rounds import Asked, Round, Told
-from espalier.search.voting import elect
+from espalier.search.voting import SPELLING, elect
 
 _MOST_SHOWN = 256
 """Nodes that one event names at most: events are sent over the network, and a tree may be large."""
@@ -424,6 +424,7 @@ class RunningSearch:
             accounting=self._ledger.close(),
             configuration=self.request,
             digests={role: lane.model.digest for role, lane in self._engine.lanes.items()},
+            grader=SPELLING,
             rounds=tuple(self._rounds),
         )
         self._on_event(Finished(self.plan.search_id, self.result))

@@ -7,6 +7,9 @@ from espalier.search.answers import canonical
 from espalier.search.request import Vote
 from espalier.search.result import Candidate
 
+SPELLING = "spelling"
+"""Name of what tells answers apart where their canonical spellings do."""
+
 
 def elect(candidates: list[Candidate], vote: Vote) -> Candidate | None:
     """The candidate whose answer wins; None when no candidate has an answer.
