@@ -18,7 +18,9 @@ from types import TracebackType
 from pebble import ProcessExpired, ProcessPool
 
 _TIMEOUT_SECONDS = 5.0
-_MEMORY_BYTES = 2 * 2**30
+DEFAULT_MEMORY_BYTES = 2 * 2**30
+"""What one grading process may take."""
+
 _TASKS_PER_CHILD = 1000  # sympy's caches grow; a fresh child now and then keeps memory flat
 
 
@@ -38,7 +40,7 @@ class Grader:
     """
 
     def __init__(
-        self, workers: int = 1, timeout_seconds: float = _TIMEOUT_SECONDS, memory_bytes: int = _MEMORY_BYTES
+        self, workers: int = 1, timeout_seconds: float = _TIMEOUT_SECONDS, memory_bytes: int = DEFAULT_MEMORY_BYTES
     ) -> None:
         """Make a grader without children.
 
