@@ -132,10 +132,10 @@ def test_a_question_that_fails_or_is_dropped_is_a_difference_and_the_vote_goes_o
 
 def test_ended_early_it_goes_by_spelling_alone():
     grouping = ScriptedGrouping(same_letter)
-    ballot = Ballot(candidates("b", "a1", "a2", "a3", "b"), Vote.MAJORITY, grouping)
-    while ("b", "a3") not in grouping.asked:
+    ballot = Ballot(candidates("b", "a1", "a2", "a3", "a4", "b"), Vote.MAJORITY, grouping)
+    while ("b", "a4") not in grouping.asked:
         assert not ballot.settled()
-        grouping.answer(*[pair for pair in grouping.waiting() if pair[1] != "a3"])
+        grouping.answer(*[pair for pair in grouping.waiting() if pair[1] != "a4"])
     ballot.settle_by_spelling()
     assert ballot.settled()
     assert ballot.elect().answer == "b"  # type: ignore[union-attr]

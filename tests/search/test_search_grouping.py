@@ -14,7 +14,7 @@ from espalier.search.answers import extract_answer
 from espalier.search.grouping import ByMathVerify, BySpelling, make_grouping
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest
-from espalier.search.result import Event, Finished, SearchResult, StopReason
+from espalier.search.result import CandidateDone, Event, Finished, SearchResult, StopReason
 from espalier.search.voting import GroupingName
 
 Make = Callable[..., Orchestrator]
@@ -132,6 +132,32 @@ def test_a_search_cancelled_at_its_vote_answers_by_spelling(make_orchestrator: M
     (result,) = orchestrator.step()
     assert (result.answer, result.grader, result.stop_reason) == ("x+1", "spelling", StopReason.CANCELLED)
     assert not orchestrator.busy
+
+
+@pytest.mark.usefixtures("formulas")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_search_stopped_while_it_grows_does_not_wait_for_a_vote(
+    late: bool, make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
+):
+    grouping, now, told = ScriptedGrouping(), [0.0], set[str]()
+    orchestrator = make_orchestrator(grouping=grouping)
+    monkeypatch.setattr(orchestrator, "_clock", lambda: now[0])
+
+    def note(event: Event) -> None:
+        if isinstance(event, CandidateDone) and event.candidate.answer:
+            told.add(event.candidate.answer)
+
+    search_id = orchestrator.submit(replace(SPLIT, time_limit=1.0), note)
+    while len(told) < 2:
+        assert orchestrator.step() == []
+        assert not orchestrator.voting
+    if late:
+        now[0] = 1.0
+    else:
+        orchestrator.cancel(search_id)
+    (result,) = orchestrator.step()
+    assert result.stop_reason is (StopReason.DEADLINE if late else StopReason.CANCELLED)
+    assert (result.answer in told, result.grader, grouping.asked) == (True, "spelling", [])
 
 
 @pytest.mark.usefixtures("formulas")
