@@ -10,6 +10,7 @@ from concurrent.futures import Future, TimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,6 +23,10 @@ DEFAULT_MEMORY_BYTES = 2 * 2**30
 """What one grading process may take."""
 
 _TASKS_PER_CHILD = 1000  # sympy's caches grow; a fresh child now and then keeps memory flat
+
+_READINGS = (
+    256  # kept in a child: a vote compares each answer with many, and reading one costs as much as comparing two
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +133,11 @@ def is_equivalent(gold: str, answer: str) -> bool:
     Raises:
         MemoryError: math-verify let one pass. sympy may also catch it itself and go on, to "not equal" at worst.
     """
-    import math_verify
-
-    # Without limits of its own, whose end is a silent "wrong": the pool's limit kills, and says so.
-    def read(text: str, strict: bool) -> list:
-        return math_verify.parse(f"${text}$", parsing_timeout=None, raise_on_error=strict)  # pyright: ignore[reportArgumentType]
+    from math_verify import verify
 
     def compare(strict: bool) -> bool:
-        one, other = read(gold, strict), read(answer, strict)
-        return bool(math_verify.verify(one, other, timeout_seconds=None, raise_on_error=strict))
+        one, other = _read(gold, strict), _read(answer, strict)
+        return bool(verify(one, other, timeout_seconds=None, raise_on_error=strict))
 
     try:
         return compare(strict=True)
@@ -144,6 +145,14 @@ def is_equivalent(gold: str, answer: str) -> bool:
         raise
     except Exception:
         return compare(strict=False)  # goes on with the next reading of an answer after one that fails
+
+
+@lru_cache(_READINGS)
+def _read(text: str, strict: bool) -> list:
+    from math_verify import parse
+
+    # Without limits of its own, whose end is a silent "wrong": the pool's limit kills, and says so.
+    return parse(f"${text}$", parsing_timeout=None, raise_on_error=strict)  # pyright: ignore[reportArgumentType]
 
 
 def _prepare(memory_bytes: int) -> None:

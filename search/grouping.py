@@ -1,12 +1,15 @@
 """What the vote asks whether two answers that are spelled differently mean the same."""
 
 import logging
+import os
 from concurrent.futures import Future
 from importlib.util import find_spec
 from typing import Protocol
 
 from espalier.search.grading import DEFAULT_MEMORY_BYTES, Grader
 from espalier.search.voting import SPELLING, GroupingName
+
+_MOST_WORKERS = 4  # each imports sympy when the first question comes, and holds some 100 MB
 
 log = logging.getLogger("espalier.search")
 
@@ -47,9 +50,9 @@ class BySpelling:
 class ByMathVerify:
     """Answers are the same where math-verify says so, in a pool of processes that starts with the first question."""
 
-    def __init__(self, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> None:
-        """Take for each process that much memory at most; see `Grader`."""
-        self._grader = Grader(memory_bytes=memory_bytes)
+    def __init__(self, memory_bytes: int = DEFAULT_MEMORY_BYTES, workers: int = 1) -> None:
+        """Use so many processes, and for each that much memory at most; see `Grader`."""
+        self._grader = Grader(workers, memory_bytes=memory_bytes)
         self._name = self._grader.name
 
     @property
@@ -71,4 +74,5 @@ def make_grouping(name: GroupingName, memory_bytes: int = DEFAULT_MEMORY_BYTES) 
     if name is GroupingName.MATH_VERIFY and find_spec("math_verify") is None:
         log.warning("math-verify is not installed: answers are told apart by spelling; pip install math-verify")
         return BySpelling()
-    return BySpelling() if name is GroupingName.SPELLING else ByMathVerify(memory_bytes)
+    workers = max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 4))
+    return BySpelling() if name is GroupingName.SPELLING else ByMathVerify(memory_bytes, workers)
