@@ -96,15 +96,19 @@ class Grader:
 
     def submit(self, gold: str, answer: str) -> "Future[bool]":
         """Start grading; give the future to `resolve`. An empty answer is wrong without asking a child."""
+        future: Future[bool] = Future()
         if not answer:
-            future: Future[bool] = Future()
             future.set_result(False)
             return future
         try:
             return self._schedule(gold, answer)
         except RuntimeError:  # pebble's, of a pool whose children could not be started; perhaps they can be now
             self.stop()
+        try:
             return self._schedule(gold, answer)
+        except RuntimeError as error:
+            future.set_exception(BrokenProcessPool(str(error)))
+            return future
 
     def _schedule(self, gold: str, answer: str) -> "Future[bool]":
         return self._pool.schedule(is_equivalent, args=[gold, answer], timeout=self._timeout)

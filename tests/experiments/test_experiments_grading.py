@@ -134,6 +134,15 @@ def test_children_that_cannot_be_started_are_named_and_tried_again():
         assert grader.grade("3", "3") == Grade(True)
 
 
+def test_when_no_child_can_be_started_at_all_grades_say_so(monkeypatch):
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("pebble.pool.process.launch_process", refuse)
+    with Grader() as grader:
+        assert "cannot be kept running" in grader.grade("3", "3").error
+
+
 def test_no_time_limit_passes_for_a_wrong_answer():
     with Grader(timeout_seconds=6.5) as grader:  # math-verify has a limit of its own, of 5 s
         grade = grader.grade("3", RUNAWAY)
