@@ -15,6 +15,7 @@ from espalier.experiments import options as opt
 from espalier.search.algorithms import needs_verifier
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
+from espalier.search.voting import GroupingName
 
 app = typer.Typer(
     name="espalier",
@@ -93,6 +94,7 @@ def solve(
     kv_memory: opt.KvMemory = None,
     reserved_share: opt.ReservedShare = 0.25,
     system_prompt: opt.SystemPrompt = None,
+    grouping: opt.Grouping = GroupingName.MATH_VERIFY,
     threads: opt.Threads = None,
 ) -> None:
     """Search for the answer of one problem and show the tree."""
@@ -121,12 +123,15 @@ def solve(
     else:
         settings = RuntimeSettings(
             generator, _verifier_for(request, verifier), device, dtype, opt.parse_bytes(kv_memory),
-            reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
+            reserved_share=reserved_share, system_prompt=system_prompt, threads=threads, grouping=grouping,
         )  # fmt: skip
         orchestrator = load_orchestrator(settings)
-        orchestrator.submit(request)
-        while not (ended := orchestrator.step()):
-            pass
+        try:
+            orchestrator.submit(request)
+            while not (ended := orchestrator.step()):
+                pass
+        finally:
+            orchestrator.close()
         (result,) = ended
     if plot:
         from espalier.experiments.tree_plot import plot_tree
@@ -175,6 +180,7 @@ def serve(
     kv_memory: opt.KvMemory = None,
     reserved_share: opt.ReservedShare = 0.25,
     system_prompt: opt.SystemPrompt = None,
+    grouping: opt.Grouping = GroupingName.MATH_VERIFY,
     threads: opt.Threads = None,
 ) -> None:
     """Serve searches over gRPC (espalier.v1.SearchService)."""
@@ -186,6 +192,7 @@ def serve(
     runtime = RuntimeSettings(
         generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
         max_running=max_searches, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
+        grouping=grouping,
     )  # fmt: skip
     settings = ServerSettings(
         host=host, port=port, insecure_bind=insecure_bind,
@@ -244,6 +251,7 @@ def evaluate_command(
     reserved_share: opt.ReservedShare = 0.25,
     system_prompt: opt.SystemPrompt = None,
     in_flight: opt.InFlight = 32,
+    grouping: opt.Grouping = GroupingName.MATH_VERIFY,
     threads: opt.Threads = None,
 ) -> None:
     """Run a search on every problem of a benchmark and grade the answers."""
@@ -265,6 +273,7 @@ def evaluate_command(
     runtime = RuntimeSettings(
         generator, _verifier_for(request, verifier), device, dtype, opt.parse_bytes(kv_memory),
         max_running=in_flight, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
+        grouping=grouping,
     )  # fmt: skip
     orchestrator = load_orchestrator(runtime)
     folder = RunFolder(out, run_configuration(benchmark, request, orchestrator)) if out else None
@@ -310,6 +319,7 @@ def sweep_command(
     reserved_share: opt.ReservedShare = 0.25,
     system_prompt: opt.SystemPrompt = None,
     in_flight: opt.InFlight = 32,
+    grouping: opt.Grouping = GroupingName.MATH_VERIFY,
     threads: opt.Threads = None,
 ) -> None:
     """Evaluate beam search over a grid of N and M: a table and a plot of accuracy against tokens."""
@@ -334,6 +344,7 @@ def sweep_command(
     runtime = RuntimeSettings(
         generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
         max_running=in_flight, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
+        grouping=grouping,
     )  # fmt: skip
     orchestrator = load_orchestrator(runtime)
     total = len(problems) * len(widths) * len(expansions)

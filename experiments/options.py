@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from espalier.search.request import Aggregation, AlgorithmName, Vote
+from espalier.search.voting import GroupingName
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -132,6 +133,14 @@ VoteOption = Annotated[
         help="How complete answers elect one; default: majority for majority, adaptive and one path, else weighted.",
         rich_help_panel="Search",
         show_default=False,
+    ),
+]
+Grouping = Annotated[
+    GroupingName,
+    typer.Option(
+        envvar=_env("GROUPING"),
+        help="What tells equal answers from different ones in the vote; math-verify also finds 1/2 in \\frac{1}{2}.",
+        rich_help_panel="Search",
     ),
 ]
 AggregationOption = Annotated[

@@ -1,25 +1,58 @@
-"""Finding the answer in a solution's text, and telling whether two answers are spelled alike."""
+r"""Finding the answer in a solution's text, and telling whether two answers are spelled alike.
+
+An answer is what a text says it is, in the words of the benchmarks and of the models trained for them: `\boxed{}`
+(MATH), `#### ` (GSM8K), "the answer is", "Answer:". A number that merely stands last is no answer.
+"""
 
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 
 _BOXED = "\\boxed"
-_HASHES = re.compile(r"^####\s*(-?[\d.,/]+)\s*$", re.MULTILINE)
-_SAID = re.compile(r"(?:final\s+)?answer\s+is\s*:?\s*(.+?)(?:\.\s|\.?$)", re.IGNORECASE | re.MULTILINE)
+_HASHES = re.compile(r"^####\s*[*\\$]*(-?[\\$]*(?=[.,/]*\d)[\d.,/]+\s*\\?%?)[*$.\s]*$", re.MULTILINE)
+_SAID = re.compile(
+    r"(?:^(?:\#+\s*|\*\*)(?:final\s+)?answer[:*]*\s*\n|"
+    r"\b(?:answer|(?:correct|right|best)\s+(?:option|choice))\b[*_]*(?:,\s*(?:therefore|thus|hence|then),)?"
+    r"(?:\s+(?:to|for)\s+(?:the|this|that|our)\s+[^.:\n]{1,60}?)?"
+    r"(?:\s+(?:is|will\s+be|would\s+be|must\s+be)\b|\s*[:=]))[\s:*_]*"
+    r"(?:(?:indeed|therefore|thus|hence|then|simply|clearly|just|exactly)\b[\s,:]*)?",
+    re.IGNORECASE | re.MULTILINE,
+)
+_MATHS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
+_ANOTHER = re.compile(r"\s*(?:,|and\b|or\b)\s*(?:\$|\\[(\[]|-?\d)")
+_PRICE = re.compile(r"\d[\d.,]*\s+[A-Za-z]{2,}")
+_SENTENCE = re.compile(r".*?(?=\.(?:\s|\*|\"|$)|\*\*(?:\W|$)|\s*$)", re.MULTILINE)
+_REASON = re.compile(r"[,;]?\s+\(?(?:because|since|which|where|so)\b.*|;\s.*", re.IGNORECASE)
+_STATES_NOTHING = re.compile(
+    r"(?:not|no|the|a|an|that|what|this|in|to|by|at|of|as|if|it|we|i|you|they|there|one|given|found|obtained|equal|also|"
+    r"always|still|now|only|very|too)\s+[^\W\d_]|(?:not|unknown|unclear|wrong|right|correct|incorrect|true that|given|"
+    r"found|obtained|shown|below|above|as follows|yet)\b",
+    re.IGNORECASE,
+)
+_MOST_WORDS = 3
+
+_CHOICE = re.compile(
+    r"(?:\\(?:text|textbf|textrm|textsf|mathrm|mathbf|mathsf|mbox|bf)\s*\{\s*)*"
+    r"(?:\(\s*([A-J])\s*\)|([A-J])\)?)[\s.:}]*"
+)
+_CHOSEN = re.compile(
+    r"(?:(?:option|choice)\s+)?(?:\(([A-J])\)|([A-J])(?:[).:]|$))(?!\s*(?:(?:,|and|or|&)\s*\(?[A-J]\b|[-+*/^=]))"
+)
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:/\d+)?")
+_DRESS = (("**", "**"), ("__", "__"), ("`", "`"), ('"', '"'), *_MATHS)
 
 
 def extract_answer(text: str) -> str:
     r"""The answer a solution gives; empty when it gives none.
 
-    Looks for the last `\boxed{}` with balanced braces, then GSM8K's `#### `, then "the answer is".
+    Looks for the last `\boxed{}` with balanced braces, then for GSM8K's last `#### ` with a number, then for the last
+    "the answer is" or "Answer:" that something short follows. A choice comes as its letter alone, of A to J.
     """
     if (boxed := last_boxed(text)) is not None:
-        return boxed
-    for pattern in (_HASHES, _SAID):
-        if found := pattern.findall(text):
-            return found[-1].strip().strip("$").strip()
-    return ""
+        return _undressed(boxed)
+    if found := _HASHES.findall(text):
+        return re.sub(r"[\s$]|\\(?=\$)", "", found[-1]).rstrip(".,")
+    return next(_said(text), "")
 
 
 def last_boxed(text: str) -> str | None:
@@ -34,25 +67,76 @@ def last_boxed(text: str) -> str | None:
 
 
 def canonical(answer: str) -> str:
-    """A spelling under which equal answers usually meet: spacing, dollars, thousands commas and plain numbers.
+    r"""A spelling under which equal answers usually meet: spacing, dollars, thousands commas, choices, plain numbers.
 
-    It groups votes inside a search, where speed matters; whether an answer is right is the grader's to say.
+    It is cheap and groups votes inside a search; whether an answer is right is the grader's to say.
     """
     text = (
         answer.strip()
         .strip("$")
+        .removeprefix("\\$")
         .rstrip(".")
         .replace("\\!", "")
         .replace("\\dfrac", "\\frac")
         .replace("\\tfrac", "\\frac")
     )
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", re.sub(r"\s+", "", text))
-    if _NUMBER.fullmatch(text):
+    if choice := _CHOICE.fullmatch(text):
+        return choice[1] or choice[2]
+    if is_number(text):
         try:
             return str(Fraction(text))
         except (ValueError, ZeroDivisionError):
             return text
     return text
+
+
+def is_number(text: str) -> bool:
+    """Whether `text` is a number or a fraction of two, in digits."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def _said(text: str) -> Iterator[str]:
+    """What follows each "the answer is", from the last on, where it is an answer."""
+    for marker in reversed(list(_SAID.finditer(text))):
+        rest = text[marker.end() :]
+        if said := _formula(rest) or _phrase(rest):
+            yield said
+
+
+def _formula(rest: str) -> str:
+    """The formula that `rest` begins with; empty where it begins with none, with a price, or with one of several."""
+    for opening, closing in _MATHS:
+        if rest.startswith(opening) and (end := rest.find(closing, len(opening))) > 0:
+            inside, several = rest[len(opening) : end].strip(), _ANOTHER.match(rest, end + len(closing))
+            return "" if several or _PRICE.match(inside) or "\n\n" in inside else _undressed(inside)
+    return ""
+
+
+def _phrase(rest: str) -> str:
+    """The choice, number or few words that `rest` begins with; empty where it tells a story."""
+    sentence = _SENTENCE.match(rest)
+    said = _REASON.sub("", sentence[0] if sentence else "").strip()
+    if choice := _CHOSEN.match(said):
+        return choice[1] or choice[2]
+    said = _undressed(re.sub(r"\\?\$|\\[()\[\]]", "", said))
+    words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", said)
+    if _STATES_NOTHING.match(said) or len(words) > _MOST_WORDS or not re.search(r"\w", said):
+        return ""
+    return said
+
+
+def _undressed(answer: str) -> str:
+    """`answer` without what only sets it off: markdown, quotes, dollars, punctuation; a choice as its letter."""
+    before, text = None, answer
+    while text != before:
+        before, text = text, re.sub(r"(?<!\\)[.,;:]+$", "", text.strip())
+        for opening, closing in _DRESS:
+            inside = text[len(opening) : len(text) - len(closing)]
+            if text == opening + inside + closing and closing not in inside:
+                text = inside
+    choice = _CHOICE.fullmatch(text)
+    return (choice[1] or choice[2]) if choice else text
 
 
 def _closing_brace(text: str, opening: int) -> int | None:

@@ -1,19 +1,32 @@
-"""Whether an answer is right: math-verify, in child processes that can be killed.
+"""Whether two answers are equal: math-verify, in child processes that can be killed.
 
 math-verify parses LaTeX with sympy, which can run away in time and memory, and guards itself with SIGALRM, which works
-on a process's main thread alone. In a child it has both; a child that overstays is killed and replaced.
+on a process's main thread alone. A child has limits of both: one that overstays is killed and replaced, one that asks
+for more memory than it may have is refused it.
 """
 
+import sys
 from concurrent.futures import Future, TimeoutError
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from multiprocessing import get_context
+from pathlib import Path
 from types import TracebackType
 
 from pebble import ProcessExpired, ProcessPool
 
 _TIMEOUT_SECONDS = 5.0
+DEFAULT_MEMORY_BYTES = 2 * 2**30
+"""What one grading process may take."""
+
 _TASKS_PER_CHILD = 1000  # sympy's caches grow; a fresh child now and then keeps memory flat
+
+_READINGS = (
+    256  # kept in a child: a vote compares each answer with many, and reading one costs as much as comparing two
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +38,36 @@ class Grade:
 
 
 class Grader:
-    """Grades answers with math-verify in a killable pool of child processes; a context manager."""
+    """Grades answers with math-verify in a killable pool of child processes; a context manager.
 
-    def __init__(self, workers: int = 1, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+    Children are started when the first answer comes, by spawn: a script that grades needs the usual guard around what
+    it does, `if __name__ == "__main__"`.
+    """
+
+    def __init__(
+        self, workers: int = 1, timeout_seconds: float = _TIMEOUT_SECONDS, memory_bytes: int = DEFAULT_MEMORY_BYTES
+    ) -> None:
+        """Make a grader without children.
+
+        Args:
+            workers: child processes.
+            timeout_seconds: for one answer.
+            memory_bytes: what a child may take beyond what it holds before its first answer; not kept on systems that
+                do not limit a process's address space.
+        """
+        self._workers = workers
         self._timeout = timeout_seconds
-        # Spawned, not forked: a fork would copy the locks of torch's and grpc's threads as they happen to be.
-        self._pool = ProcessPool(
-            max_workers=workers, max_tasks=_TASKS_PER_CHILD, initializer=_warm_up, context=get_context("spawn")
+        self._memory = memory_bytes
+        self._pool = self._new_pool()
+
+    def _new_pool(self) -> ProcessPool:
+        return ProcessPool(
+            max_workers=self._workers,
+            max_tasks=_TASKS_PER_CHILD,
+            initializer=_prepare,
+            initargs=[self._memory],
+            # Spawned, not forked: a fork would copy the locks of torch's and grpc's threads as they happen to be.
+            context=get_context("spawn"),
         )
 
     @property
@@ -47,26 +83,48 @@ class Grader:
     ) -> None:
         if kind is None:
             self._pool.close()
+            self._pool.join()
+            self._pool = self._new_pool()
         else:
-            self._pool.stop()
+            self.stop()
+
+    def stop(self) -> None:
+        """End the children now, and what they were at with them; the next answer starts others."""
+        self._pool.stop()
         self._pool.join()
+        self._pool = self._new_pool()
 
     def submit(self, gold: str, answer: str) -> "Future[bool]":
         """Start grading; give the future to `resolve`. An empty answer is wrong without asking a child."""
+        future: Future[bool] = Future()
         if not answer:
-            future: Future[bool] = Future()
             future.set_result(False)
             return future
+        try:
+            return self._schedule(gold, answer)
+        except RuntimeError:  # pebble's, of a pool whose children could not be started; perhaps they can be now
+            self.stop()
+        try:
+            return self._schedule(gold, answer)
+        except RuntimeError as error:
+            future.set_exception(BrokenProcessPool(str(error)))
+            return future
+
+    def _schedule(self, gold: str, answer: str) -> "Future[bool]":
         return self._pool.schedule(is_equivalent, args=[gold, answer], timeout=self._timeout)
 
     def resolve(self, future: "Future[bool]") -> Grade:
-        """Wait for a grade; a grader that dies or overstays counts as wrong, and says so."""
+        """Wait for a grade; a grader that dies, overstays or runs out of memory counts as wrong, and says so."""
         try:
             return Grade(future.result())
         except TimeoutError:
             return Grade(False, f"grading took more than {self._timeout:g} s")
+        except MemoryError:
+            return Grade(False, f"grading took more than {self._memory / 2**20:g} MiB of memory")
         except ProcessExpired as error:
             return Grade(False, f"the grading process died with exit code {error.exitcode}")
+        except BrokenProcessPool as error:
+            return Grade(False, f"grading processes cannot be kept running: {error}")
 
     def grade(self, gold: str, answer: str) -> Grade:
         """Grade one answer."""
@@ -74,21 +132,52 @@ class Grader:
 
 
 def is_equivalent(gold: str, answer: str) -> bool:
-    """Whether `answer` means the same as `gold` by math-verify; both are LaTeX without dollars. Runs in a child."""
-    from math_verify import parse, verify
+    """Whether `answer` means the same as `gold` by math-verify; both are LaTeX without dollars. Runs in a child.
+
+    Raises:
+        MemoryError: math-verify let one pass. sympy may also catch it itself and go on, to "not equal" at worst.
+    """
+    from math_verify import verify
+
+    def compare(strict: bool) -> bool:
+        one, other = _read(gold, strict), _read(answer, strict)
+        return bool(verify(one, other, timeout_seconds=None, raise_on_error=strict))
+
+    try:
+        return compare(strict=True)
+    except MemoryError:
+        raise
+    except Exception:
+        return compare(strict=False)  # goes on with the next reading of an answer after one that fails
+
+
+@lru_cache(_READINGS)
+def _read(text: str, strict: bool) -> list:
+    from math_verify import parse
 
     # Without limits of its own, whose end is a silent "wrong": the pool's limit kills, and says so.
-    def read(text: str) -> list:
-        return parse(f"${text}$", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-
-    return bool(verify(read(gold), read(answer), timeout_seconds=None))
+    return parse(f"${text}$", parsing_timeout=None, raise_on_error=strict)  # pyright: ignore[reportArgumentType]
 
 
-def _warm_up() -> None:
-    """Import sympy and all else, which takes seconds, before the first answer's time begins to run."""
+def _prepare(memory_bytes: int) -> None:
+    """Import sympy and all else, which takes seconds, before the first answer's time begins to run; limit memory."""
     import logging
 
     import math_verify  # noqa: F401
 
     # It warns, for each answer, that a limit is off; and logs whole answers.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    if sys.platform != "win32":
+        _limit_memory(memory_bytes)
+
+
+def _limit_memory(more: int) -> None:
+    """Refuse this process any more than `more` bytes of address space beyond what it has."""
+    import resource
+
+    statm = Path("/proc/self/statm")
+    mapped = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.is_file() else 0
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = mapped + more if most == resource.RLIM_INFINITY else min(mapped + more, most)
+    with suppress(OSError, ValueError):  # macOS has the limit and may not let it be set
+        resource.setrlimit(resource.RLIMIT_AS, (limit, most))

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, replace
 
 from espalier.engine.admission import Reservation
@@ -14,6 +15,7 @@ from espalier.prm.verifier import Verifier
 from espalier.search.algorithms import memory_demand, needs_verifier, with_defaults
 from espalier.search.demand import PathLimits, verifier_limits, worst_case_blocks
 from espalier.search.generator import Generator
+from espalier.search.grouping import BySpelling, Grouping
 from espalier.search.ledger import Ledger
 from espalier.search.request import AlgorithmName, Limits, SearchRequest, validate
 from espalier.search.result import Event, SearchResult, StopReason
@@ -21,6 +23,9 @@ from espalier.search.running import RunningSearch, SearchPlan
 
 DEFAULT_MAX_TOKENS = 2048
 """Generated tokens of one path when the request sets no limit."""
+
+_REST = 0.01
+"""Seconds for which a step waits where only votes are left; new searches wait as long."""
 
 
 @dataclass(slots=True)
@@ -37,6 +42,8 @@ class Orchestrator:
 
     A search waits until the memory it may need is free. Where only a share of the worst case is set aside for it, it
     may have to give its memory up to those before it, and computes it again later.
+
+    A search that has grown gives all its memory back and may then wait for its vote, while others grow.
     """
 
     def __init__(
@@ -47,28 +54,47 @@ class Orchestrator:
         limits: Limits | None = None,
         max_running: int = 64,
         clock: Callable[[], float] = time.monotonic,
+        grouping: Grouping | None = None,
     ) -> None:
-        """Make an idle orchestrator; `clock` gives seconds and never goes back."""
+        """Make an idle orchestrator.
+
+        Args:
+            engine: holds both models.
+            generator: proposes steps.
+            verifier: scores them; None where no search will read scores.
+            limits: what a request may ask for; None for the usual ones.
+            max_running: searches that grow at once.
+            clock: gives seconds and never goes back.
+            grouping: tells equal answers from different ones in the vote, and is closed with the orchestrator; None
+                goes by spelling.
+        """
         self.engine = engine
         self.limits = limits or Limits()
         self._generator = generator
         self._verifier = verifier
         self._max_running = max_running
         self._clock = clock
+        self._grouping: Grouping = grouping or BySpelling()
         self._queue: deque[_Queued] = deque()
         self._running: dict[str, tuple[RunningSearch, Reservation]] = {}
+        self._voting: dict[str, RunningSearch] = {}
         self._cancelled: set[str] = set()
         self._ended: list[SearchResult] = []
 
     @property
     def busy(self) -> bool:
-        """Whether any search is running or waiting."""
-        return bool(self._queue or self._running or self._ended)
+        """Whether any search is running, waiting or voting."""
+        return bool(self._queue or self._running or self._voting or self._ended)
 
     @property
     def running(self) -> int:
-        """Searches in flight."""
+        """Searches that grow."""
         return len(self._running)
+
+    @property
+    def voting(self) -> int:
+        """Searches that have grown and wait for their vote."""
+        return len(self._voting)
 
     @property
     def waiting(self) -> int:
@@ -76,11 +102,15 @@ class Orchestrator:
         return len(self._queue)
 
     def describe_models(self) -> dict[str, str]:
-        """What results depend on besides the request: digests of the models, their dtype and device, the prompt."""
+        """What results depend on besides the request.
+
+        Digests of the models, their dtype and device, the system prompt, and what groups the answers of a vote.
+        """
         generator = self._generator.model
         digests = {role: lane.model.digest for role, lane in self.engine.lanes.items()}
         dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
-        return digests | {"dtype": dtype, "device": device, "system_prompt": self._generator.system_prompt}
+        prompt, grouping = self._generator.system_prompt, self._grouping.name
+        return digests | {"dtype": dtype, "device": device, "system_prompt": prompt, "grouping": grouping}
 
     def submit(
         self,
@@ -123,7 +153,10 @@ class Orchestrator:
         self._cancelled.add(search_id)
 
     def step(self) -> list[SearchResult]:
-        """Admit what fits, run one engine step, and return the searches that ended."""
+        """Admit what fits, run one engine step, and return the searches that ended.
+
+        Never waits for a vote but where votes are all there is, and then briefly.
+        """
         self._apply_cancellations()
         self._admit()
         for done in self.engine.step():
@@ -131,15 +164,17 @@ class Orchestrator:
             search.handle(done)
         self._stop_late()
         self._collect()
+        self._rest()
         ended, self._ended = self._ended, []
         return ended
 
     def close(self) -> None:
-        """Cancel every search and release everything."""
-        for search_id in [queued.plan.search_id for queued in self._queue] + list(self._running):
+        """Cancel every search and release everything; what is submitted later starts afresh."""
+        for search_id in [queued.plan.search_id for queued in self._queue] + [*self._running, *self._voting]:
             self.cancel(search_id)
         self._apply_cancellations()
         self._ended.clear()
+        self._grouping.close()
 
     def _plan(self, request: SearchRequest) -> SearchPlan:
         if needs_verifier(request) and self._verifier is None:
@@ -201,8 +236,9 @@ class Orchestrator:
             return
         for queued in [q for q in self._queue if q.plan.search_id in cancelled]:
             self._stop_queued(queued, StopReason.CANCELLED)
-        for search_id in cancelled & self._running.keys():
-            self._running[search_id][0].stop(StopReason.CANCELLED)
+        for search in self._searches():
+            if search.plan.search_id in cancelled:
+                search.stop(StopReason.CANCELLED)
         self._collect()
 
     def _stop_late(self) -> None:
@@ -210,7 +246,7 @@ class Orchestrator:
         for queued in list(self._queue):
             if queued.ledger.is_late(queued.plan.request.time_limit):
                 self._stop_queued(queued, StopReason.DEADLINE)
-        for search, _ in self._running.values():
+        for search in self._searches():
             if search.result is None and search.is_late():
                 search.stop(StopReason.DEADLINE)
 
@@ -222,14 +258,29 @@ class Orchestrator:
         self._ended.append(search.result)
 
     def _search(self, queued: _Queued) -> RunningSearch:
-        return RunningSearch(queued.plan, self.engine, self._generator, self._verifier, queued.ledger, queued.on_event)
+        models = self._generator, self._verifier
+        return RunningSearch(queued.plan, self.engine, *models, self._grouping, queued.ledger, queued.on_event)
+
+    def _searches(self) -> list[RunningSearch]:
+        return [*(search for search, _ in self._running.values()), *self._voting.values()]
 
     def _collect(self) -> None:
+        """Take back what searches that have grown had reserved, and the results of those that have voted."""
         for search_id, (search, reservation) in list(self._running.items()):
-            if search.result is not None:
+            if search.waits_for is not None:
                 del self._running[search_id]
                 self.engine.admission.release(reservation)
+                self._voting[search_id] = search
+        for search_id, search in list(self._voting.items()):
+            search.poll()
+            if search.result is not None:
+                del self._voting[search_id]
                 self._ended.append(search.result)
+
+    def _rest(self) -> None:
+        """Leave the processor to those who count the votes, where nothing else is to be done."""
+        if self._voting and not (self._queue or self._running or self._ended):
+            wait([f for search in self._voting.values() for f in search.waits_for or ()], _REST, FIRST_COMPLETED)
 
 
 def _ignore(_: Event) -> None:

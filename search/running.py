@@ -1,6 +1,7 @@
 """One running search: grows what its algorithm asks for and holds the sequences of every node."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from espalier.engine.engine import Engine
@@ -13,10 +14,12 @@ from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.algorithms.pruning import prune
 from espalier.search.answers import extract_answer, last_boxed
+from espalier.search.ballot import Ballot
 from espalier.search.budget import Budget
 from espalier.search.degenerate import is_degenerate
 from espalier.search.demand import PathLimits
 from espalier.search.generator import Generator
+from espalier.search.grouping import Grouping
 from espalier.search.ledger import Ledger
 from espalier.search.node import Node, Termination
 from espalier.search.request import SearchRequest, Vote
@@ -36,6 +39,9 @@ from espalier.search.voting import elect
 
 _MOST_SHOWN = 256
 """Nodes that one event names at most: events are sent over the network, and a tree may be large."""
+
+_VOTE_SECONDS = 60.0
+"""Time after which a vote ends by spelling alone: answers made to run away could hold it up for hours."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +86,11 @@ class SearchPlan:
 
 
 class RunningSearch:
-    """A search in flight. The engine's finished work goes in by `handle`; `result` is set when it is over."""
+    """A search in flight. The engine's finished work goes in by `handle`; `result` is set when it is over.
+
+    When it has grown it holds nothing of the engine's any more, and may wait for its vote: call `poll` until there is a
+    result.
+    """
 
     def __init__(
         self,
@@ -88,6 +98,7 @@ class RunningSearch:
         engine: Engine,
         generator: Generator,
         verifier: Verifier | None,
+        grouping: Grouping,
         ledger: Ledger,
         on_event: Callable[[Event], None],
     ) -> None:
@@ -97,6 +108,7 @@ class RunningSearch:
         self._engine = engine
         self._generator = generator
         self._verifier = verifier if plan.verifier_limits else None
+        self._grouping = grouping
         self._ledger = ledger
         self._on_event = on_event
         self._root = Node(0, None, ())
@@ -115,6 +127,9 @@ class RunningSearch:
         self._outstanding = 0
         self._rounds: list[Round] = []
         self._found: list[Node] = []
+        self._ballot: Ballot | None = None
+        self._reason = StopReason.FINISHED
+        self._grown_at = 0.0
         self._budget = Budget(plan.request, ledger, self._verifier is not None)
 
     def start(self) -> None:
@@ -142,15 +157,38 @@ class RunningSearch:
         else:
             self._ledger.verifier_tokens += done.computed_tokens
             self._on_scored(done)
-        if self.result is None and self._outstanding == 0 and self._asked:
+        if self._ballot is None and self._outstanding == 0 and self._asked:
             self._end_round()
 
     def is_late(self) -> bool:
         """Whether the search has used up its time."""
         return self._ledger.is_late(self.request.time_limit)
 
+    @property
+    def waits_for(self) -> "list[Future[bool]] | None":
+        """What its vote waits for; None while it grows."""
+        return self._ballot.waits_for if self._ballot else None
+
+    def poll(self) -> None:
+        """Set the result if the search has grown and its vote is settled or has taken too long."""
+        if self._ballot is None or self.result is not None:
+            return
+        if not self._ballot.settled():
+            if self._ledger.clock() - self._grown_at < _VOTE_SECONDS:
+                return
+            self._ballot.settle_by_spelling()
+        self._elect(self._ballot)
+
     def stop(self, reason: StopReason) -> None:
-        """End the search now with what it has; its work is dropped and every block released."""
+        """End the search now with what it has; its work is dropped and every block released.
+
+        Its complete paths still vote: by spelling alone, unless a budget of tokens ended it.
+        """
+        if self._ballot is not None:
+            self._reason = reason
+            self._ballot.settle_by_spelling()
+            self.poll()
+            return
         self._engine.cancel(self.plan.search_id)
         mark = Termination.BUDGET if reason is StopReason.BUDGET else Termination.CANCELLED
         for node in self._growth:
@@ -411,19 +449,26 @@ class RunningSearch:
             self._release(node)
         self._ledger.pruned = sum(node.termination is Termination.PRUNED for node in self._nodes)
         self._ledger.generator_tree_tokens += self._computed_once()
-        candidates = tuple(self._candidates())
-        best = elect(list(candidates), self.request.vote or Vote.NAIVE)
+        self._ballot = Ballot(self._candidates(), self.request.vote or Vote.NAIVE, self._grouping)
+        self._reason, self._grown_at = reason, self._ledger.clock()
+        if reason in (StopReason.CANCELLED, StopReason.DEADLINE):
+            self._ballot.settle_by_spelling()
+        self.poll()
+
+    def _elect(self, ballot: Ballot) -> None:
+        best = ballot.elect()
         self.result = SearchResult(
             search_id=self.plan.search_id,
             answer=best.answer if best else "",
             score=best.score if best else None,
-            stop_reason=reason,
+            stop_reason=self._reason,
             best=best,
-            candidates=candidates,
+            candidates=ballot.candidates,
             nodes=tuple(node.record() for node in self._nodes),
             accounting=self._ledger.close(),
             configuration=self.request,
             digests={role: lane.model.digest for role, lane in self._engine.lanes.items()},
+            grader=ballot.grader,
             rounds=tuple(self._rounds),
         )
         self._on_event(Finished(self.plan.search_id, self.result))

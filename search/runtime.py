@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from espalier.engine.errors import CheckpointError
+from espalier.search.voting import GroupingName
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,10 @@ class RuntimeSettings:
         reserved_share: see `EngineSettings`.
         system_prompt: the generator's system message; None takes the checkpoint's own, else one that asks for steps.
         threads: CPU threads; None takes all cores.
+        grouping: what tells equal answers from different ones in a vote. math-verify works in processes that are
+            spawned when answers come that are not plain numbers: a script needs the usual guard around what it does,
+            `if __name__ == "__main__"`.
+        grader_memory_bytes: what such a process may take; see `Grader`.
     """
 
     generator: str = "demo-generator"
@@ -46,6 +51,8 @@ class RuntimeSettings:
     reserved_share: float = 0.25
     system_prompt: str | None = None
     threads: int | None = None
+    grouping: GroupingName = GroupingName.MATH_VERIFY
+    grader_memory_bytes: int = 2 * 2**30
 
 
 def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
@@ -63,6 +70,7 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
     from espalier.prm.families import load_verifier
     from espalier.prm.verifier import Verifier
     from espalier.search.generator import STEP_SYSTEM_PROMPT, Generator
+    from espalier.search.grouping import make_grouping
     from espalier.search.orchestrator import Orchestrator
 
     device = _device(settings.device)
@@ -87,7 +95,8 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
         system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
     generator = Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
     verifier = Verifier(engine, family) if family else None
-    return Orchestrator(engine, generator, verifier, max_running=settings.max_running)
+    grouping = make_grouping(settings.grouping, settings.grader_memory_bytes)
+    return Orchestrator(engine, generator, verifier, max_running=settings.max_running, grouping=grouping)
 
 
 def _device(name: str) -> torch.device:

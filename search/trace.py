@@ -9,6 +9,7 @@ A trace is one JSON object; this is version 1.
     digests         sha256 of each model's weights, by role
     stop_reason     finished, budget, deadline, cancelled or failed
     answer, score   the elected ones; an empty answer and null where there is none
+    grader          what told equal answers from different ones in the vote, with its version
     accounting      what it cost; see `Accounting`
     nodes           every node as it ended, the root first: node_id, parent_id, path, text, score, termination,
                     multiplicity, tokens; see `NodeRecord`
@@ -42,7 +43,7 @@ class TraceError(EspalierError):
 
 def trace_of(result: SearchResult) -> dict[str, Any]:
     """The trace of a search that ran in this process, as JSON values."""
-    kept = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "accounting", "nodes")
+    kept = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "accounting", "nodes")
     whole = asdict(result)
     return {"schema": SCHEMA, "version": VERSION, **{name: whole[name] for name in kept}, "rounds": whole["rounds"]}
 

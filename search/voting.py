@@ -2,15 +2,28 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
+from enum import StrEnum
 
 from espalier.search.answers import canonical
 from espalier.search.request import Vote
 from espalier.search.result import Candidate
 
+SPELLING = "spelling"
+"""Name of what tells answers apart where their canonical spellings do."""
 
-def elect(candidates: list[Candidate], vote: Vote) -> Candidate | None:
+
+class GroupingName(StrEnum):
+    """What may tell equal answers from different ones in a vote; see `grouping`."""
+
+    MATH_VERIFY = "math-verify"
+    SPELLING = SPELLING
+
+
+def elect(candidates: list[Candidate], vote: Vote, group_of: Callable[[str], str] = canonical) -> Candidate | None:
     """The candidate whose answer wins; None when no candidate has an answer.
 
+    Answers with the same `group_of` vote together.
     Candidates without an answer never win. Ties go to the higher-scored path, then to the earlier candidate, so the
     order of `candidates` must not depend on timing. Weighted and majority return the best-scored path of the winning
     answer.
@@ -22,7 +35,7 @@ def elect(candidates: list[Candidate], vote: Vote) -> Candidate | None:
         return max(answered, key=_score)
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in answered:
-        groups[canonical(candidate.answer)].append(candidate)
+        groups[group_of(candidate.answer)].append(candidate)
 
     def weight(group: list[Candidate]) -> tuple[float, float]:
         best = max(map(_score, group))

@@ -11,6 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine
     from espalier.engine.model import Model
+    from espalier.search.grouping import Grouping
     from espalier.search.orchestrator import Orchestrator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -91,12 +92,14 @@ def make_orchestrator(
         generator: "str | Model" = "talker",
         verifier: str | Path | None = "classifier",
         max_running: int = 64,
+        grouping: "Grouping | None" = None,
         **options: Any,
     ) -> "Orchestrator":
         folder = tiny_checkpoints[verifier] if isinstance(verifier, str) else verifier
         family = folder and load_verifier(Checkpoint(folder), torch.float32, "cpu")
         engine = make_engine(generator, family.model if family else None, **options)
         talker = Generator(engine, "", {"temperature": 1.0, "top_p": 1.0})
-        return Orchestrator(engine, talker, Verifier(engine, family) if family else None, max_running=max_running)
+        scorer = Verifier(engine, family) if family else None
+        return Orchestrator(engine, talker, scorer, max_running=max_running, grouping=grouping)
 
     return make

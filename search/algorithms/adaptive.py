@@ -26,6 +26,7 @@ class AdaptivePaths:
     A majority is decided when the paths not sampled yet could not lift another answer to the leader's votes, or when
     `leader_stays_first` reaches `confidence`; a weighted vote when the paths not sampled yet could not close the gap
     with a score of 1 each; a naive one when a path has the score 1. Paths that give no answer are samples spent.
+    Answers are told apart by spelling, whatever groups them in the vote that follows.
     """
 
     def __init__(

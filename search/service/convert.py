@@ -169,6 +169,7 @@ def result_to_wire(result: SearchResult, include_nodes: bool) -> pb.SearchResult
         accounting=_accounting_to_wire(result.accounting),
         configuration=request_to_wire(result.configuration),
         digests=result.digests,
+        grader=result.grader,
     )
 
 
@@ -192,6 +193,7 @@ def result_from_wire(message: pb.SearchResult) -> SearchResult:
         accounting=_accounting_from_wire(message.accounting),
         configuration=_configuration(message.configuration),
         digests=dict(message.digests),
+        grader=message.grader,
     )
 
 

@@ -42,5 +42,6 @@ def result(**changes: Any) -> SearchResult:
         ),
         "configuration": SearchRequest("What is 47+25-24?"),
         "digests": {"generator": "d1", "verifier": "d2"},
+        "grader": "spelling",
     }
     return SearchResult(**{**fields, **changes})

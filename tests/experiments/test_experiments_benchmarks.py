@@ -154,3 +154,12 @@ def test_math500_solutions_are_graded_right_by_their_own_golds(grader: Grader):
     futures = {r["unique_id"]: grader.submit(golds[r["unique_id"]], extract_answer(r["solution"])) for r in records}
     assert len(futures) == 500
     assert [name for name, future in futures.items() if not grader.resolve(future).correct] == []
+
+
+def test_gsm8k_golds_are_extracted_from_their_own_answers():
+    path = copy("gsm8k_test.jsonl")
+    golds = [p.answer for p in load_benchmark(str(path))]
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    extracted = [extract_answer(record["answer"]).replace(",", "") for record in records]
+    assert len(extracted) == 1319
+    assert extracted == golds

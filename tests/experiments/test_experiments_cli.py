@@ -216,6 +216,27 @@ def test_solve_json_is_the_whole_result_and_nothing_else(espalier):
     assert result["stop_reason"] == "finished"
 
 
+def test_votes_of_the_demo_start_no_process(espalier, monkeypatch):
+    from espalier.search.grading import Grader
+
+    monkeypatch.setattr(Grader, "submit", None)  # who calls it fails
+    for algorithm in ("best-of-n", "majority", "beam"):
+        ran = espalier(*SOLVE, "-a", algorithm, "-N", 8, "--json")
+        assert ran.code == 0, ran.err
+        result = json.loads(ran.out)
+        assert result["grader"] == "spelling"
+        assert len({candidate["answer"] for candidate in result["candidates"]} - {""}) > 1 or algorithm == "beam"
+
+
+def test_what_groups_answers_is_part_of_a_runs_configuration(espalier, tmp_path):
+    run = "eval", "-a", "majority", "-N", 2, "--limit", 1, "--out", tmp_path / "run"
+    assert espalier(*run).code == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["grouping"].startswith("math-verify ")
+    ran = espalier(*run, "--grouping", "spelling")
+    assert ran.code == 2
+    assert "grouping differ" in ran.err
+
+
 def test_solve_gives_the_same_text_again_and_another_with_another_seed(espalier):
     def texts(seed: int) -> list[str]:
         nodes = json.loads(espalier(*SOLVE, "--json", "--seed", seed, "--temperature", 1.5).out)["nodes"]

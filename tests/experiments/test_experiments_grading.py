@@ -1,13 +1,26 @@
 """Grading happens in child processes that can be killed."""
 
+import multiprocessing
+import sys
 import threading
 import time
+from multiprocessing import get_context
 
 import pytest
+from pebble import ProcessPool
 
 from espalier.search.grading import Grade, Grader
 
 RUNAWAY = "10^{10^{10}}"  # sympy computes it digit by digit
+
+
+def eat(size: int) -> bool:
+    """Takes that many bytes of memory, as an answer may."""
+    return len(bytearray(size)) == size
+
+
+def fail(*args: object, **options: object) -> None:
+    raise MemoryError
 
 
 @pytest.mark.parametrize(
@@ -64,6 +77,70 @@ def test_child_that_dies_is_named_and_replaced(grader):
     assert not grade.correct
     assert "3" in grade.error
     assert grader.grade("3", "3") == Grade(True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's address space for certain")
+def test_answer_that_eats_memory_is_cut_off_and_says_so_and_the_next_is_graded():
+    with Grader(memory_bytes=200 * 2**20) as grader:
+        modest = grader._pool.schedule(eat, args=[100 * 2**20], timeout=30)
+        assert grader.resolve(modest) == Grade(True)
+        greedy, after = grader._pool.schedule(eat, args=[300 * 2**20], timeout=30), grader.submit("3", "3")
+        assert grader.resolve(greedy) == Grade(False, "grading took more than 200 MiB of memory")
+        assert grader.resolve(after) == Grade(True)
+
+
+def test_memory_error_inside_math_verify_is_not_taken_for_a_wrong_answer(monkeypatch):
+    import math_verify
+
+    from espalier.search.grading import is_equivalent
+
+    monkeypatch.setattr(math_verify.grader, "sympy_expr_eq", fail)
+    with pytest.raises(MemoryError):
+        is_equivalent("3", "3")
+    monkeypatch.setattr(math_verify.parser, "extract_target_from_pred", fail)
+    with pytest.raises(MemoryError):
+        is_equivalent("3", "a reading that is not kept yet")
+
+
+def test_error_inside_math_verify_leaves_the_answer_to_be_compared_as_text(monkeypatch):
+    import math_verify
+
+    from espalier.search.grading import is_equivalent
+
+    def divide(*args: object, **options: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(math_verify.grader, "sympy_expr_eq", divide)
+    assert [is_equivalent("3", answer) for answer in ("3", "3.0")] == [True, False]
+
+
+def test_stopped_grader_has_no_children_and_starts_others_when_asked_again():
+    others = set(multiprocessing.active_children())
+    grader = Grader()
+    for _ in range(2):
+        assert set(multiprocessing.active_children()) == others
+        assert grader.grade("1/2", "0.5") == Grade(True)
+        assert len(set(multiprocessing.active_children()) - others) == 1
+        grader.stop()
+    assert set(multiprocessing.active_children()) == others
+
+
+def test_children_that_cannot_be_started_are_named_and_tried_again():
+    with Grader() as grader:
+        grader._pool = ProcessPool(1, initializer=fail, context=get_context("spawn"))
+        grade = grader.grade("3", "3")
+        assert not grade.correct
+        assert "cannot be kept running" in grade.error
+        assert grader.grade("3", "3") == Grade(True)
+
+
+def test_when_no_child_can_be_started_at_all_grades_say_so(monkeypatch):
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("pebble.pool.process.launch_process", refuse)
+    with Grader() as grader:
+        assert "cannot be kept running" in grader.grade("3", "3").error
 
 
 def test_no_time_limit_passes_for_a_wrong_answer():

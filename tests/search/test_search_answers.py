@@ -46,6 +46,113 @@ def test_other_spellings_of_an_answer_are_found(text: str, answer: str):
     assert extract_answer(text) == answer
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{\text{(C)}}", "C"),
+        (r"\boxed{\textbf{(A)}}", "A"),
+        (r"\boxed{\textbf{(A) }}", "A"),
+        (r"\boxed{\mathrm{D}.}", "D"),
+        (r"\boxed{(B)}", "B"),
+        (r"\boxed{E}", "E"),
+        ("The answer is (B).", "B"),
+        ("The answer is **(B)**.", "B"),
+        ("The answer is $(B)$.", "B"),
+        ("The answer is (B) because both are even.", "B"),
+        ("The answer is (B) 42.", "B"),
+        ("The answer is option D", "D"),
+        ("So the correct option is (D).", "D"),
+        ("Answer: C", "C"),
+        ("Answer: C) 42", "C"),
+        ("**Answer:** B. Paris", "B"),
+    ],
+)
+def test_a_choice_comes_as_its_letter(text: str, answer: str):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{(A, B)}", "(A, B)"),
+        (r"\boxed{\textbf{(C)}\ 25}", r"\textbf{(C)}\ 25"),
+        (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}"),
+        (r"\boxed{X}", "X"),
+        ("The answer is A + B.", "A + B"),
+        ("The answer is (A) and (C).", "(A) and (C)"),
+    ],
+)
+def test_what_only_looks_like_a_choice_stays_whole(text: str, answer: str):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Answer: 42", "42"),
+        ("answer = 42.", "42"),
+        ("**Answer:** 42", "42"),
+        ("**Answer: 42**", "42"),
+        ("**Final Answer:** **42**.", "42"),
+        ("### Answer\n42", "42"),
+        ("**Final Answer**\n\n$42$", "42"),
+        ("Answer: `42`", "42"),
+        ("The answer is 2**3.", "2**3"),
+        ("Answer: 5!", "5!"),
+        ("The answer is $5.50.", "5.50"),
+        (r"The answer is \$18.", "18"),
+        ("#### $1,234", "1,234"),
+        ("#### **-42**", "-42"),
+        ("#### 25%", "25%"),
+        (r"\boxed{$5$}", "5"),
+        (r"\boxed{5.}", "5"),
+        (r"The answer is \(x^2\).", "x^2"),
+        ("The answer is\n\\[\n42\n\\]", "42"),
+        ("The answer is $x=2$ or $x=3$.", "x=2 or x=3"),
+        ("The answer is $7$, as we saw.", "7"),
+        ("The answer is 42, because 6*7=42.", "42"),
+        ("The answer, therefore, is 42.", "42"),
+        ("The answer to the question is 42.", "42"),
+        ("The answer is therefore 42.", "42"),
+        ("The answer is (3, 4).", "(3, 4)"),
+        ("The answer is Evelyn.", "Evelyn"),
+        ("Final Answer: The final answer is $5$. I hope it is correct.", "5"),
+        ("The answer is 4. The answer is not 5.", "4"),
+    ],
+)
+def test_markdown_dollars_and_punctuation_are_no_part_of_an_answer(text: str, answer: str):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "so 6*7=42",
+        "42",
+        "The answer is not obvious.",
+        "The answer is obtained by adding 3 and 4.",
+        "The answer is the number of ways, which is 12.",
+        "The answer is that Tom has 5 coins.",
+        "The answer is $5 and she has $3 left.",
+        "Answer:\nTo find it we add 3 and 4.",
+        "### Answer\nWe see that it is 5",
+        "What is the answer? It may be 5.",
+        "Now check the answer: it should be 5.",
+        "Both answers: 5",
+        "#### Step 1: add 3 and 4",
+        "The answer is .",
+        "The answer is",
+    ],
+)
+def test_a_text_that_states_no_answer_gives_none(text: str):
+    assert extract_answer(text) == ""
+
+
+@given(st.text("answer is:\n$*#([{\\}])AB5,. ", max_size=60))
+def test_any_text_can_be_read(text: str):
+    extract_answer("Answer: " + text)
+
+
 def test_a_box_counts_before_hashes_and_hashes_before_words():
     assert extract_answer("the answer is 1\n#### 2\n\\boxed{3}\nthe answer is 4") == "3"
     assert extract_answer("#### 2\nthe answer is 4") == "2"
@@ -72,6 +179,8 @@ def test_any_balanced_content_comes_out_whole(content: str, before: str):
         (r"\dfrac{1}{2}", r"\tfrac{1}{2}"),
         ("x + 1", "x+1"),
         (r"1\!234", "1234"),
+        (r"\text{(C)}", "C"),
+        (r"\$5", "5"),
     ],
 )
 def test_equal_answers_meet(one: str, other: str):

@@ -5,7 +5,7 @@ from concurrent import futures
 
 import grpc
 import pytest
-from scripted_orchestrator import CANDIDATE, DIGESTS, NODES
+from scripted_orchestrator import CANDIDATE, DIGESTS, GRADER, NODES
 from server_thread import PATIENCE
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
@@ -23,6 +23,7 @@ def test_solve_returns_the_result_as_the_orchestrator_made_it(start):
     assert result.answer == "42"
     assert (result.best, result.candidates, result.nodes) == (CANDIDATE, (CANDIDATE,), NODES)
     assert result.digests == DIGESTS
+    assert result.grader == GRADER
     assert result.configuration == SearchRequest("solve", AlgorithmName.BEST_OF_N, vote=Vote.WEIGHTED, seed=7)
     assert result.accounting.seconds == 1.5
 

@@ -1,0 +1,96 @@
+"""The vote of one search, which may have to wait for what tells its answers apart."""
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from espalier.search.answers import canonical, is_number
+from espalier.search.grouping import Grouping
+from espalier.search.request import Vote
+from espalier.search.result import Candidate
+from espalier.search.voting import SPELLING, elect
+
+
+class Ballot:
+    """Groups the answers of a search's candidates and elects one.
+
+    Answers that are spelled alike, by `canonical`, are of one group from the start. The spellings are then taken in the
+    order in which they first occur among the candidates, each by the first of its answers, and each joins the first
+    earlier group whose first answer it equals, or founds one. Whether it does is asked of a grouping, with the earlier
+    answer as the gold one, each pair once at most, and never of two plain numbers. The order matters, as equality to
+    math-verify is neither symmetric nor transitive; nothing depends on which question is answered first.
+
+    A vote of one path, `naive`, has no groups and asks nothing.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], vote: Vote, grouping: Grouping) -> None:
+        """Begin; `candidates` in order of their paths."""
+        self.candidates = tuple(candidates)
+        self._vote = vote
+        self._grouping = grouping
+        self._answers: dict[str, str] = {}
+        for candidate in self.candidates:
+            if candidate.answer:
+                self._answers.setdefault(canonical(candidate.answer), candidate.answer)
+        self._group_of: dict[str, str] = {}
+        self._unplaced = deque(() if vote is Vote.NAIVE else self._answers)
+        self._asked: list[tuple[str, Future[bool]]] | None = None
+        self._name = SPELLING
+
+    @property
+    def grader(self) -> str:
+        """What the groups were told apart by: the grouping's name where it had to be asked."""
+        return self._name
+
+    def settled(self) -> bool:
+        """Whether every answer has its group; asks what there is to ask next where not. Never waits."""
+        while self._unplaced:
+            key = self._unplaced[0]
+            if self._asked is None:
+                self._asked = self._ask(key)
+            for group, future in self._asked:
+                if not future.done():
+                    return False
+                if _says_yes(future):
+                    self._group_of[key] = group
+                    break
+            else:
+                self._group_of[key] = key
+            self._unplaced.popleft()
+            self._asked = None
+        return True
+
+    @property
+    def waits_for(self) -> "list[Future[bool]]":
+        """The questions that are not answered yet."""
+        return [future for _, future in self._asked or () if not future.done()]
+
+    def settle_by_spelling(self) -> None:
+        """Leave it at that: only answers that are spelled alike are of one group."""
+        self._unplaced.clear()
+        self._group_of.clear()
+        self._asked = None
+        self._name = SPELLING
+
+    def elect(self) -> Candidate | None:
+        """The candidate whose answer wins once the vote is settled; see `voting.elect`."""
+        return elect(list(self.candidates), self._vote, self._group)
+
+    def _group(self, answer: str) -> str:
+        key = canonical(answer)
+        return self._group_of.get(key, key)
+
+    def _ask(self, key: str) -> "list[tuple[str, Future[bool]]]":
+        """Ask of all earlier groups at once: an answer like none of them takes one turn, not one for each."""
+        asked: list[tuple[str, Future[bool]]] = []
+        for group in dict.fromkeys(self._group_of.values()):
+            if is_number(group) and is_number(key):
+                continue
+            if (future := self._grouping.ask(self._answers[group], self._answers[key])) is not None:
+                self._name = self._grouping.name
+                asked.append((group, future))
+        return asked
+
+
+def _says_yes(future: "Future[bool]") -> bool:
+    return not future.cancelled() and future.exception() is None and future.result()
