@@ -8,7 +8,7 @@ from espalier.search.answers import canonical, is_number
 from espalier.search.grouping import Grouping
 from espalier.search.request import Vote
 from espalier.search.result import Candidate
-from espalier.search.voting import SPELLING, elect
+from espalier.search.voting import SPELLING, elect, is_decided
 
 
 class Ballot:
@@ -20,7 +20,7 @@ class Ballot:
     answer as the gold one, each pair once at most, and never of two plain numbers. The order matters, as equality to
     math-verify is neither symmetric nor transitive; nothing depends on which question is answered first.
 
-    A vote of one path, `naive`, has no groups and asks nothing.
+    A vote of one path, `naive`, has no groups and asks nothing; nor does one where a spelling outweighs all others.
     """
 
     def __init__(self, candidates: Sequence[Candidate], vote: Vote, grouping: Grouping) -> None:
@@ -33,7 +33,8 @@ class Ballot:
             if candidate.answer:
                 self._answers.setdefault(canonical(candidate.answer), candidate.answer)
         self._group_of: dict[str, str] = {}
-        self._unplaced = deque(() if vote is Vote.NAIVE else self._answers)
+        asks = vote is not Vote.NAIVE and not is_decided(self.candidates, vote)
+        self._unplaced = deque(self._answers if asks else ())
         self._asked: list[tuple[str, Future[bool]]] | None = None
         self._name = SPELLING
 

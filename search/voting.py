@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from espalier.search.answers import canonical
@@ -36,14 +36,24 @@ def elect(candidates: list[Candidate], vote: Vote, group_of: Callable[[str], str
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in answered:
         groups[group_of(candidate.answer)].append(candidate)
+    winner = max(groups.values(), key=lambda group: (_weight(group, vote), max(map(_score, group))))
+    return max(winner, key=_score)
 
-    def weight(group: list[Candidate]) -> tuple[float, float]:
-        best = max(map(_score, group))
-        if vote is Vote.MAJORITY:
-            return float(sum(c.multiplicity for c in group)), best
-        return math.fsum(_score(c) * c.multiplicity for c in group), best
 
-    return max(max(groups.values(), key=weight), key=_score)
+def is_decided(candidates: Sequence[Candidate], vote: Vote) -> bool:
+    """Whether one spelling of an answer outweighs all others together, whichever of these mean the same."""
+    groups: dict[str, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        if candidate.answer:
+            groups[canonical(candidate.answer)].append(candidate)
+    weights = sorted((_weight(group, vote) for group in groups.values()), reverse=True)
+    return not weights or weights[0] > math.fsum(weights[1:])
+
+
+def _weight(group: list[Candidate], vote: Vote) -> float:
+    if vote is Vote.MAJORITY:
+        return float(sum(c.multiplicity for c in group))
+    return math.fsum(_score(c) * c.multiplicity for c in group)
 
 
 def _score(candidate: Candidate) -> float:

@@ -149,3 +149,11 @@ def test_it_names_what_grouped_the_answers():
     by_spelling = Ballot(candidates("x", "y"), Vote.MAJORITY, BySpelling())
     assert by_spelling.settled()
     assert by_spelling.grader == "spelling"
+
+
+def test_nothing_is_asked_where_one_spelling_outweighs_all_others():
+    grouping = ScriptedGrouping(same_letter)
+    assert majority(grouping, "b", "a1", "b", "a2", "b") == "b"
+    assert grouping.asked == []
+    assert majority(grouping, "b", "a1", "b", "a2") == "b", "even, the earlier is ahead; but it had to be asked"
+    assert grouping.asked
