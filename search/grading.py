@@ -22,11 +22,10 @@ _TIMEOUT_SECONDS = 5.0
 DEFAULT_MEMORY_BYTES = 2 * 2**30
 """What one grading process may take."""
 
-_TASKS_PER_CHILD = 1000  # sympy's caches grow; a fresh child now and then keeps memory flat
-
-_READINGS = (
-    256  # kept in a child: a vote compares each answer with many, and reading one costs as much as comparing two
-)
+_TASKS_PER_CHILD = 1000
+"""Then a fresh one takes its place: sympy's caches grow."""
+_READINGS = 256
+"""Answers read that a child keeps: a vote compares each with many, and reading one costs as much as comparing two."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,11 @@ from espalier.search.demand import PathLimits, verifier_limits, worst_case_block
 from espalier.search.generator import Generator
 from espalier.search.grouping import BySpelling, Grouping
 from espalier.search.ledger import Ledger
+from espalier.search.plan import SearchPlan
 from espalier.search.request import AlgorithmName, Limits, SearchRequest, validate
 from espalier.search.result import Event, SearchResult, StopReason
-from espalier.search.running import RunningSearch, SearchPlan
+from espalier.search.running import RunningSearch
+from espalier.search.terms import USUAL, Terms
 
 DEFAULT_MAX_TOKENS = 2048
 """Generated tokens of one path when the request sets no limit."""
@@ -113,22 +115,14 @@ class Orchestrator:
         return digests | {"dtype": dtype, "device": device, "system_prompt": prompt, "grouping": grouping}
 
     def submit(
-        self,
-        request: SearchRequest,
-        on_event: Callable[[Event], None] | None = None,
-        priority: int = 0,
-        salt: bytes = b"",
-        waited: float = 0.0,
+        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: Terms = USUAL
     ) -> str:
         """Queue a search.
 
         Args:
             request: what to search.
             on_event: called with each of the search's events, on the thread that calls `step`.
-            priority: searches of a larger one start first, and keep their memory where others must give theirs up.
-            salt: prompts computed for one search are reused for another only under the same salt: give callers that
-                must not learn of each other, by how fast an answer comes, different ones.
-            waited: seconds it waited before; its time in the queue and its time limit count them.
+            terms: its priority and the like.
 
         Returns:
             The search's id.
@@ -139,12 +133,12 @@ class Orchestrator:
                 not hold the search even alone.
         """
         validate(request, self.limits)
-        plan = replace(self._plan(request), salt=salt)
+        plan = replace(self._plan(request), salt=terms.salt)
         blocks = self._worst_case(plan)
         self.engine.admission.require_fits_alone(blocks)
-        queued = _Queued(plan, blocks, Ledger(self._clock, waited), on_event or _ignore, priority)
+        queued = _Queued(plan, blocks, Ledger(self._clock, terms.waited), on_event or _ignore, terms.priority)
         # Behind all that go first or came before: the queue is in order of priority.
-        place = next((i for i, other in enumerate(self._queue) if other.priority < priority), len(self._queue))
+        place = next((i for i, other in enumerate(self._queue) if other.priority < terms.priority), len(self._queue))
         self._queue.insert(place, queued)
         return plan.search_id
 

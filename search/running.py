@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 from espalier.engine.engine import Engine
 from espalier.engine.sampling import Sampling, stream_key
@@ -17,12 +16,13 @@ from espalier.search.answers import extract_answer, last_boxed
 from espalier.search.ballot import Ballot
 from espalier.search.budget import Budget
 from espalier.search.degenerate import is_degenerate
-from espalier.search.demand import PathLimits
 from espalier.search.generator import Generator
 from espalier.search.grouping import Grouping
+from espalier.search.growth import Growth, Sampled
 from espalier.search.ledger import Ledger
 from espalier.search.node import Node, Termination
-from espalier.search.request import SearchRequest, Vote
+from espalier.search.plan import SearchPlan
+from espalier.search.request import Vote
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -42,47 +42,6 @@ _MOST_SHOWN = 256
 
 _VOTE_SECONDS = 60.0
 """Time after which a vote ends by spelling alone: answers made to run away could hold it up for hours."""
-
-
-@dataclass(slots=True, eq=False)
-class _Growth:
-    """What the orchestrator holds for a node: its sequences, and what waits for its score.
-
-    `to_end` tells a step of an independent path from one that was asked for by itself. `verified` is False while the
-    node's own verifier tokens are not computed; children are scored after it, so that they share its KV and no token is
-    read twice. `expected` children are still being sampled.
-    """
-
-    to_end: bool
-    generator: Sequence | None = None
-    verifier: Sequence | None = None
-    verified: bool = False
-    expected: int = 0
-    unscored_children: list[Node] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampling:
-    """What a piece of generator work is for: the number of its first child among its siblings, and how it was asked.
-
-    `stem` is the node that the round began from: what the round may spend on a path counts from there.
-    """
-
-    first_child: int
-    to_end: bool
-    greedy: bool
-    stem: Node
-
-
-@dataclass(frozen=True, slots=True)
-class SearchPlan:
-    """A validated request with its defaults filled in, and the bounds its paths are held to."""
-
-    search_id: str
-    request: SearchRequest
-    generator_limits: PathLimits
-    verifier_limits: PathLimits | None
-    salt: bytes = b""
 
 
 class RunningSearch:
@@ -114,11 +73,11 @@ class RunningSearch:
         self._root = Node(0, None, ())
         self._algorithm = make_algorithm(plan.request, self._root)
         self._nodes: list[Node] = [self._root]
-        self._growth: dict[Node, _Growth] = {}
+        self._growth: dict[Node, Growth] = {}
         self._by_verifier: dict[Sequence, Node] = {}
         self._by_generator: dict[Sequence, Node] = {}
         self._siblings: dict[tuple[Node, str, Termination | None], Node] = {}
-        self._samplings: dict[Generate, _Sampling] = {}
+        self._samplings: dict[Generate, Sampled] = {}
         self._sampled_from: set[Node] = set()
         self._asked: list[Expand] = []
         self._round: list[Node] = []
@@ -136,7 +95,7 @@ class RunningSearch:
         """Open the root's sequences and ask for the first steps."""
         self._ledger.start()
         self._on_event(Started(self.plan.search_id, self.request))
-        root = _Growth(to_end=False)
+        root = Growth(to_end=False)
         self._growth[self._root] = root
         root.generator, prompt = self._generator.open(self.plan.search_id, self.request.problem, self.plan.salt)
         self._ledger.generator_tree_tokens += prompt
@@ -230,7 +189,7 @@ class RunningSearch:
         left = min(limits.step_tokens, limits.path_tokens - node.path_tokens(), self._budget.generator_left(node, stem))
         self._by_generator[sequence] = node
         work = self._generator.generate(self.plan.search_id, sequence, samplings, left, in_place)
-        self._samplings[work] = _Sampling(first, to_end, greedy, stem)
+        self._samplings[work] = Sampled(first, to_end, greedy, stem)
 
     def _on_generated(self, done: Generated) -> None:
         parent = self._by_generator[done.work.sequence]
@@ -246,7 +205,7 @@ class RunningSearch:
         self._ledger.nodes += count
         self._ledger.duplicates += count - 1
         self._ledger.generated_tokens += count * node.num_tokens
-        growth = _Growth(sampling.to_end, generator=done.sequence)
+        growth = Growth(sampling.to_end, generator=done.sequence)
         above.expected -= count
         if done.work.in_place:
             above.generator = None
@@ -300,7 +259,7 @@ class RunningSearch:
         self._release(node)
         self._outstanding -= 1
 
-    def _termination(self, node: Node, cause: StopCause, sampling: _Sampling) -> Termination | None:
+    def _termination(self, node: Node, cause: StopCause, sampling: Sampled) -> Termination | None:
         if cause is StopCause.EOS:
             # An end without a word of its own still ends what was said before it.
             return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE

@@ -11,6 +11,7 @@ from espalier.engine.turns import GENERATOR, VERIFIER
 from espalier.experiments.benchmarks import load_benchmark
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
+from espalier.search.voting import GroupingName
 
 SPLITS = {"25/75": 0.25, "50/50": 0.5, "75/25": 0.75}
 """The generator's share of the bytes."""
@@ -76,7 +77,9 @@ class _Run:
 
 
 def _run(memory: int, texts: list[str], searches: list[SearchRequest], generator_share: float | None) -> _Run:
-    orchestrator = load_orchestrator(RuntimeSettings(kv_memory_bytes=memory, max_running=len(texts)))
+    orchestrator = load_orchestrator(
+        RuntimeSettings(kv_memory_bytes=memory, max_running=len(texts), grouping=GroupingName.SPELLING)
+    )
     engine = orchestrator.engine
     if generator_share is not None:
         sectors = round(generator_share * engine.arena.num_sectors)

@@ -6,6 +6,7 @@ from typing import Any
 from espalier.experiments.benchmarks import load_benchmark
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
+from espalier.search.voting import GroupingName
 
 _ANY = SearchRequest("-")
 SEARCHES = {
@@ -25,7 +26,7 @@ def run(problems: int, in_flight: int, seed: int) -> tuple[list[dict[str, Any]],
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     for name, search in SEARCHES.items():
-        orchestrator = load_orchestrator(RuntimeSettings(max_running=in_flight))
+        orchestrator = load_orchestrator(RuntimeSettings(max_running=in_flight, grouping=GroupingName.SPELLING))
         for problem in chosen:
             orchestrator.submit(replace(search, problem=problem.problem, seed=seed))
         accounts = []

@@ -14,6 +14,7 @@ from espalier.experiments.peers.vllm_process import VllmProcess, VllmSettings
 from espalier.search.answers import canonical
 from espalier.search.request import SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
+from espalier.search.voting import GroupingName
 
 IN_FLIGHT = (1, 8, 32)
 GENERATOR, VERIFIER = "demo-generator", "demo-verifier"
@@ -82,7 +83,9 @@ def _peers(vllm: VllmProcess | None) -> dict[str, SearchAndLearn]:
 
 
 def _ours(problems: list[Problem], in_flight: int, beam_width: int, expansion: int, seed: int) -> _Run:
-    orchestrator = load_orchestrator(RuntimeSettings(GENERATOR, VERIFIER, max_running=in_flight))
+    orchestrator = load_orchestrator(
+        RuntimeSettings(GENERATOR, VERIFIER, max_running=in_flight, grouping=GroupingName.SPELLING)
+    )
     gold = {}
     for problem in problems:
         request = SearchRequest(problem.problem, beam_width=beam_width, expansion=expansion, seed=seed)

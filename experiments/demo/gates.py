@@ -25,7 +25,7 @@ from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
 from espalier.search.result import Candidate, SearchResult
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
-from espalier.search.voting import elect
+from espalier.search.voting import GroupingName, elect
 
 Levels = dict[str, float]
 """A share for each level and for `all`."""
@@ -114,7 +114,12 @@ def evaluate_pair(pair: Path, limit: int, seed: int) -> dict[str, Any]:
     cases = read_cases(benchmark_path(), limit)
     oracle = _oracle_beam(pair, cases, seed)
     orchestrator = load_orchestrator(
-        RuntimeSettings(generator=str(pair / GENERATOR), verifier=str(pair / VERIFIER), max_running=32)
+        RuntimeSettings(
+            generator=str(pair / GENERATOR),
+            verifier=str(pair / VERIFIER),
+            max_running=32,
+            grouping=GroupingName.SPELLING,
+        )
     )
     any_request = SearchRequest("-", temperature=TEMPERATURE, seed=seed)
     greedy = _search(orchestrator, cases, replace(any_request, algorithm=AlgorithmName.GREEDY))

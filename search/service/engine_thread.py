@@ -13,13 +13,13 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from espalier.search.request import Limits, SearchRequest
 from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
+from espalier.search.terms import USUAL, Terms
 
 log = logging.getLogger("espalier.service")
 
@@ -41,12 +41,7 @@ class Orchestrator(Protocol):
         ...
 
     def submit(
-        self,
-        request: SearchRequest,
-        on_event: Callable[[Event], None] | None = None,
-        priority: int = 0,
-        salt: bytes = b"",
-        waited: float = 0.0,
+        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: Terms = USUAL
     ) -> str:
         """Queue a search and return its id; `on_event` is called inside `step`."""
         ...
@@ -62,15 +57,6 @@ class Orchestrator(Protocol):
     def close(self) -> None:
         """Cancel all and release everything."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms a search runs, beside its request; see `Orchestrator.submit`."""
-
-    priority: int = 0
-    salt: bytes = b""
-    waited: float = 0.0
 
 
 class Search:
@@ -148,7 +134,7 @@ class EngineThread:
         return self.loaded.result()
 
     def submit(
-        self, request: SearchRequest, on_end: Callable[[], None], progress: bool, terms: Terms | None = None
+        self, request: SearchRequest, on_end: Callable[[], None], progress: bool, terms: Terms = USUAL
     ) -> Search:
         """Start a search.
 
@@ -156,7 +142,7 @@ class EngineThread:
             request: a validated request.
             on_end: called once, on the event loop, when the orchestrator is done with the search, however it ended.
             progress: whether events other than `Finished` are wanted.
-            terms: None for the usual ones.
+            terms: its priority and the like.
 
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
@@ -169,7 +155,7 @@ class EngineThread:
 
         search = Search(request, self._event_capacity, ended)
         self._live.add(search)
-        self._commands.put_nowait(lambda orchestrator: self._submit(orchestrator, search, progress, terms or Terms()))
+        self._commands.put_nowait(lambda orchestrator: self._submit(orchestrator, search, progress, terms))
         return search
 
     def cancel(self, search: Search) -> None:
@@ -258,7 +244,7 @@ class EngineThread:
                 self._post(search.deliver, event)
 
         try:
-            search.search_id = orchestrator.submit(search.request, on_event, terms.priority, terms.salt, terms.waited)
+            search.search_id = orchestrator.submit(search.request, on_event, terms)
         except Exception as error:  # this search's failure, not the engine's; `errors` decides what the client sees
             self._post(search.fail, error)
 

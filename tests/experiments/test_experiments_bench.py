@@ -26,6 +26,16 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return bench
 
 
+@pytest.fixture
+def no_grader_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that compare answers would run beside what is timed."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a benchmark of speed votes by spelling")
+
+    monkeypatch.setattr("espalier.search.grouping.ByMathVerify", refuse)
+
+
 def test_engine_benchmark_writes_rows_ratios_and_machine(bench, tmp_path):
     file = tmp_path / "deep" / "engine.json"
     ran = bench(
@@ -45,6 +55,7 @@ def test_engine_benchmark_writes_rows_ratios_and_machine(bench, tmp_path):
     assert "decode@1/dense" in ran.output
 
 
+@pytest.mark.usefixtures("no_grader_pool")
 def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
     file = tmp_path / "search.json"
     ran = bench(*("search", "-N", 2, "-M", 2, "--problems", 2, "--repeats", 1, "--vllm-python", "none", "--json", file))
@@ -66,6 +77,7 @@ def test_prefix_benchmark_compares_shared_reading_with_plain(bench, tmp_path, mo
     assert set(document["ratios"]) == {"prefix@0/plain", "prefix@40/plain"}
 
 
+@pytest.mark.usefixtures("no_grader_pool")
 def test_pool_benchmark_compares_the_shared_pool_with_every_split(bench, tmp_path, monkeypatch):
     from espalier.experiments.bench import pool
 
@@ -93,6 +105,7 @@ def test_pool_benchmark_has_no_rate_and_no_ratio_for_a_split_that_holds_no_searc
     assert set(document["ratios"]) == {"pool@beam/25/75", "pool@beam/best-static", "pool/best-static"}
 
 
+@pytest.mark.usefixtures("no_grader_pool")
 def test_redundancy_benchmark_counts_computed_tokens_against_the_tree(bench, tmp_path):
     file = tmp_path / "redundancy.json"
     ran = bench("redundancy", "--problems", 2, "--json", file)

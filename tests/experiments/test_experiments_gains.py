@@ -11,6 +11,7 @@ from espalier.search.answers import canonical
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
+from espalier.search.voting import GroupingName
 
 PROBLEMS, SEEDS = 150, (11, 12)
 MAJORITY = SearchRequest("-", AlgorithmName.MAJORITY, beam_width=16)
@@ -19,7 +20,7 @@ CHAIN = SearchRequest("-", AlgorithmName.CHAIN)
 
 @cache
 def pair() -> Orchestrator:
-    return load_orchestrator(RuntimeSettings(max_running=32))
+    return load_orchestrator(RuntimeSettings(max_running=32, grouping=GroupingName.SPELLING))
 
 
 @cache

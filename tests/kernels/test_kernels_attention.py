@@ -121,6 +121,13 @@ def test_a_row_has_the_same_bits_alone_and_among_siblings():
         assert torch.equal(together[row], attend_one_row(problem, row)), f"row {row}"
 
 
+def test_tokens_that_share_nothing_are_in_work_items_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu_attention, "num_threads", lambda: 1)
+    problem = family()
+    _, firsts, *_ = cpu_attention.find_spans(problem.batch, 64, cpu_attention.geometry_of(problem.layer_kv, 4, 128))
+    assert firsts.tolist() == [0, 4, 5, 14, 17], "siblings, a stranger, a prompt, other siblings"
+
+
 def test_siblings_read_a_shared_block_once():
     problem = paged_problem([(90, 1)] * 8)
     for sequence in range(1, 8):

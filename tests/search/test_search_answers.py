@@ -149,8 +149,10 @@ def test_a_text_that_states_no_answer_gives_none(text: str):
 
 
 @given(st.text("answer is:\n$*#([{\\}])AB5,. ", max_size=60))
-def test_any_text_can_be_read(text: str):
-    extract_answer("Answer: " + text)
+def test_of_any_text_an_answer_is_a_part_without_space_around_it(text: str):
+    answer = extract_answer("Answer: " + text)
+    assert answer == answer.strip()
+    assert not answer or any(c.isalnum() for c in answer)
 
 
 def test_a_box_counts_before_hashes_and_hashes_before_words():

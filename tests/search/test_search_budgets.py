@@ -10,6 +10,7 @@ from espalier.engine.errors import InvalidRequestError
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest
 from espalier.search.result import Candidate, SearchResult, StepDone, StopReason
+from espalier.search.terms import Terms
 
 Make = Callable[..., Orchestrator]
 SCORED = {name: request for name, request in ALL.items() if name not in ("greedy", "chain", "majority", "adaptive")}
@@ -110,7 +111,7 @@ def test_a_search_whose_time_is_over_in_the_queue_ends_there(make_orchestrator: 
     orchestrator, clock = make_orchestrator(max_running=1), Clock()
     monkeypatch.setattr(orchestrator, "_clock", clock)
     orchestrator.submit(BEAM)
-    waiting = orchestrator.submit(replace(BEAM, time_limit=1.0), waited=0.75)
+    waiting = orchestrator.submit(replace(BEAM, time_limit=1.0), terms=Terms(waited=0.75))
     assert orchestrator.step() == []
     clock.now += 0.25
     (result,) = orchestrator.step()

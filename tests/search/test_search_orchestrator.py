@@ -42,6 +42,7 @@ from espalier.search.result import (
     StopReason,
 )
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
+from espalier.search.terms import Terms
 
 Make = Callable[..., Orchestrator]
 
@@ -448,7 +449,7 @@ def test_searches_of_a_larger_priority_start_first_and_others_in_order_of_arriva
             started.append(event.configuration.problem)
 
     for problem, priority in (("a", 0), ("b", 0), ("urgent", 2), ("soon", 1), ("urgent too", 2)):
-        orchestrator.submit(with_(GREEDY, problem=problem), watch, priority)
+        orchestrator.submit(with_(GREEDY, problem=problem), watch, Terms(priority))
     while orchestrator.busy:
         orchestrator.step()
     assert started == ["urgent", "urgent too", "soon", "a", "b"]

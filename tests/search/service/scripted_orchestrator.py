@@ -27,6 +27,7 @@ from espalier.search.result import (
     StepDone,
     StopReason,
 )
+from espalier.search.terms import USUAL, Terms
 
 SECRET = "secret of /home/someone/weights"
 
@@ -78,7 +79,7 @@ class ScriptedOrchestrator:
         self.submitted: queue.Queue[str] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
         self.ended: queue.Queue[str] = queue.Queue()
-        self.terms: dict[str, tuple[int, bytes, float]] = {}
+        self.terms: dict[str, Terms] = {}
         self.looks = 0
         self.flooded = 0
         self._flood_grew = threading.Condition()
@@ -97,12 +98,7 @@ class ScriptedOrchestrator:
         return len(self._live)
 
     def submit(
-        self,
-        request: SearchRequest,
-        on_event: Callable[[Event], None] | None = None,
-        priority: int = 0,
-        salt: bytes = b"",
-        waited: float = 0.0,
+        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: Terms = USUAL
     ) -> str:
         self._own_thread()
         validate(request, self.limits)
@@ -112,7 +108,7 @@ class ScriptedOrchestrator:
             raise PoolTooSmallError(2**30, 2**20)
         search_id = f"s{next(self._numbers)}"
         effective = replace(request, vote=request.vote or Vote.WEIGHTED)
-        self.terms[search_id] = (priority, salt, waited)
+        self.terms[search_id] = terms
         self._live[search_id] = Running(search_id, effective, on_event or (lambda event: None))
         self.submitted.put(search_id)
         return search_id
@@ -174,7 +170,7 @@ class ScriptedOrchestrator:
 
     def _finish(self, search: Running, reason: StopReason) -> SearchResult:
         result = result_of(search.request, search.search_id, reason)
-        queued = ACCOUNTING.queue_seconds + self.terms[search.search_id][2]
+        queued = ACCOUNTING.queue_seconds + self.terms[search.search_id].waited
         result = replace(result, accounting=replace(ACCOUNTING, queue_seconds=queued))
         search.on_event(Finished(search.search_id, result))
         del self._live[search.search_id]

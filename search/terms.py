@@ -1,0 +1,22 @@
+"""On what terms a search runs, beside what it asks for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What whoever submits a search says of it; nothing here changes its result.
+
+    Attributes:
+        priority: searches of a larger one start first, and keep their memory where others must give theirs up.
+        salt: prompts computed for one search are reused for another only under the same salt: give callers that must
+            not learn of each other, by how fast an answer comes, different ones.
+        waited: seconds it waited before it was submitted; its time in the queue and its time limit count them.
+    """
+
+    priority: int = 0
+    salt: bytes = b""
+    waited: float = 0.0
+
+
+USUAL = Terms()
