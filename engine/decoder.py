@@ -1,4 +1,4 @@
-"""The decoder: one implementation for the Llama and Qwen2 families, reading and writing KV in blocks."""
+"""The decoder: one implementation for the families of `engine.config`, reading and writing KV in blocks."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layer_weights import LayerShape, LayerWeights
 from espalier.kernels.layers import Layers, prepare_layers
 from espalier.kernels.layout import LayerKV
-from espalier.kernels.rotary import inverse_frequencies, rotary_table
+from espalier.kernels.rotary import attention_factor, inverse_frequencies, rotary_table
 
 
 class Decoder:
@@ -23,6 +23,7 @@ class Decoder:
         self.norm = norm
         inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         self._inverse_frequencies = inverse.to(embedding.device)
+        self._attention_factor = attention_factor(config.rope_scaling)
 
     @property
     def device(self) -> torch.device:
@@ -49,7 +50,7 @@ class Decoder:
         Returns:
             Hidden states after the final norm, `[T, hidden]`.
         """
-        cos, sin = rotary_table(self._inverse_frequencies, positions)
+        cos, sin = rotary_table(self._inverse_frequencies, positions, self._attention_factor)
         hidden = F.embedding(token_ids, self.embedding)
         hidden = self.layers.forward(hidden, cos, sin, layer_kvs, batch)
         return F.rms_norm(hidden, self.norm.shape, self.norm, self.config.norm_eps)
@@ -90,9 +91,12 @@ def load_decoder(
             mlp_norm=take(f"{name}.post_attention_layernorm.weight", hidden),
             gate_up=torch.cat(gate_up),
             down=take(f"{name}.mlp.down_proj.weight", hidden, inner),
+            out_bias=take(f"{name}.self_attn.o_proj.bias", hidden) if config.out_bias else None,
+            query_norm=take(f"{name}.self_attn.q_norm.weight", config.head_dim) if config.head_norms else None,
+            key_norm=take(f"{name}.self_attn.k_norm.weight", config.head_dim) if config.head_norms else None,
         )
 
-    shape = LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps)
+    shape = LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps, config.windows)
     layers = prepare_layers(config.num_layers, layer, shape)
     embedding = take("embed_tokens.weight", config.vocab_size, hidden)
     return Decoder(config, embedding, layers, take("norm.weight", hidden))

@@ -7,7 +7,7 @@ from espalier.kernels.layout import LayerKV
 
 
 def paged_attention_reference(
-    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float
+    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
 ) -> torch.Tensor:
     """Attention of a step's tokens over their sequences' blocks, one sequence at a time.
 
@@ -16,6 +16,7 @@ def paged_attention_reference(
         layer_kv: this step's keys and values already written.
         batch: the step's tokens and block tables.
         scale: factor on the logits, usually `head_dim ** -0.5`.
+        window: positions that a token sees, its own the last; None for all before it.
 
     Returns:
         `[T, head, head_dim]`, computed in float32 and returned in the query's dtype.
@@ -31,16 +32,19 @@ def paged_attention_reference(
         rows = slice(starts[s], starts[s + 1])
         positions = torch.arange(context - (starts[s + 1] - starts[s]), context, device=query.device)
         logits = torch.einsum("qhd,khd->hqk", query[rows].float(), key) * scale
-        visible = torch.arange(context, device=query.device) <= positions[:, None]
+        behind = positions[:, None] - torch.arange(context, device=query.device)
+        visible = (behind >= 0) & (behind < (window or context))
         weights = torch.softmax(logits.masked_fill(~visible, float("-inf")), dim=-1)
         output[rows] = torch.einsum("hqk,khd->qhd", weights, value).to(query.dtype)
     return output
 
 
-def paged_attention(query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
+def paged_attention(
+    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
+) -> torch.Tensor:
     """`paged_attention_reference` by the fastest path for the device and dtype; same arguments and result."""
     if query.device.type == "cpu" and query.dtype == torch.float32:
         from espalier.kernels.cpu.attention import paged_attention_cpu  # numba takes half a second to import
 
-        return paged_attention_cpu(query, layer_kv, batch, scale)
-    return paged_attention_reference(query, layer_kv, batch, scale)
+        return paged_attention_cpu(query, layer_kv, batch, scale, window)
+    return paged_attention_reference(query, layer_kv, batch, scale, window)

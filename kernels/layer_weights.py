@@ -7,12 +7,22 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What the layers of a decoder have in common."""
+    """The shape of a decoder's layers.
+
+    Attributes:
+        windows: for each layer, how many positions a token sees, its own the last, or None for all before it; empty
+            when all layers see everything.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     norm_eps: float
+    windows: tuple[int | None, ...] = ()
+
+    def window(self, layer: int) -> int | None:
+        """The window of one layer."""
+        return self.windows[layer] if self.windows else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +30,11 @@ class LayerWeights:
     """One layer; q, k, v and gate, up are fused so that each is one product.
 
     Shapes: `qkv [(heads + 2 * kv_heads) * head_dim, hidden]` and its bias, `out [hidden, heads * head_dim]`,
-    `gate_up [2 * intermediate, hidden]`, `down [hidden, intermediate]`, norms `[hidden]`.
+    `gate_up [2 * intermediate, hidden]`, `down [hidden, intermediate]`, norms `[hidden]`, `out_bias [hidden]`.
+
+    Attributes:
+        query_norm: `[head_dim]`, of RMSNorm over each query head before its rotation, where there is one.
+        key_norm: the same of key heads.
     """
 
     attention_norm: torch.Tensor
@@ -30,3 +44,6 @@ class LayerWeights:
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    out_bias: torch.Tensor | None = None
+    query_norm: torch.Tensor | None = None
+    key_norm: torch.Tensor | None = None

@@ -1,6 +1,7 @@
 """A decoder's layers over paged KV: the torch reference and the choice of path.
 
-A layer is normalisation, q, k and v in one product, rotary embedding, attention, and the gated MLP (Llama's order).
+A layer is normalisation, q, k and v in one product, their heads' own norms where there are such (Qwen3), rotary
+embedding, attention, and the gated MLP (Llama's order).
 """
 
 from collections.abc import Callable, Sequence
@@ -74,9 +75,9 @@ class TorchLayers:
     ) -> torch.Tensor:
         """See `Layers`."""
         eps = self._shape.norm_eps
-        for layer, layer_kv in zip(self._layers, layer_kvs, strict=True):
+        for index, (layer, layer_kv) in enumerate(zip(self._layers, layer_kvs, strict=True)):
             normed = F.rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, eps)
-            hidden = hidden + self._attention(layer, normed, cos, sin, layer_kv, batch)
+            hidden = hidden + self._attention(index, normed, cos, sin, layer_kv, batch)
             normed = F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
             hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
@@ -84,19 +85,23 @@ class TorchLayers:
 
     def _attention(
         self,
-        layer: LayerWeights,
+        index: int,
         normed: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
         layer_kv: LayerKV,
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        s = self._shape
+        s, layer = self._shape, self._layers[index]
         qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, s.head_dim)
-        rotated = apply_rotary(qkv[:, : s.num_heads + s.num_kv_heads], cos, sin)
-        query, key = rotated[:, : s.num_heads], rotated[:, s.num_heads :]
-        write_kv(layer_kv, key, qkv[:, s.num_heads + s.num_kv_heads :], batch)
-        return F.linear(paged_attention(query, layer_kv, batch, s.head_dim**-0.5).flatten(1), layer.out)
+        query, key, value = qkv.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), dim=1)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query = F.rms_norm(query, layer.query_norm.shape, layer.query_norm, s.norm_eps)
+            key = F.rms_norm(key, layer.key_norm.shape, layer.key_norm, s.norm_eps)
+        write_kv(layer_kv, apply_rotary(key, cos, sin), value, batch)
+        query = apply_rotary(query, cos, sin)
+        mixed = paged_attention(query, layer_kv, batch, s.head_dim**-0.5, s.window(index))
+        return F.linear(mixed.flatten(1), layer.out, layer.out_bias)
 
 
 def prepare_layers(count: int, load: Callable[[int], LayerWeights], shape: LayerShape) -> Layers:

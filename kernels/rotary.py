@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | None) -> torch.Tensor:
     """Inverse frequencies of each pair of dimensions.
@@ -12,7 +14,7 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | N
     Args:
         head_dim: dimensions rotated.
         theta: base.
-        scaling: parameters of a long-context variant with `rope_type` `llama3` or `linear`, or None.
+        scaling: parameters of a variant by its `rope_type`, one of `ROPE_TYPES`, or None for `default`.
 
     Returns:
         float32 `[head_dim / 2]`.
@@ -22,14 +24,16 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | N
     """
     inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     match (scaling or {}).get("rope_type", "default"):
-        case "default":
+        case "default" | "dynamic":  # dynamic stretches nothing within the length the model was trained at
             return inverse
         case "linear":
             return inverse / float(scaling["factor"])  # type: ignore[index]
         case "llama3":
             return _llama3(inverse, scaling or {})
+        case "yarn":
+            return _yarn(inverse, theta, scaling or {})
         case other:
-            raise ValueError(f"rope_type {other!r} is not supported (default, linear, llama3 are)")
+            raise ValueError(f"rope_type {other!r} is not supported ({', '.join(ROPE_TYPES)} are)")
 
 
 def _llama3(inverse: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
@@ -44,10 +48,51 @@ def _llama3(inverse: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
     return torch.where(is_between, between, scaled)
 
 
-def rotary_table(inverse: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of a step's positions, float32 `[T, 1, head_dim / 2]` each."""
+def _yarn(inverse: torch.Tensor, theta: float, scaling: dict[str, Any]) -> torch.Tensor:
+    """YaRN's rule (Peng et al., 2023): pairs that turn often are kept, others divided by the factor.
+
+    Between the two limits, given as turns within the original length, a ramp over the pairs' indices mixes both.
+    """
+    dims, original = 2 * len(inverse), float(scaling["original_max_position_embeddings"])
+
+    def pair_that_turns(times: float) -> float:
+        return dims * math.log(original / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_that_turns(scaling.get("beta_fast") or 32), pair_that_turns(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    width = high - low or 0.001
+    divided = ((torch.arange(len(inverse), dtype=torch.float32) - low) / width).clamp(0, 1)
+    return inverse / float(scaling["factor"]) * divided + inverse * (1 - divided)
+
+
+def attention_factor(scaling: dict[str, Any] | None) -> float:
+    """What cosines and sines are multiplied by: with YaRN more than one, else one.
+
+    Args:
+        scaling: as `inverse_frequencies` takes it.
+    """
+    scaling = scaling or {}
+    if scaling.get("rope_type") != "yarn":
+        return 1.0
+    if (given := scaling.get("attention_factor")) is not None:
+        return float(given)
+
+    def of(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    factor, scale, scale_all = float(scaling["factor"]), scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return of(scale) / of(scale_all) if scale and scale_all else of(1.0)
+
+
+def rotary_table(
+    inverse: torch.Tensor, positions: torch.Tensor, factor: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of a step's positions, times `attention_factor`, float32 `[T, 1, head_dim / 2]` each."""
     angles = positions.float()[:, None, None] * inverse
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos(), angles.sin()
+    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,10 @@ class DenseLoop:
         self._unembedding = head.weight
         c = decoder.config
         # Plain matrices, which torch multiplies with its own library.
+        if c.head_norms or c.out_bias or any(c.windows) or c.rope_scaling:
+            raise ValueError("the dense loop knows plain Llama and Qwen2 layers only")
         self._layers = [decoder.layers.weights(index) for index in range(c.num_layers)]
-        self._inverse = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
+        self._inverse = inverse_frequencies(c.head_dim, c.rope_theta, None)
 
     @torch.inference_mode()
     def prefill(self, prompts: torch.Tensor, new_tokens: int) -> torch.Tensor:

@@ -28,6 +28,8 @@ _ITEMS_PER_THREAD = 4
 """So many that a thread that is held up leaves most of its share to others."""
 _CHUNK = 256
 """Positions whose logits a work item holds at a time, unless one block has more: they stay in a core's cache."""
+UNLIMITED = 2**40
+"""The window of a layer that has none."""
 
 
 Geometry = tuple[int, int, int, int, int, int, int]
@@ -48,6 +50,7 @@ for the first layer's first kv head, `[spans * blocks of a chunk]`. All int64.
 def attend(
     item: int,
     scale: np.float32,
+    window: int,
     query: np.ndarray,
     flat: np.ndarray,
     keys_at: int,
@@ -61,6 +64,7 @@ def attend(
     Args:
         item: which of `num_items`.
         scale: factor on the logits.
+        window: positions that a token sees, its own the last.
         query: flat float32; a token's heads side by side, then what else a row holds.
         flat: float32, the whole arena.
         keys_at: where the layer's keys begin in the first sector, in elements.
@@ -89,8 +93,11 @@ def attend(
             scaled[r * groups * head_dim + i] = query[at + i] * scale
     keys_at += kv_head * block_size * head_dim
     values_at += kv_head * block_size * head_dim
+    passed = visible[first : first + rows].min() - window  # positions that no token sees any more
     for c in range(chunks[part], chunks[part + 1]):
         before = (c - chunks[part]) * width
+        if before + width <= passed:
+            continue
         for i in range(spans_of[c], spans_of[c + 1]):
             start, count, column = spans[i, 0] * groups, spans[i, 1] * groups, spans[i, 2] * block_size
             a, out = start * head_dim, start * width + column
@@ -110,17 +117,20 @@ def attend(
                 block_size,
             )
         for q in range(queries):
-            seen = min(visible[first + q // groups] - before, width)
-            if seen <= 0:
+            last = visible[first + q // groups]
+            seen, unseen = min(last - before, width), max(0, last - window - before)
+            for i in range(q * width, q * width + min(seen, unseen)):
+                logits[i] = np.float32(0.0)
+            if seen <= unseen:
                 continue
-            top = largest(logits, q * width, seen)
-            if before:
+            top = largest(logits, q * width + unseen, seen - unseen)
+            if totals[q] > 0:
                 top = max(top, tops[q])
                 factor = np.float32(math.exp(tops[q] - top))
                 totals[q] *= factor
                 scale_in_place(mixed, q * head_dim, head_dim, factor)
             tops[q] = top
-            totals[q] += exp_in_place(logits, q * width, seen, top)
+            totals[q] += exp_in_place(logits, q * width + unseen, seen - unseen, top)
         for i in range(spans_of[c], spans_of[c + 1]):
             start, count, column = spans[i, 0] * groups, spans[i, 1] * groups, spans[i, 2] * block_size
             a, out = start * width + column, start * head_dim
@@ -301,6 +311,7 @@ def flat_arena(layer_kv: LayerKV) -> np.ndarray:
 def _attend_all(
     counters: np.ndarray,
     scale: np.float32,
+    window: int,
     query: np.ndarray,
     flat: np.ndarray,
     keys_at: int,
@@ -311,12 +322,14 @@ def _attend_all(
 ) -> None:
     item, items = claim(counters, 0), num_items(geometry, all_spans)
     while item < items:
-        attend(item, scale, query, flat, keys_at, values_at, geometry, all_spans, output)
+        attend(item, scale, window, query, flat, keys_at, values_at, geometry, all_spans, output)
         item = claim_next(counters, 0)
     wait_for(counters, 0, items)
 
 
-def paged_attention_cpu(query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
+def paged_attention_cpu(
+    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
+) -> torch.Tensor:
     """`paged_attention_reference` for float32 on CPU; same arguments and result."""
     output = torch.empty(query.shape, dtype=torch.float32)
     heads, head_dim = query.shape[1:]
@@ -325,6 +338,7 @@ def paged_attention_cpu(query: torch.Tensor, layer_kv: LayerKV, batch: Attention
         _attend_all,
         1,
         np.float32(scale),
+        window or UNLIMITED,
         query.contiguous().view(-1).numpy(),
         flat_arena(layer_kv),
         int(layer_kv.keys.storage_offset()),

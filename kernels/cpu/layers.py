@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu.attention import (
     TOKENS_PER_ITEM,
+    UNLIMITED,
     Geometry,
     Spans,
     attend,
@@ -52,6 +53,8 @@ def _fill_part(item: int, parts: int, rows: int, bias: np.ndarray, out: np.ndarr
 def _rotate_and_store(
     item: int,
     qkv: np.ndarray,
+    head_norms: np.ndarray,
+    eps: np.float32,
     rotary: tuple[np.ndarray, np.ndarray],
     flat: np.ndarray,
     keys_at: int,
@@ -59,11 +62,17 @@ def _rotate_and_store(
     geometry: Geometry,
     writes: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    """Rotate queries and keys of a few tokens in place, and put their keys and values where `writes` says."""
+    """Normalise and rotate a few tokens' queries and keys in place, and put keys and values where `writes` says.
+
+    `head_norms` are the weights `[2, head_dim]` of queries' and keys' own norms, `[0, head_dim]` without.
+    """
     sector_stride, slots, block_size, heads, kv_heads, head_dim, stride = geometry
     (cos, sin), (blocks, offsets) = rotary, writes
     for row in range(item * _FEW, min((item + 1) * _FEW, len(cos))):
         for head in range(heads + kv_heads):
+            if len(head_norms):
+                at = row * stride + head * head_dim
+                rms_norm(qkv, at, head_norms[int(head >= heads)], eps, qkv, at)
             rotate(qkv, row * stride + head * head_dim, cos[row], sin[row])
         block, offset = blocks[row], offsets[row]
         if block < 0:
@@ -75,6 +84,14 @@ def _rotate_and_store(
             for i in range(head_dim):
                 flat[keys_at + at + i * block_size + offset] = qkv[key + i]
                 flat[values_at + at + offset * head_dim + i] = qkv[value + i]
+
+
+@numba.njit
+def _add_rows(item: int, stride: int, bias: np.ndarray, out: np.ndarray) -> None:
+    """Add `bias`, which may be empty, to a few rows of `out`."""
+    for r in range(item * _FEW, min((item + 1) * _FEW, len(out) // stride)):
+        for column in range(len(bias)):
+            out[r * stride + column] += bias[column]
 
 
 @numba.njit
@@ -109,7 +126,8 @@ def _gated_part(
 def _forward(
     counters: np.ndarray,
     hidden: np.ndarray,
-    weights: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    weights: tuple[np.ndarray, ...],
+    windows: np.ndarray,
     eps: np.float32,
     rotary: tuple[np.ndarray, np.ndarray],
     flat: np.ndarray,
@@ -121,7 +139,7 @@ def _forward(
     parts: tuple[int, int, int],
     buffers: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
 ) -> None:
-    norms, qkv_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
+    norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
     normed, qkv, mixed, gated = buffers
     qkv_parts, hidden_parts, gated_parts = parts
     rows, width, stride = len(rotary[0]), norms.shape[2], len(hidden) // len(rotary[0])
@@ -151,14 +169,15 @@ def _forward(
 
         item = claim(counters, phase)
         while item < few:
-            _rotate_and_store(item, qkv, rotary, flat, keys_at, values_at, geometry, writes)
+            _rotate_and_store(item, qkv, head_norms[layer], eps, rotary, flat, keys_at, values_at, geometry, writes)
+            _add_rows(item, stride, out_bias[layer], hidden)  # nothing reads the residual stream until `out` adds to it
             item = claim_next(counters, phase)
         wait_for(counters, phase, few)
         phase += 1
 
         item = claim(counters, phase)
         while item < attend_items:
-            attend(item, scale, qkv, flat, keys_at, values_at, geometry, spans, mixed)
+            attend(item, scale, windows[layer], qkv, flat, keys_at, values_at, geometry, spans, mixed)
             item = claim_next(counters, phase)
         wait_for(counters, phase, attend_items)
         phase += 1
@@ -196,10 +215,16 @@ def _forward(
 
 
 class _Packed(NamedTuple):
-    """Weights of all L layers: norms `[L, 2, hidden]`, bias `[L, padded qkv]`, the others `[L, panel, in, PANEL]`."""
+    """Weights of all L layers.
+
+    Norms are `[L, 2, hidden]`, those of heads `[L, 2 or 0, head_dim]`, biases `[L, padded qkv]` and
+    `[L, hidden or 0]`, the others `[L, panel, in, PANEL]`.
+    """
 
     norms: torch.Tensor
+    head_norms: torch.Tensor
     qkv_bias: torch.Tensor
+    out_bias: torch.Tensor
     qkv: torch.Tensor
     out: torch.Tensor
     gate_up: torch.Tensor
@@ -220,9 +245,10 @@ class CpuLayers:
         first = load(0)
         self._has_bias = first.qkv_bias is not None
         self._inner = first.down.shape[1]
-        self._packed = _Packed(*(t.new_empty(count, *t.shape) for t in _pack(first)))
+        self._windows = np.array([shape.window(index) or UNLIMITED for index in range(count)])
+        self._packed = _Packed(*(t.new_empty(count, *t.shape) for t in _pack(first, shape)))
         for index in range(count):
-            for whole, part in zip(self._packed, _pack(load(index) if index else first), strict=True):
+            for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
                 whole[index] = part
 
     def __len__(self) -> int:
@@ -241,6 +267,9 @@ class CpuLayers:
             mlp_norm=packed.norms[1],
             gate_up=torch.cat((gate, up)),
             down=unpack(packed.down, hidden)[:, : self._inner],
+            out_bias=packed.out_bias if len(packed.out_bias) else None,
+            query_norm=packed.head_norms[0] if len(packed.head_norms) else None,
+            key_norm=packed.head_norms[1] if len(packed.head_norms) else None,
         )
 
     def forward(
@@ -267,6 +296,7 @@ class CpuLayers:
             _PHASES * len(self),
             stream.view(-1).numpy(),
             tuple(t.numpy() if t.dim() < 4 else t.view(-1).numpy() for t in self._packed),
+            self._windows,
             np.float32(s.norm_eps),
             (cos[:, 0].numpy(), sin[:, 0].numpy()),
             flat_arena(layer_kvs[0]),
@@ -281,12 +311,15 @@ class CpuLayers:
         return stream[:, :width]
 
 
-def _pack(layer: LayerWeights) -> _Packed:
+def _pack(layer: LayerWeights, shape: LayerShape) -> _Packed:
     gate, up = layer.gate_up.chunk(2)
     bias = torch.zeros(len(layer.qkv)) if layer.qkv_bias is None else layer.qkv_bias
+    of_heads = [norm for norm in (layer.query_norm, layer.key_norm) if norm is not None]
     return _Packed(
         norms=torch.stack((layer.attention_norm, layer.mlp_norm)),
+        head_norms=torch.stack(of_heads) if of_heads else torch.empty(0, shape.head_dim),
         qkv_bias=F.pad(bias, (0, -len(bias) % PANEL)),
+        out_bias=torch.empty(0) if layer.out_bias is None else layer.out_bias,
         qkv=pack(layer.qkv),
         out=pack(layer.out),
         gate_up=torch.cat((pack(gate), pack(up))),

@@ -223,10 +223,12 @@ def test_what_a_configuration_leaves_out_has_the_usual_meaning():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "'mamba' is not supported"),
-        ({"use_sliding_window": True}, "sliding-window"),
+        ({"model_type": "mamba"}, r"'mamba' is not supported; supported are llama \(LlamaFor\*\), mistral"),
         ({"hidden_act": "gelu"}, "'gelu' is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "'longrope' is not supported; default, linear"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"\(gptq\) are not supported"),
     ],
 )
 def test_unsupported_features_are_refused_by_name(changes: dict[str, Any], message: str):

@@ -19,7 +19,13 @@ from espalier.kernels.rotary import inverse_frequencies, rotary_table
 LAYERS = 3
 
 
-def random_layer(seed: int, hidden: int, inner: int, shape: LayerShape, bias: bool) -> LayerWeights:
+def given_tensors(layer: LayerWeights) -> dict[str, torch.Tensor]:
+    return {name: t for name in LayerWeights.__slots__ if (t := getattr(layer, name)) is not None}
+
+
+def random_layer(
+    seed: int, hidden: int, inner: int, shape: LayerShape, bias: bool, head_norms: bool = False, out_bias: bool = False
+) -> LayerWeights:
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
@@ -34,6 +40,9 @@ def random_layer(seed: int, hidden: int, inner: int, shape: LayerShape, bias: bo
         mlp_norm=1 + 0.1 * torch.randn(hidden, generator=generator),
         gate_up=matrix(2 * inner, hidden),
         down=matrix(hidden, inner),
+        out_bias=torch.randn(hidden, generator=generator) if out_bias else None,
+        query_norm=1 + 0.3 * torch.randn(shape.head_dim, generator=generator) if head_norms else None,
+        key_norm=1 + 0.3 * torch.randn(shape.head_dim, generator=generator) if head_norms else None,
     )
 
 
@@ -115,9 +124,24 @@ def test_compiled_layers_equal_the_reference(hidden: int, inner: int, shape: Lay
     assert not torch.equal(arena, step.arena.view(torch.float32)), "keys and values were written"
 
 
+@pytest.mark.parametrize("windows", [(), (4, None, 33), (300, 1, 16)], ids=str)
+@pytest.mark.parametrize(("head_norms", "out_bias"), [(True, False), (False, True), (True, True)])
+def test_compiled_layers_equal_the_reference_with_all_that_a_layer_may_have(windows, head_norms: bool, out_bias: bool):
+    hidden, inner = 40, 50
+    shape = LayerShape(4, 2, 12, 1e-6, windows)
+    step = make_step([*SEQUENCES, (700, 3), (530, 20)], hidden, shape)
+    one, other = (
+        make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, True, head_norms, out_bias), shape)
+        for make in (CpuLayers, TorchLayers)
+    )
+    (output, arena), (expected, expected_arena) = step.run(one), step.run(other)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(arena, expected_arena, rtol=1e-4, atol=1e-4)
+
+
 def test_a_sequence_has_the_same_bits_alone_and_in_company_on_any_number_of_threads():
-    hidden, inner, shape, bias = SHAPES["panels cut"]
-    layers = CpuLayers(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape)
+    hidden, inner, shape, bias = 40, 50, LayerShape(3, 1, 10, 1e-5, (None, 7, 40)), False
+    layers = CpuLayers(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias, True, True), shape)
     step = make_step(SEQUENCES, hidden, shape)
     together, _ = step.run(layers)
     before = workers.num_threads()
@@ -167,12 +191,16 @@ def test_tokens_that_are_only_computed_again_write_nothing():
             assert differs.tolist() == [[int(b.write_sectors[2]), int(b.write_slots[2]), int(b.write_offsets[2])]]
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_weights_can_be_had_back(bias: bool):
+@pytest.mark.parametrize("all_there_is", [False, True])
+def test_weights_can_be_had_back(all_there_is: bool):
     hidden, inner, shape, _ = SHAPES["panels cut"]
-    layers = CpuLayers(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape)
+
+    def load(index: int) -> LayerWeights:
+        return random_layer(index, hidden, inner, shape, *[all_there_is] * 3)
+
+    layers = CpuLayers(LAYERS, load, shape)
     for index in range(LAYERS):
-        given, had = random_layer(index, hidden, inner, shape, bias), layers.weights(index)
+        given, had = load(index), layers.weights(index)
         for name in LayerWeights.__slots__:
             mine, theirs = getattr(had, name), getattr(given, name)
             assert mine is theirs is None or torch.equal(mine, theirs), name
@@ -185,7 +213,7 @@ def test_each_layer_is_asked_for_once_and_the_path_goes_by_dtype():
     def load(index: int, dtype: torch.dtype = torch.float32) -> LayerWeights:
         asked.append(index)
         layer = random_layer(index, hidden, inner, shape, bias)
-        return LayerWeights(*(getattr(layer, name).to(dtype) for name in LayerWeights.__slots__))
+        return dataclasses.replace(layer, **{name: t.to(dtype) for name, t in given_tensors(layer).items()})
 
     assert isinstance(prepare_layers(LAYERS, load, shape), CpuLayers)
     assert asked == [0, 1, 2]

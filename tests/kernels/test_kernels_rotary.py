@@ -3,7 +3,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
+from espalier.kernels.rotary import apply_rotary, attention_factor, inverse_frequencies, rotary_table
 
 SCALINGS = {
     "default": {"rope_type": "default"},
@@ -14,6 +14,24 @@ SCALINGS = {
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
+    },
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "yarn of Qwen2.5": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768},
+    "yarn with its own limits": {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 24,
+        "beta_slow": 2,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.3,
+        "truncate": False,
+    },
+    "yarn with a given factor": {
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 1.1,
     },
     "llama3 within a few tokens": {
         "rope_type": "llama3",
@@ -39,20 +57,23 @@ def transformers_rotary(head_dim: int, theta: float, scaling: dict) -> LlamaRota
 @pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS.keys())
 @pytest.mark.parametrize(("head_dim", "theta"), [(64, 500_000.0), (128, 10_000.0), (80, 1_000_000.0)])
 def test_inverse_frequencies_equal_transformers(head_dim: int, theta: float, scaling: dict):
-    expected = transformers_rotary(head_dim, theta, scaling).inv_freq
-    torch.testing.assert_close(inverse_frequencies(head_dim, theta, scaling), expected, rtol=1e-6, atol=0)
+    rotary = transformers_rotary(head_dim, theta, scaling)
+    torch.testing.assert_close(inverse_frequencies(head_dim, theta, scaling), rotary.inv_freq, rtol=1e-6, atol=0)
+    assert attention_factor(scaling) == pytest.approx(rotary.attention_scaling)
 
 
 def test_no_scaling_is_the_default_rule():
     plain = inverse_frequencies(64, 10_000.0, None)
     assert torch.equal(plain, inverse_frequencies(64, 10_000.0, {"rope_type": "default"}))
+    assert attention_factor(None) == 1.0
 
 
-def test_rotated_heads_equal_transformers_at_far_positions():
-    rotary = transformers_rotary(64, 500_000.0, SCALINGS["llama3 of Llama-3.2-1B"])
+@pytest.mark.parametrize("name", ["llama3 of Llama-3.2-1B", "yarn of Qwen2.5"])
+def test_rotated_heads_equal_transformers_at_far_positions(name: str):
+    rotary = transformers_rotary(64, 500_000.0, SCALINGS[name])
     positions = torch.tensor([0, 1, 17, 4095, 100_000])
     x = torch.randn(5, 3, 64)
-    cos, sin = rotary_table(rotary.inv_freq, positions)
+    cos, sin = rotary_table(rotary.inv_freq, positions, attention_factor(SCALINGS[name]))
     their_cos, their_sin = rotary(x[None], positions[None])
     expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], their_cos, their_sin)
     torch.testing.assert_close(apply_rotary(x, cos, sin), expected[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
@@ -67,5 +88,5 @@ def test_rotation_keeps_the_dtype_and_computes_in_float32():
 
 
 def test_an_unknown_rope_type_is_named():
-    with pytest.raises(ValueError, match="'yarn' is not supported"):
-        inverse_frequencies(64, 10_000.0, {"rope_type": "yarn"})
+    with pytest.raises(ValueError, match="'longrope' is not supported"):
+        inverse_frequencies(64, 10_000.0, {"rope_type": "longrope"})
