@@ -22,14 +22,14 @@ def hf_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 @cache
-def _causal(folder: Path) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+def _causal(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 @torch.inference_mode()
-def plain_logits(folder: Path, token_ids: list[int]) -> torch.Tensor:
+def plain_logits(folder: Path, token_ids: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Logits `[tokens, vocabulary]` of one text."""
-    return _causal(folder)(torch.tensor([token_ids])).logits[0]
+    return _causal(folder, dtype)(torch.tensor([token_ids])).logits[0]
 
 
 def plain_greedy(folder: Path, token_ids: list[int], count: int) -> tuple[list[int], float]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_architectures import architectures
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     LlamaConfig,
@@ -132,6 +133,8 @@ def write_all(root: Path) -> dict[str, Path]:
         "llama3-rope": save("llama3-rope", _random(LlamaForCausalLM(llama), 3)),
         "talker": save("talker", _talkative(_random(Qwen2ForCausalLM(untied), 4), tokenizer)),
     }
+    for seed, (name, (kind, config)) in enumerate(architectures(shared).items(), start=10):
+        folders[name] = save(name, _random(kind(config), seed))
     verifier.num_labels = 2
     classifier = _random(Qwen2ForTokenClassification(verifier), 5)
     folders["classifier"] = save("classifier", classifier)

@@ -24,6 +24,7 @@ QWEN2 = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+LATE_WINDOW = {"model_type": "qwen2", "sliding_window": 7, "max_window_layers": 1}
 
 
 @pytest.fixture
@@ -234,6 +235,50 @@ def test_what_a_configuration_leaves_out_has_the_usual_meaning():
 def test_unsupported_features_are_refused_by_name(changes: dict[str, Any], message: str):
     with pytest.raises(CheckpointError, match=message):
         parse_decoder_config({**QWEN2, **changes})
+
+
+@pytest.mark.parametrize(
+    ("raw", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": 7}, (7, 7, 7)),
+        ({"model_type": "mistral", "sliding_window": None}, (None, None, None)),
+        ({"model_type": "mistral"}, (4096, 4096, 4096)),
+        (LATE_WINDOW, (None, None, None)),
+        (
+            {"model_type": "qwen2", "sliding_window": 7, "max_window_layers": 1, "use_sliding_window": True},
+            (None, 7, 7),
+        ),
+        ({"model_type": "qwen2", "use_sliding_window": True}, (None, None, None)),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            (9, None, 9),
+        ),
+        ({"model_type": "llama", "sliding_window": 7}, (None, None, None)),
+    ],
+)
+def test_each_layers_window_is_as_its_family_means_it(raw: dict[str, Any], windows: tuple[int | None, ...]):
+    assert parse_decoder_config({**QWEN2, "num_hidden_layers": 3, **raw}).windows == windows
+
+
+def test_yarn_takes_what_it_is_not_told_from_the_longest_context():
+    config = parse_decoder_config(
+        {
+            **QWEN2,
+            "max_position_embeddings": 128,
+            "rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32},
+        }
+    )
+    assert config.rope_scaling == {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "original_max_position_embeddings": 32,
+        "factor": 4.0,
+    }
 
 
 def test_a_missing_key_is_named():

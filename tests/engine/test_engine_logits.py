@@ -7,11 +7,28 @@ import torch
 from engine_driver import drain, generate, read, release
 from plain import plain_greedy, plain_logits
 
+from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.engine import Engine
+from espalier.engine.model import load_generator
 from espalier.engine.sampling import Sampling
 from espalier.engine.work import Generate, Generated, Score, Scored
 
-GENERATORS = ["qwen2-tied", "qwen2-untied", "llama3-rope", "talker"]
+GENERATORS = [
+    "qwen2-tied",
+    "qwen2-untied",
+    "llama3-rope",
+    "talker",
+    "qwen3",
+    "qwen3-biased",
+    "mistral",
+    "mistral-window",
+    "qwen2-late-window",
+    "qwen3-mixed-window",
+    "llama-biased",
+    "llama-linear",
+    "llama-dynamic",
+    "qwen2-yarn",
+]
 GREEDY = Sampling(temperature=0.0)
 NEVER_ENDS: dict[str, object] = {"delimiter": ""}
 
@@ -35,6 +52,22 @@ def test_prefill_logits_equal_transformers(
     engine, ids = make_engine(name), some_ids(length)
     sequence = engine.open("generator", [])
     assert_logits_equal(read(engine, sequence, ids), tiny_checkpoints[name], ids, length)
+    release(engine, sequence)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_as_near_to_float32_as_transformers_is(
+    name: str, dtype: torch.dtype, make_engine: Callable[..., Engine], tiny_checkpoints: dict[str, Path]
+):
+    folder, ids = tiny_checkpoints[name], some_ids(40)
+    engine = make_engine(load_generator(Checkpoint(folder), dtype, "cpu"), max_batch_tokens=16)
+    sequence = engine.open("generator", [])
+    logits = torch.from_numpy(read(engine, sequence, ids))
+    exact = plain_logits(folder, ids)
+    theirs = (plain_logits(folder, ids, dtype).float() - exact).norm() / exact.norm()
+    assert (logits - exact).norm() / exact.norm() < 1.5 * theirs
+    assert engine.arena.bytes.view(dtype).any(), "keys and values are kept in the model's own precision"
     release(engine, sequence)
 
 
@@ -210,9 +243,10 @@ def test_a_mixed_batch_of_prefill_decode_and_scoring_gives_everyone_their_own_lo
     release(engine, *sequences)
 
 
-def test_logits_have_the_same_bits_alone_and_in_company(make_engine: Callable[..., Engine]):
+@pytest.mark.parametrize("name", ["qwen2-untied", "qwen3-mixed-window", "llama-biased"])
+def test_logits_have_the_same_bits_alone_and_in_company(name: str, make_engine: Callable[..., Engine]):
     ids = some_ids(23)
-    alone, crowded = make_engine("qwen2-untied"), make_engine("qwen2-untied", max_batch_tokens=19)
+    alone, crowded = make_engine(name), make_engine(name, max_batch_tokens=19)
     only = alone.open("generator", [])
     expected = read(alone, only, ids)
     for i in range(7):

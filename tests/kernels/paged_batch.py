@@ -68,20 +68,21 @@ def paged_problem(
     return PagedProblem(layout, layer_kv, query, batch, keys, values)
 
 
-def dense_attention(problem: PagedProblem, scale: float) -> torch.Tensor:
-    """Causal attention by the textbook, in float64, over the dense keys and values."""
+def dense_attention(problem: PagedProblem, scale: float, window: int | None = None) -> torch.Tensor:
+    """Causal attention by the textbook, in float64, over the dense keys and values, the last `window` of each."""
     rows = []
     starts = problem.batch.query_starts.tolist()
     for s, (key, value) in enumerate(zip(problem.keys, problem.values, strict=True)):
         new = starts[s + 1] - starts[s]
         for i in range(new):
-            visible = len(key) - new + i + 1
+            end = len(key) - new + i + 1
+            visible = slice(max(0, end - window) if window else 0, end)
             query = problem.query[starts[s] + i].double()
             groups = query.shape[0] // key.shape[1]
             heads = []
             for h in range(query.shape[0]):
-                logits = key[:visible, h // groups].double() @ query[h] * scale
-                heads.append(torch.softmax(logits, dim=0) @ value[:visible, h // groups].double())
+                logits = key[visible, h // groups].double() @ query[h] * scale
+                heads.append(torch.softmax(logits, dim=0) @ value[visible, h // groups].double())
             rows.append(torch.stack(heads))
     return torch.stack(rows).float()
 

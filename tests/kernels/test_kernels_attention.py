@@ -18,7 +18,7 @@ ODD_BATCHES = {
 }
 
 
-def attend_one_row(problem: PagedProblem, row: int) -> torch.Tensor:
+def attend_one_row(problem: PagedProblem, row: int, window: int | None = None) -> torch.Tensor:
     """The CPU path's output of one token whose batch holds nothing else."""
     s = int(problem.batch.row_sequences[row])
     end = int(problem.batch.query_starts[s + 1])
@@ -29,7 +29,7 @@ def attend_one_row(problem: PagedProblem, row: int) -> torch.Tensor:
         context_lengths=problem.batch.context_lengths[s : s + 1] - (end - 1 - row),
         block_tables=problem.batch.block_tables[s : s + 1],
     )
-    return paged_attention_cpu(problem.query[row : row + 1], problem.layer_kv, alone, 0.2)[0]
+    return paged_attention_cpu(problem.query[row : row + 1], problem.layer_kv, alone, 0.2, window)[0]
 
 
 @pytest.mark.parametrize("sequences", ODD_BATCHES.values(), ids=ODD_BATCHES.keys())
@@ -114,11 +114,38 @@ def test_what_siblings_share_is_right_in_items_and_chunks_of_any_size(
     torch.testing.assert_close(output, dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_has_the_same_bits_alone_and_among_siblings():
+@pytest.mark.parametrize("window", [None, 1, 16, 50])
+@pytest.mark.parametrize("chunk", [32, 256])
+def test_a_row_has_the_same_bits_alone_and_among_siblings(
+    chunk: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cpu_attention, "_CHUNK", chunk)
     problem = family()
-    together = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
+    together = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2, window)
     for row in range(len(together)):
-        assert torch.equal(together[row], attend_one_row(problem, row)), f"row {row}"
+        assert torch.equal(together[row], attend_one_row(problem, row, window)), f"row {row}"
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 33, 64, 95, 96, 200])
+@pytest.mark.parametrize("chunk", [16, 48, 256])
+def test_a_token_sees_its_window_and_no_more(chunk: int, window: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu_attention, "_CHUNK", chunk)
+    problem = family()
+    expected = dense_attention(problem, 0.2, window)
+    for attention in (paged_attention_cpu, paged_attention_reference):
+        output = attention(problem.query, problem.layer_kv, problem.batch, 0.2, window)
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_chunks_that_every_token_has_passed_are_not_read():
+    problem = paged_problem([(700, 1), (640, 3)])
+    expected = dense_attention(problem, 0.2, 100)
+    slots = problem.layout.blocks_per_sector
+    for sequence in range(2):
+        for block in problem.batch.block_tables[sequence, :16].tolist():
+            problem.layer_kv.values[block // slots, block % slots] = float("nan")
+    output = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2, 100)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_tokens_that_share_nothing_are_in_work_items_of_their_own(monkeypatch: pytest.MonkeyPatch):
