@@ -91,8 +91,15 @@ class TextTokenizer:
         """Whether the checkpoint comes with a chat template."""
         return self._chat_template() is not None
 
-    def render_chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self, messages: list[dict[str, str]], add_generation_prompt: bool = True, **variables: object
+    ) -> str:
         """Render messages by the checkpoint's chat template, as text.
+
+        Args:
+            messages: each with `role` and `content`.
+            add_generation_prompt: end with what opens the assistant's turn.
+            variables: what else the template is given.
 
         Raises:
             CheckpointError: when there is no template, or it refuses the messages.
@@ -101,12 +108,13 @@ class TextTokenizer:
 
         if (source := self._chat_template()) is None:
             raise CheckpointError(f"{self._folder} has no chat template")
-        variables = {name: self.special_token(name) or "" for name in ("bos_token", "eos_token", "pad_token")}
+        special = {name: self.special_token(name) or "" for name in ("bos_token", "eos_token", "pad_token")}
         try:
             return _compile_template(source).render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
                 date_string=_TEMPLATE_DATE,
+                **special,
                 **variables,
             )
         except TemplateError as error:

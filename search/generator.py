@@ -1,13 +1,15 @@
 """The generator's side of a search: its prompt, its sampling defaults, and the generation of steps."""
 
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Any
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import RequestTooLargeError
+from espalier.engine.errors import CheckpointError, RequestTooLargeError
 from espalier.engine.model import Model
 from espalier.engine.sampling import Sampling
 from espalier.engine.sequence import Sequence
+from espalier.engine.tokenizer import TextTokenizer
 from espalier.engine.turns import GENERATOR
 from espalier.engine.work import Generate
 
@@ -17,6 +19,25 @@ STEP_SYSTEM_PROMPT = (
     r'"Therefore, the final answer is: $\boxed{answer}$."'
 )
 """Asks an instruction-tuned model for steps that end in a blank line, which is where a step ends."""
+
+
+def render_prompt(tokenizer: TextTokenizer, system_prompt: str, problem: str) -> str:
+    """What a generator continues: the chat template's text, or plain text and a blank line without a template.
+
+    A template that takes no system message (Mistral's, Gemma's) gets it at the beginning of the problem. One that lets
+    the model think aloud first (Qwen3's) is told not to: steps of a solution are searched and scored, not thoughts.
+
+    Raises:
+        CheckpointError: when the template refuses the problem too.
+    """
+    before = f"{system_prompt}\n\n" if system_prompt else ""
+    if not tokenizer.has_chat_template:
+        return f"{tokenizer.special_token('bos_token') or ''}{before}{problem}\n\n"
+    if system_prompt:
+        messages = [{"role": "system", "content": system_prompt}, {"role": "user", "content": problem}]
+        with suppress(CheckpointError):
+            return tokenizer.render_chat(messages, enable_thinking=False)
+    return tokenizer.render_chat([{"role": "user", "content": before + problem}], enable_thinking=False)
 
 
 class Generator:
@@ -55,13 +76,9 @@ class Generator:
         return self._engine.open(GENERATOR, ids, salt, owner), len(ids)
 
     def prompt_ids(self, problem: str) -> list[int]:
-        """The prompt's token ids: through the chat template, or as plain text and a blank line without one."""
+        """The prompt's token ids; see `render_prompt`."""
         tokenizer = self.model.tokenizer
-        if not tokenizer.has_chat_template:
-            start = f"{self.system_prompt}\n\n" if self.system_prompt else ""
-            return tokenizer.encode(f"{tokenizer.special_token('bos_token') or ''}{start}{problem}\n\n")
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        return tokenizer.encode(tokenizer.render_chat([*system, {"role": "user", "content": problem}]))
+        return tokenizer.encode(render_prompt(tokenizer, self.system_prompt, problem))
 
     def generate(
         self, owner: Hashable, parent: Sequence, samplings: tuple[Sampling, ...], max_tokens: int, in_place: bool

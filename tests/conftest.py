@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,16 @@ def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     from tiny_models import write_all
 
     return write_all(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+def copy_of(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Copies a tiny checkpoint's folder, by name, to be changed or damaged."""
+
+    def copy(name: str) -> Path:
+        return shutil.copytree(tiny_checkpoints[name], tmp_path / name, dirs_exist_ok=True)
+
+    return copy
 
 
 @pytest.fixture(scope="session")
