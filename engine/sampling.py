@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from espalier.kernels.sampling import FILTERED, draw_tokens
+from espalier.kernels.sampling import draw_tokens, filter_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +84,8 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, to
 
     candidates = logits
     if filtered := np.flatnonzero((batch.top_ks > 0) | (batch.top_ps < 1) | (batch.min_ps > 0)).tolist():
-        filters = [tensor(x[filtered])[:, None] for x in (batch.temperatures, batch.top_ks, batch.top_ps, batch.min_ps)]
+        filters = [tensor(x[filtered]) for x in (batch.temperatures, batch.top_ks, batch.top_ps, batch.min_ps)]
         candidates = logits.clone()
-        candidates[filtered] = _filter(logits[filtered], *filters)
+        candidates[filtered] = filter_logits(logits[filtered], *filters)
     draws = uniforms(batch.keys, batch.positions)
     return draw_tokens(logits, candidates, tensor(batch.temperatures), tensor(draws))
-
-
-def _filter(
-    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
-) -> torch.Tensor:
-    """`logits`, `[R, vocabulary]`, with `FILTERED` for all but what the filters leave; each of these is `[R, 1]`.
-
-    Filters come in the order of transformers' own: top-k, top-p of the mass that it left, min-p. The most likely token
-    always stays.
-    """
-    # Stable, so that equal probabilities keep the order of their ids on every machine.
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    probabilities = torch.softmax(ordered / temperature.clamp(min=1e-6), dim=-1).double()
-    ranks = torch.arange(ordered.shape[1], device=ordered.device)
-    kept = torch.where((top_k == 0) | (ranks < top_k), probabilities, 0.0)
-    before = kept.cumsum(dim=-1) - kept
-    kept = torch.where(before < top_p * kept.sum(dim=-1, keepdim=True), kept, 0.0)  # the smallest set to reach top_p
-    keep = (kept > 0) & (kept >= min_p * probabilities[:, :1])
-    return logits.scatter(1, order, torch.where(keep, ordered, FILTERED))

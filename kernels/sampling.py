@@ -1,9 +1,50 @@
-"""Drawing tokens from logits: the torch reference and the choice of path."""
+"""Filtering logits and drawing tokens from them: the torch references and the choice of path."""
 
 import torch
 
 FILTERED = -1e30
 """Logit of a token that must not be drawn; finite, so that nothing depends on how infinities are treated."""
+
+
+def filter_logits_reference(
+    logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
+) -> torch.Tensor:
+    """Logits with `FILTERED` for all but what the filters leave.
+
+    Filters come in the order of transformers' own: top-k, top-p of the mass that it left, min-p. The most likely token
+    always stays; of equal ones those with the lowest ids.
+
+    Args:
+        logits: float32 `[B, vocabulary]`.
+        temperatures: float32 `[B]`.
+        top_ks: int64 `[B]`; 0 keeps all.
+        top_ps: float32 `[B]` in (0, 1].
+        min_ps: float32 `[B]` in [0, 1].
+
+    Returns:
+        float32 `[B, vocabulary]`.
+    """
+    # Stable, so that equal probabilities keep the order of their ids on every machine.
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    probabilities = torch.softmax(ordered / temperatures[:, None].clamp(min=1e-6), dim=-1).double()
+    ranks = torch.arange(ordered.shape[1], device=ordered.device)
+    kept = torch.where((top_ks[:, None] == 0) | (ranks < top_ks[:, None]), probabilities, 0.0)
+    before = kept.cumsum(dim=-1) - kept
+    # The smallest set to reach top_p.
+    kept = torch.where(before < top_ps[:, None] * kept.sum(dim=-1, keepdim=True), kept, 0.0)
+    keep = (kept > 0) & (kept >= min_ps[:, None] * probabilities[:, :1])
+    return logits.scatter(1, order, torch.where(keep, ordered, FILTERED))
+
+
+def filter_logits(
+    logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
+) -> torch.Tensor:
+    """`filter_logits_reference` by the fastest path for the device; same arguments and result up to rounding."""
+    if logits.device.type == "cpu":
+        from espalier.kernels.cpu.sampling import filter_logits_cpu  # numba takes half a second to import
+
+        return filter_logits_cpu(logits, temperatures, top_ks, top_ps, min_ps)
+    return filter_logits_reference(logits, temperatures, top_ks, top_ps, min_ps)
 
 
 def draw_tokens_reference(

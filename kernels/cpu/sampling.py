@@ -1,4 +1,8 @@
-"""Drawing tokens from logits on CPU, each row by itself."""
+"""Filtering logits and drawing tokens from them on CPU, each row by itself.
+
+A filter needs few of a vocabulary's logits in order. They are counted and weighed by how far they lie below the largest
+one, in narrow bins; then only those of the bins that the filter may reach into are sorted.
+"""
 
 import math
 
@@ -8,11 +12,118 @@ import torch
 
 from espalier.kernels.cpu.pointwise import exp_in_place, largest
 from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
+from espalier.kernels.sampling import FILTERED
 
 _BLOCK = 256
 """Tokens whose probabilities are summed before the cumulative distribution is looked at one by one."""
 _NOTHING = 1e-30
 """Share of the most likely token's probability below which a token is never drawn; what is filtered is far below."""
+
+
+_BINS_PER_NAT, _BINS = 64, 2048
+"""Bins of log-probability below the most likely token; the last holds all the rest, from 32 nats on."""
+
+
+@numba.njit
+def _weigh(
+    x: np.ndarray, start: int, factor: np.float32, shares: np.ndarray, bins: np.ndarray, masses: np.ndarray
+) -> None:
+    """Write exp(factor * (x - largest x)) to `shares`, each one's bin to `bins`, and the bins' sums to `masses`."""
+    top = largest(x, start, len(shares))
+    for i in range(len(shares)):
+        shares[i] = factor * (x[start + i] - top)
+        below = -shares[i] * np.float32(_BINS_PER_NAT)
+        bins[i] = np.int16(below) if below < _BINS - 1 else _BINS - 1  # what is not a number is not less
+    exp_in_place(shares, 0, len(shares), np.float32(0.0))
+    masses[:] = 0.0
+    for i in range(len(shares)):
+        masses[bins[i]] += shares[i]
+
+
+@numba.njit
+def _bins_within_reach(bins: np.ndarray, masses: np.ndarray, top_k: int, top_p: float, min_p: float) -> int:
+    """How many bins hold all tokens that the filters can leave."""
+    if top_k == 0 and top_p >= 1:
+        return min(_BINS, int(-math.log(min_p) * _BINS_PER_NAT) + 2)  # one more than its bin's index, one for rounding
+    if top_k > 0:
+        counts = np.zeros(_BINS, np.int64)
+        for i in range(len(bins)):
+            counts[bins[i]] += 1
+        reached, held = 0, counts[0]
+        while held < top_k and reached + 1 < _BINS:
+            reached += 1
+            held += counts[reached]
+        return reached + 1
+    wanted = masses.sum() * (top_p + 1e-9)  # the sums of bins and of sorted tokens are rounded differently
+    reached, mass = 0, masses[0]
+    while mass < wanted and reached + 1 < _BINS:
+        reached += 1
+        mass += masses[reached]
+    return reached + 1
+
+
+@numba.njit
+def _filter_row(
+    x: np.ndarray,
+    start: int,
+    factor: np.float32,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    shares: np.ndarray,
+    bins: np.ndarray,
+    masses: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    _weigh(x, start, factor, shares, bins, masses)
+    reach = _bins_within_reach(bins, masses, top_k, top_p, min_p)
+    near = np.flatnonzero(bins < reach)
+    near = near[np.argsort(-x[start + near], kind="mergesort")]  # stable: of equal tokens the lowest id comes first
+    total = masses.sum()
+    if top_k > 0:
+        near = near[:top_k]
+        total = 0.0
+        for i in near:
+            total += shares[i]
+    out[start : start + len(shares)] = FILTERED
+    before = 0.0
+    for i in near:
+        if before >= top_p * total or shares[i] < min_p * shares[near[0]]:
+            break
+        out[start + i] = x[start + i]
+        before += shares[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def _filter(
+    counters: np.ndarray,
+    logits: np.ndarray,
+    vocabulary: int,
+    temperatures: np.ndarray,
+    top_ks: np.ndarray,
+    top_ps: np.ndarray,
+    min_ps: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    rows = len(temperatures)
+    shares, bins, masses = np.empty(vocabulary, np.float32), np.empty(vocabulary, np.int16), np.empty(_BINS)
+    row = claim(counters, 0)
+    while row < rows:
+        factor = np.float32(1.0) / max(temperatures[row], np.float32(1e-6))
+        filters = top_ks[row], np.float64(top_ps[row]), np.float64(min_ps[row])
+        _filter_row(logits, row * vocabulary, factor, *filters, shares, bins, masses, out)
+        row = claim_next(counters, 0)
+    wait_for(counters, 0, rows)
+
+
+def filter_logits_cpu(
+    logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
+) -> torch.Tensor:
+    """`filter_logits_reference` on CPU; same arguments and result."""
+    out = torch.empty_like(logits)
+    filters = [t.numpy() for t in (temperatures, top_ks, top_ps, min_ps)]
+    run_together(_filter, 1, logits.contiguous().view(-1).numpy(), logits.shape[1], *filters, out.view(-1).numpy())
+    return out
 
 
 @numba.njit

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from espalier.kernels.cpu.sampling import draw_tokens_cpu
-from espalier.kernels.sampling import FILTERED, draw_tokens_reference
+from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu
+from espalier.kernels.sampling import FILTERED, draw_tokens_reference, filter_logits_reference
 
 
 def problem(vocabulary: int, rows: int = 200) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -25,6 +25,52 @@ def test_compiled_draws_equal_the_reference(vocabulary: int):
         assert (ids != expected).sum() <= 1
         same = ids == expected
         torch.testing.assert_close(log_probabilities[same], expected_log[same], rtol=1e-5, atol=1e-5)
+
+
+FILTERS = [
+    (5, 1.0, 0.0),
+    (0, 0.7, 0.0),
+    (0, 1.0, 0.05),
+    (20, 0.8, 0.0),
+    (3, 0.999, 0.3),
+    (10_000, 0.5, 1e-6),
+    (0, 0.9, 0.9),
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("size", [0.01, 3.0, 40.0])
+@pytest.mark.parametrize("vocabulary", [1, 7, 257, 5000])
+def test_compiled_filters_leave_what_the_reference_leaves(vocabulary: int, size: float, filters: tuple):
+    logits = size / 3 * problem(vocabulary)[0]
+    logits[:50] = logits[:50].bfloat16().float()  # many equal ones
+    temperatures = torch.tensor([0.3, 1.0, 2.5, 1e-5]).repeat(50)
+    top_k, top_p, min_p = (torch.full((200,), value) for value in filters)
+    left, expected = (
+        kept(logits, temperatures, top_k, top_p, min_p) for kept in (filter_logits_cpu, filter_logits_reference)
+    )
+    assert torch.equal(left[left != FILTERED], logits[left != FILTERED])
+    # A token whose mass is within rounding of a limit may be left or not, and with it those as likely as it is.
+    unequal = (left != expected).nonzero()
+    weight = torch.softmax(logits / temperatures[:, None], dim=-1)[unequal[:, 0], unequal[:, 1]]
+    assert len(unequal[:, 0].unique()) <= 4
+    assert weight.sum() < 0.01
+
+
+def test_of_equal_logits_those_with_the_lowest_ids_are_left():
+    logits = torch.zeros(2, 300)
+    logits[:, [250, 20, 100, 31]] = 4.0
+    for kept in (filter_logits_cpu, filter_logits_reference):
+        left = kept(logits, torch.ones(2), torch.tensor([3, 0]), torch.tensor([1.0, 0.1]), torch.zeros(2))
+        assert [(row != FILTERED).nonzero()[:, 0].tolist() for row in left] == [[20, 31, 100], [20]]
+
+
+def test_what_is_no_number_breaks_no_filter():
+    logits = torch.randn(3, 400)
+    logits[0, 7], logits[1], logits[2, ::2] = float("nan"), float("-inf"), float("-inf")
+    filter_logits_cpu(logits, torch.ones(3), torch.tensor([0, 4, 0]), torch.full((3,), 0.9), torch.zeros(3))
+    left = filter_logits_cpu(logits[2:], torch.ones(1), torch.tensor([50]), torch.ones(1), torch.zeros(1))
+    assert (left != FILTERED).nonzero()[:, 1].tolist() == logits[2].topk(50).indices.sort().values.tolist()
 
 
 @pytest.mark.parametrize("draw", [draw_tokens_cpu, draw_tokens_reference])
