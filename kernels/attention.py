@@ -1,9 +1,13 @@
-"""Causal attention over paged keys and values: the torch reference and the choice of path."""
+"""Causal attention over paged keys and values: the torch reference, the path of any device, and the choice of path."""
 
 import torch
+import torch.nn.functional as F
 
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layout import LayerKV
+
+_MOST_GATHERED = 2**26
+"""Elements of keys, and of values, that `paged_attention_gathered` copies out of their blocks at a time."""
 
 
 def paged_attention_reference(
@@ -39,6 +43,48 @@ def paged_attention_reference(
     return output
 
 
+def paged_attention_gathered(
+    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
+) -> torch.Tensor:
+    """`paged_attention_reference` of several sequences at a time; same arguments, and result up to rounding.
+
+    Keys and values are copied out of their blocks, padded to the longest context among those that go together, which
+    are all that compute as many new tokens and fit: all decoding sequences, as a rule.
+    """
+    counts = batch.query_starts.diff()
+    output = torch.empty_like(query)
+    for count in counts.unique().tolist():
+        alike = (counts == count).nonzero()[:, 0]
+        longest = int(batch.context_lengths[alike].max())
+        most = max(1, _MOST_GATHERED // (longest * layer_kv.keys.shape[3] * layer_kv.keys.shape[4]))
+        for some in alike.split(most) if count else ():
+            rows = batch.query_starts[some, None].long() + torch.arange(count, device=query.device)
+            output[rows] = _attend_padded(query[rows], layer_kv, batch, some, scale, window)
+    return output
+
+
+def _attend_padded(
+    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, some: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
+    """Attention of `query`, `[sequence, token, head, head_dim]`, the newest tokens of the sequences `some`."""
+    _, slots, size, _, _ = layer_kv.keys.shape
+    contexts = batch.context_lengths[some, None].long()
+    longest = int(contexts.max())
+    places = torch.arange(longest, device=query.device)
+    blocks = batch.block_tables[some, : -(-longest // size)].long()
+    starts = torch.arange(0, longest, size, device=query.device)
+    blocks = torch.where(starts < contexts, blocks, 0)  # what the table says beyond the context means nothing
+    gathered = (x[blocks // slots, blocks % slots].flatten(1, 2)[:, :longest] for x in (layer_kv.keys, layer_kv.values))
+    unwritten = (places >= contexts)[:, :, None, None]  # holds anything, NaN too
+    key, value = (x.masked_fill(unwritten, 0) for x in gathered)
+    positions = contexts - query.shape[1] + torch.arange(query.shape[1], device=query.device)
+    behind = positions[:, :, None] - places
+    visible = (behind >= 0) & (behind < (window or longest))
+    heads_first = (x.transpose(1, 2) for x in (query, key, value))
+    mixed = F.scaled_dot_product_attention(*heads_first, attn_mask=visible[:, None], scale=scale, enable_gqa=True)
+    return mixed.transpose(1, 2)
+
+
 def paged_attention(
     query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
 ) -> torch.Tensor:
@@ -47,4 +93,4 @@ def paged_attention(
         from espalier.kernels.cpu.attention import paged_attention_cpu  # numba takes half a second to import
 
         return paged_attention_cpu(query, layer_kv, batch, scale, window)
-    return paged_attention_reference(query, layer_kv, batch, scale, window)
+    return paged_attention_gathered(query, layer_kv, batch, scale, window)

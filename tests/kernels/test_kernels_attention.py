@@ -4,7 +4,8 @@ import pytest
 import torch
 from paged_batch import PagedProblem, dense_attention, paged_problem, share_leading_blocks
 
-from espalier.kernels.attention import paged_attention, paged_attention_reference
+from espalier.kernels import attention
+from espalier.kernels.attention import paged_attention, paged_attention_gathered, paged_attention_reference
 from espalier.kernels.cpu import attention as cpu_attention
 from espalier.kernels.cpu.attention import paged_attention_cpu
 from espalier.kernels.layout import LayerKV
@@ -41,10 +42,20 @@ def test_cpu_attention_equals_dense_attention(sequences: list[tuple[int, int]], 
 
 
 @pytest.mark.parametrize("sequences", ODD_BATCHES.values(), ids=ODD_BATCHES.keys())
-def test_reference_attention_equals_dense_attention(sequences: list[tuple[int, int]]):
+@pytest.mark.parametrize("attend", [paged_attention_reference, paged_attention_gathered])
+def test_attention_in_torch_equals_dense_attention(attend, sequences: list[tuple[int, int]]):
     problem = paged_problem(sequences)
-    output = paged_attention_reference(problem.query, problem.layer_kv, problem.batch, 0.2)
+    output = attend(problem.query, problem.layer_kv, problem.batch, 0.2)
     torch.testing.assert_close(output, dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 64 * 90, 2**26])
+@pytest.mark.parametrize("window", [None, 20])
+def test_sequences_gathered_in_parts_of_any_size_attend_alike(most: int, window, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention, "_MOST_GATHERED", most)
+    problem = family()
+    output = paged_attention_gathered(problem.query, problem.layer_kv, problem.batch, 0.2, window)
+    torch.testing.assert_close(output, dense_attention(problem, 0.2, window), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("head_dim", [8, 32, 64, 80])
@@ -84,7 +95,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company():
         assert torch.equal(together[row], attend_one_row(problem, row)), f"row {row}"
 
 
-def test_float32_on_cpu_takes_the_compiled_path_and_other_dtypes_the_reference():
+def test_float32_on_cpu_takes_the_compiled_path_and_other_dtypes_gather():
     problem = paged_problem([(9, 4)])
     output = paged_attention(problem.query, problem.layer_kv, problem.batch, 0.2)
     assert torch.equal(output, paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2))
@@ -132,8 +143,8 @@ def test_a_token_sees_its_window_and_no_more(chunk: int, window: int, monkeypatc
     monkeypatch.setattr(cpu_attention, "_CHUNK", chunk)
     problem = family()
     expected = dense_attention(problem, 0.2, window)
-    for attention in (paged_attention_cpu, paged_attention_reference):
-        output = attention(problem.query, problem.layer_kv, problem.batch, 0.2, window)
+    for attend in (paged_attention_cpu, paged_attention_reference, paged_attention_gathered):
+        output = attend(problem.query, problem.layer_kv, problem.batch, 0.2, window)
         torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
 
