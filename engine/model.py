@@ -48,7 +48,8 @@ def language_model_head(checkpoint: Checkpoint, decoder: Decoder) -> Head:
         checkpoint.ignore(name)
         weight = decoder.embedding
     else:
-        weight = checkpoint.take(name, decoder.dtype, decoder.device)
+        shape = (decoder.config.vocab_size, decoder.config.hidden_size)
+        weight = checkpoint.take(name, decoder.dtype, decoder.device, shape)
     return Linear(weight)
 
 

@@ -63,8 +63,9 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
     Raises:
         CheckpointError: when a checkpoint is missing, unsupported or incomplete, or the device is not there.
     """
-    from espalier.engine.checkpoint import Checkpoint, locate
+    from espalier.engine.checkpoint import Checkpoint
     from espalier.engine.engine import Engine, EngineSettings
+    from espalier.engine.hub import locate
     from espalier.engine.model import load_generator
     from espalier.engine.turns import GENERATOR, VERIFIER
     from espalier.prm.families import load_verifier
