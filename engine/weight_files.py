@@ -87,11 +87,11 @@ class BinFile:
         try:
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=whole)  # the oldest are no archives
         except pickle.UnpicklingError as error:
-            named = re.search(r"GLOBAL ([\w.]+)", str(error))
-            asks = f"asks for {named[1]}" if named else "is not a table of tensors"
+            if not (named := re.search(r"GLOBAL ([\w.]+)", str(error))):
+                raise _damaged(path, "it is no table of tensors") from error
             raise CheckpointError(
-                f"{path} {asks}, and loading it could run code; only tensors are ever read. Take a checkpoint in "
-                "safetensors, or convert this one where it is trusted"
+                f"{path} asks for {named[1]}, and loading it could run code; only tensors are ever read. Take a "
+                "checkpoint in safetensors, or convert this one where it is trusted"
             ) from error
         except Exception as error:  # bytes that are no pickle at all raise whatever they happen to mean
             raise _damaged(path, error) from error
