@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_driver import generate, release
 from safetensors.torch import load_file, save_file
-from tiny_models import edit_tensors
+from tiny_models import edit_json, edit_tensors
 from weight_formats import FORMATS, rewrite
 
 from espalier.engine import checkpoint as checkpoint_module
@@ -22,6 +22,7 @@ from espalier.engine.model import Model, load_generator
 from espalier.engine.sampling import Sampling
 from espalier.engine.weight_files import open_weight_file
 from espalier.kernels.linear import Linear
+from espalier.prm.families import load_verifier
 
 
 @pytest.fixture
@@ -281,3 +282,69 @@ def test_rotary_buffers_of_old_checkpoints_are_no_surprise(copy_of: Callable[...
         {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.zeros(8) for i in range(2)},
     )
     load(folder)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8"])
+def test_weights_that_are_stored_quantised_are_refused_by_name(method: str, copy_of: Callable[..., Path]):
+    folder = copy_of()
+    edit_json(folder / "config.json", {"quantization_config": {"quant_method": method, "bits": 4}})
+    with pytest.raises(CheckpointError, match=f"that {method} quantised, which is not read.*-quantization"):
+        load(folder)
+
+
+def test_a_missing_tokenizer_is_named_before_any_tensor_is_read(copy_of: Callable[..., Path]):
+    folder, read = copy_of(), []
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+        load_generator(Checkpoint(folder, on_bytes=read.append), torch.float32, "cpu")
+    assert not read
+
+
+# Dummy weights: the shapes of config.json, and nothing else.
+
+
+@pytest.fixture
+def without_weights(copy_of: Callable[..., Path]) -> Callable[[str], Path]:
+    def strip(name: str) -> Path:
+        folder = copy_of(name)
+        (folder / "model.safetensors").unlink()
+        return folder
+
+    return strip
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen2-untied", "llama3-rope"])
+def test_dummy_weights_have_the_shapes_of_the_real_ones(
+    name: str, without_weights: Callable[[str], Path], load_model: Callable[[str], Model]
+):
+    dummy, real = load(without_weights(name), LoadFormat.DUMMY), load_model(name)
+    assert [t.shape for t in tensors_of(dummy)] == [t.shape for t in tensors_of(real)]
+
+
+def test_dummy_weights_are_the_same_each_time_and_differ_from_tensor_to_tensor(
+    without_weights: Callable[[str], Path],
+):
+    folder = without_weights("qwen2-untied")
+    first, second = (load(folder, LoadFormat.DUMMY) for _ in range(2))
+    for one, other in zip(tensors_of(first), tensors_of(second), strict=True):
+        assert torch.equal(one, other)
+    layers = [first.decoder.layers.weights(index) for index in range(2)]
+    assert not torch.equal(layers[0].qkv, layers[1].qkv)
+    assert not torch.equal(*layers[0].gate_up.chunk(2))
+    assert 0.015 < float(layers[0].gate_up.std()) < 0.025
+    assert torch.equal(layers[0].mlp_norm, torch.ones(48))
+    assert first.digest == second.digest
+
+
+def test_a_model_with_dummy_weights_generates(
+    without_weights: Callable[[str], Path], make_engine: Callable[..., Engine]
+):
+    assert len(greedy_ids(make_engine(load(without_weights("qwen2-untied"), LoadFormat.DUMMY)))) == 12
+
+
+@pytest.mark.parametrize("name", ["math-prm", "classifier"])
+def test_a_verifier_with_dummy_weights_scores(name: str, without_weights: Callable[[str], Path]):
+    family = load_verifier(Checkpoint(without_weights(name), LoadFormat.DUMMY), torch.float32, "cpu")
+    scores = family.model.head(torch.randn(3, 40))
+    assert scores.shape == (3, 1)
+    assert bool(((scores > 0) & (scores < 1)).all())
