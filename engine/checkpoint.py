@@ -11,14 +11,8 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.load_settings import LoadFormat
-from espalier.engine.weight_files import (
-    TensorInfo,
-    WeightFile,
-    index_name,
-    missing_weights,
-    open_weight_file,
-    shard_names,
-)
+from espalier.engine.weight_files import TensorInfo, WeightFile, open_weight_file
+from espalier.engine.weight_index import weight_files
 
 _OPEN_FILES = 2
 """Shards open at once: a layer may lie across two. One that is closed leaves memory."""
@@ -63,7 +57,8 @@ class Checkpoint:
         self._open: dict[Path, WeightFile] = {}
         self.tensors: dict[str, TensorInfo] = {}
         if load_format is not LoadFormat.DUMMY:
-            self._read_tensor_names()
+            for file in weight_files(folder, load_format):
+                self.tensors.update(self._file(file).tensors)
         self._taken: set[str] = set()
 
     @property
@@ -172,21 +167,6 @@ class Checkpoint:
         if not isinstance(read, dict):
             raise CheckpointError(f"{self.folder / name} holds no JSON object")
         return read
-
-    def _read_tensor_names(self) -> None:
-        for file in self._weight_files():
-            self.tensors.update(self._file(file).tensors)
-
-    def _weight_files(self) -> list[Path]:
-        name = index_name({file.name for file in self.folder.iterdir()}, self._load_format)
-        if name is None:
-            raise CheckpointError(f"{self.folder} {missing_weights(self._load_format)}; is the download complete?")
-        if not name.endswith(".json"):
-            return [self.folder / name]
-        try:
-            return [self.folder / shard for shard in shard_names(self._read_json(name))]
-        except ValueError as error:
-            raise CheckpointError(f"{self.folder / name} is not an index of shards: {error}") from error
 
     def _file(self, path: Path) -> WeightFile:
         """An open file; the one that was used longest ago makes room for it."""

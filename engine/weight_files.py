@@ -9,19 +9,12 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.load_settings import LoadFormat
-
-_STEMS = {
-    LoadFormat.SAFETENSORS: ("model.safetensors.index.json", "model.safetensors"),
-    LoadFormat.BIN: ("pytorch_model.bin.index.json", "pytorch_model.bin"),
-}
-"""Of each format: the index of a sharded checkpoint, which comes first, and the name of a single file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,39 +105,6 @@ def open_weight_file(path: Path) -> WeightFile:
     if not path.is_file():
         raise CheckpointError(f"{path.parent} has no {path.name}; is the download complete?")
     return (BinFile if path.suffix == ".bin" else SafetensorsFile)(path)
-
-
-def index_name(names: set[str], load_format: LoadFormat) -> str | None:
-    """The file among `names` that says which weights there are: an index, or a single file; None when there is none.
-
-    Args:
-        names: file names of a folder or a repository.
-        load_format: not `DUMMY`.
-    """
-    formats = tuple(_STEMS) if load_format is LoadFormat.AUTO else (load_format,)
-    stems = (stem for form in formats for stem in _STEMS[form])
-    return next((stem for stem in stems if stem in names), None)
-
-
-def missing_weights(load_format: LoadFormat) -> str:
-    """What a folder without weights lacks, in words."""
-    wanted = "model.safetensors nor pytorch_model.bin" if load_format is LoadFormat.AUTO else _STEMS[load_format][1]
-    return f"has no {wanted} and no index of shards"
-
-
-def shard_names(index: Mapping[str, Any]) -> list[str]:
-    """The files an index names, in order.
-
-    Raises:
-        ValueError: when it is no index, or names a file outside of its folder.
-    """
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError("it has no weight_map")
-    names = sorted({str(name) for name in weight_map.values()})
-    if outside := [name for name in names if Path(name).name != name]:
-        raise ValueError(f"it names {outside[0]!r}, which is not a file beside it")
-    return names
 
 
 def _first_bytes(path: Path) -> bytes:

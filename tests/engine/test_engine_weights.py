@@ -96,7 +96,7 @@ def test_safetensors_are_taken_before_bin_unless_told_otherwise(copy_of: Callabl
     assert "other" not in Checkpoint(folder)
     assert "other" in Checkpoint(folder, LoadFormat.BIN)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"has no model\.safetensors and no index"):
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors, and no index"):
         Checkpoint(folder, LoadFormat.SAFETENSORS)
     assert "other" in Checkpoint(folder)
 
@@ -245,12 +245,18 @@ def test_a_missing_shard_is_named(form: str, copy_of: Callable[..., Path]):
 
 @pytest.mark.parametrize(
     ("index", "message"),
-    [({}, "no weight_map"), ({"weight_map": {}}, "no weight_map"), ({"weight_map": {"x": "../x.bin"}}, "not a file")],
+    [
+        ({}, "is not an index of shards: no weight_map"),
+        ([], "is not an index of shards: no weight_map"),
+        ({"weight_map": ["x"]}, "is not an index of shards: no weight_map"),
+        ({"weight_map": {}}, "is not an index of shards: its weight_map is empty"),
+        ({"weight_map": {"x": "../x.bin"}}, "names '../x.bin', which is not a file beside it"),
+    ],
 )
-def test_an_index_that_is_none_or_leads_elsewhere_is_refused(index: dict, message: str, copy_of: Callable[..., Path]):
+def test_an_index_that_is_none_or_leads_elsewhere_is_refused(index: object, message: str, copy_of: Callable[..., Path]):
     folder = copy_of()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=rf"is not an index of shards: .*{message}"):
+    with pytest.raises(CheckpointError, match=message):
         Checkpoint(folder)
 
 
