@@ -5,7 +5,6 @@ import torch.nn.functional as F
 
 from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.config import DecoderConfig
-from espalier.engine.errors import CheckpointError
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layer_weights import LayerShape, LayerWeights
 from espalier.kernels.layers import Layers, prepare_layers
@@ -67,29 +66,31 @@ def load_decoder(
     prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""
 
     def take(name: str, *shape: int) -> torch.Tensor:
-        tensor = checkpoint.take(prefix + name, dtype, device)
-        if tensor.shape != shape:
-            raise CheckpointError(
-                f"{checkpoint.folder}: {prefix + name} has shape {tuple(tensor.shape)}, config.json means {shape}"
-            )
-        return tensor
+        return checkpoint.take(prefix + name, dtype, device, shape)
+
+    def fuse(rows: dict[str, int], *columns: int) -> torch.Tensor:
+        """Tensors of so many rows each, one below the other; each is read into its place."""
+        whole = torch.empty(sum(rows.values()), *columns, dtype=dtype, device=device)
+        for name, part in zip(rows, whole.split(list(rows.values())), strict=True):
+            checkpoint.take_into(prefix + name, part)
+        return whole
 
     hidden, inner = config.hidden_size, config.intermediate_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def layer(index: int) -> LayerWeights:
         name = f"layers.{index}"
-        projections = (("q", heads), ("k", kv_heads), ("v", kv_heads))
-        qkv = [take(f"{name}.self_attn.{p}_proj.weight", rows, hidden) for p, rows in projections]
-        biases = [take(f"{name}.self_attn.{p}_proj.bias", rows) for p, rows in projections if config.attention_bias]
-        gate_up = [take(f"{name}.mlp.{p}_proj.weight", inner, hidden) for p in ("gate", "up")]
+        projections = {
+            f"{name}.self_attn.{p}_proj": rows for p, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+        }
+        biases = {f"{p}.bias": rows for p, rows in projections.items()}
         return LayerWeights(
             attention_norm=take(f"{name}.input_layernorm.weight", hidden),
-            qkv=torch.cat(qkv),
-            qkv_bias=torch.cat(biases) if biases else None,
+            qkv=fuse({f"{p}.weight": rows for p, rows in projections.items()}, hidden),
+            qkv_bias=fuse(biases) if config.attention_bias else None,
             out=take(f"{name}.self_attn.o_proj.weight", hidden, heads),
             mlp_norm=take(f"{name}.post_attention_layernorm.weight", hidden),
-            gate_up=torch.cat(gate_up),
+            gate_up=fuse({f"{name}.mlp.{p}_proj.weight": inner for p in ("gate", "up")}, hidden),
             down=take(f"{name}.mlp.down_proj.weight", hidden, inner),
             out_bias=take(f"{name}.self_attn.o_proj.bias", hidden) if config.out_bias else None,
             query_norm=take(f"{name}.self_attn.q_norm.weight", config.head_dim) if config.head_norms else None,
@@ -97,6 +98,6 @@ def load_decoder(
         )
 
     shape = LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps, config.windows)
+    embedding = take("embed_tokens.weight", config.vocab_size, hidden)  # first, as in most files
     layers = prepare_layers(config.num_layers, layer, shape)
-    embedding = take("embed_tokens.weight", config.vocab_size, hidden)
     return Decoder(config, embedding, layers, take("norm.weight", hidden))

@@ -33,7 +33,17 @@ class Model:
 
 
 def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Decoder:
-    """The decoder of a checkpoint of any supported architecture, without its head."""
+    """The decoder of a checkpoint of any supported architecture, without its head.
+
+    Raises:
+        CheckpointError: when the architecture is not supported, the weights are stored quantised, or one is missing.
+    """
+    if stored := checkpoint.config.get("quantization_config"):
+        method = stored.get("quant_method", "some method") if isinstance(stored, dict) else stored
+        raise CheckpointError(
+            f"{checkpoint.folder} holds weights that {method} quantised, which is not read; take the checkpoint it was "
+            "made from, and have it quantised as it loads: --generator-quantization or --verifier-quantization"
+        )
     return load_decoder(checkpoint, parse_decoder_config(checkpoint.config), dtype, device)
 
 
@@ -48,7 +58,8 @@ def language_model_head(checkpoint: Checkpoint, decoder: Decoder) -> Head:
         checkpoint.ignore(name)
         weight = decoder.embedding
     else:
-        weight = checkpoint.take(name, decoder.dtype, decoder.device)
+        shape = (decoder.config.vocab_size, decoder.config.hidden_size)
+        weight = checkpoint.take(name, decoder.dtype, decoder.device, shape)
     return Linear(weight)
 
 
@@ -63,10 +74,11 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
             f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}, not a generator; "
             "give a *ForCausalLM checkpoint to --generator"
         )
+    tokenizer = TextTokenizer(checkpoint)  # what is wrong with it is said before gigabytes are read
     decoder = load_trunk(checkpoint, dtype, device)
     head = language_model_head(checkpoint, decoder)
     checkpoint.require_all_taken()
     eos = set(decoder.config.eos_token_ids)
     generation = checkpoint.optional_json("generation_config.json").get("eos_token_id")
     eos.update(generation if isinstance(generation, list) else [] if generation is None else [generation])
-    return Model(decoder, head, TextTokenizer(checkpoint), tuple(sorted(eos)), checkpoint.digest())
+    return Model(decoder, head, tokenizer, tuple(sorted(eos)), checkpoint.digest())

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +13,10 @@ import typer
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments import options as opt
+from espalier.experiments.runtime_options import with_runtime
 from espalier.search.algorithms import needs_verifier
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
-from espalier.search.runtime import RuntimeSettings, load_orchestrator
-from espalier.search.voting import GroupingName
+from espalier.search.runtime import RuntimeSettings
 
 app = typer.Typer(
     name="espalier",
@@ -53,6 +54,7 @@ def _options(
 
 
 @app.command()
+@with_runtime
 def solve(
     problem: Annotated[
         str | None, typer.Argument(help="The problem; '-' reads standard input; none takes one of the demo benchmark.")
@@ -87,15 +89,8 @@ def solve(
     trace: Annotated[
         Path | None, typer.Option(help="Write the whole tree and every choice to this .json; see `espalier replay`.")
     ] = None,
-    generator: opt.Generator = "demo-generator",
-    verifier: opt.Verifier = "demo-verifier",
-    device: opt.Device = "auto",
-    dtype: opt.Dtype = "auto",
-    kv_memory: opt.KvMemory = None,
-    reserved_share: opt.ReservedShare = 0.25,
-    system_prompt: opt.SystemPrompt = None,
-    grouping: opt.Grouping = GroupingName.MATH_VERIFY,
-    threads: opt.Threads = None,
+    *,
+    runtime: RuntimeSettings,
 ) -> None:
     """Search for the answer of one problem and show the tree."""
     from rich.console import Console
@@ -121,11 +116,9 @@ def solve(
         with SearchClient(endpoint) as client:
             result = client.solve(request, include_nodes=True)
     else:
-        settings = RuntimeSettings(
-            generator, _verifier_for(request, verifier), device, dtype, opt.parse_bytes(kv_memory),
-            reserved_share=reserved_share, system_prompt=system_prompt, threads=threads, grouping=grouping,
-        )  # fmt: skip
-        orchestrator = load_orchestrator(settings)
+        from espalier.experiments.loading import load_with_progress
+
+        orchestrator = load_with_progress(replace(runtime, verifier=_verifier_for(request, runtime.verifier)))
         try:
             orchestrator.submit(request)
             while not (ended := orchestrator.step()):
@@ -162,6 +155,7 @@ def replay_command(
 
 
 @app.command()
+@with_runtime
 def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on; other than loopback needs --insecure-bind.")
@@ -173,27 +167,17 @@ def serve(
     max_searches: Annotated[int, typer.Option(min=1, help="Searches in flight at most.")] = 4,
     max_queue: Annotated[int, typer.Option(min=0, help="Searches that may wait.")] = 64,
     drain_seconds: Annotated[float, typer.Option(min=0, help="How long a stopping server lets searches end.")] = 30.0,
-    generator: opt.Generator = "demo-generator",
-    verifier: opt.Verifier = "demo-verifier",
-    device: opt.Device = "auto",
-    dtype: opt.Dtype = "auto",
-    kv_memory: opt.KvMemory = None,
-    reserved_share: opt.ReservedShare = 0.25,
-    system_prompt: opt.SystemPrompt = None,
-    grouping: opt.Grouping = GroupingName.MATH_VERIFY,
-    threads: opt.Threads = None,
+    *,
+    runtime: RuntimeSettings,
 ) -> None:
     """Serve searches over gRPC (espalier.v1.SearchService)."""
     import logging
 
+    from espalier.experiments.loading import load_with_progress
     from espalier.search.service.server import serve as run_server
     from espalier.search.service.settings import ServerSettings
 
-    runtime = RuntimeSettings(
-        generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
-        max_running=max_searches, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
-        grouping=grouping,
-    )  # fmt: skip
+    runtime = replace(runtime, max_running=max_searches)
     settings = ServerSettings(
         host=host, port=port, insecure_bind=insecure_bind,
         max_searches=max_searches, max_queue=max_queue, drain_seconds=drain_seconds,
@@ -203,9 +187,9 @@ def serve(
     logging.getLogger("espalier").setLevel(logging.INFO)
 
     def report(address: str) -> None:
-        print(f"serving {generator} with {verifier or 'no verifier'} on {address}", flush=True)
+        print(f"serving {runtime.generator} with {runtime.verifier or 'no verifier'} on {address}", flush=True)
 
-    code = run_server(lambda: load_orchestrator(runtime), settings, ready=report)
+    code = run_server(lambda: load_with_progress(runtime), settings, ready=report)
     # Not an ordinary exit: told to stop while it loads, the engine's thread is still inside torch, which would abort.
     logging.shutdown()
     sys.stdout.flush()
@@ -214,6 +198,7 @@ def serve(
 
 
 @app.command("eval")
+@with_runtime
 def evaluate_command(
     benchmark: Annotated[str, typer.Option(help="demo, or a .jsonl file in MATH-500's or GSM8K's format.")] = "demo",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
@@ -243,22 +228,16 @@ def evaluate_command(
     generator_budget: opt.GeneratorBudget = None,
     verifier_budget: opt.VerifierBudget = None,
     time_limit: opt.TimeLimit = None,
-    generator: opt.Generator = "demo-generator",
-    verifier: opt.Verifier = "demo-verifier",
-    device: opt.Device = "auto",
-    dtype: opt.Dtype = "auto",
-    kv_memory: opt.KvMemory = None,
-    reserved_share: opt.ReservedShare = 0.25,
-    system_prompt: opt.SystemPrompt = None,
     in_flight: opt.InFlight = 32,
-    grouping: opt.Grouping = GroupingName.MATH_VERIFY,
-    threads: opt.Threads = None,
+    *,
+    runtime: RuntimeSettings,
 ) -> None:
     """Run a search on every problem of a benchmark and grade the answers."""
     from rich.console import Console
 
     from espalier.experiments.benchmarks import load_benchmark
     from espalier.experiments.evaluate import RunFolder, evaluate, run_configuration
+    from espalier.experiments.loading import load_with_progress
     from espalier.experiments.progress import sample_progress
     from espalier.experiments.show import show_summary
     from espalier.search.grading import Grader
@@ -270,12 +249,8 @@ def evaluate_command(
         lookahead_steps, simulations, exploration, rebase_temperature, iterations, confidence,
         generator_budget, verifier_budget, time_limit,
     )  # fmt: skip
-    runtime = RuntimeSettings(
-        generator, _verifier_for(request, verifier), device, dtype, opt.parse_bytes(kv_memory),
-        max_running=in_flight, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
-        grouping=grouping,
-    )  # fmt: skip
-    orchestrator = load_orchestrator(runtime)
+    verifier = _verifier_for(request, runtime.verifier)
+    orchestrator = load_with_progress(replace(runtime, verifier=verifier, max_running=in_flight))
     folder = RunFolder(out, run_configuration(benchmark, request, orchestrator)) if out else None
     known = {problem.unique_id for problem in problems}
     before = sum(sample.unique_id in known for sample in folder.done()) if folder else 0
@@ -292,6 +267,7 @@ def evaluate_command(
 
 
 @app.command("sweep")
+@with_runtime
 def sweep_command(
     beam_width: Annotated[str, typer.Option("--beam-width", "-N", help="Values of N, like 1,2,4.")] = "1,2,4",
     expansion: Annotated[str, typer.Option("--expansion", "-M", help="Values of M, like 1,2,4.")] = "1,2,4",
@@ -311,16 +287,9 @@ def sweep_command(
     max_step_tokens: opt.MaxStepTokens = 256,
     max_tokens: opt.MaxTokens = None,
     seed: opt.Seed = 0,
-    generator: opt.Generator = "demo-generator",
-    verifier: opt.Verifier = "demo-verifier",
-    device: opt.Device = "auto",
-    dtype: opt.Dtype = "auto",
-    kv_memory: opt.KvMemory = None,
-    reserved_share: opt.ReservedShare = 0.25,
-    system_prompt: opt.SystemPrompt = None,
     in_flight: opt.InFlight = 32,
-    grouping: opt.Grouping = GroupingName.MATH_VERIFY,
-    threads: opt.Threads = None,
+    *,
+    runtime: RuntimeSettings,
 ) -> None:
     """Evaluate beam search over a grid of N and M: a table and a plot of accuracy against tokens."""
     from dataclasses import asdict
@@ -328,6 +297,7 @@ def sweep_command(
     from rich.console import Console
 
     from espalier.experiments.benchmarks import load_benchmark
+    from espalier.experiments.loading import load_with_progress
     from espalier.experiments.plot import plot_cells
     from espalier.experiments.progress import sample_progress
     from espalier.experiments.show import show_cells
@@ -341,12 +311,7 @@ def sweep_command(
         top_p=top_p, min_p=min_p, max_steps=max_steps, max_step_tokens=max_step_tokens, max_tokens=max_tokens,
         seed=seed,
     )  # fmt: skip
-    runtime = RuntimeSettings(
-        generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
-        max_running=in_flight, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
-        grouping=grouping,
-    )  # fmt: skip
-    orchestrator = load_orchestrator(runtime)
+    orchestrator = load_with_progress(replace(runtime, max_running=in_flight))
     total = len(problems) * len(widths) * len(expansions)
     with _kept_on_interrupt(out), Grader() as grader, sample_progress(total, 0) as on_sample:
         cells = sweep(

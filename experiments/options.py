@@ -1,10 +1,12 @@
 """Options that several commands share, each with its environment variable."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from espalier.engine.load_settings import LoadFormat
 from espalier.search.request import Aggregation, AlgorithmName, Vote
 from espalier.search.voting import GroupingName
 
@@ -48,13 +50,17 @@ def _env(name: str) -> str:
 
 Generator = Annotated[
     str,
-    typer.Option(envvar=_env("GENERATOR"), help="Folder, Hugging Face id or demo-generator.", rich_help_panel="Models"),
+    typer.Option(
+        envvar=_env("GENERATOR"),
+        help="Folder, Hugging Face id (org/name, or org/name@revision) or demo-generator.",
+        rich_help_panel="Models",
+    ),
 ]
 Verifier = Annotated[
     str,
     typer.Option(
         envvar=_env("VERIFIER"),
-        help="Process reward model: folder, Hugging Face id or demo-verifier; '' for none.",
+        help="Process reward model: as --generator, or demo-verifier; '' for none.",
         rich_help_panel="Models",
     ),
 ]
@@ -64,6 +70,34 @@ Device = Annotated[
 Dtype = Annotated[
     str,
     typer.Option(envvar=_env("DTYPE"), help="auto, float32, bfloat16 or float16.", rich_help_panel="Models"),
+]
+LoadFormatOption = Annotated[
+    LoadFormat,
+    typer.Option(
+        "--load-format",
+        envvar=_env("LOAD_FORMAT"),
+        help="Weight files to read: safetensors, else bin, or one of them; dummy reads none and makes random weights, "
+        "for tests of speed.",
+        rich_help_panel="Models",
+    ),
+]
+Offline = Annotated[
+    bool,
+    typer.Option(
+        "--offline",
+        envvar=_env("OFFLINE"),
+        help="Take Hugging Face ids from the cache, as HF_HUB_OFFLINE=1 does.",
+        rich_help_panel="Models",
+    ),
+]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar=_env("CACHE_DIR"),
+        help="Where downloads are kept; default: HF_HUB_CACHE, else ~/.cache/huggingface/hub.",
+        rich_help_panel="Models",
+        show_default=False,
+    ),
 ]
 KvMemory = Annotated[
     str | None,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.load_settings import LoadFormat
 from espalier.search.voting import GroupingName
 
 if TYPE_CHECKING:
     import torch
 
+    from espalier.engine.checkpoint import Checkpoint
     from espalier.search.orchestrator import Orchestrator
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -22,7 +26,7 @@ class RuntimeSettings:
     """What to load, where, and how large.
 
     Attributes:
-        generator: a folder, a hub id, or a registered name.
+        generator: a folder, a hub id `org/name` or `org/name@revision`, or a registered name.
         verifier: the same, or empty for none (a search that reads no scores needs none).
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: one of `DTYPES`; `auto` is float32 on CPU and bfloat16 on a GPU.
@@ -38,6 +42,9 @@ class RuntimeSettings:
             spawned when answers come that are not plain numbers: a script needs the usual guard around what it does,
             `if __name__ == "__main__"`.
         grader_memory_bytes: what such a process may take; see `Grader`.
+        load_format: which files both models' weights come from.
+        offline: take hub ids from the hub's cache and ask nobody.
+        cache_dir: where the hub's downloads are kept; None is its client's own place.
     """
 
     generator: str = "demo-generator"
@@ -53,17 +60,23 @@ class RuntimeSettings:
     threads: int | None = None
     grouping: GroupingName = GroupingName.MATH_VERIFY
     grader_memory_bytes: int = 2 * 2**30
+    load_format: LoadFormat = LoadFormat.AUTO
+    offline: bool = False
+    cache_dir: Path | None = None
 
 
-def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
+def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None) -> Orchestrator:
     """Load both models onto one device and put an engine and an orchestrator over them.
 
     Sets how many threads torch, and what is compiled for CPUs, use in this process.
 
+    Args:
+        settings: what to load.
+        on_bytes: told how many bytes of the weights are loaded, and of how many, after each tensor.
+
     Raises:
         CheckpointError: when a checkpoint is missing, unsupported or incomplete, or the device is not there.
     """
-    from espalier.engine.checkpoint import Checkpoint, locate
     from espalier.engine.engine import Engine, EngineSettings
     from espalier.engine.model import load_generator
     from espalier.engine.turns import GENERATOR, VERIFIER
@@ -76,11 +89,12 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
     _use_threads(settings.threads, device, dtype)
-    checkpoint = Checkpoint(locate(settings.generator))
+    checkpoints = _open_checkpoints(settings, on_bytes)
+    checkpoint = checkpoints[GENERATOR]
     models = {GENERATOR: load_generator(checkpoint, dtype, device)}
     family = None
-    if settings.verifier:
-        family = load_verifier(Checkpoint(locate(settings.verifier)), dtype, device)
+    if VERIFIER in checkpoints:
+        family = load_verifier(checkpoints[VERIFIER], dtype, device)
         models[VERIFIER] = family.model
     kv_memory = _default_kv_memory(device) if settings.kv_memory_bytes is None else settings.kv_memory_bytes
     engine_settings = EngineSettings(
@@ -97,6 +111,29 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
     verifier = Verifier(engine, family) if family else None
     grouping = make_grouping(settings.grouping, settings.grader_memory_bytes)
     return Orchestrator(engine, generator, verifier, max_running=settings.max_running, grouping=grouping)
+
+
+def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None) -> dict[str, Checkpoint]:
+    """Both checkpoints by role, opened before either is loaded: what is wrong with one is said at once."""
+    from espalier.engine.checkpoint import Checkpoint
+    from espalier.engine.hub import HubSettings, locate
+    from espalier.engine.turns import GENERATOR, VERIFIER
+
+    hub = HubSettings(settings.offline, settings.cache_dir)
+    done = 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        if on_bytes:
+            on_bytes(done, sum(checkpoint.nbytes for checkpoint in opened.values()))
+
+    opened = {
+        role: Checkpoint(locate(name, settings.load_format, hub), settings.load_format, count)
+        for role, name in ((GENERATOR, settings.generator), (VERIFIER, settings.verifier))
+        if name
+    }
+    return opened
 
 
 def _device(name: str) -> torch.device:

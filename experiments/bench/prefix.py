@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from espalier.engine.checkpoint import Checkpoint, locate
+from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.decoder import Decoder
 from espalier.engine.engine import Engine, EngineSettings
+from espalier.engine.hub import locate
 from espalier.engine.model import Model, load_generator
 from espalier.engine.sampling import Sampling, stream_key
 from espalier.engine.turns import GENERATOR

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from espalier.engine.checkpoint import locate
+from espalier.engine.hub import locate
 from espalier.experiments.benchmarks import Problem, load_benchmark
 from espalier.experiments.peers.search_and_learn import SearchAndLearn
 from espalier.experiments.peers.vllm_process import VllmProcess, VllmSettings

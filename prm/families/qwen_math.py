@@ -49,12 +49,20 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
         CheckpointError: when a head tensor or the tag token is missing.
     """
     decoder = load_trunk(checkpoint, dtype, device)
-    names = ("score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias")
-    inner, inner_bias, outer, outer_bias = (checkpoint.take(name, dtype, device) for name in names)
+    labels, hidden = (checkpoint.shape("score.2.bias") or (2,))[0], decoder.config.hidden_size
+    if labels != 2:
+        raise CheckpointError(f"{checkpoint.folder} has {labels} labels; a process reward model of this family has 2")
+    shapes = {
+        "score.0.weight": (hidden, hidden),
+        "score.0.bias": (hidden,),
+        "score.2.weight": (labels, hidden),
+        "score.2.bias": (labels,),
+    }
+    inner, inner_bias, outer, outer_bias = (
+        checkpoint.take(name, dtype, device, shape) for name, shape in shapes.items()
+    )
     checkpoint.ignore("lm_head.weight")
     checkpoint.require_all_taken()
-    if (labels := outer.shape[0]) != 2:
-        raise CheckpointError(f"{checkpoint.folder} has {labels} labels; a process reward model of this family has 2")
     tokenizer = TextTokenizer(checkpoint)
     tag_id = tokenizer.token_id(_TAG)
     if tag_id is None:

@@ -55,11 +55,12 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     """
     settings = _settings(checkpoint)
     decoder = load_trunk(checkpoint, dtype, device)
-    weight = checkpoint.take("score.weight", dtype, device)
-    bias = checkpoint.take("score.bias", dtype, device) if "score.bias" in checkpoint else None
+    labels, hidden = (checkpoint.shape("score.weight") or (2,))[0], decoder.config.hidden_size
+    if labels != 2:
+        raise CheckpointError(f"{checkpoint.folder} has {labels} labels; a process reward model has 2")
+    weight = checkpoint.take("score.weight", dtype, device, (labels, hidden))
+    bias = checkpoint.take("score.bias", dtype, device, (labels,)) if "score.bias" in checkpoint else None
     checkpoint.require_all_taken()
-    if weight.shape[0] != 2:
-        raise CheckpointError(f"{checkpoint.folder} has {weight.shape[0]} labels; a process reward model has 2")
     model = Model(decoder, _head(Linear(weight, bias)), TextTokenizer(checkpoint), (), checkpoint.digest())
     return TokenClassifier(model, settings["step_separator"], settings["prompt"] == "chat")
 

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import edit_json, edit_tensors
 
-from espalier.engine.checkpoint import Checkpoint, locate
+from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.config import parse_decoder_config
 from espalier.engine.errors import CheckpointError
+from espalier.engine.hub import locate
 from espalier.engine.model import Model, load_generator
 
 QWEN2 = {

@@ -15,7 +15,7 @@ import pytest
 import torch
 from tiny_models import edit_tensors
 
-from espalier.engine.checkpoint import locate
+from espalier.engine.hub import locate
 from espalier.experiments.benchmarks import load_benchmark
 from espalier.search.request import AlgorithmName
 

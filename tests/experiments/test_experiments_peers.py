@@ -15,7 +15,7 @@ from engine_driver import generate, read, release
 from plain import plain_classifier_scores
 from typer.testing import CliRunner
 
-from espalier.engine.checkpoint import locate
+from espalier.engine.hub import locate
 from espalier.engine.model import Model
 from espalier.engine.sampling import Sampling
 from espalier.experiments.bench.__main__ import app

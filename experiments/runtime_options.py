@@ -1,0 +1,57 @@
+"""The options that every command which loads models has, said once."""
+
+import functools
+import inspect
+from collections.abc import Callable
+
+from espalier.engine.load_settings import LoadFormat
+from espalier.experiments import options as opt
+from espalier.search.runtime import RuntimeSettings
+from espalier.search.voting import GroupingName
+
+
+def with_runtime(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the options of the models in place of its parameter `runtime`, which is made of them.
+
+    A new option is then added here and nowhere else.
+    """
+    own, shared = inspect.signature(command), inspect.signature(_runtime)
+
+    @functools.wraps(command)
+    def run(**given: object) -> None:
+        runtime = _runtime(**{name: given.pop(name) for name in shared.parameters})  # pyright: ignore[reportArgumentType]
+        command(**given, runtime=runtime)
+
+    kept = [parameter for parameter in own.parameters.values() if parameter.name != "runtime"]
+    run.__signature__ = own.replace(parameters=[*kept, *shared.parameters.values()])  # pyright: ignore[reportAttributeAccessIssue] - what Typer reads
+    return run
+
+
+def _runtime(
+    generator: opt.Generator = "demo-generator",
+    verifier: opt.Verifier = "demo-verifier",
+    device: opt.Device = "auto",
+    dtype: opt.Dtype = "auto",
+    load_format: opt.LoadFormatOption = LoadFormat.AUTO,
+    offline: opt.Offline = False,
+    cache_dir: opt.CacheDir = None,
+    kv_memory: opt.KvMemory = None,
+    reserved_share: opt.ReservedShare = 0.25,
+    system_prompt: opt.SystemPrompt = None,
+    grouping: opt.Grouping = GroupingName.MATH_VERIFY,
+    threads: opt.Threads = None,
+) -> RuntimeSettings:
+    return RuntimeSettings(
+        generator=generator,
+        verifier=verifier,
+        device=device,
+        dtype=dtype,
+        kv_memory_bytes=opt.parse_bytes(kv_memory),
+        reserved_share=reserved_share,
+        system_prompt=system_prompt,
+        threads=threads,
+        grouping=grouping,
+        load_format=load_format,
+        offline=offline,
+        cache_dir=cache_dir,
+    )
