@@ -58,12 +58,6 @@ def parse_decoder_config(raw: dict[str, Any]) -> DecoderConfig:
         raise CheckpointError(f"activation {raw['hidden_act']!r} is not supported; silu is")
     if raw.get("mlp_bias"):
         raise CheckpointError("biases in the MLP are not supported (mlp_bias is true)")
-    if "quantization_config" in raw:
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise CheckpointError(
-            f"weights stored quantised ({method}) are not supported; give the original checkpoint, and let "
-            "--generator-quantization or --verifier-quantization make it smaller"
-        )
     try:
         return _parse(raw, model_type)
     except KeyError as missing:

@@ -230,7 +230,6 @@ def test_what_a_configuration_leaves_out_has_the_usual_meaning():
         ({"mlp_bias": True}, "mlp_bias"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "'longrope' is not supported; default, linear"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"\(gptq\) are not supported"),
     ],
 )
 def test_unsupported_features_are_refused_by_name(changes: dict[str, Any], message: str):
