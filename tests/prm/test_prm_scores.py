@@ -11,8 +11,9 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import RequestTooLargeError
 from espalier.engine.sequence import Sequence
 from espalier.engine.work import Scored
+from espalier.prm.base import StepPath
 from espalier.prm.families import load_verifier
-from espalier.prm.verifier import Verifier
+from espalier.prm.verifier import Verification, Verifier
 
 PROBLEM = "Tom starts with 38 coins. He finds 47 more.\nHow many has he?"
 STEPS = {
@@ -50,13 +51,36 @@ def plain_scores(name: str, folder: Path, problem: str, steps: list[str]) -> lis
     return plain_classifier_scores(folder, problem, steps, "\n\n" if chat else "\n", chat)
 
 
-def score_step(engine: Engine, verifier: Verifier, parent: Sequence, step: str, **how: bool) -> tuple[float, Sequence]:
-    work = verifier.score("me", parent, step, 10_000, **how)
-    assert work is not None
+def begin(engine: Engine, verifier: Verifier) -> Verification:
+    """The verification of the problem, its root computed."""
+    verification = verifier.begin("me", PROBLEM)
+    verification.prefill()
     (done,) = drain(engine)
     assert isinstance(done, Scored)
-    assert done.values.shape == (1, 1)
-    return float(done.values[0, 0]), work.sequence
+    assert verification.take(done) == (verification.root, None)
+    return verification
+
+
+def settle(engine: Engine, verification: Verification) -> dict[Sequence, float]:
+    """Run until every step that is being scored has its score."""
+    scores = {}
+    while engine.busy:
+        for done in engine.step():
+            assert isinstance(done, Scored)
+            if (verdict := verification.take(done)) is not None:
+                scores[verdict.sequence] = verdict.score
+        engine.check_integrity()
+    return scores
+
+
+def score_step(
+    engine: Engine, verification: Verification, parent: Sequence, *steps: str, **how: bool
+) -> tuple[float, Sequence]:
+    scoring = verification.score(parent, steps, 10_000, **how)
+    assert scoring is not None
+    ((sequence, score),) = settle(engine, verification).items()
+    assert sequence is scoring.sequence
+    return score, sequence
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -68,12 +92,11 @@ def test_scores_added_step_by_step_equal_the_whole_text_through_transformers(
     tiny_checkpoints: dict[str, Path],
 ):
     engine, verifier = make_verifier(name)
-    root, _ = verifier.open("test", PROBLEM)
-    verifier.prefill("me", root)
-    drain(engine)
+    verification = begin(engine, verifier)
+    root = verification.root
     scores, path = [], [root]
-    for step in steps:
-        score, sequence = score_step(engine, verifier, path[-1], step)
+    for end in range(1, len(steps) + 1):
+        score, sequence = score_step(engine, verification, path[-1], *steps[:end])
         scores.append(score)
         path.append(sequence)
     release(engine, *path)
@@ -87,13 +110,12 @@ def test_siblings_that_share_their_parents_blocks_are_scored_each_on_its_own(
     name: str, make_verifier: Callable[..., tuple[Engine, Verifier]], tiny_checkpoints: dict[str, Path]
 ):
     engine, verifier = make_verifier(name, max_batch_tokens=13)
-    root, _ = verifier.open("test", PROBLEM)
-    verifier.prefill("me", root)
-    drain(engine)
-    _, parent = score_step(engine, verifier, root, "38+47=85\n\n")
+    verification = begin(engine, verifier)
+    root = verification.root
+    _, parent = score_step(engine, verification, root, "38+47=85\n\n")
     steps = ["So 85\n\n", "So 86\n\n", "\\boxed{85}", "He loses 12 of them, and the rest is his.\n\n"]
-    works = [verifier.score("me", parent, step, 100) for step in steps]
-    values = {done.work.sequence: float(done.values[0, 0]) for done in drain(engine) if isinstance(done, Scored)}
+    works = [verification.score(parent, ("38+47=85\n\n", step), 100) for step in steps]
+    values = settle(engine, verification)
     for step, work in zip(steps, works, strict=True):
         assert work is not None
         expected = plain_scores(name, tiny_checkpoints[name], PROBLEM, ["38+47=85\n\n", step])[1]
@@ -104,14 +126,13 @@ def test_siblings_that_share_their_parents_blocks_are_scored_each_on_its_own(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_token_of_a_path_is_computed_once(name: str, make_verifier: Callable[..., tuple[Engine, Verifier]]):
     engine, verifier = make_verifier(name)
-    root, tokens = verifier.open("test", PROBLEM)
-    verifier.prefill("me", root)
-    (done,) = drain(engine)
-    assert done.computed_tokens == tokens
-    path = [root]
-    for step in STEPS["six steps"]:
-        path.append(score_step(engine, verifier, path[-1], step)[1])
-        tokens += len(verifier.family.step_ids(step)[0])
+    verification = begin(engine, verifier)
+    tokens = verification.prompt_tokens
+    assert engine.stats()["verifier"].computed_tokens == tokens
+    path, steps = [verification.root], STEPS["six steps"]
+    for end in range(1, len(steps) + 1):
+        path.append(score_step(engine, verification, path[-1], *steps[:end])[1])
+        tokens += len(verifier.family.read(StepPath(PROBLEM, tuple(steps[:end]))).token_ids)
     assert engine.stats()["verifier"].computed_tokens == tokens
     release(engine, *path)
 
@@ -120,12 +141,11 @@ def test_scoring_in_place_extends_the_parents_own_sequence(
     make_verifier: Callable[..., tuple[Engine, Verifier]], tiny_checkpoints: dict[str, Path]
 ):
     engine, verifier = make_verifier("classifier")
-    root, _ = verifier.open("test", PROBLEM)
-    verifier.prefill("me", root)
-    drain(engine)
+    verification = begin(engine, verifier)
+    root = verification.root
     scores = []
-    for step in STEPS["two steps"]:
-        score, sequence = score_step(engine, verifier, root, step, in_place=True)
+    for end in (1, 2):
+        score, sequence = score_step(engine, verification, root, *STEPS["two steps"][:end], in_place=True)
         assert sequence is root
         scores.append(score)
     release(engine, root)
@@ -140,13 +160,13 @@ def test_a_step_that_holds_the_tag_is_read_once_at_its_own_end(
     tag = verifier.family.model.tokenizer.token_id("<extra_0>")
     steps = ["A step with <extra_0> inside <extra_0><extra_0>\n\n", "the next\n\n"]
     for step in steps:
-        ids, read_at = verifier.family.step_ids(step)
-        assert [i for i, token in enumerate(ids) if token == tag] == [read_at] == [len(ids) - 1]
-    root, _ = verifier.open("test", PROBLEM)
-    verifier.prefill("me", root)
-    drain(engine)
-    first, parent = score_step(engine, verifier, root, steps[0])
-    second, child = score_step(engine, verifier, parent, steps[1])
+        reading = verifier.family.read(StepPath(PROBLEM, (step,)))
+        ids = reading.token_ids
+        assert [i for i, token in enumerate(ids) if token == tag] == [*reading.read_at] == [len(ids) - 1]
+    verification = begin(engine, verifier)
+    root = verification.root
+    first, parent = score_step(engine, verification, root, steps[0])
+    second, child = score_step(engine, verification, parent, *steps)
     release(engine, root, parent, child)
     plain = [step.replace("<extra_0>", "<extra 0>") for step in steps]
     expected = plain_scores("math-prm", tiny_checkpoints["math-prm"], PROBLEM, plain)
@@ -157,14 +177,15 @@ def test_a_step_longer_than_its_limit_is_not_scored_and_takes_nothing(
     make_verifier: Callable[..., tuple[Engine, Verifier]],
 ):
     engine, verifier = make_verifier("classifier")
-    root, _ = verifier.open("test", PROBLEM)
-    verifier.prefill("me", root)
-    drain(engine)
-    needed = len(verifier.family.step_ids("38+47=85")[0])
-    assert verifier.score("me", root, "38+47=85", needed - 1) is None
+    verification = begin(engine, verifier)
+    root = verification.root
+    needed = len(verifier.family.read(StepPath(PROBLEM, ("38+47=85",))).token_ids)
+    assert verification.score(root, ("38+47=85",), needed - 1) is None
     assert not engine.busy
     assert engine.stats()["verifier"].live_sequences == 1
-    _, exact = score_step(engine, verifier, root, "38+47=85")
+    scoring = verification.score(root, ("38+47=85",), needed)
+    assert scoring is not None
+    (exact,) = settle(engine, verification)
     release(engine, root, exact)
 
 
@@ -173,5 +194,5 @@ def test_a_problem_that_fills_the_context_is_refused_with_the_numbers(
 ):
     engine, verifier = make_verifier("classifier")
     with pytest.raises(RequestTooLargeError, match=r"600 verifier tokens and the verifier's context is 512"):
-        verifier.open("test", "3" * 600)
+        verifier.begin("test", "3" * 600)
     assert engine.stats()["verifier"].live_sequences == 0
