@@ -89,6 +89,9 @@ def solve(
     ] = None,
     generator: opt.Generator = "demo-generator",
     verifier: opt.Verifier = "demo-verifier",
+    verifier_family: opt.VerifierFamily = None,
+    verifier_reference: opt.VerifierReference = "",
+    verify_incremental: opt.VerifyIncremental = False,
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     kv_memory: opt.KvMemory = None,
@@ -124,6 +127,8 @@ def solve(
         settings = RuntimeSettings(
             generator, _verifier_for(request, verifier), device, dtype, opt.parse_bytes(kv_memory),
             reserved_share=reserved_share, system_prompt=system_prompt, threads=threads, grouping=grouping,
+            verifier_family=verifier_family, verifier_reference=verifier_reference,
+            verify_incremental=verify_incremental,
         )  # fmt: skip
         orchestrator = load_orchestrator(settings)
         try:
@@ -175,6 +180,8 @@ def serve(
     drain_seconds: Annotated[float, typer.Option(min=0, help="How long a stopping server lets searches end.")] = 30.0,
     generator: opt.Generator = "demo-generator",
     verifier: opt.Verifier = "demo-verifier",
+    verifier_family: opt.VerifierFamily = None,
+    verifier_reference: opt.VerifierReference = "",
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     kv_memory: opt.KvMemory = None,
@@ -193,6 +200,7 @@ def serve(
         generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
         max_running=max_searches, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
         grouping=grouping,
+        verifier_family=verifier_family, verifier_reference=verifier_reference,
     )  # fmt: skip
     settings = ServerSettings(
         host=host, port=port, insecure_bind=insecure_bind,
@@ -245,6 +253,9 @@ def evaluate_command(
     time_limit: opt.TimeLimit = None,
     generator: opt.Generator = "demo-generator",
     verifier: opt.Verifier = "demo-verifier",
+    verifier_family: opt.VerifierFamily = None,
+    verifier_reference: opt.VerifierReference = "",
+    verify_incremental: opt.VerifyIncremental = False,
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     kv_memory: opt.KvMemory = None,
@@ -274,6 +285,7 @@ def evaluate_command(
         generator, _verifier_for(request, verifier), device, dtype, opt.parse_bytes(kv_memory),
         max_running=in_flight, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
         grouping=grouping,
+        verifier_family=verifier_family, verifier_reference=verifier_reference, verify_incremental=verify_incremental,
     )  # fmt: skip
     orchestrator = load_orchestrator(runtime)
     folder = RunFolder(out, run_configuration(benchmark, request, orchestrator)) if out else None
@@ -313,6 +325,9 @@ def sweep_command(
     seed: opt.Seed = 0,
     generator: opt.Generator = "demo-generator",
     verifier: opt.Verifier = "demo-verifier",
+    verifier_family: opt.VerifierFamily = None,
+    verifier_reference: opt.VerifierReference = "",
+    verify_incremental: opt.VerifyIncremental = False,
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     kv_memory: opt.KvMemory = None,
@@ -345,6 +360,7 @@ def sweep_command(
         generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
         max_running=in_flight, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
         grouping=grouping,
+        verifier_family=verifier_family, verifier_reference=verifier_reference, verify_incremental=verify_incremental,
     )  # fmt: skip
     orchestrator = load_orchestrator(runtime)
     total = len(problems) * len(widths) * len(expansions)

@@ -42,6 +42,11 @@ class AdaptedFamily(PrmFamily):
         label = encode(adapter.step_text.replace("{step}", "").replace("{number}", "100"))
         self.mark_tokens = len(label) + len(self._tag_ids) + len(self._between_ids)
 
+    @property
+    def identity(self) -> str:
+        """The name, and what the adapter file holds."""
+        return f"{self.info.name} {self._adapter.digest}"
+
     def prompt_ids(self, problem: str) -> list[int]:
         """Everything before the first step."""
         text = self._prompt(problem)

@@ -40,6 +40,7 @@ r"""Adapter files: a family of process reward models described in TOML, so that 
 There are no other placeholders and nothing is evaluated.
 """
 
+import hashlib
 import re
 import tomllib
 from dataclasses import dataclass
@@ -63,9 +64,11 @@ class Adapter:
 
     Attributes:
         file: where it was read.
+        digest: of its text.
     """
 
     file: Path
+    digest: str
     name: str
     models: str
     architectures: tuple[str, ...]
@@ -139,14 +142,16 @@ def read_adapter(file: Path) -> Adapter:
             have.
     """
     try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        raw = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise AdapterError(f"cannot read {file}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise AdapterError(f"{file} is not valid TOML: {error}") from error
     given = _flattened(file, raw)
     values = {key: _value(file, key, given) for key in _KEYS}
-    adapter = Adapter(file, **{key.replace(".", "_"): value for key, value in values.items()})
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    adapter = Adapter(file, digest, **{key.replace(".", "_"): value for key, value in values.items()})
     _require_sense(adapter)
     return adapter
 

@@ -92,6 +92,11 @@ class PrmFamily(ABC):
         """The family's name, as shown to users."""
         return self.info.name
 
+    @property
+    def identity(self) -> str:
+        """What tells its scores from those of any other family over the same weights."""
+        return self.info.name
+
     @abstractmethod
     def prompt_ids(self, problem: str) -> list[int]:
         """Token ids that every path of the problem begins with, as far as is known before the first step."""

@@ -112,11 +112,14 @@ class Orchestrator:
     def describe_models(self) -> dict[str, str]:
         """What results depend on besides the request.
 
-        Digests of the models, their dtype and device, the system prompt, and what groups the answers of a vote.
+        Digests of the models, how the verifier is read, their dtype and device, the system prompt, and what groups the
+        answers of a vote.
         """
         generator = self._generator.model
         digests = {role: lane.model.digest for role, lane in self.engine.lanes.items()}
         dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
+        if self._verifier:
+            digests["verifier_family"] = self._verifier.family.identity
         prompt, grouping = self._generator.system_prompt, self._grouping.name
         return digests | {"dtype": dtype, "device": device, "system_prompt": prompt, "grouping": grouping}
 

@@ -24,6 +24,12 @@ class RuntimeSettings:
     Attributes:
         generator: a folder, a hub id, or a registered name.
         verifier: the same, or empty for none (a search that reads no scores needs none).
+        verifier_family: the name of a family of process reward models, or an adapter file; None goes by the
+            checkpoint. See `espalier.prm.families`.
+        verifier_reference: the model that an implicit process reward model was trained from, named like the others;
+            empty for every other family.
+        verify_incremental: compute every score once more from the whole text, and end with an error where it differs:
+            a check of the engine and the family, which costs what incremental scoring saves.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: one of `DTYPES`; `auto` is float32 on CPU and bfloat16 on a GPU.
         kv_memory_bytes: the pool both models share; None takes 4 GiB on a CPU, at most a quarter of its memory, and
@@ -53,6 +59,9 @@ class RuntimeSettings:
     threads: int | None = None
     grouping: GroupingName = GroupingName.MATH_VERIFY
     grader_memory_bytes: int = 2 * 2**30
+    verifier_family: str | None = None
+    verifier_reference: str = ""
+    verify_incremental: bool = False
 
 
 def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
@@ -80,7 +89,10 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
     models = {GENERATOR: load_generator(checkpoint, dtype, device)}
     family = None
     if settings.verifier:
-        family = load_verifier(Checkpoint(locate(settings.verifier)), dtype, device)
+        reference = Checkpoint(locate(settings.verifier_reference)) if settings.verifier_reference else None
+        family = load_verifier(
+            Checkpoint(locate(settings.verifier)), dtype, device, settings.verifier_family, reference
+        )
         models[VERIFIER] = family.model
     kv_memory = _default_kv_memory(device) if settings.kv_memory_bytes is None else settings.kv_memory_bytes
     engine_settings = EngineSettings(
@@ -94,7 +106,7 @@ def load_orchestrator(settings: RuntimeSettings) -> Orchestrator:
     if system_prompt is None:
         system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
     generator = Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
-    verifier = Verifier(engine, family) if family else None
+    verifier = Verifier(engine, family, settings.verify_incremental) if family else None
     grouping = make_grouping(settings.grouping, settings.grader_memory_bytes)
     return Orchestrator(engine, generator, verifier, max_running=settings.max_running, grouping=grouping)
 

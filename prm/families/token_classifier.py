@@ -56,8 +56,14 @@ class TokenClassifier(PrmFamily):
     def __init__(self, info: FamilyInfo, model: Model, separator: str, chat_prompt: bool) -> None:
         self.info = info
         self.model = model
+        self._separator = separator
         self._separator_ids = model.tokenizer.encode(separator)
         self._chat_prompt = chat_prompt
+
+    @property
+    def identity(self) -> str:
+        """The name and the layout, which config.json may change."""
+        return f"{self.name} {'chat' if self._chat_prompt else 'raw'} {self._separator!r}"
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem, through the chat template or after the tokenizer's bos token if it has one."""
