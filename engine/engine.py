@@ -144,6 +144,11 @@ class Engine:
         """Tokens of a sequence, computed or not."""
         return int(self.lanes[sequence.role].table.lengths[sequence.row])
 
+    def token_ids(self, sequence: Sequence) -> list[int]:
+        """Tokens of a sequence, computed or not."""
+        table = self.lanes[sequence.role].table
+        return table.tokens[sequence.row, : table.lengths[sequence.row]].tolist()
+
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence; blocks that no other shares become free."""
         self.lanes[sequence.role].table.release(sequence)
@@ -160,6 +165,8 @@ class Engine:
                 raise ValueError("Generate needs a sampling for each child, exactly one in place, and max_tokens >= 1")
         elif any(not 0 <= p < len(work.token_ids) for p in work.read_at):
             raise ValueError("Score reads outside its own tokens")
+        elif work.targets and len(work.targets) != len(work.read_at):
+            raise ValueError("Score has a target for each of its reads, or none")
         self.lanes[work.sequence.role].submit(work)
 
     def cancel(self, owner: Hashable) -> None:

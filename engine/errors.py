@@ -11,6 +11,28 @@ class CheckpointError(EspalierError):
     """A checkpoint is missing, unsupported, or does not hold what its configuration promises."""
 
 
+class AdapterError(CheckpointError):
+    """A file that describes a family of process reward models holds an unknown key or a value it cannot have."""
+
+
+class ScoreMismatchError(EspalierError):
+    """A score computed step by step is not the one that the whole text gives: a fault in the family or the engine.
+
+    Attributes:
+        incremental: the score from the step's own tokens after its parent's.
+        whole: the score from the whole text in a fresh sequence.
+    """
+
+    def __init__(self, family: str, step: int, incremental: float, whole: float, tolerance: float) -> None:
+        self.incremental = incremental
+        self.whole = whole
+        super().__init__(
+            f"--verify-incremental: {family} gives step {step} of a path {incremental!r} step by step and {whole!r} "
+            f"from the whole text, {abs(incremental - whole):.3g} apart where at most {tolerance:.3g} is allowed; "
+            "please report this with the family's name and the device"
+        )
+
+
 class RequestTooLargeError(EspalierError):
     """A request can never fit: its worst case is over a limit even on an idle engine."""
 

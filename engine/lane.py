@@ -209,15 +209,21 @@ class Lane:
         """The head's values at the positions that scores want, of all chunks in one batch, and whose each is."""
         wanted: list[Pending] = []
         rows: list[int] = []
+        targets: list[int] = []
         for chunk, start in zip(chunks, starts.tolist(), strict=True):
             item = chunk.target
             if isinstance(item, Pending) and isinstance(item.work, Score):
                 first = int(self.table.computed[chunk.row]) - chunk.count - item.base
-                rows += [start + p - first for p in item.work.read_at if 0 <= p - first < chunk.count]
-                wanted += [item] * (len(rows) - len(wanted))
+                reads = [i for i, p in enumerate(item.work.read_at) if 0 <= p - first < chunk.count]
+                rows += [start + item.work.read_at[i] - first for i in reads]
+                targets += [item.work.targets[i] for i in reads if item.work.targets]
+                wanted += [item] * len(reads)
         if not rows:
             return wanted, _NOTHING
-        return wanted, self._head(hidden[torch.tensor(rows, device=hidden.device)]).float()
+        read = hidden[torch.tensor(rows, device=hidden.device)]
+        if not targets:
+            return wanted, self._head(read).float()
+        return wanted, self._head(read, torch.tensor(targets, device=hidden.device)).float()
 
     def _open_branch(self, item: Pending, work: Generate) -> Branch:
         """The branch that all samplings of `work` begin as; its sequence is forked once it has a token of its own."""
@@ -225,8 +231,8 @@ class Lane:
         return Branch(work, indices, work.sequence, start, extra_tokens=item.computed_tokens)
 
     @torch.inference_mode()
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.model.head(hidden)
+    def _head(self, hidden: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
+        return self.model.head(hidden, *targets)
 
     def _draw(self, arrays: "_RunningArrays", hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw a token for each sampling of each branch, from the last hidden state of each."""

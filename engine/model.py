@@ -12,8 +12,11 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
 
-Head = Callable[[torch.Tensor], torch.Tensor]
-"""Hidden states `[R, hidden]` to what is read there, `[R, k]`: logits of a generator, scores of a verifier."""
+Head = Callable[..., torch.Tensor]
+"""Hidden states `[R, hidden]` to what is read there, `[R, k]`: logits of a generator, scores of a verifier.
+
+A head that says how likely given tokens are takes these too, int64 `[R]`.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,12 +77,14 @@ class Score:
     Attributes:
         token_ids: the new tokens; may be empty to compute what is pending.
         read_at: indices into `token_ids`, ascending.
+        targets: for each read, the token that the head is asked about; empty for a head that takes none.
     """
 
     owner: Hashable
     sequence: Sequence
     token_ids: tuple[int, ...]
     read_at: tuple[int, ...]
+    targets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -64,6 +64,34 @@ Verifier = Annotated[
         rich_help_panel="Models",
     ),
 ]
+VerifierFamily = Annotated[
+    str | None,
+    typer.Option(
+        envvar=_env("VERIFIER_FAMILY"),
+        help="Family of the process reward model, by name (the README lists them) or an adapter file ending in .toml; "
+        "default: told from the checkpoint.",
+        rich_help_panel="Models",
+        show_default=False,
+    ),
+]
+VerifierReference = Annotated[
+    str,
+    typer.Option(
+        envvar=_env("VERIFIER_REFERENCE"),
+        help="eurus-prm: the model that the verifier was trained from.",
+        rich_help_panel="Models",
+        show_default=False,
+    ),
+]
+VerifyIncremental = Annotated[
+    bool,
+    typer.Option(
+        "--verify-incremental",
+        envvar=_env("VERIFY_INCREMENTAL"),
+        help="Compute every score again from the whole text and end with an error where it differs; slow.",
+        rich_help_panel="Models",
+    ),
+]
 Device = Annotated[
     str, typer.Option(envvar=_env("DEVICE"), help="auto, cpu, cuda or cuda:N.", rich_help_panel="Models")
 ]

@@ -30,6 +30,9 @@ def with_runtime(command: Callable[..., None]) -> Callable[..., None]:
 def _runtime(
     generator: opt.Generator = "demo-generator",
     verifier: opt.Verifier = "demo-verifier",
+    verifier_family: opt.VerifierFamily = None,
+    verifier_reference: opt.VerifierReference = "",
+    verify_incremental: opt.VerifyIncremental = False,
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     load_format: opt.LoadFormatOption = LoadFormat.AUTO,
@@ -44,6 +47,9 @@ def _runtime(
     return RuntimeSettings(
         generator=generator,
         verifier=verifier,
+        verifier_family=verifier_family,
+        verifier_reference=verifier_reference,
+        verify_incremental=verify_incremental,
         device=device,
         dtype=dtype,
         kv_memory_bytes=opt.parse_bytes(kv_memory),

@@ -1,37 +1,160 @@
 """The contract of a process-reward-model family."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from espalier.engine.model import Model
 
 
-class PrmFamily(Protocol):
-    """How one family of process reward models reads a problem and its steps.
-
-    The ids of a path are `prompt_ids(problem)` followed by `step_ids(step)` of each step in turn, never re-tokenised,
-    so the KV of a path's beginning serves all of its continuations. A step's score is read where its own ids say.
+@dataclass(frozen=True, slots=True)
+class FamilyInfo:
+    """What there is to know of a family without loading one; the table in the README is made of these.
 
     Attributes:
-        name: the family's name, as shown to users.
-        model: decoder, tokenizer and the head that turns a hidden state into one score in [0, 1].
+        name: what `--verifier-family` takes.
+        models: published checkpoints, as they are spoken of.
+        architectures: model classes that `config.json` may name, `*` standing for any beginning.
+        head: tensors that turn a hidden state into a number.
+        layout: how a problem and its steps become text.
+        read_at: where a step's score is read.
+        score: how what is read becomes a score in [0, 1].
+        source: where this is written down.
+        incremental: whether a step adds tokens to its parent's; else the path is read anew.
+        whole_answers: whether only complete answers have a score: best-of-N works, searches that read steps do not.
     """
 
     name: str
+    models: str
+    architectures: tuple[str, ...]
+    head: str
+    layout: str
+    read_at: str
+    score: str
+    source: str
+    incremental: bool = True
+    whole_answers: bool = False
+
+
+class StepPath(NamedTuple):
+    """A problem and the steps so far, the newest last; none of them is empty."""
+
+    problem: str
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the model is fed for the newest step of a path, and where its score is read.
+
+    Attributes:
+        token_ids: what follows the tokens that the parent's path keeps; with `whole`, all of the path's.
+        read_at: indices into `token_ids`, ascending.
+        tail: how many of the last ids are fed for the reading only, and not kept for the steps that follow; a reading
+            with a tail reads within it.
+        whole: whether `token_ids` begin where the path does. The text may then be tokenised as one: where the parent's
+            tokens turn out not to be a beginning of it, the path is read anew from what they have in common.
+        targets: for each read, the token whose log-probability is asked for; empty for heads that take none.
+    """
+
+    token_ids: tuple[int, ...]
+    read_at: tuple[int, ...]
+    tail: int = 0
+    whole: bool = False
+    targets: tuple[int, ...] = ()
+
+
+class PrmFamily(ABC):
+    """How one family of process reward models reads a problem and its steps.
+
+    Tokens are append-only: a path's are those its parent keeps and then its own, so that the KV of a path's beginning
+    serves all of its continuations. A family that adds pieces encodes only the new step; one whose text is tokenised as
+    a whole says so in its `Reading`.
+
+    Attributes:
+        info: what the family is.
+        model: decoder, tokenizer and the head, whose values `score` reduces.
+        mark_tokens: most tokens that a step takes beside its own text, those of its tail included.
+        tail_tokens: most tokens of a reading's tail.
+        rounding: by how much the sums that `score` makes of a path's steps and of a whole path may differ.
+    """
+
+    info: FamilyInfo
     model: Model
+    mark_tokens: int = 0
+    tail_tokens: int = 0
+    rounding: float = 0.0
 
+    @property
+    def name(self) -> str:
+        """The family's name, as shown to users."""
+        return self.info.name
+
+    @property
+    def identity(self) -> str:
+        """What tells its scores from those of any other family over the same weights."""
+        return self.info.name
+
+    @abstractmethod
     def prompt_ids(self, problem: str) -> list[int]:
-        """Token ids before the first step."""
-        ...
+        """Token ids that every path of the problem begins with, as far as is known before the first step."""
 
-    def step_ids(self, step: str) -> tuple[list[int], int]:
-        """Token ids of one step, and the index among them at which its score is read.
+    @abstractmethod
+    def read(self, path: StepPath) -> Reading:
+        """What to feed and where to read for the newest step of `path`, its parent's tokens being there."""
+
+    def score(self, values: np.ndarray, before: float | None) -> float:
+        """The step's score in [0, 1] from what the head gave, float32 `[reads, k]`.
 
         Args:
-            step: the step's text, with or without its delimiter.
+            values: in order of position.
+            before: the score of the step before, None for the first.
         """
-        ...
+        return float(values[0, 0])
+
+    def whole(self, path: StepPath) -> Reading:
+        """The whole path as one text, read for its newest step: what `read` must agree with.
+
+        Its values give the step's score without that of the step before. Families that can build it in a way of its
+        own do, so that the two check each other.
+        """
+        return joined(self, path)
+
+
+def joined(family: PrmFamily, path: StepPath) -> Reading:
+    """The whole path put together from the readings of its steps."""
+    ids: tuple[int, ...] = tuple(family.prompt_ids(path.problem))
+    for end in range(1, len(path.steps)):
+        step = family.read(StepPath(path.problem, path.steps[:end]))
+        kept = step.token_ids[: len(step.token_ids) - step.tail]
+        ids = kept if step.whole else ids + kept
+    last = family.read(path)
+    if last.whole:
+        return last
+    read_at = tuple(len(ids) + i for i in last.read_at)
+    return Reading(ids + last.token_ids, read_at, last.tail, whole=True, targets=last.targets)
 
 
 def stripped_step(step: str) -> str:
     """A step's text without the newlines around it, which families put back in their own way."""
     return step.strip("\n")
+
+
+def without_marks(text: str, marks: tuple[str, ...]) -> str:
+    """`text` with the family's own marks spelt so that they are plain text: `<extra_0>` becomes `<extra 0>`.
+
+    A step that itself holds a mark must neither add a place to read nor end a turn.
+    """
+    for mark in marks:
+        if mark in text:
+            plain = mark.replace("_", " ") if "_" in mark else f"{mark[0]} {mark[1:]}"
+            text = text.replace(mark, plain)
+    return text
+
+
+def without_label(text: str, label: str) -> str:
+    """A step without the label that its family puts before it, where it brings it itself: `## Step 2: …`."""
+    own = text.lstrip("# ")
+    return own[len(label) :].lstrip() if label and own.startswith(label) else text

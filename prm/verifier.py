@@ -1,24 +1,50 @@
 """Incremental verification: a node's verifier sequence is its parent's plus the node's step."""
 
+from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import RequestTooLargeError
 from espalier.engine.sequence import Sequence
 from espalier.engine.turns import VERIFIER
-from espalier.engine.work import Score
-from espalier.prm.base import PrmFamily
+from espalier.engine.work import Score, Scored
+from espalier.prm.base import PrmFamily, Reading, StepPath
+from espalier.prm.oracle import Check
+
+
+class Verdict(NamedTuple):
+    """A verifier sequence whose work is done, and the score of the step it ends in; None where nothing was read."""
+
+    sequence: Sequence
+    score: float | None
+
+
+class Scoring(NamedTuple):
+    """A step that is being scored: the sequence that will hold it, and the tokens it adds to its parent's."""
+
+    sequence: Sequence
+    num_tokens: int
 
 
 class Verifier:
-    """Scores steps through an engine, each step's tokens exactly once."""
+    """Scores steps through an engine, each step's tokens exactly once.
 
-    def __init__(self, engine: Engine, family: PrmFamily) -> None:
-        self._engine = engine
+    Attributes:
+        family: how the model reads.
+        oracle: whether every score is also computed from the whole text, and must be the same.
+        reopened: how often a path's tokens did not begin with its parent's and were computed anew.
+    """
+
+    def __init__(self, engine: Engine, family: PrmFamily, oracle: bool = False) -> None:
+        self.engine = engine
         self.family = family
+        self.oracle = oracle
+        self.reopened = 0
 
-    def open(self, owner: Hashable, problem: str, salt: bytes = b"") -> tuple[Sequence, int]:
-        """A verifier sequence of `owner` that holds the problem, and its length in tokens; `salt` as in `Engine.open`.
+    def begin(self, owner: Hashable, problem: str, salt: bytes = b"") -> "Verification":
+        """Open a verifier sequence that holds the problem, for the paths of `owner`; `salt` as in `Engine.open`.
 
         Raises:
             RequestTooLargeError: when the problem alone fills the verifier's context.
@@ -29,32 +55,182 @@ class Verifier:
             raise RequestTooLargeError(
                 f"the problem has {len(ids)} verifier tokens and the verifier's context is {limit}"
             )
-        return self._engine.open(VERIFIER, ids, salt, owner), len(ids)
+        root = self.engine.open(VERIFIER, ids, salt, owner)
+        return Verification(self, owner, problem, salt, root, len(ids))
 
-    def prefill(self, owner: Hashable, root: Sequence) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Where a step that is being scored stands.
+
+    Attributes:
+        sequence: what its path will be continued from.
+        tail: what is still to be fed on a fork of it, None when this work reads.
+        before: the score of the step before.
+    """
+
+    sequence: Sequence
+    path: StepPath
+    tail: Score | None
+    before: float | None
+
+
+class Verification:
+    """The verification of one problem's paths.
+
+    Whatever `score` submits comes back to `take`; a step may take several pieces of work one after the other.
+
+    Attributes:
+        root: the sequence that holds the problem; whoever began this releases it, as every sequence of a step.
+        prompt_tokens: its length.
+    """
+
+    def __init__(
+        self, verifier: Verifier, owner: Hashable, problem: str, salt: bytes, root: Sequence, prompt_tokens: int
+    ) -> None:
+        self.root = root
+        self.prompt_tokens = prompt_tokens
+        self._verifier = verifier
+        self._engine = verifier.engine
+        self._family = verifier.family
+        self._owner = owner
+        self._problem = problem
+        self._salt = salt
+        self._steps: dict[Score, _Step] = {}
+        self._probes: set[Sequence] = set()
+        self._checks: deque[tuple[Verdict, StepPath]] = deque()
+        self._check: Check | None = None
+
+    def prefill(self) -> None:
         """Queue the computation of the problem, so that its forks share it."""
-        self._engine.submit(Score(owner, root, (), ()))
+        self._engine.submit(Score(self._owner, self.root, (), ()))
 
     def score(
-        self, owner: Hashable, parent: Sequence, step: str, max_tokens: int, in_place: bool = False
-    ) -> Score | None:
-        """Queue the scoring of one more step after `parent`, whose own tokens are computed.
+        self,
+        parent: Sequence,
+        steps: tuple[str, ...],
+        max_tokens: int,
+        in_place: bool = False,
+        before: float | None = None,
+    ) -> Scoring | None:
+        """Queue the scoring of the newest of `steps`, the tokens of those before it being computed.
 
         Args:
-            owner: whose work it is.
             parent: the verifier sequence of the path so far.
-            step: the step's text.
+            steps: texts of the path's steps, none empty; with or without their delimiters.
             max_tokens: the most tokens the step may take.
-            in_place: extend `parent` itself instead of a fork of it.
+            in_place: extend `parent` itself instead of a fork of it; `parent` is the new step's from here on.
+            before: the score of the step before.
 
         Returns:
-            The submitted work, whose `sequence` is the new node's, or None when the step is longer than `max_tokens`:
-            such a step has no score, and is not cut short to get one.
+            The sequence of the new step, or None when the step is longer than `max_tokens`: such a step has no score,
+            and is not cut short to get one.
         """
-        ids, read_at = self.family.step_ids(step)
-        if len(ids) > max_tokens:
+        path = StepPath(self._problem, steps)
+        reading, extends = self._relative(parent, self._family.read(path))
+        added = len(reading.token_ids) if extends else len(reading.token_ids) - self._engine.length(parent)
+        if added > max_tokens:
             return None
-        sequence = parent if in_place else self._engine.fork(parent, 1)[0]
-        work = Score(owner, sequence, tuple(ids), (read_at,))
+        if extends:
+            sequence = parent if in_place else self._engine.fork(parent, 1)[0]
+            start = 0
+        else:
+            start = reading.read_at[0]
+            sequence = self._reopened(reading.token_ids[:start], parent if in_place else None)
+        self._submit(sequence, path, reading, start, before)
+        return Scoring(sequence, max(added, 1))
+
+    def take(self, done: Scored) -> Verdict | None:
+        """Take in finished work; the verdict when it was the last that its step needed, else None."""
+        if self._check is not None and done.work is self._check.work:
+            return self._take_check(done)
+        step = self._steps.pop(done.work, None)
+        if step is None:
+            return Verdict(done.work.sequence, None)
+        if step.tail is not None:
+            self._probe(step)
+            return None
+        if done.work.sequence in self._probes:
+            self._probes.remove(done.work.sequence)
+            self._engine.release(done.work.sequence)
+        score = self._family.score(done.values, step.before)
+        verdict = Verdict(step.sequence, score)
+        if not self._verifier.oracle:
+            return verdict
+        self._checks.append((verdict, step.path))
+        self._start_check()
+        return None
+
+    def is_check(self, done: Scored) -> bool:
+        """Whether this work only checks a score: its tokens are nobody's."""
+        return self._check is not None and done.work is self._check.work
+
+    def close(self) -> None:
+        """Release what was opened for readings only, their work being dropped."""
+        for sequence in self._probes:
+            self._engine.release(sequence)
+        if self._check is not None:
+            self._engine.release(self._check.work.sequence)
+        self._probes.clear()
+        self._steps.clear()
+        self._checks.clear()
+        self._check = None
+
+    def _relative(self, parent: Sequence, reading: Reading) -> tuple[Reading, bool]:
+        """The reading in terms of what follows the parent's tokens, and whether it does follow them."""
+        if not reading.whole:
+            return reading, True
+        kept = tuple(self._engine.token_ids(parent))
+        start = len(kept)
+        if reading.token_ids[:start] != kept or reading.read_at[0] < start:
+            return reading, False
+        ids, read_at = reading.token_ids[start:], tuple(i - start for i in reading.read_at)
+        return Reading(ids, read_at, reading.tail, targets=reading.targets), True
+
+    def _reopened(self, token_ids: tuple[int, ...], taken_over: Sequence | None) -> Sequence:
+        """A sequence of its own for a path that is tokenised otherwise than its beginning was.
+
+        The prefix cache gives back the full blocks that are known.
+        """
+        self._verifier.reopened += 1
+        if taken_over is not None:
+            self._engine.release(taken_over)
+        return self._engine.open(VERIFIER, list(token_ids), self._salt, self._owner)
+
+    def _submit(self, sequence: Sequence, path: StepPath, reading: Reading, start: int, before: float | None) -> None:
+        """Submit the ids from `start` on: all with their reads, or what is kept first and the tail after it."""
+        end = len(reading.token_ids) - reading.tail
+        ids, read_at = reading.token_ids[start:], tuple(i - start for i in reading.read_at)
+        if not reading.tail:
+            work, tail = Score(self._owner, sequence, ids, read_at, reading.targets), None
+        else:
+            work = Score(self._owner, sequence, ids[: end - start], ())
+            tail_at = tuple(i - end for i in reading.read_at)
+            tail = Score(self._owner, sequence, reading.token_ids[end:], tail_at, reading.targets)
+        self._steps[work] = _Step(sequence, path, tail, before)
         self._engine.submit(work)
-        return work
+
+    def _probe(self, step: _Step) -> None:
+        """Feed the tail of a step whose kept tokens are computed, on a fork that is given up afterwards."""
+        assert step.tail is not None
+        fork = self._engine.fork(step.sequence, 1)[0]
+        self._probes.add(fork)
+        work = Score(self._owner, fork, step.tail.token_ids, step.tail.read_at, step.tail.targets)
+        self._steps[work] = _Step(step.sequence, step.path, None, step.before)
+        self._engine.submit(work)
+
+    def _start_check(self) -> None:
+        """Check one score at a time, so that a check never holds more than one path's memory."""
+        if self._check is None and self._checks:
+            verdict, path = self._checks[0]
+            assert verdict.score is not None
+            self._check = Check(self._engine, self._family, self._owner, path, verdict.score)
+
+    def _take_check(self, done: Scored) -> Verdict:
+        assert self._check is not None
+        verdict, _ = self._checks.popleft()
+        check, self._check = self._check, None
+        self._engine.release(check.work.sequence)
+        check.compare(done)
+        self._start_check()
+        return verdict

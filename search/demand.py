@@ -27,35 +27,46 @@ class PathLimits:
         prompt_tokens: tokens before the first step.
         path_tokens: most tokens of one path after the prompt.
         step_tokens: most tokens of one step.
+        tail_tokens: most tokens that are fed after a step and given up again.
     """
 
     prompt_tokens: int
     path_tokens: int
     step_tokens: int
+    tail_tokens: int = 0
 
 
 def verifier_limits(
-    generator: PathLimits, prompt_tokens: int, context: int, max_steps: int, same_vocabulary: bool
+    generator: PathLimits,
+    prompt_tokens: int,
+    context: int,
+    max_steps: int,
+    same_vocabulary: bool,
+    mark_tokens: int = 0,
+    tail_tokens: int = 0,
 ) -> PathLimits:
     """Bounds on the verifier's tokens for what the generator may write.
 
-    The verifier tokenises each step anew and adds a mark. In the generator's vocabulary that is about as many tokens as
-    were sampled; in another one, allow twice as many. A step that still does not fit is cut off the search.
+    The verifier tokenises each step anew and adds a mark, which some families make of `mark_tokens` more. In the
+    generator's vocabulary that is about as many tokens as were sampled; in another one, allow twice as many. A step
+    that still does not fit is cut off the search.
     """
-    percent, marks = (125, 4) if same_vocabulary else (200, 8)
+    percent, marks = (125, 4 + mark_tokens) if same_vocabulary else (200, 8 + mark_tokens)
     path = generator.path_tokens * percent // 100 + marks * max_steps
     step = generator.step_tokens * percent // 100 + marks
-    return PathLimits(prompt_tokens, min(path, context - prompt_tokens), step)
+    return PathLimits(prompt_tokens, min(path, context - prompt_tokens), step, tail_tokens)
 
 
 def worst_case_blocks(demands: Sequence[Demand], limits: PathLimits, block_size: int) -> int:
     """Blocks of one model that a search can hold, at the widest of the moments that `demands` describe.
 
-    Every sequence may hold one more block than its tokens fill, its own copy of a partial tail.
+    Every sequence may hold one more block than its tokens fill, its own copy of a partial tail; and so may the fork of
+    it that is fed what is not kept.
     """
     prompt = _blocks(limits.prompt_tokens, block_size)
-    path = _blocks(limits.path_tokens, block_size) + 1
-    step = _blocks(min(limits.step_tokens, limits.path_tokens), block_size) + 1
+    probe = _blocks(limits.tail_tokens, block_size) + 1 if limits.tail_tokens else 0
+    path = _blocks(limits.path_tokens, block_size) + 1 + probe
+    step = _blocks(min(limits.step_tokens, limits.path_tokens), block_size) + 1 + probe
     return prompt + max(demand.paths * path + demand.steps * step + demand.tails for demand in demands)
 
 

@@ -12,7 +12,13 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError, Violation
 from espalier.engine.turns import GENERATOR, VERIFIER
 from espalier.prm.verifier import Verifier
-from espalier.search.algorithms import memory_demand, needs_verifier, with_defaults
+from espalier.search.algorithms import (
+    algorithms_for_answers,
+    answers_suffice,
+    memory_demand,
+    needs_verifier,
+    with_defaults,
+)
 from espalier.search.demand import PathLimits, verifier_limits, worst_case_blocks
 from espalier.search.generator import Generator
 from espalier.search.grouping import BySpelling, Grouping
@@ -106,11 +112,14 @@ class Orchestrator:
     def describe_models(self) -> dict[str, str]:
         """What results depend on besides the request.
 
-        Digests of the models, their dtype and device, the system prompt, and what groups the answers of a vote.
+        Digests of the models, how the verifier is read, their dtype and device, the system prompt, and what groups the
+        answers of a vote.
         """
         generator = self._generator.model
         digests = {role: lane.model.digest for role, lane in self.engine.lanes.items()}
         dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
+        if self._verifier:
+            digests["verifier_family"] = self._verifier.family.identity
         prompt, grouping = self._generator.system_prompt, self._grouping.name
         return digests | {"dtype": dtype, "device": device, "system_prompt": prompt, "grouping": grouping}
 
@@ -175,6 +184,10 @@ class Orchestrator:
             raise InvalidRequestError(
                 [Violation("algorithm", f"{request.algorithm} needs a verifier and none is loaded; set --verifier")]
             )
+        if self._verifier and self._verifier.family.info.whole_answers and not answers_suffice(request):
+            family, fit = self._verifier.family.name, " or ".join(algorithms_for_answers())
+            what = f"{request.algorithm} reads the scores of steps, and {family} scores whole answers; choose {fit}"
+            raise InvalidRequestError([Violation("algorithm", what)])
         prompt = len(self._generator.prompt_ids(request.problem))
         context = self._generator.model.config.max_positions
         if prompt >= context:
@@ -203,12 +216,18 @@ class Orchestrator:
                 f"the problem has {prompt} verifier tokens and the verifier's context is {context}"
             )
         same_vocabulary = family.model.tokenizer.vocabulary == self._generator.model.tokenizer.vocabulary
-        return verifier_limits(generator, prompt, context, request.max_steps, same_vocabulary)
+        limits = verifier_limits(
+            generator, prompt, context, request.max_steps, same_vocabulary, family.mark_tokens, family.tail_tokens
+        )
+        return replace(limits, step_tokens=limits.path_tokens) if family.info.whole_answers else limits
 
     def _worst_case(self, plan: SearchPlan) -> dict[str, int]:
         size, demands = self.engine.settings.block_size, memory_demand(plan.request)
         blocks = {GENERATOR: worst_case_blocks(demands, plan.generator_limits, size)}
         if plan.verifier_limits:
+            assert self._verifier is not None
+            if self._verifier.oracle:
+                demands = tuple(replace(demand, paths=demand.paths + 1) for demand in demands)  # the one being checked
             blocks[VERIFIER] = worst_case_blocks(demands, plan.verifier_limits, size)
         return blocks
 

@@ -7,7 +7,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.sampling import Sampling, stream_key
 from espalier.engine.sequence import Sequence
 from espalier.engine.work import Done, Generate, Generated, Scored, StopCause
-from espalier.prm.verifier import Verifier
+from espalier.prm.verifier import Verification, Verifier
 from espalier.search.aggregation import aggregate
 from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand, viable
@@ -67,6 +67,8 @@ class RunningSearch:
         self._engine = engine
         self._generator = generator
         self._verifier = verifier if plan.verifier_limits else None
+        self._verification: Verification | None = None
+        self._whole_answers = self._verifier is not None and self._verifier.family.info.whole_answers
         self._grouping = grouping
         self._ledger = ledger
         self._on_event = on_event
@@ -101,11 +103,12 @@ class RunningSearch:
         self._ledger.generator_tree_tokens += prompt
         self._by_generator[root.generator] = self._root
         if self._verifier:
-            root.verifier, prompt = self._verifier.open(self.plan.search_id, self.request.problem, self.plan.salt)
-            self._ledger.verifier_tree_tokens += prompt
-            self._by_verifier[root.verifier] = self._root
+            begun = self._verifier.begin(self.plan.search_id, self.request.problem, self.plan.salt)
+            self._verification, root.verifier = begun, begun.root
+            self._ledger.verifier_tree_tokens += begun.prompt_tokens
+            self._by_verifier[begun.root] = self._root
             if self._budget.covers_the_problem:
-                self._verifier.prefill(self.plan.search_id, root.verifier)
+                begun.prefill()
         self._advance()
 
     def handle(self, done: Done) -> None:
@@ -114,7 +117,6 @@ class RunningSearch:
             self._ledger.generator_tokens += done.computed_tokens
             self._on_generated(done)
         else:
-            self._ledger.verifier_tokens += done.computed_tokens
             self._on_scored(done)
         if self._ballot is None and self._outstanding == 0 and self._asked:
             self._end_round()
@@ -149,6 +151,8 @@ class RunningSearch:
             self.poll()
             return
         self._engine.cancel(self.plan.search_id)
+        if self._verification is not None:
+            self._verification.close()
         mark = Termination.BUDGET if reason is StopReason.BUDGET else Termination.CANCELLED
         for node in self._growth:
             if node.open and node is not self._root:
@@ -279,35 +283,44 @@ class RunningSearch:
         """Queue the node's step for scoring, its parent being verified.
 
         A step without text has no score, one that was cut off needs none, and one too long for the verifier ends its
-        path.
+        path. A verifier of whole answers reads nothing until there is one, and then all of it after the problem.
         """
-        assert self._verifier is not None
+        assert self._verification is not None
         assert node.parent is not None
-        parent, growth = self._growth[node.parent], self._growth[node]
-        if not node.text.strip() or not viable(node):
+        growth = self._growth[node]
+        if not self._has_score(node):
             self._mark_verified(node)
             return
+        parent = self._growth[self._root if self._whole_answers else node.parent]
         # Along a path of its own, a node takes over its parent's sequence: nobody else will extend it.
         take_over = growth.to_end and parent.to_end and node.parent.multiplicity == 1
-        work = None
+        scoring = None
         if parent.verifier is not None:
             room, share = self._verifier_room(parent.verifier), self._budget.verifier_left(node)
-            work = self._verifier.score(
-                self.plan.search_id, parent.verifier, node.text, min(room, share), in_place=take_over
+            steps = [step for step in node.lineage() if step.text.strip()]
+            scoring = self._verification.score(
+                parent.verifier,
+                tuple(step.text for step in steps),
+                min(room, share),
+                in_place=take_over,
+                before=steps[-2].score if len(steps) > 1 else None,
             )
-            if work is None and share < room:
+            if scoring is None and share < room:
                 self._budget.refuse(node)
-        if work is None:
+        if scoring is None:
             if not growth.to_end:
                 node.termination = self._budget.why_unscored(node)
             self._mark_verified(node)
             return
         if take_over:
             parent.verifier = None
-        growth.verifier = work.sequence
-        self._by_verifier[work.sequence] = node
-        node.verifier_tokens = len(work.token_ids)
+        growth.verifier = scoring.sequence
+        self._by_verifier[scoring.sequence] = node
+        node.verifier_tokens = scoring.num_tokens
         self._ledger.verifier_tree_tokens += node.verifier_tokens
+
+    def _has_score(self, node: Node) -> bool:
+        return node.complete if self._whole_answers else bool(node.text.strip()) and viable(node)
 
     def _verifier_room(self, sequence: Sequence) -> int:
         limits = self.plan.verifier_limits
@@ -315,10 +328,13 @@ class RunningSearch:
         return min(limits.prompt_tokens + limits.path_tokens - self._engine.length(sequence), limits.step_tokens)
 
     def _on_scored(self, done: Scored) -> None:
-        node = self._by_verifier[done.work.sequence]
-        if done.work.read_at:
-            node.score = float(done.values[0, 0])
-        self._mark_verified(node)
+        assert self._verification is not None
+        if not self._verification.is_check(done):
+            self._ledger.verifier_tokens += done.computed_tokens
+        if (verdict := self._verification.take(done)) is not None:
+            node = self._by_verifier[verdict.sequence]
+            node.score = verdict.score
+            self._mark_verified(node)
 
     def _mark_verified(self, node: Node) -> None:
         """The verifier is done with the node: let its children be scored, and count it as grown where it has ended."""
@@ -335,7 +351,8 @@ class RunningSearch:
     def _settle(self, node: Node) -> None:
         """Count a node that is verified and, on a path of its own, ended."""
         growth = self._growth[node]
-        unscored = self._verifier and any(n.text.strip() and n.score is None for n in node.lineage())
+        read = [node] if self._whole_answers else [step for step in node.lineage() if step.text.strip()]
+        unscored = self._verifier and any(step.score is None for step in read)
         if unscored and growth.to_end and node.complete:
             node.termination = self._budget.why_unscored(node)  # the path has no score
         self._outstanding -= node.multiplicity if growth.to_end else 1

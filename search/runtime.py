@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from espalier.engine.checkpoint import Checkpoint
     from espalier.search.orchestrator import Orchestrator
 
+_REFERENCE = "reference"
+"""Beside the roles: the model that an implicit process reward model was trained from."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -28,6 +30,12 @@ class RuntimeSettings:
     Attributes:
         generator: a folder, a hub id `org/name` or `org/name@revision`, or a registered name.
         verifier: the same, or empty for none (a search that reads no scores needs none).
+        verifier_family: the name of a family of process reward models, or an adapter file; None goes by the
+            checkpoint. See `espalier.prm.families`.
+        verifier_reference: the model that an implicit process reward model was trained from, named like the others;
+            empty for every other family.
+        verify_incremental: compute every score once more from the whole text, and end with an error where it differs:
+            a check of the engine and the family, which costs what incremental scoring saves.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: one of `DTYPES`; `auto` is float32 on CPU and bfloat16 on a GPU.
         kv_memory_bytes: the pool both models share; None takes 4 GiB on a CPU, at most a quarter of its memory, and
@@ -60,6 +68,9 @@ class RuntimeSettings:
     threads: int | None = None
     grouping: GroupingName = GroupingName.MATH_VERIFY
     grader_memory_bytes: int = 2 * 2**30
+    verifier_family: str | None = None
+    verifier_reference: str = ""
+    verify_incremental: bool = False
     load_format: LoadFormat = LoadFormat.AUTO
     offline: bool = False
     cache_dir: Path | None = None
@@ -94,7 +105,8 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     models = {GENERATOR: load_generator(checkpoint, dtype, device)}
     family = None
     if VERIFIER in checkpoints:
-        family = load_verifier(checkpoints[VERIFIER], dtype, device)
+        reference = checkpoints.get(_REFERENCE)
+        family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
         models[VERIFIER] = family.model
     kv_memory = _default_kv_memory(device) if settings.kv_memory_bytes is None else settings.kv_memory_bytes
     engine_settings = EngineSettings(
@@ -108,13 +120,13 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     if system_prompt is None:
         system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
     generator = Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
-    verifier = Verifier(engine, family) if family else None
+    verifier = Verifier(engine, family, settings.verify_incremental) if family else None
     grouping = make_grouping(settings.grouping, settings.grader_memory_bytes)
     return Orchestrator(engine, generator, verifier, max_running=settings.max_running, grouping=grouping)
 
 
 def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None) -> dict[str, Checkpoint]:
-    """Both checkpoints by role, opened before either is loaded: what is wrong with one is said at once."""
+    """The checkpoints by role, opened before any is loaded: what is wrong with one is said at once."""
     from espalier.engine.checkpoint import Checkpoint
     from espalier.engine.hub import HubSettings, locate
     from espalier.engine.turns import GENERATOR, VERIFIER
@@ -130,7 +142,11 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
 
     opened = {
         role: Checkpoint(locate(name, settings.load_format, hub), settings.load_format, count)
-        for role, name in ((GENERATOR, settings.generator), (VERIFIER, settings.verifier))
+        for role, name in (
+            (GENERATOR, settings.generator),
+            (VERIFIER, settings.verifier),
+            (_REFERENCE, settings.verifier_reference if settings.verifier else ""),
+        )
         if name
     }
     return opened

@@ -128,19 +128,19 @@ def write_all(root: Path) -> dict[str, Path]:
         hidden_size=40, intermediate_size=64, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1
     )
     folders = {
-        "qwen2-tied": save("qwen2-tied", _random(Qwen2ForCausalLM(tied), 1)),
-        "qwen2-untied": save("qwen2-untied", _random(Qwen2ForCausalLM(untied), 2)),
-        "llama3-rope": save("llama3-rope", _random(LlamaForCausalLM(llama), 3)),
-        "talker": save("talker", _talkative(_random(Qwen2ForCausalLM(untied), 4), tokenizer)),
+        "qwen2-tied": save("qwen2-tied", randomize(Qwen2ForCausalLM(tied), 1)),
+        "qwen2-untied": save("qwen2-untied", randomize(Qwen2ForCausalLM(untied), 2)),
+        "llama3-rope": save("llama3-rope", randomize(LlamaForCausalLM(llama), 3)),
+        "talker": save("talker", _talkative(randomize(Qwen2ForCausalLM(untied), 4), tokenizer)),
     }
     for seed, (name, (kind, config)) in enumerate(architectures(shared).items(), start=10):
-        folders[name] = save(name, _random(kind(config), seed))
+        folders[name] = save(name, randomize(kind(config), seed))
     verifier.num_labels = 2
-    classifier = _random(Qwen2ForTokenClassification(verifier), 5)
+    classifier = randomize(Qwen2ForTokenClassification(verifier), 5)
     folders["classifier"] = save("classifier", classifier)
     chat = {"prm": {"prompt": "chat", "step_separator": "\n\n", "score": "p1"}}
     folders["chat-classifier"] = save("chat-classifier", classifier, chat)
-    folders["math-prm"] = _write_math_prm(save("math-prm", _random(Qwen2Model(verifier), 6)))
+    folders["math-prm"] = _write_math_prm(save("math-prm", randomize(Qwen2Model(verifier), 6)))
     return folders
 
 
@@ -156,7 +156,7 @@ def edit_tensors(file: Path, changes: dict[str, torch.Tensor | None]) -> None:
     save_file({k: v.contiguous() for k, v in merged.items() if v is not None}, file, metadata={"format": "pt"})
 
 
-def _random(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+def randomize(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     """Every parameter random, biases and norms too: a test against zeros and ones would miss a swapped pair."""
     torch.manual_seed(seed)
     with torch.no_grad():

@@ -1,29 +1,172 @@
-"""Process-reward-model families, one file each, and the choice among them by a checkpoint's own configuration."""
+"""Process-reward-model families, one small file each, and the choice among them.
+
+A family is chosen by the class that `config.json` names and then by configuration, tensors and vocabulary, never by a
+repository's name; `--verifier-family` overrules that. Where a class may as well be a generator's, a family needs
+evidence of its own or the flag. A user's own family is an adapter file (`prm.adapter`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 
 import torch
 
 from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
-from espalier.prm.base import PrmFamily
-from espalier.prm.families import qwen_math, token_classifier
+from espalier.prm.adapted import info_of, load_adapted
+from espalier.prm.adapter import Adapter, read_adapter
+from espalier.prm.base import FamilyInfo, PrmFamily
+from espalier.prm.evidence import fits, has_ids, rope_theta
+from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, token_classifier, universal
 
-_BY_ARCHITECTURE = {
-    "Qwen2ForProcessRewardModel": qwen_math.load,
-    "Qwen2ForTokenClassification": token_classifier.load,
-    "LlamaForTokenClassification": token_classifier.load,
-}
+Load = Callable[[Checkpoint, torch.dtype, torch.device | str], PrmFamily]
+Evidence = Callable[[Checkpoint], str | None]
+"""Why a checkpoint of the family's class is one of the family's; None where nothing says so."""
 
 
-def load_verifier(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> PrmFamily:
-    """Load a process reward model of a supported family.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A family that can be chosen.
+
+    Attributes:
+        load: None for a family of two models, which `load_verifier` loads by itself.
+    """
+
+    info: FamilyInfo
+    evidence: Evidence
+    load: Load | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The family of a checkpoint, and why it is that one, in words for a user."""
+
+    entry: Entry
+    reason: str
+
+    @property
+    def info(self) -> FamilyInfo:
+        """What the family is."""
+        return self.entry.info
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """Every family that comes with Espalier, in the order they are asked in."""
+    return (
+        Entry(qwen_math.INFO, qwen_math.evidence, qwen_math.load),
+        _adapted("reasonflux-prm"),
+        _adapted("skywork-o1-open-prm"),
+        Entry(rlhflow.INFO, rlhflow.evidence, rlhflow.load),
+        _adapted("math-shepherd"),
+        Entry(token_classifier.INFO, token_classifier.evidence, token_classifier.load),
+        Entry(token_classifier.PURE_INFO, _by_flag_only, token_classifier.load_pure),
+        Entry(outcome.INFO, outcome.evidence, outcome.load),
+        Entry(universal.INFO, _by_flag_only, universal.load),
+        Entry(eurus.INFO, _by_flag_only, None),
+    )
+
+
+def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool = False) -> Choice:
+    """The family of a checkpoint; no weights are read.
+
+    Args:
+        checkpoint: the verifier's.
+        family: the name of a family, or an adapter file ending in `.toml`; None goes by the checkpoint.
+        reference: whether a reference model is given too, which only the family of two models takes.
 
     Raises:
-        CheckpointError: when the architecture is none of the supported ones, or a tensor is missing.
+        CheckpointError: when no family fits or the class alone does not tell, listing what to choose from.
+        AdapterError: for an adapter file that is wrong.
     """
-    load = _BY_ARCHITECTURE.get(checkpoint.architecture)
-    if load is None:
-        raise CheckpointError(
-            f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}; supported process "
-            f"reward models are of the classes {', '.join(_BY_ARCHITECTURE)}"
-        )
-    return load(checkpoint, dtype, device)
+    if family is not None:
+        return _named(family)
+    if reference:
+        return Choice(_entry(eurus.INFO.name), "a reference model is given")
+    for entry in entries():
+        if fits(checkpoint.architecture, entry.info.architectures) and (reason := entry.evidence(checkpoint)):
+            return Choice(entry, reason)
+    raise CheckpointError(_unknown(checkpoint))
+
+
+def load_verifier(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    family: str | None = None,
+    reference: Checkpoint | None = None,
+) -> PrmFamily:
+    """Load a process reward model.
+
+    Args:
+        checkpoint: the verifier's.
+        dtype: of weights and KV.
+        device: where they go.
+        family: see `identify`.
+        reference: the model an implicit PRM was trained from; None for every other family.
+
+    Raises:
+        CheckpointError: when no family fits, a tensor or token is missing, or a reference is given to a family that
+            has none.
+    """
+    entry = identify(checkpoint, family, reference is not None).entry
+    if entry.load is None:
+        return eurus.load(checkpoint, reference, dtype, device)
+    if reference is not None:
+        raise CheckpointError(f"{entry.info.name} has no reference model; leave out --verifier-reference")
+    return entry.load(checkpoint, dtype, device)
+
+
+def _named(family: str) -> Choice:
+    if family.endswith(".toml"):
+        return Choice(_from_adapter(read_adapter(Path(family).expanduser())), f"--verifier-family {family}")
+    return Choice(_entry(family), f"--verifier-family {family}")
+
+
+def _entry(name: str) -> Entry:
+    for entry in entries():
+        if entry.info.name == name:
+            return entry
+    known = ", ".join(entry.info.name for entry in entries())
+    raise CheckpointError(f"--verifier-family {name!r} is none of {known}, and no adapter file ending in .toml")
+
+
+def _adapted(name: str) -> Entry:
+    return _from_adapter(read_adapter(Path(__file__).with_name(f"{name}.toml")))
+
+
+def _from_adapter(adapter: Adapter) -> Entry:
+    return Entry(info_of(adapter), partial(_adapter_evidence, adapter), partial(load_adapted, adapter))
+
+
+def _adapter_evidence(adapter: Adapter, checkpoint: Checkpoint) -> str | None:
+    theta = adapter.evidence_rope_theta
+    if not adapter.has_evidence or (theta is not None and rope_theta(checkpoint) != theta):
+        return None
+    if any(name not in checkpoint for name in adapter.evidence_tensors):
+        return None
+    if adapter.evidence_tokens and not has_ids(checkpoint, adapter.evidence_tokens):
+        return None
+    said = [f"tensor {name}" for name in adapter.evidence_tensors]
+    said += [f"token {token} = {i}" for token, i in adapter.evidence_tokens.items()]
+    said += [] if theta is None else [f"rotary base {theta:,.0f}"]
+    return f"its architecture, {', '.join(said)}"
+
+
+def _by_flag_only(checkpoint: Checkpoint) -> str | None:
+    return None
+
+
+def _unknown(checkpoint: Checkpoint) -> str:
+    """What to say of a checkpoint that no family claims."""
+    name = checkpoint.architecture
+    possible = [entry.info.name for entry in entries() if fits(name, entry.info.architectures)]
+    unclear = f", which may be a generator or {' or '.join(possible)}, and nothing in it says which" if possible else ""
+    classes = dict.fromkeys(pattern for entry in entries() for pattern in entry.info.architectures)
+    families = ", ".join(entry.info.name for entry in entries())
+    return (
+        f"{checkpoint.folder} is a {name or 'model without architecture'}{unclear}; supported process reward models "
+        f"are of the classes {', '.join(classes)}; if it is one, name its family with --verifier-family ({families}), "
+        "or describe it in an adapter file and give that"
+    )

@@ -4,27 +4,41 @@ Layout: ChatML with a fixed system message, the problem as the user's turn, and 
 followed by the single token `<extra_0>` with nothing between. A step's score is read at its `<extra_0>`: a two-layer
 head with ReLU, softmax over two classes in float32, class 1. The closing `<|im_end|>` is never fed, so ids only ever
 grow.
+
+The model card's example, ProcessBench's gsm8k-0, gives 1.0, 0.1904, 0.9766, 1.0 in bfloat16.
 Source: the model card of Qwen/Qwen2.5-Math-PRM-7B.
 """
 
 import torch
-import torch.nn.functional as F
 
 from espalier.engine.checkpoint import Checkpoint
-from espalier.engine.errors import CheckpointError
-from espalier.engine.model import Head, Model, load_trunk
+from espalier.engine.model import Model, load_trunk
 from espalier.engine.tokenizer import TextTokenizer
-from espalier.kernels.linear import Linear
-from espalier.prm.base import stripped_step
+from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step, without_marks
+from espalier.prm.evidence import rope_theta
+from espalier.prm.heads import probability_of, stacked_head, take_layers
+from espalier.prm.tokens import require_published_ids, require_token
 
 _SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 _TAG = "<extra_0>"
 
+INFO = FamilyInfo(
+    name="qwen2.5-math-prm",
+    models="Qwen/Qwen2.5-Math-PRM-7B, -72B, Qwen/Qwen2.5-Math-7B-PRM800K",
+    architectures=("Qwen2ForProcessRewardModel",),
+    head="`score.0` → ReLU → `score.2`",
+    layout="chat template with a fixed system message, `<extra_0>` after a step",
+    read_at="`<extra_0>`",
+    score="softmax, label 1",
+    source="arXiv:2501.07301 and the model card of Qwen/Qwen2.5-Math-PRM-7B",
+)
 
-class QwenMathPrm:
-    """See the module; satisfies `PrmFamily`."""
 
-    name = "qwen2.5-math-prm"
+class QwenMathPrm(PrmFamily):
+    """See the module."""
+
+    info = INFO
+    mark_tokens = 0  # the one tag is in what is allowed for every family
 
     def __init__(self, model: Model, tag_id: int) -> None:
         self.model = model
@@ -32,14 +46,33 @@ class QwenMathPrm:
 
     def prompt_ids(self, problem: str) -> list[int]:
         """System message, the problem, and the opening of the assistant's turn."""
-        messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": problem}]
-        return self.model.tokenizer.encode(self.model.tokenizer.render_chat(messages))
+        return self.model.tokenizer.encode(self._prompt(problem))
 
-    def step_ids(self, step: str) -> tuple[list[int], int]:
+    def read(self, path: StepPath) -> Reading:
         """The step's ids and the tag, read at the tag."""
-        # A step that itself holds the tag must not add a second read position: spell it so that it is plain text.
-        ids = self.model.tokenizer.encode(stripped_step(step).replace(_TAG, "<extra 0>"))
-        return [*ids, self._tag_id], len(ids)
+        ids = self.model.tokenizer.encode(self._step(path.steps[-1]))
+        return Reading((*ids, self._tag_id), (len(ids),))
+
+    def whole(self, path: StepPath) -> Reading:
+        """The text as the model card has it, encoded at once."""
+        text = self._prompt(path.problem) + "".join(self._step(step) + _TAG for step in path.steps)
+        ids = self.model.tokenizer.encode(text)
+        return Reading(tuple(ids), (len(ids) - 1,), whole=True)
+
+    def _prompt(self, problem: str) -> str:
+        user = {"role": "user", "content": without_marks(problem, (_TAG,))}
+        return self.model.tokenizer.render_chat([{"role": "system", "content": _SYSTEM}, user])
+
+    @staticmethod
+    def _step(step: str) -> str:
+        return without_marks(stripped_step(step), (_TAG,))
+
+
+def evidence(checkpoint: Checkpoint) -> str | None:
+    """Its own architecture; the other family of that architecture has another rotary base."""
+    if rope_theta(checkpoint) >= 1e6:
+        return None
+    return "its architecture, with a rotary base of less than 1,000,000"
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> QwenMathPrm:
@@ -48,31 +81,12 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     Raises:
         CheckpointError: when a head tensor or the tag token is missing.
     """
+    tokenizer = TextTokenizer(checkpoint)
+    tag_id = require_token(checkpoint, tokenizer, _TAG, "where scores are read")
+    require_published_ids(checkpoint, tokenizer, 152064, {_TAG: 151651})
     decoder = load_trunk(checkpoint, dtype, device)
-    labels, hidden = (checkpoint.shape("score.2.bias") or (2,))[0], decoder.config.hidden_size
-    if labels != 2:
-        raise CheckpointError(f"{checkpoint.folder} has {labels} labels; a process reward model of this family has 2")
-    shapes = {
-        "score.0.weight": (hidden, hidden),
-        "score.0.bias": (hidden,),
-        "score.2.weight": (labels, hidden),
-        "score.2.bias": (labels,),
-    }
-    inner, inner_bias, outer, outer_bias = (
-        checkpoint.take(name, dtype, device, shape) for name, shape in shapes.items()
-    )
+    layers = take_layers(checkpoint, ("score.0", "score.2"), decoder, labels=2)
     checkpoint.ignore("lm_head.weight")
     checkpoint.require_all_taken()
-    tokenizer = TextTokenizer(checkpoint)
-    tag_id = tokenizer.token_id(_TAG)
-    if tag_id is None:
-        raise CheckpointError(f"the tokenizer of {checkpoint.folder} has no token {_TAG}, where scores are read")
-    head = _head(Linear(inner, inner_bias), Linear(outer, outer_bias))
+    head = stacked_head(layers, probability_of(1))
     return QwenMathPrm(Model(decoder, head, tokenizer, (), checkpoint.digest()), tag_id)
-
-
-def _head(inner: Linear, outer: Linear) -> Head:
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(outer(F.relu(inner(hidden))).float(), dim=-1)[:, 1:]
-
-    return head

@@ -1,4 +1,4 @@
-"""Token classifiers with two labels, as TRL's PRMTrainer makes them.
+"""Token classifiers with two labels: as TRL's PRMTrainer makes them, and PURE.
 
 Layout: prompt, then each step's ids followed by the separator's; the score of a step is read at the separator's last
 token, as the probability of label 1. `config.json` may carry a `prm` object that says how the checkpoint was trained:
@@ -6,6 +6,10 @@ token, as the probability of label 1. `config.json` may carry a `prm` object tha
     prompt           `raw` (the problem as it is, TRL's default) or `chat` (through the chat template)
     step_separator   text after each step; TRL's default is one newline
     score            `p1`, the probability of label 1
+
+PURE is the same with a blank line as the separator. It reads p1 - p0, from -1 to 1; as p0 = 1 - p1, the score here, p1,
+is half of that and a half: the same order, the same minimum of a path, and what it calls right is above 0.5.
+Source: TRL's documentation of PRMTrainer; the model card of jinachris/PURE-PRM-7B.
 """
 
 from typing import Any
@@ -14,24 +18,52 @@ import torch
 
 from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
-from espalier.engine.model import Head, Model, load_trunk
+from espalier.engine.model import Model, load_trunk
 from espalier.engine.tokenizer import TextTokenizer
-from espalier.kernels.linear import Linear
-from espalier.prm.base import stripped_step
+from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step
+from espalier.prm.heads import probability_of, stacked_head, take_layers
 
 _PROMPTS = ("raw", "chat")
 _SCORES = ("p1",)
+_TRL = {"prompt": "raw", "step_separator": "\n", "score": "p1"}
+_PURE = {"prompt": "raw", "step_separator": "\n\n", "score": "p1"}
+
+INFO = FamilyInfo(
+    name="token-classifier",
+    models="made by TRL's PRMTrainer; espalier's demo-verifier",
+    architectures=("*ForTokenClassification",),
+    head="`score`",
+    layout="the problem as it is, a newline after a step; or as config.json's `prm` object says",
+    read_at="last token of the separator",
+    score="softmax, label 1",
+    source="TRL's documentation of PRMTrainer",
+)
+PURE_INFO = FamilyInfo(
+    name="pure",
+    models="jinachris/PURE-PRM-7B",
+    architectures=("*ForTokenClassification",),
+    head="`score`",
+    layout="the problem as it is, a blank line after a step",
+    read_at="last token of the separator",
+    score="softmax, label 1: (1 + (p1 − p0)) / 2 of what PURE reads",
+    source="arXiv:2504.15275 and the model card of jinachris/PURE-PRM-7B",
+)
 
 
-class TokenClassifier:
-    """See the module; satisfies `PrmFamily`."""
+class TokenClassifier(PrmFamily):
+    """See the module."""
 
-    name = "token-classifier"
-
-    def __init__(self, model: Model, separator: str, chat_prompt: bool) -> None:
+    def __init__(self, info: FamilyInfo, model: Model, separator: str, chat_prompt: bool) -> None:
+        self.info = info
         self.model = model
+        self._separator = separator
         self._separator_ids = model.tokenizer.encode(separator)
         self._chat_prompt = chat_prompt
+
+    @property
+    def identity(self) -> str:
+        """The name and the layout, which config.json may change."""
+        return f"{self.name} {'chat' if self._chat_prompt else 'raw'} {self._separator!r}"
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem, through the chat template or after the tokenizer's bos token if it has one."""
@@ -41,10 +73,17 @@ class TokenClassifier:
         bos = tokenizer.special_token("bos_token")
         return tokenizer.encode((bos or "") + problem)
 
-    def step_ids(self, step: str) -> tuple[list[int], int]:
+    def read(self, path: StepPath) -> Reading:
         """The step's ids and the separator's, read at the last."""
-        ids = self.model.tokenizer.encode(stripped_step(step)) + self._separator_ids
-        return ids, len(ids) - 1
+        ids = self.model.tokenizer.encode(stripped_step(path.steps[-1])) + self._separator_ids
+        return Reading(tuple(ids), (len(ids) - 1,))
+
+
+def evidence(checkpoint: Checkpoint) -> str | None:
+    """Its own architecture; a `prm` object in the configuration says the rest."""
+    if "prm" in checkpoint.config:
+        return "its architecture and the prm object of its config.json"
+    return "its architecture, in TRL's layout (--verifier-family pure for a blank line after each step)"
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> TokenClassifier:
@@ -53,27 +92,30 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     Raises:
         CheckpointError: when it does not have two labels, or its `prm` object has an unknown value.
     """
-    settings = _settings(checkpoint)
-    decoder = load_trunk(checkpoint, dtype, device)
-    labels, hidden = (checkpoint.shape("score.weight") or (2,))[0], decoder.config.hidden_size
-    if labels != 2:
-        raise CheckpointError(f"{checkpoint.folder} has {labels} labels; a process reward model has 2")
-    weight = checkpoint.take("score.weight", dtype, device, (labels, hidden))
-    bias = checkpoint.take("score.bias", dtype, device, (labels,)) if "score.bias" in checkpoint else None
-    checkpoint.require_all_taken()
-    model = Model(decoder, _head(Linear(weight, bias)), TextTokenizer(checkpoint), (), checkpoint.digest())
-    return TokenClassifier(model, settings["step_separator"], settings["prompt"] == "chat")
-
-
-def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    settings = {"prompt": "raw", "step_separator": "\n", "score": "p1"} | checkpoint.config.get("prm", {})
+    settings = _TRL | checkpoint.config.get("prm", {})
     if settings["prompt"] not in _PROMPTS or settings["score"] not in _SCORES:
         raise CheckpointError(f"{checkpoint.folder}: prm.prompt is one of {_PROMPTS}, prm.score one of {_SCORES}")
-    return settings
+    return _load(INFO, settings, checkpoint, dtype, device)
 
 
-def _head(score: Linear) -> Head:
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(score(hidden).float(), dim=-1)[:, 1:]
+def load_pure(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> TokenClassifier:
+    """Load a PURE checkpoint.
 
-    return head
+    Raises:
+        CheckpointError: when it does not have two labels.
+    """
+    return _load(PURE_INFO, _PURE, checkpoint, dtype, device)
+
+
+def _load(
+    info: FamilyInfo,
+    settings: dict[str, Any],
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> TokenClassifier:
+    decoder = load_trunk(checkpoint, dtype, device)
+    head = stacked_head(take_layers(checkpoint, ("score",), decoder, labels=2, bias=None), probability_of(1))
+    checkpoint.require_all_taken()
+    model = Model(decoder, head, TextTokenizer(checkpoint), (), checkpoint.digest())
+    return TokenClassifier(info, model, settings["step_separator"], settings["prompt"] == "chat")

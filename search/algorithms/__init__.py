@@ -31,6 +31,7 @@ class Entry:
         vote: the vote it takes when the request names none.
         scored: whether it reads the verifier's scores.
         usual: values of the request's fields that it reads and the request may leave open.
+        answers_suffice: whether scores of complete answers are all that it reads.
     """
 
     make: Callable[[SearchRequest, Node], SearchAlgorithm]
@@ -38,6 +39,7 @@ class Entry:
     vote: Vote = Vote.WEIGHTED
     scored: Callable[[SearchRequest], bool] = lambda request: True
     usual: Mapping[str, int | float] = field(default_factory=dict)
+    answers_suffice: bool = False
 
 
 def with_defaults(request: SearchRequest) -> SearchRequest:
@@ -50,6 +52,16 @@ def with_defaults(request: SearchRequest) -> SearchRequest:
 def needs_verifier(request: SearchRequest) -> bool:
     """Whether the search reads the verifier's scores."""
     return _TABLE[request.algorithm].scored(with_defaults(request))
+
+
+def answers_suffice(request: SearchRequest) -> bool:
+    """Whether the search reads no scores, or those of complete answers only."""
+    return _TABLE[request.algorithm].answers_suffice or not needs_verifier(request)
+
+
+def algorithms_for_answers() -> list[str]:
+    """Names of the algorithms that read scores, and of complete answers only."""
+    return [str(name) for name, entry in _TABLE.items() if entry.answers_suffice]
 
 
 def memory_demand(request: SearchRequest) -> tuple[Demand, ...]:
@@ -115,7 +127,7 @@ _TABLE: Mapping[AlgorithmName, Entry] = {
     AlgorithmName.GREEDY: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
     AlgorithmName.CHAIN: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
     AlgorithmName.MAJORITY: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
-    AlgorithmName.BEST_OF_N: Entry(_independent, _parting_paths),
+    AlgorithmName.BEST_OF_N: Entry(_independent, _parting_paths, answers_suffice=True),
     AlgorithmName.ADAPTIVE: Entry(
         lambda r, root: AdaptivePaths(
             root, r.beam_width, r.expansion, _given(r.vote), _given(r.confidence), r.aggregation
@@ -124,6 +136,7 @@ _TABLE: Mapping[AlgorithmName, Entry] = {
         Vote.MAJORITY,
         scored=lambda r: r.vote is not Vote.MAJORITY,
         usual={"confidence": 0.95},
+        answers_suffice=True,
     ),
     AlgorithmName.BEAM: Entry(
         lambda r, root: BeamSearch(root, r.beam_width, r.expansion, r.aggregation), _kept_and_children

@@ -11,7 +11,7 @@ from tiny_models import edit_json, edit_tensors
 
 from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
-from espalier.prm.base import PrmFamily
+from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import load_verifier
 
 
@@ -53,7 +53,7 @@ def test_a_classifier_with_another_number_of_labels_is_refused(labels: int, copy
     folder = copy_of("classifier")
     head = {"score.weight": torch.zeros(labels, 40), "score.bias": torch.zeros(labels)}
     edit_tensors(folder / "model.safetensors", head)
-    with pytest.raises(CheckpointError, match=f"has {labels} labels; a process reward model has 2"):
+    with pytest.raises(CheckpointError, match=f"has {labels} labels; a reward model of this family has 2"):
         load(folder)
 
 
@@ -139,10 +139,10 @@ def test_a_classifiers_step_is_followed_by_its_separator_and_read_at_its_last_to
     folder = copy_of("classifier")
     edit_json(folder / "config.json", {"prm": {"step_separator": "\n\n\n"}})
     family = load(folder)
-    ids, read_at = family.step_ids("38+47=85\n\n")
-    assert family.model.tokenizer.decode(ids) == "38+47=85\n\n\n"
+    reading = family.read(StepPath("How many?", ("38+47=85\n\n",)))
+    assert family.model.tokenizer.decode(list(reading.token_ids)) == "38+47=85\n\n\n"
     assert len(family.model.tokenizer.encode("\n\n\n")) > 1
-    assert read_at == len(ids) - 1
+    assert reading.read_at == (len(reading.token_ids) - 1,)
 
 
 def test_a_verifier_never_ends_a_generation(tiny_checkpoints: dict[str, Path]):

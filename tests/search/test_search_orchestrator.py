@@ -29,6 +29,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, RequestTooLargeError
 from espalier.engine.model import Model
 from espalier.engine.turns import StrictAlternation
+from espalier.prm.base import StepPath
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import (
@@ -127,7 +128,8 @@ def test_the_account_counts_the_tree(make_orchestrator: Make):
     assert account.nodes == len(nodes) + account.duplicates
     assert account.pruned == sum(node.termination == "pruned" for node in nodes)
     family = orchestrator._verifier.family  # type: ignore[union-attr]
-    scored = sum(len(family.step_ids(node.text)[0]) for node in nodes if node.score is not None)
+    read = [family.read(StepPath(PROBLEM, (node.text,))) for node in nodes if node.score is not None]
+    scored = sum(len(reading.token_ids) for reading in read)
     assert account.verifier_tree_tokens == len(family.prompt_ids(PROBLEM)) + scored
     assert account.logical_blocks > account.physical_blocks > 0
     assert 0 < account.peak_kv_bytes <= engine.arena.num_bytes

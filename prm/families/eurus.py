@@ -1,0 +1,117 @@
+"""EurusPRM-Stage1 and -Stage2: an implicit process reward, of two language models.
+
+A path's reward is a coefficient times the log-probability of its tokens under the PRM, less that under the model it was
+trained from; a step's is the reward of all tokens up to its end. Both models read the same tokens, so they run as one
+decoder over one KV layout (`prm.twin`). The score is the sigmoid of the reward, which orders paths as the reward does
+and is 0.5 where both models agree.
+
+Layout: the problem as the user's turn, then `Step 1: …`, each step with the blank line after it, which counts as the
+step's. (The authors' code ends a step at the token after that, and the last one at the end of the turn.) To be read for
+its first token a step needs the hidden state of the token before it, so the last token of a path is always fed with the
+step that follows.
+Source: arXiv:2412.01981, arXiv:2502.01456 and the model card of PRIME-RL/EurusPRM-Stage2; the coefficient is theirs.
+"""
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+
+from espalier.engine.checkpoint import Checkpoint
+from espalier.engine.decoder import Decoder
+from espalier.engine.errors import CheckpointError
+from espalier.engine.model import Model, language_model_head, load_trunk
+from espalier.engine.tokenizer import TextTokenizer
+from espalier.kernels.linear import Linear
+from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step, without_label
+from espalier.prm.twin import TwinDecoder, log_ratio_head
+
+COEFFICIENT = 1e-3
+
+INFO = FamilyInfo(
+    name="eurus-prm",
+    models="PRIME-RL/EurusPRM-Stage1, -Stage2, with Qwen/Qwen2.5-Math-7B-Instruct as the reference",
+    architectures=("Qwen2ForCausalLM", "Qwen2Model"),
+    head="`lm_head` of both models",
+    layout="chat template, `Step {number}: {step}` and a blank line after a step",
+    read_at="every token up to the step's end, in both models",
+    score="sigmoid of 0.001 · (log p − log p of the reference), summed",
+    source="arXiv:2412.01981 and the model card of PRIME-RL/EurusPRM-Stage2",
+)
+
+
+class EurusPrm(PrmFamily):
+    """See the module."""
+
+    info = INFO
+    rounding = 1e-9  # a path's sum is taken step by step, through the scores, or at once
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.mark_tokens = len(model.tokenizer.encode("Step 100: \n\n"))
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        """The problem's turn and the opening of the assistant's, but for the last token."""
+        return self._prompt(problem)[:-1]
+
+    def read(self, path: StepPath) -> Reading:
+        """The token before the step and the step's but the last: each is asked about the one after it."""
+        number = len(path.steps)
+        targets = self._step(path.steps[-1], number)
+        before = self._step(path.steps[-2], number - 1) if number > 1 else self._prompt(path.problem)
+        return Reading((before[-1], *targets[:-1]), tuple(range(len(targets))), targets=tuple(targets))
+
+    def whole(self, path: StepPath) -> Reading:
+        """All of it at once: the sum over the whole path needs no score of the step before."""
+        prompt = self._prompt(path.problem)
+        targets = [i for number, step in enumerate(path.steps, start=1) for i in self._step(step, number)]
+        ids = (*prompt, *targets[:-1])
+        return Reading(ids, tuple(range(len(prompt) - 1, len(ids))), whole=True, targets=tuple(targets))
+
+    def score(self, values: np.ndarray, before: float | None) -> float:
+        """The sigmoid of the reward so far: what the step before had, and this one's tokens."""
+        reward = math.fsum(values[:, 0].tolist()) + (0.0 if before is None else _logit(before))
+        return 1.0 / (1.0 + math.exp(-reward))
+
+    def _prompt(self, problem: str) -> list[int]:
+        return self.model.tokenizer.encode(self.model.tokenizer.render_chat([{"role": "user", "content": problem}]))
+
+    def _step(self, step: str, number: int) -> list[int]:
+        text = without_label(stripped_step(step), f"Step {number}:")
+        return self.model.tokenizer.encode(f"Step {number}: {text}\n\n")
+
+
+def load(
+    checkpoint: Checkpoint, reference: Checkpoint | None, dtype: torch.dtype, device: torch.device | str
+) -> EurusPrm:
+    """Load a PRM and the model it was trained from.
+
+    Raises:
+        CheckpointError: when there is no reference, or it does not fit.
+    """
+    if reference is None:
+        raise CheckpointError(
+            f"{INFO.name} compares two models; give the one that {checkpoint.folder} was trained from to "
+            "--verifier-reference, such as Qwen/Qwen2.5-Math-7B-Instruct"
+        )
+    tokenizer = TextTokenizer(checkpoint)
+    if TextTokenizer(reference).vocabulary != tokenizer.vocabulary:
+        raise CheckpointError(f"{checkpoint.folder} and its reference {reference.folder} have different vocabularies")
+    trunk, head = _load_one(checkpoint, dtype, device)
+    other, other_head = _load_one(reference, dtype, device)
+    digest = hashlib.sha256((checkpoint.digest() + reference.digest()).encode()).hexdigest()
+    ratio = log_ratio_head(head, other_head, COEFFICIENT)
+    return EurusPrm(Model(TwinDecoder(trunk, other), ratio, tokenizer, (), digest))
+
+
+def _load_one(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> tuple[Decoder, Linear]:
+    decoder = load_trunk(checkpoint, dtype, device)
+    head = language_model_head(checkpoint, decoder)
+    assert isinstance(head, Linear)
+    checkpoint.require_all_taken()
+    return decoder, head
+
+
+def _logit(score: float) -> float:
+    return math.log(score) - math.log1p(-score)

@@ -1,0 +1,72 @@
+"""Outcome reward models: one number for a complete answer, such as Skywork-Reward and Qwen2.5-Math-RM.
+
+Layout: the problem as the user's turn and the whole answer as the assistant's, through the chat template; read at the
+last token of the closed turn. The score is the sigmoid of the logit: it orders answers as the logit does, and lies in
+[0, 1] so that a weighted vote means something. Steps have no score, so searches that choose among steps are refused.
+Source: the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwen2.5-Math-RM-72B.
+"""
+
+import torch
+
+from espalier.engine.checkpoint import Checkpoint
+from espalier.engine.model import Model, load_trunk
+from espalier.engine.tokenizer import TextTokenizer
+from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step
+from espalier.prm.heads import stacked_head, take_layers
+
+INFO = FamilyInfo(
+    name="outcome",
+    models="Skywork/Skywork-Reward-*, Qwen/Qwen2.5-Math-RM-72B and others with one label",
+    architectures=("*ForSequenceClassification", "Qwen2ForRewardModel"),
+    head="`score`, or `score.0` → ReLU → `score.2`",
+    layout="chat template: the problem, and the whole answer as the closed turn of the assistant",
+    read_at="last token",
+    score="sigmoid of the logit, of whole answers only",
+    source="the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwen2.5-Math-RM-72B",
+    incremental=False,
+    whole_answers=True,
+)
+
+
+class OutcomeModel(PrmFamily):
+    """See the module."""
+
+    info = INFO
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.mark_tokens = len(model.tokenizer.encode(self._chat("", "a"))) - len(self.prompt_ids(""))
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        """The problem's turn and the opening of the assistant's."""
+        return self.model.tokenizer.encode(self.model.tokenizer.render_chat([{"role": "user", "content": problem}]))
+
+    def read(self, path: StepPath) -> Reading:
+        """The whole answer, read at its last token."""
+        answer = "\n\n".join(stripped_step(step) for step in path.steps)
+        # A template may end with a newline that stands between turns; trainers read at the mark that closes the turn.
+        ids = self.model.tokenizer.encode(self._chat(path.problem, answer).rstrip("\n"))
+        return Reading(tuple(ids), (len(ids) - 1,), whole=True)
+
+    def _chat(self, problem: str, answer: str) -> str:
+        messages = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
+        return self.model.tokenizer.render_chat(messages, add_generation_prompt=False)
+
+
+def evidence(checkpoint: Checkpoint) -> str | None:
+    """Its own architecture."""
+    return "its architecture"
+
+
+def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> OutcomeModel:
+    """Load a reward model with one label.
+
+    Raises:
+        CheckpointError: when it has another number of labels, or no chat template.
+    """
+    decoder = load_trunk(checkpoint, dtype, device)
+    names = ("score.0", "score.2") if "score.0.weight" in checkpoint else ("score",)
+    head = stacked_head(take_layers(checkpoint, names, decoder, labels=1, bias=None), torch.sigmoid)
+    checkpoint.ignore("lm_head.weight")
+    checkpoint.require_all_taken()
+    return OutcomeModel(Model(decoder, head, TextTokenizer(checkpoint), (), checkpoint.digest()))

@@ -1,0 +1,107 @@
+"""RLHFlow's Llama3.1-8B-PRM-Deepseek-Data and -Mistral-Data: a language model that answers each step with `+` or `-`.
+
+Layout: a chat in which the user's first turn is the problem, a space and the first step, every further turn one step,
+and the assistant's turns are `+`. A step's score is read where its answer is to begin, at the last token of the
+assistant's header, so one before the `+`: softmax over the logits of `+` and `-`. What is appended for the next step
+begins with the `+` that was not fed yet.
+Source: github.com/RLHFlow/RLHF-Reward-Modeling (math-rm).
+"""
+
+import torch
+
+from espalier.engine.checkpoint import Checkpoint
+from espalier.engine.errors import CheckpointError
+from espalier.engine.model import Model, load_trunk
+from espalier.engine.tokenizer import TextTokenizer
+from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step, without_marks
+from espalier.prm.evidence import has_ids
+from espalier.prm.heads import probability_of, stacked_head, take_token_rows
+from espalier.prm.tokens import require_published_ids, require_token
+
+_GOOD, _BAD = "+", "-"
+_IDS = {_GOOD: 10, _BAD: 12, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "ĊĊ": 271}
+_TURN_MARKS = ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|im_start|>", "<|im_end|>")
+_PROBLEM, _STEP, _NEXT = "the problem", "a step", "the next"  # texts by which the template's own are found
+
+INFO = FamilyInfo(
+    name="rlhflow",
+    models="RLHFlow/Llama3.1-8B-PRM-Deepseek-Data, -Mistral-Data",
+    architectures=("LlamaForCausalLM",),
+    head="`lm_head` rows of `+`, `-`",
+    layout="chat template, the first turn is the problem, a space and the first step, then a turn a step; answers `+`",
+    read_at="last token of the assistant's header, before the `+`",
+    score="softmax, `+`",
+    source="github.com/RLHFlow/RLHF-Reward-Modeling",
+)
+
+
+class RlhFlow(PrmFamily):
+    """See the module."""
+
+    info = INFO
+
+    def __init__(self, model: Model) -> None:
+        """Find what the chat template puts around a turn.
+
+        Raises:
+            CheckpointError: when the template does not just append what a longer chat adds.
+        """
+        self.model = model
+        first = self._chat(_PROBLEM, (_STEP,))
+        second = self._chat(_PROBLEM, (_STEP, _NEXT))
+        self._head, _, self._close = first.partition(f"{_PROBLEM} {_STEP}")
+        opening, _, close = second.removeprefix(first).partition(_NEXT)
+        if not second.startswith(first) or close != self._close or not self._close or _GOOD not in opening:
+            raise CheckpointError("the chat template of this verifier does not append turn to turn; rlhflow needs that")
+        self._open = opening
+        self._marks = tuple(mark for mark in _TURN_MARKS if mark in first)
+        encode = model.tokenizer.encode
+        self.mark_tokens = len(encode(self._open)) + len(encode(self._close))
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        """The beginning of the user's first turn: the first step goes into it too."""
+        return self.model.tokenizer.encode(self._head + self._plain(problem))
+
+    def read(self, path: StepPath) -> Reading:
+        """The user's turn and the assistant's header; the first step's turn is encoded with the problem."""
+        if len(path.steps) == 1:
+            return self.whole(path)
+        ids = self.model.tokenizer.encode(self._open + self._plain(path.steps[-1]) + self._close)
+        return Reading(tuple(ids), (len(ids) - 1,))
+
+    def whole(self, path: StepPath) -> Reading:
+        """The chat as the template renders it, encoded at once."""
+        ids = self.model.tokenizer.encode(self._chat(self._plain(path.problem), tuple(map(self._plain, path.steps))))
+        return Reading(tuple(ids), (len(ids) - 1,), whole=True)
+
+    def _chat(self, problem: str, steps: tuple[str, ...]) -> str:
+        messages = [{"role": "user", "content": f"{problem} {steps[0]}"}]
+        for step in steps[1:]:
+            messages += [{"role": "assistant", "content": _GOOD}, {"role": "user", "content": step}]
+        return self.model.tokenizer.render_chat(messages)
+
+    def _plain(self, text: str) -> str:
+        # Templates of this kind trim what they are given; trimmed here, both ways of rendering agree under any.
+        return without_marks(stripped_step(text).strip(), self._marks)
+
+
+def evidence(checkpoint: Checkpoint) -> str | None:
+    """Llama 3's vocabulary. An instruction-tuned Llama 3 has it too: a generator given as verifier looks the same."""
+    if not has_ids(checkpoint, _IDS):
+        return None
+    return "its vocabulary, in which + is 10 and - is 12 (a Llama 3 generator has it too: its scores mean nothing)"
+
+
+def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> RlhFlow:
+    """Load a causal language model as a process reward model.
+
+    Raises:
+        CheckpointError: when a token or the head is missing, or the template is of another kind.
+    """
+    tokenizer = TextTokenizer(checkpoint)
+    token_ids = [require_token(checkpoint, tokenizer, token, "whose logits are read") for token in (_GOOD, _BAD)]
+    require_published_ids(checkpoint, tokenizer, 128256, _IDS)
+    decoder = load_trunk(checkpoint, dtype, device)
+    rows = take_token_rows(checkpoint, decoder, token_ids)
+    checkpoint.require_all_taken()
+    return RlhFlow(Model(decoder, stacked_head([rows], probability_of(0)), tokenizer, (), checkpoint.digest()))

@@ -1,0 +1,82 @@
+"""Universal-PRM-7B (AURORA): one number for a prefix of an answer, closed by an end token that is fed for it alone.
+
+Layout: chat template with a system message; the user's turn is the problem and a reference answer, of which it is said
+that there is none; then the steps, each with the blank line after it. A step's score is the sigmoid of the head at an
+end-of-sequence token after it. The token is fed on a fork of the path and given up: the steps that follow have the same
+tokens before them as if it had never been there.
+
+The head's tensors are taken as `score` or as `score.0`, `score.2`, with one value; the published checkpoint's own names
+could not be looked at where this was written, so the family is only chosen by its flag.
+Source: the model card of infly/Universal-PRM-7B; arXiv:2502.11520.
+"""
+
+import torch
+
+from espalier.engine.checkpoint import Checkpoint
+from espalier.engine.errors import CheckpointError
+from espalier.engine.model import Model, load_trunk
+from espalier.engine.tokenizer import TextTokenizer
+from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step
+from espalier.prm.heads import stacked_head, take_layers
+from espalier.prm.tokens import require_token
+
+_SYSTEM = "You are a helpful assistant."
+_NO_REFERENCE = "\n\n###\n\nThe reference answer is: There is no reference answer for this question."
+
+INFO = FamilyInfo(
+    name="universal-prm",
+    models="infly/Universal-PRM-7B",
+    architectures=(),
+    head="`score`, or `score.0` → ReLU → `score.2`; one value",
+    layout="chat template with a fixed system message and `no reference answer`, a blank line after a step",
+    read_at="an end token after the step, which is not kept",
+    score="sigmoid",
+    source="arXiv:2502.11520 and the model card of infly/Universal-PRM-7B",
+)
+
+
+class UniversalPrm(PrmFamily):
+    """See the module."""
+
+    info = INFO
+    mark_tokens = 1
+    tail_tokens = 1
+
+    def __init__(self, model: Model, end_id: int) -> None:
+        self.model = model
+        self._end_id = end_id
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        """System message, the problem with its missing reference, and the opening of the assistant's turn."""
+        user = {"role": "user", "content": problem + _NO_REFERENCE}
+        tokenizer = self.model.tokenizer
+        return tokenizer.encode(tokenizer.render_chat([{"role": "system", "content": _SYSTEM}, user]))
+
+    def read(self, path: StepPath) -> Reading:
+        """The step with its blank line, and the end token, read at the latter."""
+        ids = self.model.tokenizer.encode(stripped_step(path.steps[-1]) + "\n\n")
+        return Reading((*ids, self._end_id), (len(ids),), tail=1)
+
+    def whole(self, path: StepPath) -> Reading:
+        """The answer so far encoded at once, as the model card does."""
+        answer = "".join(stripped_step(step) + "\n\n" for step in path.steps)
+        ids = [*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer), self._end_id]
+        return Reading(tuple(ids), (len(ids) - 1,), tail=1, whole=True)
+
+
+def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> UniversalPrm:
+    """Load a trunk with a head of one value.
+
+    Raises:
+        CheckpointError: when the head or the tokenizer's end token is missing.
+    """
+    tokenizer = TextTokenizer(checkpoint)
+    if (end := tokenizer.special_token("eos_token")) is None:
+        raise CheckpointError(f"tokenizer_config.json of {checkpoint.folder} names no eos_token, where scores are read")
+    end_id = require_token(checkpoint, tokenizer, end, "where scores are read")
+    decoder = load_trunk(checkpoint, dtype, device)
+    names = ("score.0", "score.2") if "score.0.weight" in checkpoint else ("score",)
+    head = stacked_head(take_layers(checkpoint, names, decoder, labels=1, bias=None), torch.sigmoid)
+    checkpoint.ignore("lm_head.weight")
+    checkpoint.require_all_taken()
+    return UniversalPrm(Model(decoder, head, tokenizer, (), checkpoint.digest()), end_id)

@@ -1,0 +1,142 @@
+"""Each family's recipe in a few lines over transformers: the whole text of a path, fed at once."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from family_models import tensors
+from plain import hf_tokenizer, plain_classifier_scores, plain_math_prm_scores
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, LlamaForSequenceClassification, Qwen2Config, Qwen2Model
+
+
+def _encode(folder: Path, text: str) -> list[int]:
+    return hf_tokenizer(folder).encode(text, add_special_tokens=False)
+
+
+def _chat(folder: Path, *turns: str, generation: bool = True, system: str | None = None) -> str:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]
+    start = [] if system is None else [{"role": "system", "content": system}]
+    return hf_tokenizer(folder).apply_chat_template(
+        start + messages, tokenize=False, add_generation_prompt=generation, date_string="26 Jul 2024"
+    )
+
+
+def _qwen_trunk(folder: Path) -> Qwen2Model:
+    model = Qwen2Model(Qwen2Config.from_pretrained(folder, attn_implementation="eager")).eval()
+    weights = {n.removeprefix("model."): w for n, w in tensors(folder).items() if n.startswith("model.")}
+    model.load_state_dict(weights)
+    return model
+
+
+def _llama(folder: Path, kind: type = LlamaForCausalLM) -> torch.nn.Module:
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def _bare(step: str) -> str:
+    """Without newlines around it and without a label of its own."""
+    return re.sub(r"^[# ]*Step \d+:\s*", "", step.strip("\n"))
+
+
+def reasonflux(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    text = _chat(folder, problem) + "".join(step.strip("\n") + "<extra_0>" for step in steps)
+    ids = _encode(folder, text)
+    tag = hf_tokenizer(folder).convert_tokens_to_ids("<extra_0>")
+    read_at = [i for i, token in enumerate(ids) if token == tag]
+    hidden, w = _qwen_trunk(folder)(torch.tensor([ids])).last_hidden_state[0, read_at], tensors(folder)
+    inner = torch.relu(hidden @ w["score.0.weight"].T + w["score.0.bias"])
+    return torch.softmax(inner @ w["score.2.weight"].T + w["score.2.bias"], dim=-1)[:, 1].tolist()
+
+
+def skywork(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    newline = _encode(folder, "\n")
+    ids, ends = _encode(folder, f"<|endoftext|>{problem}\n"), []
+    for i, step in enumerate(steps):
+        ids += newline if i else []
+        ends.append([])
+        for line in step.strip("\n").split("\n"):
+            ids += (_encode(folder, line) if line else []) + newline
+            ends[-1] += [len(ids) - 1] if line.strip() else []
+    hidden, w = _qwen_trunk(folder)(torch.tensor([ids])).last_hidden_state[0], tensors(folder)
+    values = torch.sigmoid(hidden @ w["v_head.summary.weight"].T + w["v_head.summary.bias"])[:, 0]
+    return [min(values[at].tolist()) for at in ends]
+
+
+def rlhflow(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    good, bad = (hf_tokenizer(folder).convert_tokens_to_ids(token) for token in "+-")
+    model, scores = _llama(folder), []
+    for end in range(1, len(steps) + 1):
+        turns = [f"{problem} {steps[0].strip()}"]
+        for step in steps[1:end]:
+            turns += ["+", step.strip()]
+        logits = model(torch.tensor([_encode(folder, _chat(folder, *turns, "+", generation=False))])).logits[0]
+        scores.append(float(torch.softmax(logits[-3, [good, bad]], dim=-1)[0]))  # before "+" and the turn's end
+    return scores
+
+
+def math_shepherd(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    tokenizer = hf_tokenizer(folder)
+    good, bad, tag = (tokenizer.convert_tokens_to_ids(token) for token in ("+", "-", "▁ки"))
+    marked = [f"Step {i}: {_bare(step).strip()} ки" for i, step in enumerate(steps, start=1)]
+    ids = [tokenizer.bos_token_id, *_encode(folder, f"{problem} " + "\n".join(marked))]
+    logits = _llama(folder)(torch.tensor([ids])).logits[0]
+    own = [step.count(" ки") for step in marked]  # a tag that a step holds itself comes before the one that is read
+    tags, at = [i for i, token in enumerate(ids) if token == tag], []
+    assert len(tags) == sum(own)
+    for count in own:
+        at.append(tags[count - 1])
+        tags = tags[count:]
+    return torch.softmax(logits[at][:, [good, bad]], dim=-1)[:, 0].tolist()
+
+
+def universal(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    user = f"{problem}\n\n###\n\nThe reference answer is: There is no reference answer for this question."
+    prompt = _encode(folder, _chat(folder, user, system="You are a helpful assistant."))
+    model, weight, scores = _qwen_trunk(folder), tensors(folder)["score.weight"], []
+    for end in range(1, len(steps) + 1):
+        answer = "\n\n".join(step.strip("\n") for step in steps[:end]) + "\n\n"
+        ids = [*prompt, *_encode(folder, answer), hf_tokenizer(folder).eos_token_id]
+        scores.append(float(torch.sigmoid(model(torch.tensor([ids])).last_hidden_state[0, -1] @ weight[0])))
+    return scores
+
+
+def eurus(folder: Path, problem: str, steps: list[str], reference: Path) -> list[float]:
+    prompt = _encode(folder, _chat(folder, problem))
+    marked = [f"Step {i}: {_bare(step)}\n\n" for i, step in enumerate(steps, start=1)]
+    parts = [_encode(folder, step) for step in marked]
+    assert _encode(folder, "".join(marked)) == [i for part in parts for i in part]
+    ids = torch.tensor([prompt + [i for part in parts for i in part]])
+    logs = []
+    for part in (folder, reference):
+        model = AutoModelForCausalLM.from_pretrained(part, dtype=torch.float32, attn_implementation="eager").eval()
+        logs.append(torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0])
+    rewards = 0.001 * (logs[0] - logs[1]).double().cumsum(0)
+    ends = torch.tensor([len(part) for part in parts]).cumsum(0) - 1
+    return torch.sigmoid(rewards[ends]).tolist()
+
+
+def outcome(folder: Path, problem: str, steps: list[str]) -> float:
+    """One score for the whole answer."""
+    answer = "\n\n".join(step.strip("\n") for step in steps)
+    ids = _encode(folder, _chat(folder, problem, answer, generation=False))
+    model = _llama(folder, LlamaForSequenceClassification)
+    return float(torch.sigmoid(model(torch.tensor([ids])).logits[0, 0]))
+
+
+def plain_scores(name: str, folders: dict[str, Path], problem: str, steps: list[str]) -> list[float]:
+    """Scores of all steps of a path by the family's own recipe."""
+    recipes: dict[str, Callable[..., list[float]]] = {
+        "qwen2.5-math-prm": plain_math_prm_scores,
+        "reasonflux-prm": reasonflux,
+        "skywork-o1-open-prm": skywork,
+        "rlhflow": rlhflow,
+        "math-shepherd": math_shepherd,
+        "token-classifier": lambda *args: plain_classifier_scores(*args, "\n", False),
+        "chat-classifier": lambda *args: plain_classifier_scores(*args, "\n\n", True),
+        "pure": lambda *args: plain_classifier_scores(*args, "\n\n", False),
+        "universal-prm": universal,
+        "eurus-prm": lambda *args: eurus(*args, folders["eurus-reference"]),
+    }
+    with torch.inference_mode():
+        return recipes[name](folders[name], problem, steps)

@@ -1,0 +1,149 @@
+"""Every family: scores added step by step equal its published recipe fed whole to transformers."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import plain_families
+import pytest
+import torch
+from engine_driver import release
+from paths import PROBLEM, STEPS, begin, score_path, score_step, settle
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import RequestTooLargeError
+from espalier.prm.base import PrmFamily, StepPath
+from espalier.prm.verifier import Verifier
+
+Make = Callable[..., tuple[Engine, Verifier]]
+STEPWISE = [
+    "qwen2.5-math-prm",
+    "reasonflux-prm",
+    "skywork-o1-open-prm",
+    "rlhflow",
+    "math-shepherd",
+    "token-classifier",
+    "chat-classifier",
+    "pure",
+    "universal-prm",
+    "eurus-prm",
+]
+TAGS = {
+    "qwen2.5-math-prm": ("<extra_0>", "<extra 0>"),
+    "reasonflux-prm": ("<extra_0>", "<extra 0>"),
+    "rlhflow": ("<|eot_id|>", "<|eot id|>"),
+}
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
+def test_scores_added_step_by_step_equal_the_recipe_on_the_whole_text(
+    name: str, steps: list[str], verifier_of: Make, family_folders: dict[str, Path]
+):
+    engine, verifier = verifier_of(name, max_batch_tokens=29)
+    scores = score_path(engine, begin(engine, verifier), steps)
+    expected = plain_families.plain_scores(name, family_folders, PROBLEM, steps)
+    assert len(scores) == len(steps) == len(expected)
+    assert scores == pytest.approx(expected, abs=1e-5)
+    if name == "eurus-prm":  # its scores are a thousandth of log-probabilities: let the rewards be right, not 0.5
+        rewards = torch.logit(torch.tensor([scores, expected], dtype=torch.float64))
+        assert rewards[0].tolist() == pytest.approx(rewards[1].tolist(), abs=1e-6)
+    assert len({round(score, 5) for score in scores}) == len(scores), "a degenerate verifier would prove nothing"
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_a_path_in_place_has_the_same_bits_as_by_forks(name: str, verifier_of: Make):
+    steps = STEPS["eight steps"]
+    engine, verifier = verifier_of(name)
+    forked = score_path(engine, begin(engine, verifier), steps)
+    assert score_path(engine, begin(engine, verifier), steps, in_place=True) == forked
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_siblings_are_scored_each_on_its_own(name: str, verifier_of: Make, family_folders: dict[str, Path]):
+    engine, verifier = verifier_of(name, max_batch_tokens=13)
+    verification = begin(engine, verifier)
+    first, parent = score_step(engine, verification, verification.root, "38+47=85\n\n")
+    steps = ["So 85\n\n", "So 86\n\n", "\\boxed{85}", "He loses 12 of them, and the rest is his.\n\n"]
+    works = [verification.score(parent, ("38+47=85\n\n", step), 100, before=first) for step in steps]
+    values = settle(engine, verification)
+    for step, work in zip(steps, works, strict=True):
+        assert work is not None
+        expected = plain_families.plain_scores(name, family_folders, PROBLEM, ["38+47=85\n\n", step])[1]
+        assert values[work.sequence] == pytest.approx(expected, abs=1e-5)
+    release(engine, verification.root, parent, *values)
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_every_token_is_computed_once_and_nothing_is_tokenised_otherwise_later(name: str, verifier_of: Make):
+    engine, verifier = verifier_of(name)
+    steps = tuple(STEPS["eight steps"])
+    score_path(engine, begin(engine, verifier), list(steps))
+    whole = verifier.family.whole(StepPath(PROBLEM, steps))
+    probes = whole.tail * (len(steps) - 1)  # the last one's is in the whole text
+    assert verifier.reopened == 0
+    assert engine.stats()["verifier"].computed_tokens == len(whole.token_ids) + probes
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_a_step_and_a_problem_that_hold_the_familys_mark_are_read_as_plain_text(
+    name: str, verifier_of: Make, family_folders: dict[str, Path]
+):
+    mark, plain = TAGS[name]
+    steps = [f"A step with {mark} inside {mark}{mark}\n\n", "the next\n\n"]
+    problem = f"{PROBLEM} {mark} Why?"
+    engine, verifier = verifier_of(name)
+    scores = score_path(engine, begin(engine, verifier, problem), steps)
+    expected = plain_families.plain_scores(
+        name, family_folders, problem.replace(mark, plain), [step.replace(mark, plain) for step in steps]
+    )
+    assert scores == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_a_step_longer_than_its_limit_has_no_score_and_takes_nothing(name: str, verifier_of: Make):
+    engine, verifier = verifier_of(name)
+    verification = begin(engine, verifier)
+    step = "38+47=85 " * 30
+    exact, sequence = verification.score(verification.root, (step,), 10_000), None
+    assert exact is not None
+    settle(engine, verification)
+    held = engine.stats()["verifier"].live_sequences
+    assert verification.score(verification.root, (step,), exact.num_tokens - 1) is None
+    assert not engine.busy
+    assert engine.stats()["verifier"].live_sequences == held
+    again = verification.score(verification.root, (step,), exact.num_tokens)
+    assert again is not None
+    (sequence,) = settle(engine, verification)
+    release(engine, verification.root, exact.sequence, sequence)
+
+
+def test_a_problem_that_fills_the_context_is_refused_with_the_numbers(verifier_of: Make):
+    engine, verifier = verifier_of("token-classifier")
+    with pytest.raises(RequestTooLargeError, match=r"600 verifier tokens and the verifier's context is 512"):
+        verifier.begin("test", "3" * 600)
+    assert engine.stats()["verifier"].live_sequences == 0
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
+def test_an_outcome_models_score_is_that_of_the_whole_answer(
+    steps: list[str], verifier_of: Make, family_folders: dict[str, Path]
+):
+    engine, verifier = verifier_of("outcome")
+    verification = begin(engine, verifier)
+    score, sequence = score_step(engine, verification, verification.root, *steps)
+    release(engine, verification.root, sequence)
+    with torch.inference_mode():
+        expected = plain_families.outcome(family_folders["outcome"], PROBLEM, steps)
+    assert score == pytest.approx(expected, abs=1e-5)
+    assert verifier.reopened == 0
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_a_readings_marks_are_within_what_is_set_aside(name: str, load_family: Callable[..., PrmFamily]):
+    family = load_family(name)
+    for step in ("x", "12"):
+        steps = ("a", "b", step)
+        text = len(family.model.tokenizer.encode(step))
+        added = len(family.whole(StepPath(PROBLEM, steps)).token_ids)
+        added -= len(family.whole(StepPath(PROBLEM, steps[:2])).token_ids)
+        assert added <= text + family.mark_tokens + 4

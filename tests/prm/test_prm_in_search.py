@@ -1,0 +1,169 @@
+"""Searches over verifiers of every family, each score checked against the whole text."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import plain_families
+import pytest
+import torch
+from paths import PROBLEM
+from test_prm_exactness import STEPWISE
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import InvalidRequestError, ScoreMismatchError
+from espalier.prm.base import PrmFamily, Reading, StepPath
+from espalier.prm.families.universal import UniversalPrm
+from espalier.prm.verifier import Verifier
+from espalier.search.generator import Generator
+from espalier.search.orchestrator import Orchestrator
+from espalier.search.request import AlgorithmName, SearchRequest, Vote
+from espalier.search.result import NodeRecord, SearchResult
+
+BEAM = SearchRequest(
+    PROBLEM, AlgorithmName.BEAM, beam_width=2, expansion=3, max_steps=4, max_tokens=60, max_step_tokens=20
+)
+BEST_OF_N = SearchRequest(
+    PROBLEM, AlgorithmName.BEST_OF_N, beam_width=6, expansion=1, max_steps=4, max_tokens=60, max_step_tokens=20
+)
+Make = Callable[..., Orchestrator]
+
+
+@pytest.fixture
+def search_with(load_family: Callable[[str], PrmFamily], make_engine: Callable[..., Engine]) -> Make:
+    """An orchestrator over the talkative tiny generator and a verifier of a named family."""
+
+    def make(name: str, oracle: bool = False, **options: object) -> Orchestrator:
+        family = load_family(name)
+        engine = make_engine("talker", family.model, **{"kv_memory_bytes": 2**23, **options})
+        generator = Generator(engine, "", {"temperature": 1.0, "top_p": 1.0})
+        return Orchestrator(engine, generator, Verifier(engine, family, oracle))
+
+    return make
+
+
+def run(orchestrator: Orchestrator, *requests: SearchRequest) -> list[SearchResult]:
+    ids = [orchestrator.submit(request) for request in requests]
+    results: dict[str, SearchResult] = {}
+    while orchestrator.busy:
+        results.update({result.search_id: result for result in orchestrator.step()})
+    return [results[search_id] for search_id in ids]
+
+
+def scored_paths(result: SearchResult) -> list[list[NodeRecord]]:
+    """Paths to every node with a score; steps without text are left out, as no verifier reads them."""
+    nodes = {node.node_id: node for node in result.nodes}
+    paths = []
+    for node in result.nodes:
+        path, step = [], node
+        while step.parent_id is not None:
+            path.append(step)
+            step = nodes[step.parent_id]
+        if node.score is not None:
+            paths.append([step for step in path[::-1] if step.text.strip()])
+    return paths
+
+
+def nodes_of(result: SearchResult) -> list[tuple[object, ...]]:
+    return sorted((node.path, node.text, node.score, node.termination) for node in result.nodes)
+
+
+@pytest.mark.parametrize("request_", [BEAM, BEST_OF_N], ids=["beam", "best-of-n"])
+@pytest.mark.parametrize("name", STEPWISE)
+def test_a_searchs_scores_are_the_recipes_and_the_oracle_agrees(
+    name: str, request_: SearchRequest, search_with: Make, family_folders: dict[str, Path]
+):
+    requests = [replace(request_, seed=seed) for seed in range(4)]
+    plain = run(search_with(name, max_batch_tokens=64), *requests)
+    checked = run(search_with(name, oracle=True, max_batch_tokens=64), *requests)
+    assert list(map(nodes_of, checked)) == list(map(nodes_of, plain))
+    for one, other in zip(plain, checked, strict=True):
+        assert one.answer == other.answer
+        assert one.accounting.verifier_tokens == other.accounting.verifier_tokens
+        assert one.accounting.verifier_tokens <= 1.05 * one.accounting.verifier_tree_tokens
+    paths = sorted((path for result in plain for path in scored_paths(result)), key=len)
+    assert len(paths) > 20
+    assert len(paths[-1]) > 2, "no path is deep: nothing was added to anything"
+    for path in (paths[0], paths[len(paths) // 2], *paths[-3:]):
+        expected = plain_families.plain_scores(name, family_folders, PROBLEM, [node.text for node in path])
+        assert [node.score for node in path] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["universal-prm", "rlhflow", "math-shepherd", "eurus-prm", "outcome"])
+@pytest.mark.parametrize("reserved_share", [0.0, 1.0])
+def test_scarce_memory_changes_no_score(name: str, reserved_share: float, search_with: Make):
+    requests = [replace(BEST_OF_N, seed=seed) for seed in range(4)]
+    ample = run(search_with(name, kv_memory_bytes=2**24), *requests)
+    orchestrator = search_with(name, kv_memory_bytes=2**24)
+    blocks = orchestrator._worst_case(orchestrator._plan(requests[0]))
+    layouts = {role: lane.layout for role, lane in orchestrator.engine.lanes.items()}
+    needed = sum(blocks[role] * layouts[role].block_bytes for role in blocks)
+    scarce = search_with(name, kv_memory_bytes=int(1.5 * needed), reserved_share=reserved_share, sector_bytes=2**14)
+    assert list(map(nodes_of, run(scarce, *requests))) == list(map(nodes_of, ample))
+
+
+@pytest.mark.parametrize("oracle", [False, True])
+def test_an_outcome_model_scores_the_complete_answers_of_best_of_n(
+    oracle: bool, search_with: Make, family_folders: dict[str, Path]
+):
+    (result,) = run(search_with("outcome", oracle=oracle), BEST_OF_N)
+    paths = scored_paths(result)
+    nodes = {node.node_id: node for node in result.nodes}
+    complete = [node for node in result.nodes if node.termination in ("eos", "boxed")]
+    assert len(complete) > 2
+    assert all(nodes[node.node_id].score is not None for node in complete)
+    assert all(node.score is None for node in result.nodes if node not in complete)
+    for node, path in zip([n for n in result.nodes if n.score is not None], paths, strict=True):
+        with torch.inference_mode():
+            expected = plain_families.outcome(family_folders["outcome"], PROBLEM, [step.text for step in path])
+        assert node.score == pytest.approx(expected, abs=1e-5)
+    assert {candidate.score for candidate in result.candidates} == {node.score for node in complete}
+
+
+@pytest.mark.parametrize(
+    "algorithm", sorted(set(AlgorithmName) - {"best-of-n", "adaptive", "greedy", "chain", "majority"})
+)
+def test_a_search_that_reads_steps_is_refused_an_outcome_model_with_what_fits(algorithm: str, search_with: Make):
+    orchestrator = search_with("outcome")
+    request = replace(BEAM, algorithm=AlgorithmName(algorithm))
+    with pytest.raises(InvalidRequestError, match=r"outcome scores whole answers; choose best-of-n or adaptive"):
+        orchestrator.submit(request)
+    assert not orchestrator.busy
+
+
+@pytest.mark.parametrize("algorithm", [AlgorithmName.MAJORITY, AlgorithmName.ADAPTIVE])
+def test_searches_that_read_answers_or_nothing_run_with_an_outcome_model(algorithm: AlgorithmName, search_with: Make):
+    request = replace(BEST_OF_N, algorithm=algorithm, vote=Vote.WEIGHTED)
+    if algorithm is AlgorithmName.MAJORITY:
+        request = replace(request, vote=Vote.MAJORITY)
+    (result,) = run(search_with("outcome"), request)
+    assert result.candidates
+
+
+def test_a_score_that_differs_ends_the_search_with_the_numbers_and_leaves_nothing(
+    search_with: Make, monkeypatch: pytest.MonkeyPatch
+):
+    read = UniversalPrm.read
+
+    def forgetful(self: UniversalPrm, path: StepPath) -> Reading:
+        reading = read(self, path)
+        return reading if len(path.steps) == 1 else Reading(reading.token_ids[1:], (reading.read_at[0] - 1,), 1)
+
+    monkeypatch.setattr(UniversalPrm, "read", forgetful)
+    orchestrator = search_with("universal-prm", oracle=True)
+    with pytest.raises(ScoreMismatchError, match=r"universal-prm gives step 2 of a path 0\.\d+ step by step and 0\."):
+        run(orchestrator, *(replace(BEAM, seed=seed) for seed in range(4)))
+    orchestrator.close()
+
+
+@pytest.mark.parametrize("name", ["universal-prm", "eurus-prm", "outcome"])
+@pytest.mark.parametrize("steps", [2, 5, 9, 14])
+def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, steps: int, search_with: Make):
+    orchestrator = search_with(name, oracle=True, max_batch_tokens=24)
+    search_id = orchestrator.submit(BEST_OF_N)
+    for _ in range(steps):
+        orchestrator.step()
+    orchestrator.cancel(search_id)
+    while orchestrator.busy:
+        orchestrator.step()
+    orchestrator.engine.check_drained()

@@ -1,0 +1,114 @@
+"""`--verify-incremental`: every score again from the whole text, and what happens where they differ."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from engine_driver import release
+from paths import PROBLEM, STEPS, begin, score_path, score_step, settle
+from test_prm_exactness import STEPWISE
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import ScoreMismatchError
+from espalier.prm.base import PrmFamily, Reading, StepPath
+from espalier.prm.families.qwen_math import QwenMathPrm
+from espalier.prm.families.rlhflow import RlhFlow
+from espalier.prm.verifier import Verifier
+
+Make = Callable[..., tuple[Engine, Verifier]]
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+@pytest.mark.parametrize("steps", ["eight steps", "unicode", "an empty line inside"])
+def test_every_familys_scores_have_the_same_bits_as_the_whole_text(name: str, steps: str, verifier_of: Make):
+    engine, verifier = verifier_of(name, max_batch_tokens=29)
+    plain = score_path(engine, begin(engine, verifier), STEPS[steps])
+    engine, verifier = verifier_of(name, oracle=True, max_batch_tokens=29)
+    assert score_path(engine, begin(engine, verifier), STEPS[steps]) == plain
+
+
+def test_a_check_computes_the_whole_text_and_shares_nothing(verifier_of: Make):
+    steps = STEPS["two steps"]
+    engine, verifier = verifier_of("qwen2.5-math-prm", oracle=True)
+    score_path(engine, begin(engine, verifier), steps)
+    whole = [verifier.family.whole(StepPath(PROBLEM, tuple(steps[:end]))).token_ids for end in (1, 2)]
+    assert engine.stats()["verifier"].computed_tokens == len(whole[1]) + len(whole[0]) + len(whole[1])
+    assert engine.stats()["verifier"].cache_hits == 0
+
+
+def test_siblings_are_checked_one_after_the_other(verifier_of: Make):
+    engine, verifier = verifier_of("universal-prm", oracle=True)
+    verification = begin(engine, verifier)
+    for step in ("So 85", "So 86", "So 87"):
+        assert verification.score(verification.root, (step,), 100) is not None
+    scores = settle(engine, verification)
+    assert len(scores) == 3
+    assert engine.stats()["verifier"].live_sequences == 4
+    release(engine, verification.root, *scores)
+
+
+def test_a_family_that_forgets_the_answer_before_a_step_is_caught(verifier_of: Make, monkeypatch: pytest.MonkeyPatch):
+    read = RlhFlow.read
+
+    def without_the_answer(self: RlhFlow, path: StepPath) -> Reading:
+        reading = read(self, path)
+        if reading.whole:
+            return reading
+        return Reading(reading.token_ids[1:], (reading.read_at[0] - 1,))
+
+    monkeypatch.setattr(RlhFlow, "read", without_the_answer)
+    caught(verifier_of, "rlhflow")
+
+
+def test_a_family_that_reads_one_token_early_is_caught(verifier_of: Make, monkeypatch: pytest.MonkeyPatch):
+    read = QwenMathPrm.read
+
+    def early(self: QwenMathPrm, path: StepPath) -> Reading:
+        reading = read(self, path)
+        return Reading(reading.token_ids, (reading.read_at[0] - (len(path.steps) > 1),))
+
+    monkeypatch.setattr(QwenMathPrm, "read", early)
+    caught(verifier_of, "qwen2.5-math-prm")
+
+
+def test_a_parent_whose_kv_was_overwritten_is_caught(verifier_of: Make):
+    engine, verifier = verifier_of("token-classifier", oracle=True)
+    verification = begin(engine, verifier)
+    _, parent = score_step(engine, verification, verification.root, "38+47=85\n\n")
+    engine.lanes["verifier"].arena.bytes.zero_()
+    with pytest.raises(ScoreMismatchError, match="step 2 of a path"):
+        score_step(engine, verification, parent, "38+47=85\n\n", "So 85")
+    close(engine, verifier)
+
+
+def test_a_score_that_is_not_a_number_is_caught(verifier_of: Make, monkeypatch: pytest.MonkeyPatch):
+    def nan(self: PrmFamily, values: np.ndarray, before: float | None) -> float:
+        return float("nan")
+
+    monkeypatch.setattr(QwenMathPrm, "score", nan)
+    engine, verifier = verifier_of("qwen2.5-math-prm", oracle=True)
+    verification = begin(engine, verifier)
+    with pytest.raises(ScoreMismatchError):
+        score_step(engine, verification, verification.root, "So 85")
+    close(engine, verifier)
+
+
+def caught(verifier_of: Make, name: str) -> None:
+    """The first step is right, the second is caught, and the error has both numbers."""
+    engine, verifier = verifier_of(name, oracle=True)
+    verification = begin(engine, verifier)
+    _, parent = score_step(engine, verification, verification.root, "38+47=85\n\n")
+    with pytest.raises(ScoreMismatchError, match=rf"--verify-incremental: {name} gives step 2 of a path") as error:
+        score_step(engine, verification, parent, "38+47=85\n\n", "So 85")
+    assert repr(error.value.incremental) in str(error.value)
+    assert repr(error.value.whole) in str(error.value)
+    assert abs(error.value.incremental - error.value.whole) > 1e-6
+    close(engine, verifier)
+
+
+def close(engine: Engine, verifier: Verifier) -> None:
+    """Release what the failed search still holds, as its owner would."""
+    table = engine.lanes["verifier"].table
+    engine.cancel("me")
+    for sequence in list(table._of_owner.get("me", ())):
+        table.release(sequence)

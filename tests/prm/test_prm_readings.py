@@ -1,0 +1,174 @@
+"""What a verifier does with a reading: texts that merge, probes that are given up, tokens that are asked about."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_driver import drain, read, release
+from paths import PROBLEM, begin, score_step, settle
+
+from espalier.engine.checkpoint import Checkpoint
+from espalier.engine.engine import Engine
+from espalier.engine.work import Score, Scored
+from espalier.prm.base import PrmFamily, StepPath, without_label, without_marks
+from espalier.prm.families import load_verifier
+from espalier.prm.verifier import Verifier
+
+Make = Callable[..., tuple[Engine, Verifier]]
+MERGING = """
+name = "merging"
+[prompt]
+kind = "text"
+text = "{problem}\\n\\n"
+[step]
+tag = "\\n"
+between = "\\n"
+encode = "whole"
+[head]
+layers = ["score"]
+"""
+
+
+@pytest.fixture
+def merging(family_folders: dict[str, Path], tmp_path: Path) -> PrmFamily:
+    """A family whose tag is merged with the newline that the next step brings: a path is no beginning of its child."""
+    file = tmp_path / "merging.toml"
+    file.write_text(MERGING)
+    return load_verifier(Checkpoint(family_folders["token-classifier"]), torch.float32, "cpu", str(file))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_path_that_is_tokenised_otherwise_is_read_anew_with_the_same_score(
+    in_place: bool, merging: PrmFamily, verifier_of: Make
+):
+    engine, verifier = verifier_of(merging)
+    verification = begin(engine, verifier)
+    steps = ("38+47=85", "So 85", "\\boxed{85}")
+    path, scores = [verification.root], []
+    for end in (1, 2, 3):
+        score, sequence = score_step(engine, verification, path[-1], *steps[:end], in_place=in_place and end > 1)
+        scores.append(score)
+        path.append(sequence)
+    assert verifier.reopened == 2, "all but the first step"
+    release(engine, *(sequence for sequence in path if not sequence.released))
+    for end in (1, 2, 3):
+        whole = merging.whole(StepPath(PROBLEM, steps[:end]))
+        sequence = engine.open("verifier", [])
+        values = read(engine, sequence, list(whole.token_ids), list(whole.read_at))
+        assert merging.score(values, None) == scores[end - 1]
+        release(engine, sequence)
+
+
+def test_a_path_read_anew_takes_full_blocks_back_from_the_prefix_cache(merging: PrmFamily, verifier_of: Make):
+    engine, verifier = verifier_of(merging)
+    verification = begin(engine, verifier)
+    _, first = score_step(engine, verification, verification.root, "38+47=85")
+    before = engine.stats()["verifier"].cache_hits
+    _, second = score_step(engine, verification, first, "38+47=85", "So 85")
+    assert verifier.reopened == 1
+    assert engine.stats()["verifier"].cache_hits - before >= verification.prompt_tokens // 4 - 1  # blocks of four
+    release(engine, verification.root, first, second)
+
+
+def test_a_probes_tail_is_given_up_and_costs_its_own_tokens_only(verifier_of: Make):
+    engine, verifier = verifier_of("universal-prm")
+    verification = begin(engine, verifier)
+    scoring = verification.score(verification.root, ("38+47=85",), 100)
+    assert scoring is not None
+    settle(engine, verification)
+    end = verifier.family.model.tokenizer.token_id("<|im_end|>")
+    assert engine.token_ids(scoring.sequence)[-1] != end
+    kept = len(engine.token_ids(scoring.sequence)) - verification.prompt_tokens
+    assert engine.stats()["verifier"].computed_tokens == verification.prompt_tokens + kept + 1
+    assert scoring.num_tokens == kept + 1
+    assert engine.stats()["verifier"].live_sequences == 2
+    release(engine, verification.root, scoring.sequence)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_verification_that_is_dropped_midway_leaves_nothing(steps: int, verifier_of: Make):
+    engine, verifier = verifier_of("universal-prm", oracle=True)
+    verification = begin(engine, verifier)
+    scoring = verification.score(verification.root, ("38+47=85",), 100)
+    assert scoring is not None
+    for _ in range(steps):  # with the probe, or with the check, under way
+        for done in engine.step():
+            assert isinstance(done, Scored)
+            assert verification.take(done) is None
+    assert engine.stats()["verifier"].live_sequences == 3
+    engine.cancel("me")
+    verification.close()
+    release(engine, verification.root, scoring.sequence)
+    engine.check_drained()
+
+
+@pytest.mark.parametrize("max_batch_tokens", [3, 2048])
+def test_a_target_goes_with_its_own_read_in_any_chunk_of_a_batch(
+    max_batch_tokens: int, verifier_of: Make, load_family: Callable[[str], PrmFamily]
+):
+    family = load_family("eurus-prm")
+    engine, _ = verifier_of(family, max_batch_tokens=max_batch_tokens)
+    ids, targets = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22, 23]], [(30, 31, 32), (40,)]
+    sequences = [engine.open("verifier", []) for _ in ids]
+    reads = [(1, 2, 6), (3,)]
+    for sequence, tokens, at, asked in zip(sequences, ids, reads, targets, strict=True):
+        engine.submit(Score("me", sequence, tuple(tokens), at, asked))
+    together = {done.work.sequence: done.values for done in drain(engine) if isinstance(done, Scored)}
+    for sequence, tokens, at, asked in zip(sequences, ids, reads, targets, strict=True):
+        for place, (position, target) in enumerate(zip(at, asked, strict=True)):
+            alone = engine.open("verifier", [])
+            engine.submit(Score("me", alone, tuple(tokens[: position + 1]), (position,), (target,)))
+            (done,) = drain(engine)
+            assert isinstance(done, Scored)
+            assert np.array_equal(together[sequence][place], done.values[0])
+            release(engine, alone)
+    release(engine, *sequences)
+
+
+def test_as_many_targets_as_reads_or_none(verifier_of: Make):
+    engine, _ = verifier_of("eurus-prm")
+    sequence = engine.open("verifier", [])
+    with pytest.raises(ValueError, match="a target for each of its reads"):
+        engine.submit(Score("me", sequence, (1, 2, 3), (0, 1), (5,)))
+    release(engine, sequence)
+
+
+def test_marks_are_spelt_as_plain_text_and_nothing_else_changes():
+    assert without_marks("a <extra_0> b", ("<extra_0>",)) == "a <extra 0> b"
+    assert without_marks("a <s> b", ("<s>",)) == "a < s> b"
+    assert without_marks("a_b <extra_1>", ("<extra_0>", "<s>")) == "a_b <extra_1>"
+
+
+@pytest.mark.parametrize(
+    ("step", "bare"),
+    [
+        ("Step 2: so 5", "so 5"),
+        ("## Step 2: so 5", "so 5"),
+        ("Step 3: so 5", "Step 3: so 5"),
+        ("# a heading", "# a heading"),
+        ("So Step 2: is", "So Step 2: is"),
+    ],
+)
+def test_a_step_that_brings_its_own_number_is_not_numbered_twice(step: str, bare: str):
+    assert without_label(step, "Step 2:") == bare
+
+
+def test_several_lines_have_the_worst_ones_score(verifier_of: Make):
+    engine, verifier = verifier_of("skywork-o1-open-prm")
+    verification = begin(engine, verifier)
+    lines = ["38+47=85", "so 85 coins", "which is all"]
+    sequences, scores = [verification.root], []
+    reading = verifier.family.read(StepPath(PROBLEM, ("\n".join(lines),)))
+    assert len(reading.read_at) == 3
+    whole, sequence = score_step(engine, verification, verification.root, "\n".join(lines))
+    sequences.append(sequence)
+    for end in (1, 2, 3):
+        fork = engine.fork(verification.root, 1)[0]
+        ids = verifier.family.read(StepPath(PROBLEM, ("\n".join(lines[:end]),))).token_ids
+        scores.append(float(read(engine, fork, list(ids), [len(ids) - 1])[0, 0]))
+        sequences.append(fork)
+    assert whole == min(scores)
+    assert len(set(scores)) == 3
+    release(engine, *sequences)
