@@ -47,6 +47,10 @@ def run(orchestrator: Orchestrator, *requests: SearchRequest) -> list[SearchResu
     results: dict[str, SearchResult] = {}
     while orchestrator.busy:
         results.update({result.search_id: result for result in orchestrator.step()})
+        engine = orchestrator.engine
+        if engine.settings.reserved_share == 1:
+            for role, stats in engine.stats().items():
+                assert stats.live_blocks <= engine.admission.reserved_blocks[role], f"{role} holds more than reserved"
     return [results[search_id] for search_id in ids]
 
 
@@ -89,16 +93,21 @@ def test_a_searchs_scores_are_the_recipes_and_the_oracle_agrees(
         assert [node.score for node in path] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("oracle", [False, True])
+@pytest.mark.parametrize("request_", [BEAM, BEST_OF_N], ids=["beam", "best-of-n"])
 @pytest.mark.parametrize("name", ["universal-prm", "rlhflow", "math-shepherd", "eurus-prm", "outcome"])
-@pytest.mark.parametrize("reserved_share", [0.0, 1.0])
-def test_scarce_memory_changes_no_score(name: str, reserved_share: float, search_with: Make):
-    requests = [replace(BEST_OF_N, seed=seed) for seed in range(4)]
-    ample = run(search_with(name, kv_memory_bytes=2**24), *requests)
-    orchestrator = search_with(name, kv_memory_bytes=2**24)
-    blocks = orchestrator._worst_case(orchestrator._plan(requests[0]))
-    layouts = {role: lane.layout for role, lane in orchestrator.engine.lanes.items()}
-    needed = sum(blocks[role] * layouts[role].block_bytes for role in blocks)
-    scarce = search_with(name, kv_memory_bytes=int(1.5 * needed), reserved_share=reserved_share, sector_bytes=2**14)
+def test_no_search_holds_more_than_was_set_aside_for_it_and_scarce_memory_changes_nothing(
+    name: str, request_: SearchRequest, oracle: bool, search_with: Make
+):
+    if name == "outcome":
+        request_ = BEST_OF_N
+    requests = [replace(request_, seed=seed) for seed in range(4)]
+    ample = run(search_with(name, oracle, kv_memory_bytes=2**24, reserved_share=1.0), *requests)
+    orchestrator = search_with(name, oracle)
+    blocks = orchestrator._worst_case(orchestrator._plan(request_))
+    needed = sum(blocks[role] * lane.layout.block_bytes for role, lane in orchestrator.engine.lanes.items())
+    memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "sector_bytes": 2**15}
+    scarce = search_with(name, oracle, reserved_share=0.0, **memory)
     assert list(map(nodes_of, run(scarce, *requests))) == list(map(nodes_of, ample))
 
 

@@ -1,0 +1,303 @@
+"""Which family a checkpoint is of, by what it holds; adapter files; the table in the README."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from paths import PROBLEM, STEPS, begin, score_path
+from tiny_models import edit_json
+
+from espalier.engine.checkpoint import Checkpoint
+from espalier.engine.engine import Engine
+from espalier.engine.errors import AdapterError, CheckpointError
+from espalier.prm import families
+from espalier.prm.adapter import read_adapter
+from espalier.prm.families import Choice, entries, identify, load_verifier
+from espalier.prm.table import MARKERS, family_table
+from espalier.prm.verifier import Verifier
+
+ROOT = Path(__file__).resolve().parents[2]
+BY_ITSELF = ["qwen2.5-math-prm", "reasonflux-prm", "skywork-o1-open-prm", "token-classifier", "outcome"]
+BY_FLAG = ["rlhflow", "math-shepherd", "pure", "universal-prm", "eurus-prm"]
+MINIMAL = {
+    "name": '"mine"',
+    "step.tag": '"<extra_0>"',
+    "head.layers": '["score.0", "score.2"]',
+}
+
+
+def chosen(folder: Path, family: str | None = None, reference: bool = False) -> Choice:
+    return identify(Checkpoint(folder), family, reference)
+
+
+@pytest.fixture
+def copy_of(family_folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a family's checkpoint that a test may change."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(family_folders[name], tmp_path / name))
+
+    return copy
+
+
+@pytest.fixture
+def adapter_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes an adapter file of dotted keys and values as TOML has them."""
+
+    def write(changes: dict[str, str | None] | None = None, text: str = "") -> Path:
+        merged = {key: value for key, value in (MINIMAL | (changes or {})).items() if value is not None}
+        file = tmp_path / "mine.toml"
+        file.write_text("\n".join(f"{key} = {value}" for key, value in merged.items()) + f"\n{text}\n")
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize("name", BY_ITSELF)
+def test_a_checkpoint_is_told_by_its_class_and_tensors_without_its_weights(
+    name: str, family_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    def never(*_: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(Checkpoint, "take", never)
+    choice = chosen(family_folders[name])
+    assert choice.info.name == name
+    assert "architecture" in choice.reason
+
+
+@pytest.mark.parametrize("name", BY_FLAG)
+def test_a_class_that_could_be_another_family_or_a_generator_is_not_guessed(name: str, family_folders: dict[str, Path]):
+    assert chosen(family_folders[name], name).info.name == name
+    if name == "pure":
+        choice = chosen(family_folders[name])
+        assert choice.info.name == "token-classifier"
+        assert "--verifier-family pure" in choice.reason
+        return
+    with pytest.raises(CheckpointError, match=r"--verifier-family \(qwen2\.5-math-prm, .*eurus-prm\)") as error:
+        chosen(family_folders[name])
+    if name != "universal-prm":
+        assert f"may be a generator or {'rlhflow or math-shepherd' if name != 'eurus-prm' else name}" in str(
+            error.value
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("math-shepherd", {"▁ки": 12902, "+": 648, "-": 387}),
+        ("rlhflow", {"+": 10, "-": 12, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "ĊĊ": 271}),
+    ],
+)
+def test_the_published_vocabulary_is_evidence(name: str, ids: dict[str, int], copy_of: Callable[[str], Path]):
+    folder = copy_of(name)
+    give_ids(folder, ids)
+    choice = chosen(folder)
+    assert choice.info.name == name
+    assert f"{ids['+']}" in choice.reason
+    give_ids(folder, ids | {"-": 5})
+    with pytest.raises(CheckpointError, match="nothing in it says which"):
+        chosen(folder)
+
+
+def give_ids(folder: Path, ids: dict[str, int]) -> None:
+    """Replace a checkpoint's tokenizer by one that has these tokens at these ids."""
+    vocabulary = dict(ids)
+    taken = set(ids.values())
+    vocabulary |= {f"<filler {i}>": i for i in range(max(taken) + 1) if i not in taken}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<filler 0>"}
+    blank = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding"))
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model} | blank))
+
+
+def test_a_reference_model_is_evidence_of_the_family_of_two(family_folders: dict[str, Path]):
+    assert chosen(family_folders["eurus-prm"], reference=True).info.name == "eurus-prm"
+
+
+def test_the_family_of_two_without_its_reference_is_refused_with_the_flag(family_folders: dict[str, Path]):
+    with pytest.raises(CheckpointError, match=r"--verifier-reference, such as Qwen"):
+        load_verifier(Checkpoint(family_folders["eurus-prm"]), torch.float32, "cpu", "eurus-prm")
+
+
+def test_a_reference_for_a_family_that_has_none_is_refused(family_folders: dict[str, Path]):
+    reference = Checkpoint(family_folders["eurus-reference"])
+    with pytest.raises(CheckpointError, match=r"qwen2\.5-math-prm has no reference model"):
+        load_verifier(
+            Checkpoint(family_folders["qwen2.5-math-prm"]), torch.float32, "cpu", "qwen2.5-math-prm", reference
+        )
+
+
+def test_a_reference_of_another_shape_or_vocabulary_is_refused(
+    family_folders: dict[str, Path], tiny_checkpoints: dict[str, Path]
+):
+    with pytest.raises(CheckpointError, match=r"num_kv_heads is 2 and its reference's 1"):
+        load_verifier(
+            Checkpoint(family_folders["eurus-prm"]),
+            torch.float32,
+            "cpu",
+            reference=Checkpoint(tiny_checkpoints["qwen2-tied"]),
+        )
+    with pytest.raises(CheckpointError, match="different vocabularies"):
+        load_verifier(
+            Checkpoint(family_folders["eurus-prm"]),
+            torch.float32,
+            "cpu",
+            reference=Checkpoint(family_folders["math-shepherd"]),
+        )
+
+
+def test_an_unknown_family_is_refused_with_the_known_ones(family_folders: dict[str, Path]):
+    with pytest.raises(CheckpointError, match=r"--verifier-family 'qwen' is none of qwen2\.5-math-prm, .*\.toml"):
+        chosen(family_folders["qwen2.5-math-prm"], "qwen")
+
+
+def test_a_published_vocabulary_with_another_id_is_refused(copy_of: Callable[[str], Path]):
+    folder = copy_of("reasonflux-prm")
+    edit_json(folder / "config.json", {"vocab_size": 152064})
+    with pytest.raises(CheckpointError, match=r"gives '<extra_0>' the id 3, and published .* have 151651"):
+        load_verifier(Checkpoint(folder), torch.float32, "cpu")
+
+
+def test_a_head_of_another_width_is_refused(copy_of: Callable[[str], Path]):
+    from tiny_models import edit_tensors
+
+    folder = copy_of("skywork-o1-open-prm")
+    edit_tensors(folder / "model.safetensors", {"v_head.summary.weight": torch.zeros(1, 31)})
+    with pytest.raises(CheckpointError, match=r"v_head\.summary\.weight has shape \(1, 31\) and should take 32 values"):
+        load_verifier(Checkpoint(folder), torch.float32, "cpu")
+
+
+def test_a_template_that_does_not_append_is_refused(copy_of: Callable[[str], Path]):
+    folder = copy_of("rlhflow")
+    (folder / "chat_template.jinja").write_text("{{ messages | length }}{{ messages[-1].content }}")
+    with pytest.raises(CheckpointError, match="does not append turn to turn"):
+        load_verifier(Checkpoint(folder), torch.float32, "cpu", "rlhflow")
+
+
+def test_a_users_adapter_file_gives_the_scores_of_the_family_it_describes(
+    adapter_file: Callable[..., Path],
+    family_folders: dict[str, Path],
+    verifier_of: Callable[..., tuple[Engine, Verifier]],
+):
+    system = '"Please reason step by step, and put your final answer within \\\\boxed{}."'
+    file = adapter_file({"prompt.system": system, "head.unused": '["lm_head.weight"]'})
+    folder = family_folders["qwen2.5-math-prm"]
+    mine = load_verifier(Checkpoint(folder), torch.float32, "cpu", str(file))
+    assert mine.name == "mine"
+    assert chosen(folder, str(file)).reason == f"--verifier-family {file}"
+    engine, verifier = verifier_of(mine)
+    scores = score_path(engine, begin(engine, verifier), STEPS["eight steps"])
+    engine, verifier = verifier_of("qwen2.5-math-prm")
+    assert scores == score_path(engine, begin(engine, verifier), STEPS["eight steps"])
+
+
+def test_another_adapter_file_of_the_same_name_is_another_verifier(
+    adapter_file: Callable[..., Path], family_folders: dict[str, Path]
+):
+    identities = []
+    for unused in ('["lm_head.weight"]', '["lm_head.weight", "other"]'):
+        file = adapter_file({"head.unused": unused})
+        family = load_verifier(Checkpoint(family_folders["qwen2.5-math-prm"]), torch.float32, "cpu", str(file))
+        identities.append(family.identity)
+    assert identities[0] != identities[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"stepp.tag": '"x"'}, r"unknown key 'stepp'; known are name, "),
+        ({"step.tagg": '"x"'}, r"unknown key 'step\.tagg'"),
+        ({"name": None}, r"name is missing"),
+        ({"name": "3"}, r"name is 3 and should be a text"),
+        ({"name": '""'}, r"name is empty"),
+        ({"step.tag": None}, r"step\.tag is missing"),
+        ({"step.tag": '""'}, r"step\.tag is empty"),
+        ({"step.text": '"Step {nummer}: {step}"'}, r"step\.text has the unknown placeholder \{nummer\}"),
+        ({"step.text": '"Step {number}"'}, r"step\.text should hold \{step\} once"),
+        (
+            {"prompt.kind": '"text"', "prompt.text": '"{problem}{problem}"'},
+            r"prompt\.text should hold \{problem\} once",
+        ),
+        ({"prompt.text": '"{problem} "'}, r"prompt\.text and prompt\.begin go with prompt\.kind = 'text'"),
+        ({"prompt.kind": '"text"', "prompt.system": '"x"'}, r"prompt\.system goes with prompt\.kind = 'chat'"),
+        ({"prompt.kind": '"poem"'}, r"prompt\.kind is 'poem' and should be one of chat, text"),
+        ({"step.encode": '"all"'}, r"step\.encode is 'all' and should be one of pieces, whole"),
+        ({"step.lines": '"yes"'}, r"step\.lines is 'yes' and should be true or false"),
+        ({"step.lines": "true", "step.encode": '"whole"'}, r"step\.lines goes with step\.encode = 'pieces'"),
+        ({"head.layers": None}, r"head\.layers or head\.tokens is needed"),
+        ({"head.tokens": '["+", "-"]'}, r"head\.layers or head\.tokens is needed, and not both"),
+        ({"head.layers": "[1]"}, r"head\.layers is \[1\] and should be a list of texts"),
+        ({"head.output": '"tanh"'}, r"head\.output is 'tanh' and should be one of softmax, sigmoid"),
+        ({"head.output": '"sigmoid"'}, r"head\.output = 'sigmoid' goes with one label; head\.labels is 2"),
+        ({"head.index": "2"}, r"head\.index is 2 and there are 2 labels"),
+        ({"head.labels": "true"}, r"head\.labels is True and should be a whole number"),
+        ({"evidence.tokens": '{"+" = "x"}'}, r"evidence\.tokens is .* and should be a table of whole numbers"),
+        ({"evidence.rope_theta": '"big"'}, r"evidence\.rope_theta is 'big' and should be a number"),
+    ],
+)
+def test_a_wrong_adapter_file_is_refused_naming_the_file_and_the_key(
+    changes: dict[str, str | None], problem: str, adapter_file: Callable[..., Path]
+):
+    file = adapter_file(changes)
+    with pytest.raises(AdapterError, match=problem) as error:
+        read_adapter(file)
+    assert str(file) in str(error.value)
+
+
+def test_an_adapter_file_that_is_no_toml_or_is_not_there_is_refused(tmp_path: Path, family_folders: dict[str, Path]):
+    file = tmp_path / "mine.toml"
+    with pytest.raises(AdapterError, match=f"cannot read {file}"):
+        chosen(family_folders["qwen2.5-math-prm"], str(file))
+    file.write_text("name = ")
+    with pytest.raises(AdapterError, match="not valid TOML"):
+        read_adapter(file)
+
+
+def test_an_adapter_that_names_a_token_the_tokenizer_lacks_is_refused(
+    adapter_file: Callable[..., Path], family_folders: dict[str, Path]
+):
+    checkpoint = Checkpoint(family_folders["qwen2.5-math-prm"])
+    for changes, problem in (
+        ({"step.tag": '"<score>"'}, "no token <score>, where scores are read"),
+        ({"head.layers": None, "head.tokens": '["good", "bad"]'}, "no token 'good', which head.tokens names"),
+        ({"prompt.kind": '"text"', "prompt.begin": '["bos_token", "<s>"]'}, "has none of bos_token, <s>"),
+    ):
+        changes = {"head.unused": '["lm_head.weight"]'} | changes
+        with pytest.raises(CheckpointError, match=problem):
+            load_verifier(checkpoint, torch.float32, "cpu", str(adapter_file(changes)))
+
+
+def test_a_tag_that_the_text_swallows_is_an_error_and_not_a_wrong_place(
+    adapter_file: Callable[..., Path], family_folders: dict[str, Path]
+):
+    changes = {"prompt.kind": '"text"', "step.tag": '"\\n"', "step.text": '"{step}\\n"', "step.encode": '"whole"'}
+    file = adapter_file(changes | {"head.layers": '["score"]'})
+    family = load_verifier(Checkpoint(family_folders["token-classifier"]), torch.float32, "cpu", str(file))
+    from espalier.prm.base import StepPath
+
+    with pytest.raises(CheckpointError, match=r"the tag '\\n' is merged with the text before it"):
+        family.read(StepPath(PROBLEM, ("38+47=85",)))
+
+
+def test_every_adapter_that_comes_along_is_one_of_the_families():
+    files = sorted(file.stem for file in Path(families.__file__).parent.glob("*.toml"))
+    names = {entry.info.name for entry in entries()}
+    assert len(files) >= 2
+    assert set(files) <= names
+    assert all(read_adapter(Path(families.__file__).with_name(f"{name}.toml")).name == name for name in files)
+
+
+def test_the_readmes_table_is_made_from_the_code():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    start, end = MARKERS
+    assert readme.count(start) == readme.count(end) == 1
+    shown = readme.partition(start)[2].partition(end)[0]
+    assert shown.strip() == family_table().strip(), "run: python -m espalier.prm.table README.md"
+
+
+def test_the_table_has_a_row_for_every_family():
+    rows = family_table().splitlines()[2:]
+    assert [row.split("|")[1].strip().strip("`") for row in rows] == [entry.info.name for entry in entries()]
