@@ -95,6 +95,7 @@ def solve(
     reserved_share: opt.ReservedShare = 0.25,
     system_prompt: opt.SystemPrompt = None,
     grouping: opt.Grouping = GroupingName.MATH_VERIFY,
+    grader_memory: opt.GraderMemory = "2G",
     threads: opt.Threads = None,
 ) -> None:
     """Search for the answer of one problem and show the tree."""
@@ -124,6 +125,7 @@ def solve(
         settings = RuntimeSettings(
             generator, _verifier_for(request, verifier), device, dtype, opt.parse_bytes(kv_memory),
             reserved_share=reserved_share, system_prompt=system_prompt, threads=threads, grouping=grouping,
+            grader_memory_bytes=opt.parse_grader_memory(grader_memory),
         )  # fmt: skip
         orchestrator = load_orchestrator(settings)
         try:
@@ -181,6 +183,7 @@ def serve(
     reserved_share: opt.ReservedShare = 0.25,
     system_prompt: opt.SystemPrompt = None,
     grouping: opt.Grouping = GroupingName.MATH_VERIFY,
+    grader_memory: opt.GraderMemory = "2G",
     threads: opt.Threads = None,
 ) -> None:
     """Serve searches over gRPC (espalier.v1.SearchService)."""
@@ -192,7 +195,7 @@ def serve(
     runtime = RuntimeSettings(
         generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
         max_running=max_searches, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
-        grouping=grouping,
+        grouping=grouping, grader_memory_bytes=opt.parse_grader_memory(grader_memory),
     )  # fmt: skip
     settings = ServerSettings(
         host=host, port=port, insecure_bind=insecure_bind,
@@ -252,6 +255,7 @@ def evaluate_command(
     system_prompt: opt.SystemPrompt = None,
     in_flight: opt.InFlight = 32,
     grouping: opt.Grouping = GroupingName.MATH_VERIFY,
+    grader_memory: opt.GraderMemory = "2G",
     threads: opt.Threads = None,
 ) -> None:
     """Run a search on every problem of a benchmark and grade the answers."""
@@ -273,13 +277,14 @@ def evaluate_command(
     runtime = RuntimeSettings(
         generator, _verifier_for(request, verifier), device, dtype, opt.parse_bytes(kv_memory),
         max_running=in_flight, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
-        grouping=grouping,
+        grouping=grouping, grader_memory_bytes=opt.parse_grader_memory(grader_memory),
     )  # fmt: skip
     orchestrator = load_orchestrator(runtime)
     folder = RunFolder(out, run_configuration(benchmark, request, orchestrator)) if out else None
     known = {problem.unique_id for problem in problems}
     before = sum(sample.unique_id in known for sample in folder.done()) if folder else 0
-    with _kept_on_interrupt(out), Grader() as grader, sample_progress(len(problems), before) as on_sample:
+    grader = Grader(memory_bytes=runtime.grader_memory_bytes)
+    with _kept_on_interrupt(out), grader, sample_progress(len(problems), before) as on_sample:
         summary = evaluate(
             orchestrator, problems, request, grader, benchmark=benchmark, folder=folder, on_sample=on_sample
         )
@@ -320,6 +325,7 @@ def sweep_command(
     system_prompt: opt.SystemPrompt = None,
     in_flight: opt.InFlight = 32,
     grouping: opt.Grouping = GroupingName.MATH_VERIFY,
+    grader_memory: opt.GraderMemory = "2G",
     threads: opt.Threads = None,
 ) -> None:
     """Evaluate beam search over a grid of N and M: a table and a plot of accuracy against tokens."""
@@ -344,11 +350,12 @@ def sweep_command(
     runtime = RuntimeSettings(
         generator, verifier, device, dtype, opt.parse_bytes(kv_memory),
         max_running=in_flight, reserved_share=reserved_share, system_prompt=system_prompt, threads=threads,
-        grouping=grouping,
+        grouping=grouping, grader_memory_bytes=opt.parse_grader_memory(grader_memory),
     )  # fmt: skip
     orchestrator = load_orchestrator(runtime)
     total = len(problems) * len(widths) * len(expansions)
-    with _kept_on_interrupt(out), Grader() as grader, sample_progress(total, 0) as on_sample:
+    grader = Grader(memory_bytes=runtime.grader_memory_bytes)
+    with _kept_on_interrupt(out), grader, sample_progress(total, 0) as on_sample:
         cells = sweep(
             orchestrator, problems, request, grader, widths, expansions,
             benchmark=benchmark, folder=out, on_sample=on_sample,
