@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 
 from espalier.engine.arena import Arena
@@ -74,6 +74,20 @@ class Admission:
         self._entitle()
         self._ranks[owner] = (-priority, next(self._arrivals))
         return Reservation(blocks, owner)
+
+    def would_fit(self, blocks: Mapping[str, int], without: Collection[Reservation]) -> bool:
+        """Whether `blocks` could be set aside if the reservations `without` were handed back and their blocks free.
+
+        Goes by what is reserved: where others hold more, or theirs lie scattered, it may take longer than that.
+        """
+        sectors = 0
+        for role, pool in self.pools.items():
+            others = self.reserved_blocks[role] - sum(reservation.blocks.get(role, 0) for reservation in without)
+            needed = pool.sectors_for(others + math.ceil(self._share * blocks.get(role, 0)))
+            if needed > self.arena.quota(role):
+                return False
+            sectors += needed
+        return sectors <= self.arena.num_sectors
 
     def release(self, reservation: Reservation) -> None:
         """Hand a reservation back; its sequences are released already."""

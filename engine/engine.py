@@ -271,6 +271,15 @@ class Engine:
         self._settle()
         self._preemption.preempt(owner)
 
+    def set_aside(self, owner: Hashable) -> None:
+        """As `preempt`, but let `owner`'s work rest until `call_back`, whatever room there is."""
+        self._settle()
+        self._preemption.set_aside(owner)
+
+    def call_back(self, owner: Hashable) -> None:
+        """Let the work of `owner`, which was set aside, go on as soon as there is room for its KV."""
+        self._preemption.call_back(owner)
+
     def _make_room(self, needy: Hashable) -> bool:
         self._settle()
         return self._preemption.make_room(needy)

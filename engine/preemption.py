@@ -21,6 +21,7 @@ class Preemption:
         self._lanes = lanes
         self._admission = admission
         self._resting: dict[Hashable, dict[str, int]] = {}  # blocks each held, by role
+        self._set_aside: set[Hashable] = set()  # of those who rest, who must be called back
 
     def preempt(self, owner: Hashable) -> None:
         """Make `owner` give up its KV and rest."""
@@ -31,6 +32,16 @@ class Preemption:
                 self.counts[role] += 1
             lane.drop_kv(owner)
             lane.planner.paused.add(owner)
+
+    def set_aside(self, owner: Hashable) -> None:
+        """Make `owner` give up its KV and rest until it is called back, whatever room there is."""
+        if owner not in self._resting:
+            self.preempt(owner)
+        self._set_aside.add(owner)
+
+    def call_back(self, owner: Hashable) -> None:
+        """Let `owner`, set aside before, go on once there is room."""
+        self._set_aside.discard(owner)
 
     def make_room(self, needy: Hashable) -> bool:
         """Make somebody give up their blocks: one without work, else the last one behind `needy`.
@@ -55,13 +66,14 @@ class Preemption:
     def resume(self) -> None:
         """Let resting owners go on, in order of rank, while there is room for what they held; one if nobody runs.
 
-        None goes before an owner that is held up for want of blocks.
+        None goes before an owner that is held up for want of blocks, and none that is set aside at all.
         """
-        if not self._resting:
+        resting = self._resting.keys() - self._set_aside
+        if not resting:
             return
         held_up = [lane.planner.held_up.owner for lane in self._lanes.values() if lane.planner.held_up]
         working = self._working()
-        for owner in sorted(self._resting, key=self._admission.rank):
+        for owner in sorted(resting, key=self._admission.rank):
             if owner not in working:
                 self.forget(owner)
                 continue
@@ -72,6 +84,7 @@ class Preemption:
 
     def forget(self, owner: Hashable) -> None:
         """Let `owner` rest no longer."""
+        self._set_aside.discard(owner)
         if self._resting.pop(owner, None) is not None:
             for lane in self._lanes.values():
                 lane.planner.paused.discard(owner)

@@ -254,7 +254,8 @@ def evaluate_command(
     folder = RunFolder(out, run_configuration(benchmark, request, orchestrator)) if out else None
     known = {problem.unique_id for problem in problems}
     before = sum(sample.unique_id in known for sample in folder.done()) if folder else 0
-    with _kept_on_interrupt(out), Grader() as grader, sample_progress(len(problems), before) as on_sample:
+    grader = Grader(memory_bytes=runtime.grader_memory_bytes)
+    with _kept_on_interrupt(out), grader, sample_progress(len(problems), before) as on_sample:
         summary = evaluate(
             orchestrator, problems, request, grader, benchmark=benchmark, folder=folder, on_sample=on_sample
         )
@@ -313,7 +314,8 @@ def sweep_command(
     )  # fmt: skip
     orchestrator = load_with_progress(replace(runtime, max_running=in_flight))
     total = len(problems) * len(widths) * len(expansions)
-    with _kept_on_interrupt(out), Grader() as grader, sample_progress(total, 0) as on_sample:
+    grader = Grader(memory_bytes=runtime.grader_memory_bytes)
+    with _kept_on_interrupt(out), grader, sample_progress(total, 0) as on_sample:
         cells = sweep(
             orchestrator, problems, request, grader, widths, expansions,
             benchmark=benchmark, folder=out, on_sample=on_sample,

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,9 +17,22 @@ from espalier.search.ledger import Ledger
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
+from espalier.search.voting import GroupingName
 
 REFUSED = "refused"
 """Stop reason of a problem that never ran."""
+
+_BEFORE: dict[str, Any] = {
+    **{f.name: f.default for f in fields(SearchRequest) if f.default is not MISSING},
+    "top_k": 0,
+    "min_p": 0.0,
+    "grouping": str(GroupingName.SPELLING),
+}
+"""What counts for a field that an older version's `config.json` lacks: how searches ran before there was the field.
+
+That is a request's default, unless the field's coming changed what is done where it is left open; such fields are
+named here.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,9 @@ class RunFolder:
     def __init__(self, folder: Path, configuration: dict[str, Any]) -> None:
         """Open or create `folder`.
 
+        A run of an older version goes on where all that its `config.json` lacks is as it was before there was the
+        field, and is written with it then.
+
         Raises:
             EspalierError: when it cannot be made, or holds a run of another configuration or one that cannot be read.
         """
@@ -97,8 +113,8 @@ class RunFolder:
             raise EspalierError(f"cannot use {folder} for a run: {error}") from error
         except ValueError as error:
             raise EspalierError(f"{config} is damaged: {error}; name another --out") from error
-        if found != configuration:
-            names = ", ".join(sorted(k for k in found.keys() | configuration if found.get(k) != configuration.get(k)))
+        if differing := _differing(found, configuration):
+            names = ", ".join(differing)
             raise EspalierError(f"{folder} holds a run of another configuration ({names} differ); name another --out")
         config.write_text(json.dumps(configuration, indent=2) + "\n", encoding="utf-8")
         self._samples = folder / "samples.jsonl"
@@ -137,6 +153,16 @@ class RunFolder:
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""
         (self.folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
+
+
+def _differing(found: Any, configuration: dict[str, Any]) -> list[str]:
+    """Names of the fields in which a configuration read from a file is another than `configuration`."""
+    if not isinstance(found, dict):
+        return ["all"]
+    lacking = object()
+    before = {name: found.get(name, _BEFORE.get(name, lacking)) for name in configuration}
+    unknown = found.keys() - configuration
+    return sorted({name for name, value in configuration.items() if before[name] != value} | unknown)
 
 
 def run_configuration(benchmark: str, request: SearchRequest, orchestrator: Orchestrator) -> dict[str, Any]:

@@ -13,8 +13,26 @@ from espalier.search.voting import GroupingName
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def parse_bytes(text: str | None) -> int | None:
-    """Bytes from `512M`, `1.5GiB`, `2GB` (units are powers of 1024); None for None.
+_LEAST_GRADER_MEMORY = 64 * 2**20
+"""Below some 16 MiB sympy cannot even read an answer, and every one would count as different."""
+
+
+def parse_grader_memory(text: str) -> int:
+    """Bytes for one process that compares answers.
+
+    Raises:
+        typer.BadParameter: for what is no size, or too small to compare anything in.
+    """
+    size = parse_bytes(text, "--grader-memory")
+    if size is None or size < _LEAST_GRADER_MEMORY:
+        raise typer.BadParameter(
+            f"{text!r} is too little to compare answers in; give at least 64M", param_hint="--grader-memory"
+        )
+    return size
+
+
+def parse_bytes(text: str | None, option: str = "--kv-memory") -> int | None:
+    """Bytes from `512M`, `1.5GiB`, `2GB` (units are powers of 1024), the value of `option`; None for None.
 
     Raises:
         typer.BadParameter: for anything else.
@@ -23,7 +41,7 @@ def parse_bytes(text: str | None) -> int | None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if not match:
-        raise typer.BadParameter(f"{text!r} is not a size; write 512M or 4G", param_hint="--kv-memory")
+        raise typer.BadParameter(f"{text!r} is not a size; write 512M or 4G", param_hint=option)
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -202,6 +220,14 @@ Grouping = Annotated[
     typer.Option(
         envvar=_env("GROUPING"),
         help="What tells equal answers from different ones in the vote; math-verify also finds 1/2 in \\frac{1}{2}.",
+        rich_help_panel="Search",
+    ),
+]
+GraderMemory = Annotated[
+    str,
+    typer.Option(
+        envvar=_env("GRADER_MEMORY"),
+        help="What a process that compares answers with math-verify may take, like 512M; one that wants more gives up.",
         rich_help_panel="Search",
     ),
 ]

@@ -42,6 +42,7 @@ def _runtime(
     reserved_share: opt.ReservedShare = 0.25,
     system_prompt: opt.SystemPrompt = None,
     grouping: opt.Grouping = GroupingName.MATH_VERIFY,
+    grader_memory: opt.GraderMemory = "2G",
     threads: opt.Threads = None,
 ) -> RuntimeSettings:
     return RuntimeSettings(
@@ -57,6 +58,7 @@ def _runtime(
         system_prompt=system_prompt,
         threads=threads,
         grouping=grouping,
+        grader_memory_bytes=opt.parse_grader_memory(grader_memory),
         load_format=load_format,
         offline=offline,
         cache_dir=cache_dir,

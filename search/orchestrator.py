@@ -36,13 +36,25 @@ _REST = 0.01
 """Seconds for which a step waits where only votes are left; new searches wait as long."""
 
 
-@dataclass(slots=True)
-class _Queued:
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One search; `search` from its start on, `reservation` while it may grow."""
+
     plan: SearchPlan
     blocks: dict[str, int]
     ledger: Ledger
     on_event: Callable[[Event], None]
     priority: int
+    search: RunningSearch | None = None
+    reservation: Reservation | None = None
+
+    @property
+    def search_id(self) -> str:
+        return self.plan.search_id
+
+    @property
+    def has_grown(self) -> bool:
+        return self.search is not None and self.search.waits_for is not None
 
 
 class Orchestrator:
@@ -50,6 +62,9 @@ class Orchestrator:
 
     A search waits until the memory it may need is free. Where only a share of the worst case is set aside for it, it
     may have to give its memory up to those before it, and computes it again later.
+
+    One of a larger priority takes the place of those of a smaller one where there is no other: they give up all their
+    memory, wait in the queue, and go on later from where they were, to the same results.
 
     A search that has grown gives all its memory back and may then wait for its vote, while others grow.
     """
@@ -83,8 +98,9 @@ class Orchestrator:
         self._max_running = max_running
         self._clock = clock
         self._grouping: Grouping = grouping or BySpelling()
-        self._queue: deque[_Queued] = deque()
-        self._running: dict[str, tuple[RunningSearch, Reservation]] = {}
+        self._queue: deque[_Entry] = deque()
+        self._running: dict[str, _Entry] = {}
+        self._aside: dict[str, _Entry] = {}  # of the queue, those that had started
         self._voting: dict[str, RunningSearch] = {}
         self._cancelled: set[str] = set()
         self._ended: list[SearchResult] = []
@@ -106,7 +122,7 @@ class Orchestrator:
 
     @property
     def waiting(self) -> int:
-        """Searches in the queue."""
+        """Searches in the queue, those that gave way to others too."""
         return len(self._queue)
 
     def describe_models(self) -> dict[str, str]:
@@ -145,10 +161,10 @@ class Orchestrator:
         plan = replace(self._plan(request), salt=terms.salt)
         blocks = self._worst_case(plan)
         self.engine.admission.require_fits_alone(blocks)
-        queued = _Queued(plan, blocks, Ledger(self._clock, terms.waited), on_event or _ignore, terms.priority)
+        entry = _Entry(plan, blocks, Ledger(self._clock, terms.waited), on_event or _ignore, terms.priority)
         # Behind all that go first or came before: the queue is in order of priority.
         place = next((i for i, other in enumerate(self._queue) if other.priority < terms.priority), len(self._queue))
-        self._queue.insert(place, queued)
+        self._queue.insert(place, entry)
         return plan.search_id
 
     def cancel(self, search_id: str) -> None:
@@ -163,7 +179,9 @@ class Orchestrator:
         self._apply_cancellations()
         self._admit()
         for done in self.engine.step():
-            search, _ = self._running[str(done.work.owner)]
+            owner = str(done.work.owner)
+            search = (self._running.get(owner) or self._aside[owner]).search
+            assert search is not None
             search.handle(done)
         self._stop_late()
         self._collect()
@@ -173,7 +191,7 @@ class Orchestrator:
 
     def close(self) -> None:
         """Cancel every search and release everything; what is submitted later starts afresh."""
-        for search_id in [queued.plan.search_id for queued in self._queue] + [*self._running, *self._voting]:
+        for search_id in [entry.search_id for entry in self._queue] + [*self._running, *self._voting]:
             self.cancel(search_id)
         self._apply_cancellations()
         self._ended.clear()
@@ -233,22 +251,53 @@ class Orchestrator:
 
     def _admit(self) -> None:
         """Start searches in order; one that does not fit yet holds back those behind it, so that none starves."""
-        while self._queue and len(self._running) < self._max_running:
-            queued = self._queue[0]
-            reservation = self.engine.admission.try_reserve(queued.blocks, queued.plan.search_id, queued.priority)
-            if reservation is None:
-                return
-            self._queue.popleft()
-            search = self._search(queued)
-            self._running[queued.plan.search_id] = (search, reservation)
-            search.start()
+        while self._queue and (reservation := self._reserve(self._queue[0])):
+            entry = self._queue.popleft()
+            entry.reservation = reservation
+            self._running[entry.search_id] = entry
+            if entry.search:
+                del self._aside[entry.search_id]
+                self.engine.call_back(entry.search_id)
+            else:
+                entry.search = self._search(entry)
+                entry.search.start()
+
+    def _reserve(self, entry: _Entry) -> Reservation | None:
+        """A place and memory for `entry`, taken from searches of a smaller priority if need be, the last one first."""
+        admission = self.engine.admission
+        behind = [other for other in self._running.values() if other.priority < entry.priority]
+        if behind and not self._would_fit(entry, behind):
+            behind = []
+        behind.sort(key=lambda other: admission.rank(other.search_id))
+        while True:
+            room = len(self._running) < self._max_running
+            if room and (reservation := admission.try_reserve(entry.blocks, entry.search_id, entry.priority)):
+                return reservation
+            if not behind:
+                return None
+            self._set_aside(behind.pop())
+
+    def _would_fit(self, entry: _Entry, behind: list[_Entry]) -> bool:
+        """Whether it is any use that all of `behind` give way to `entry`."""
+        given = [other.reservation for other in behind if other.reservation]
+        return self.engine.admission.would_fit(entry.blocks, given) and self.running - len(behind) < self._max_running
+
+    def _set_aside(self, entry: _Entry) -> None:
+        """Put a running search back into the queue, before all others of its priority, without any memory."""
+        assert entry.reservation is not None
+        self.engine.set_aside(entry.search_id)
+        self.engine.admission.release(entry.reservation)
+        entry.reservation = None
+        self._aside[entry.search_id] = self._running.pop(entry.search_id)
+        place = next((i for i, other in enumerate(self._queue) if other.priority <= entry.priority), len(self._queue))
+        self._queue.insert(place, entry)
 
     def _apply_cancellations(self) -> None:
         cancelled, self._cancelled = self._cancelled, set()
         if not cancelled:
             return
-        for queued in [q for q in self._queue if q.plan.search_id in cancelled]:
-            self._stop_queued(queued, StopReason.CANCELLED)
+        for entry in [entry for entry in self._queue if entry.search_id in cancelled]:
+            self._stop_queued(entry, StopReason.CANCELLED)
         for search in self._searches():
             if search.plan.search_id in cancelled:
                 search.stop(StopReason.CANCELLED)
@@ -256,39 +305,48 @@ class Orchestrator:
 
     def _stop_late(self) -> None:
         """End the searches whose time is over, those that wait too."""
-        for queued in list(self._queue):
-            if queued.ledger.is_late(queued.plan.request.time_limit):
-                self._stop_queued(queued, StopReason.DEADLINE)
+        for entry in list(self._queue):
+            if entry.ledger.is_late(entry.plan.request.time_limit):
+                self._stop_queued(entry, StopReason.DEADLINE)
         for search in self._searches():
             if search.result is None and search.is_late():
                 search.stop(StopReason.DEADLINE)
 
-    def _stop_queued(self, queued: _Queued, reason: StopReason) -> None:
-        self._queue.remove(queued)
-        search = self._search(queued)
+    def _stop_queued(self, entry: _Entry, reason: StopReason) -> None:
+        self._queue.remove(entry)
+        self._aside.pop(entry.search_id, None)
+        search = entry.search or self._search(entry)
         search.stop(reason)
         assert search.result is not None
         self._ended.append(search.result)
 
-    def _search(self, queued: _Queued) -> RunningSearch:
+    def _search(self, entry: _Entry) -> RunningSearch:
         models = self._generator, self._verifier
-        return RunningSearch(queued.plan, self.engine, *models, self._grouping, queued.ledger, queued.on_event)
+        return RunningSearch(entry.plan, self.engine, *models, self._grouping, entry.ledger, entry.on_event)
 
     def _searches(self) -> list[RunningSearch]:
-        return [*(search for search, _ in self._running.values()), *self._voting.values()]
+        return [*(entry.search for entry in self._running.values() if entry.search), *self._voting.values()]
 
     def _collect(self) -> None:
         """Take back what searches that have grown had reserved, and the results of those that have voted."""
-        for search_id, (search, reservation) in list(self._running.items()):
-            if search.waits_for is not None:
-                del self._running[search_id]
-                self.engine.admission.release(reservation)
-                self._voting[search_id] = search
+        for entry in [entry for entry in (*self._running.values(), *self._aside.values()) if entry.has_grown]:
+            self._end_growth(entry)
         for search_id, search in list(self._voting.items()):
             search.poll()
             if search.result is not None:
                 del self._voting[search_id]
                 self._ended.append(search.result)
+
+    def _end_growth(self, entry: _Entry) -> None:
+        assert entry.search is not None
+        if self._aside.pop(entry.search_id, None):  # what it waited for came as it was set aside
+            self._queue.remove(entry)
+            self.engine.call_back(entry.search_id)
+        else:
+            del self._running[entry.search_id]
+        if entry.reservation:
+            self.engine.admission.release(entry.reservation)
+        self._voting[entry.search_id] = entry.search
 
     def _rest(self) -> None:
         """Leave the processor to those who count the votes, where nothing else is to be done."""

@@ -4,8 +4,8 @@
     submit, cancel, stop -- queue ----> submit / cancel / close, then step() while busy, else sleep on the queue
     EventBuffer <-- call_soon_threadsafe -- events, failures, state
 
-The queue is bounded and never full: of one admission slot it can hold a submit, its cancel, and one late cancel of the
-search that had the slot before.
+The queue is bounded and never full: of one admission slot, of which there are twice as many as searches run at once, it
+can hold a submit, its cancel, and one late cancel of the search that had the slot before.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class EngineThread:
     def __init__(self, load: Callable[[], Orchestrator], max_searches: int, event_capacity: int) -> None:
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._commands: queue.Queue[Callable[[Orchestrator], None]] = queue.Queue(3 * max_searches + 1)
+        self._commands: queue.Queue[Callable[[Orchestrator], None]] = queue.Queue(6 * max_searches + 1)
         self._event_capacity = event_capacity
         self._live: set[Search] = set()
         self._stop_asked = False  # the event loop's

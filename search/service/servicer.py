@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from espalier.search.result import Event, Finished, SearchResult, StopReason
@@ -88,10 +89,11 @@ class SolveServicer(SearchServiceServicer):
         request = checked_request(message, self._engine.limits)
         waited = await self._admission.acquire(message.priority, request.time_limit)
         terms = Terms(message.priority, salt, waited)
+        give_back = partial(self._admission.release, message.priority)
         try:
-            return self._engine.submit(request, self._admission.release, progress, terms)
+            return self._engine.submit(request, give_back, progress, terms)
         except BaseException:
-            self._admission.release()
+            give_back()
             raise
 
     def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse:

@@ -19,7 +19,8 @@ class ServerSettings:
         host: address to listen on. Anything but loopback needs `insecure_bind`: there is neither encryption nor login.
         port: TCP port; 0 takes a free one.
         insecure_bind: allows an address that other machines can reach.
-        max_searches: searches running at once; each holds KV memory.
+        max_searches: searches running at once; each holds KV memory. As many more may have given way to searches of a
+            higher priority, and hold none.
         max_queue: calls that may wait for one of those; one more is refused.
         queue_seconds: how long a call may wait.
         search_seconds: how long a search may run.

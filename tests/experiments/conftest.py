@@ -29,7 +29,8 @@ def espalier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     """Calls the command line; whatever it lets out but SystemExit fails the test."""
     from espalier.experiments import cli
 
-    names = "GENERATOR", "VERIFIER", "DEVICE", "DTYPE", "KV_MEMORY", "SYSTEM_PROMPT", "IN_FLIGHT", "THREADS", "GROUPING"
+    names = "GENERATOR", "VERIFIER", "DEVICE", "DTYPE", "KV_MEMORY", "SYSTEM_PROMPT", "IN_FLIGHT", "THREADS"
+    names = *names, "GROUPING", "GRADER_MEMORY"
     for name in names:
         monkeypatch.delenv(f"ESPALIER_{name}", raising=False)
     monkeypatch.setenv("COLUMNS", "200")

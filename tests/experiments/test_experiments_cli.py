@@ -15,9 +15,11 @@ import pytest
 import torch
 from tiny_models import edit_tensors
 
+from espalier.engine.errors import EspalierError
 from espalier.engine.hub import locate
 from espalier.experiments.benchmarks import load_benchmark
 from espalier.search.request import AlgorithmName
+from espalier.search.runtime import RuntimeSettings
 
 HEAVY = ("torch", "numpy", "transformers", "grpc", "matplotlib", "numba", "tokenizers", "math_verify", "sympy")
 EVAL = ("eval", "--algorithm", "majority", "-N", 2, "--limit", 2)
@@ -105,6 +107,11 @@ def test_help_takes_less_than_half_a_second_of_processor_time():
         (["serve", "--port", "99999"], "Invalid value for '--port'"),
         (["serve", "--max-searches", "0"], "Invalid value for '--max-searches'"),
         ([*SOLVE, "--kv-memory", "lots"], "'lots' is not a size; write 512M or 4G"),
+        ([*SOLVE, "--grader-memory", "lots"], "'lots' is not a size; write 512M or 4G"),
+        ([*SOLVE, "--grader-memory", "63M"], "'63M' is too little to compare answers in; give at least 64M"),
+        (["eval", "--grader-memory", "0"], "Invalid value for --grader-memory"),
+        (["serve", "--grader-memory", "1K"], "Invalid value for --grader-memory"),
+        (["sweep", "--grader-memory", "1K"], "Invalid value for --grader-memory"),
         (["sweep", "-N", "1,0"], "'1,0' is not a list of different positive numbers; write 1,2,4"),
         (["sweep", "-M", "a"], "'a' is not a list of different positive numbers; write 1,2,4"),
     ],
@@ -184,6 +191,44 @@ def test_environment_names_the_models(espalier, monkeypatch):
     assert "no checkpoint 'from-the-line'" in espalier(*SOLVE, "--generator", "from-the-line").err
     monkeypatch.setenv("ESPALIER_KV_MEMORY", "rubbish")
     assert espalier(*SOLVE).code == 2
+
+
+@pytest.mark.parametrize("command", [SOLVE, EVAL, ("sweep", "--limit", 1), ("serve", "--port", 0)])
+def test_grader_memory_reaches_what_compares_answers(espalier, monkeypatch, tmp_path, command):
+    """From the line, else from the environment, else as `RuntimeSettings` has it."""
+    from espalier.experiments import loading
+    from espalier.search import grading
+    from espalier.search.service import server
+
+    seen: list[int] = []
+
+    def stop(settings: RuntimeSettings, _: object) -> None:
+        seen.append(settings.grader_memory_bytes)
+        raise EspalierError("seen")
+
+    monkeypatch.setattr(loading, "load_orchestrator", stop)
+    monkeypatch.setattr(server, "serve", lambda load, *_, **__: load())
+    monkeypatch.chdir(tmp_path)
+    assert RuntimeSettings().grader_memory_bytes == grading.DEFAULT_MEMORY_BYTES
+    espalier(*command)
+    monkeypatch.setenv("ESPALIER_GRADER_MEMORY", "300M")
+    espalier(*command)
+    espalier(*command, "--grader-memory", "1.5G")
+    assert seen == [2 * 2**30, 300 * 2**20, 3 * 2**29]
+
+
+def test_grader_memory_is_that_of_who_grades_an_evaluation_too(espalier, monkeypatch):
+    from espalier.search.grading import Grader
+
+    made: list[int] = []
+    begin = Grader.__init__
+    monkeypatch.setattr(
+        Grader,
+        "__init__",
+        lambda self, *args, **named: made.append(named["memory_bytes"]) or begin(self, *args, **named),
+    )
+    assert espalier(*EVAL, "--grader-memory", "256M").code == 0
+    assert made == [256 * 2**20] * 2  # one for the votes, one for the grades
 
 
 # --- solve ---------------------------------------------------------------------------------------------------------

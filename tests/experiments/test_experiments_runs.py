@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments.benchmarks import Problem
-from espalier.experiments.evaluate import RunFolder, Sample, Summary, evaluate, summarise
+from espalier.experiments.evaluate import RunFolder, Sample, Summary, evaluate, run_configuration, summarise
 from espalier.experiments.statistics import wilson_interval
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -270,6 +270,72 @@ def test_request_survives_the_way_through_the_configuration_file(tmp_path):
     RunFolder(tmp_path, configuration)  # another process with the same request takes it as its own
     assert (tmp_path / "config.json").read_text() == written
     assert json.loads(written) == json.loads(json.dumps(configuration))
+
+
+def whole_configuration(**changes: Any) -> dict[str, Any]:
+    """As `run_configuration` makes it, of models by any name."""
+    search = {k: v for k, v in replace(REQUEST, **changes).to_dict().items() if k != "problem"}
+    return {"benchmark": "some", **search, "generator": "a1", "verifier": "b2", "grouping": "spelling"}
+
+
+def write_configuration(folder: Path, configuration: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(configuration))
+
+
+@pytest.mark.parametrize(
+    "field", sorted(f.name for f in fields(SearchRequest) if f.default is None and f.name not in ("top_k", "min_p"))
+)
+def test_field_that_an_older_folder_lacks_counts_as_its_default(tmp_path: Path, field: str):
+    new = whole_configuration()
+    write_configuration(tmp_path, {name: value for name, value in new.items() if name != field})
+    RunFolder(tmp_path, new)
+    assert json.loads((tmp_path / "config.json").read_text()) == new  # and from now on it says so
+
+
+def test_field_that_an_older_folder_lacks_and_that_is_set_now_is_refused_by_name(tmp_path: Path):
+    old = {name: value for name, value in whole_configuration().items() if name not in ("simulations", "time_limit")}
+    write_configuration(tmp_path, old)
+    with pytest.raises(EspalierError, match=r"\(simulations, time_limit differ\)"):
+        RunFolder(tmp_path, whole_configuration(simulations=8, time_limit=2.0))
+    assert json.loads((tmp_path / "config.json").read_text()) == old
+
+
+def test_folder_from_before_answers_were_grouped_went_by_spelling(tmp_path: Path):
+    write_configuration(tmp_path, {k: v for k, v in whole_configuration().items() if k != "grouping"})
+    with pytest.raises(EspalierError, match=r"\(grouping differ\)"):
+        RunFolder(tmp_path, {**whole_configuration(), "grouping": "math-verify 0.8"})
+    RunFolder(tmp_path, whole_configuration())
+
+
+@pytest.mark.parametrize("field", ["top_k", "min_p"])
+def test_folder_from_before_a_filter_of_tokens_sampled_without_it(tmp_path: Path, field: str):
+    write_configuration(tmp_path, {k: v for k, v in whole_configuration().items() if k != field})
+    with pytest.raises(EspalierError, match=rf"\({field} differ\)"):
+        RunFolder(tmp_path, whole_configuration())  # the checkpoint's own now, and it may have one
+    RunFolder(tmp_path, whole_configuration(**{field: 0}))
+
+
+def test_models_that_an_older_folder_does_not_name_are_another_configuration(tmp_path: Path):
+    write_configuration(tmp_path, {k: v for k, v in whole_configuration().items() if k != "verifier"})
+    with pytest.raises(EspalierError, match=r"\(verifier differ\)"):
+        RunFolder(tmp_path, whole_configuration())
+
+
+def test_field_of_a_newer_version_is_refused_by_name(tmp_path: Path):
+    write_configuration(tmp_path, {**whole_configuration(), "foresight": None})
+    with pytest.raises(EspalierError, match=r"\(foresight differ\)"):
+        RunFolder(tmp_path, whole_configuration())
+
+
+def test_evaluation_of_an_older_version_resumes(run, make_orchestrator, tmp_path: Path):
+    orchestrator = make_orchestrator()
+    configuration = run_configuration("some", REQUEST, orchestrator)
+    run(PROBLEMS[:2], folder=RunFolder(tmp_path, configuration), orchestrator=orchestrator)
+    late = ("time_limit", "generator_budget", "verifier_budget", "confidence", "grouping")
+    write_configuration(tmp_path, {name: value for name, value in configuration.items() if name not in late})
+    new: list[Sample] = []
+    assert run(folder=RunFolder(tmp_path, configuration), on_sample=new.append).problems == 4
+    assert {s.unique_id for s in new} == {"p/2", "p/3"}
 
 
 def test_new_folder_has_no_samples(tmp_path):

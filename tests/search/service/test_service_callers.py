@@ -63,17 +63,46 @@ def test_of_those_who_wait_the_one_of_highest_priority_goes_first():
         async def call(priority: int) -> None:
             await admission.acquire(priority)
             order.append(priority)
-            admission.release()
+            admission.release(priority)
 
-        await admission.acquire()
+        await admission.acquire(2)
         calls = [asyncio.create_task(call(priority)) for priority in (0, -1, 2, 1)]
         while admission.waiting < len(calls):
             await asyncio.sleep(0)
-        admission.release()
+        admission.release(2)
         await asyncio.gather(*calls)
         return order
 
     assert asyncio.run(scenario()) == [2, 1, 0, -1]
+
+
+def test_a_call_of_higher_priority_waits_for_no_slot_that_a_lower_one_holds():
+    async def scenario() -> None:
+        admission = Admission(slots=2, queue=8, wait_seconds=5)
+        for priority in (0, 1, 1):  # the third takes the place of the first
+            assert await admission.acquire(priority) == 0.0
+        waiting = {name: asyncio.create_task(admission.acquire(name)) for name in (0, 1)}
+        while admission.waiting < 2:
+            await asyncio.sleep(0)
+        await admission.acquire(2)  # four slots of two: no more, whatever the priority
+        urgent = asyncio.create_task(admission.acquire(3))
+        while admission.waiting < 3:
+            await asyncio.sleep(0)
+        admission.release(1)
+        await urgent
+        for held in (3, 2):
+            admission.release(held)
+        await waiting[1]
+        admission.release(1)
+        await asyncio.sleep(0)
+        assert not waiting[0].done(), "the first of all goes on before it"
+        admission.release(0)
+        await waiting[0]
+        admission.release(0)
+        admission.release(1)
+        assert await admission.acquire() == await admission.acquire() == 0.0
+
+    asyncio.run(scenario())
 
 
 def test_nobody_waits_longer_for_a_slot_than_the_search_may_take():

@@ -1,0 +1,208 @@
+"""An engine without models: what it samples and scores is written in the text so far, and comes back in any order."""
+
+import hashlib
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from espalier.engine.engine import Footprint
+from espalier.engine.sampling import Sampling
+from espalier.engine.work import Done, Generate, Generated, Score, Scored, StopCause
+from espalier.search.algorithms import needs_verifier, with_defaults
+from espalier.search.demand import PathLimits
+from espalier.search.grouping import BySpelling
+from espalier.search.ledger import Ledger
+from espalier.search.plan import SearchPlan
+from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.result import SearchResult, StopReason
+from espalier.search.running import RunningSearch
+
+PROMPT, VERIFIER_PROMPT = 5, 7
+"""Tokens of any problem, as either model reads it."""
+
+WORDS = ("x", "y", "xy", "\\boxed{1}", "\\boxed{2}", "\n\n", "<eos>")
+"""The vocabulary; `xy` is also two tokens, so that equal texts may come of different ones."""
+_ODDS = (8, 6, 6, 1, 1, 14, 1)
+
+
+@dataclass(eq=False)
+class Row:
+    """A sequence of either role: what it says, and how many tokens that are."""
+
+    role: str
+    text: str = ""
+    length: int = 0
+    released: bool = False
+
+
+@dataclass
+class ScriptedEngine:
+    """Plays engine, generator and verifier of one search at once.
+
+    Attributes:
+        order: picks which finished work is handed over next; work is finished as soon as it is asked for.
+    """
+
+    order: random.Random
+    lanes: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    ready: list[Callable[[], Done]] = field(default_factory=list)
+
+    # --- the engine
+
+    def cancel(self, owner: str) -> None:
+        self.ready.clear()
+
+    def release(self, row: Row) -> None:
+        assert not row.released, "released twice"
+        row.released = True
+
+    def length(self, row: Row) -> int:
+        return row.length
+
+    def footprint(self, rows: list[Row]) -> Footprint:
+        assert not any(row.released for row in rows)
+        return Footprint(len(rows), len(rows), {})
+
+    def step(self) -> Done:
+        """Any one of the pieces of work that are finished."""
+        return self.ready.pop(self.order.randrange(len(self.ready)))()
+
+    @property
+    def live(self) -> int:
+        """Sequences that nobody released."""
+        return sum(not row.released for row in self.rows)
+
+    # --- the generator
+
+    def generator(self) -> Any:
+        def open_(owner: str, problem: str, salt: bytes) -> tuple[Row, int]:
+            return self._row("generator", length=PROMPT), PROMPT
+
+        return SimpleNamespace(open=open_, generate=self._generate)
+
+    def _generate(
+        self, owner: str, parent: Row, samplings: tuple[Sampling, ...], max_tokens: int, in_place: bool
+    ) -> Generate:
+        assert not parent.released
+        assert max_tokens >= 1, "a step of no tokens"
+        work = Generate(owner, cast(Any, parent), samplings, max_tokens, in_place=in_place)
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for i, sampling in enumerate(samplings):
+            alike.setdefault(_draw(parent, sampling, max_tokens), []).append(i)
+        for tokens, indices in alike.items():
+            lower = [other for other, at in alike.items() if at[0] < indices[0]]
+            self.ready.append(lambda t=tokens, i=tuple(indices), o=lower: self._generated(work, parent, t, i, o))
+        return work
+
+    def _generated(
+        self, work: Generate, parent: Row, tokens: tuple[str, ...], indices: tuple[int, ...], lower: list[tuple]
+    ) -> Generated:
+        text = "".join(token for token in tokens if token != "<eos>")
+        row = parent if work.in_place else self._row("generator")
+        row.text, row.length = parent.text + text, parent.length + len(tokens)
+        shared = max((_common(tokens, other) for other in lower), default=0)
+        cause = {"\n\n": StopCause.DELIMITER, "<eos>": StopCause.EOS}.get(tokens[-1], StopCause.LENGTH)
+        if cause is StopCause.DELIMITER and not text.strip():
+            cause = StopCause.LENGTH  # a delimiter ends a step that has other content alone
+        ids, own = list(map(WORDS.index, tokens)), len(tokens) - shared
+        return Generated(work, indices, cast(Any, row), ids, text, -0.5 * len(tokens), cause, own, own)
+
+    # --- the verifier
+
+    def verifier(self) -> Any:
+        def open_(owner: str, problem: str, salt: bytes) -> tuple[Row, int]:
+            return self._row("verifier", length=VERIFIER_PROMPT), VERIFIER_PROMPT
+
+        def prefill(owner: str, root: Row) -> None:
+            work = Score(owner, cast(Any, root), (), ())
+            self.ready.append(lambda: Scored(work, np.zeros((0, 1), np.float32), VERIFIER_PROMPT))
+
+        return SimpleNamespace(open=open_, prefill=prefill, score=self._score)
+
+    def _score(self, owner: str, parent: Row, step: str, max_tokens: int, in_place: bool) -> Score | None:
+        assert not parent.released
+        tokens = verifier_tokens(step)
+        if tokens > max_tokens:
+            return None
+        row = parent if in_place else self._row("verifier")
+        row.text, row.length = parent.text + step, parent.length + tokens
+        score = _random("score", row.text).choice((0.1, 0.4, 0.4, 0.9))
+        work = Score(owner, cast(Any, row), tuple(range(tokens)), (tokens - 1,))
+        self.ready.append(lambda: Scored(work, np.array([[score]], np.float32), tokens))
+        return work
+
+    def _row(self, role: str, length: int = 0) -> Row:
+        self.rows.append(Row(role, length=length))
+        return self.rows[-1]
+
+
+def verifier_tokens(step: str) -> int:
+    """How many tokens the verifier reads a step as."""
+    return len(step.strip()) + 2
+
+
+def _random(*key: object) -> random.Random:
+    return random.Random(hashlib.sha256(repr(key).encode()).digest())
+
+
+def _draw(parent: Row, sampling: Sampling, most: int) -> tuple[str, ...]:
+    """The tokens of one step: what is drawn after a text depends on it and on the stream alone."""
+    draws = _random(parent.text, sampling.key if sampling.temperature else "greedy")
+    tokens: list[str] = []
+    while len(tokens) < most and not (
+        tokens and tokens[-1] in ("\n\n", "<eos>") and (len(tokens) > 1 or tokens[-1] == "<eos>")
+    ):
+        tokens += draws.choices(WORDS, _ODDS)
+    return tuple(tokens)
+
+
+def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+@dataclass
+class Run:
+    """A search on a scripted engine, step by step."""
+
+    search: RunningSearch
+    engine: ScriptedEngine
+    ledger: Ledger
+
+    @property
+    def result(self) -> SearchResult:
+        assert self.search.result is not None, "the search has no result"
+        return self.search.result
+
+    def finish(self, watch: Callable[[], None] = lambda: None, stop_after: int | None = None) -> SearchResult:
+        """Hand over work until there is a result; `watch` looks on after each piece. Cancels after `stop_after`."""
+        self.search.start()
+        for handed in itertools.count():
+            watch()
+            if self.search.result is not None:
+                return self.result
+            if handed == stop_after:
+                self.search.stop(StopReason.CANCELLED)
+                continue
+            assert self.engine.ready, "it has no result, and waits for nothing"
+            assert handed < 100_000, "it does not end"
+            self.search.handle(self.engine.step())
+        raise AssertionError
+
+
+def begin(request: SearchRequest, order: int, path_tokens: int = 40, verifier_room: int = 90) -> Run:
+    """A search that has not started; `order` is the seed by which finished work is handed over."""
+    engine, ledger = ScriptedEngine(random.Random(order)), Ledger()
+    scored = needs_verifier(request)
+    greedy = request.algorithm is AlgorithmName.GREEDY
+    effective = replace(with_defaults(request), temperature=0.0 if greedy else 1.0, top_k=0, top_p=1.0, min_p=0.0)
+    limits = PathLimits(PROMPT, path_tokens, min(request.max_step_tokens, path_tokens))
+    room = PathLimits(VERIFIER_PROMPT, verifier_room, verifier_room) if scored else None
+    plan = SearchPlan("search", effective, limits, room)
+    models = cast(Any, engine), engine.generator(), engine.verifier() if scored else None
+    return Run(RunningSearch(plan, *models, BySpelling(), ledger, lambda event: None), engine, ledger)
