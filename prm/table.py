@@ -24,18 +24,8 @@ def _cells(info: FamilyInfo) -> tuple[str, ...]:
     adds = "yes" if info.incremental else "no"
     if info.whole_answers:
         adds = "no: whole answers only"
-    cells = (
-        f"`{info.name}`",
-        info.models,
-        classes,
-        adds,
-        info.layout,
-        info.head,
-        info.read_at,
-        info.score,
-        info.source,
-    )
-    return tuple(cell.replace("|", "\\|") for cell in cells)
+    spoken = (info.layout, info.head, info.read_at, info.score, info.source)
+    return tuple(cell.replace("|", "\\|") for cell in (f"`{info.name}`", info.models, classes, adds, *spoken))
 
 
 def _write(file: Path) -> None:

@@ -80,9 +80,8 @@ def test_a_class_that_could_be_another_family_or_a_generator_is_not_guessed(name
     with pytest.raises(CheckpointError, match=r"--verifier-family \(qwen2\.5-math-prm, .*eurus-prm\)") as error:
         chosen(family_folders[name])
     if name != "universal-prm":
-        assert f"may be a generator or {'rlhflow or math-shepherd' if name != 'eurus-prm' else name}" in str(
-            error.value
-        )
+        possible = "eurus-prm" if name == "eurus-prm" else "rlhflow or math-shepherd"
+        assert f"may be a generator or {possible}" in str(error.value)
 
 
 @pytest.mark.parametrize(
