@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from espalier.engine.errors import EspalierError, InvalidRequestError, RequestTooLargeError
 from espalier.experiments.benchmarks import Problem
 from espalier.experiments.statistics import wilson_interval
+from espalier.search.algorithms import revision
 from espalier.search.grading import Grader
 from espalier.search.ledger import Ledger
 from espalier.search.orchestrator import Orchestrator
@@ -27,6 +28,7 @@ _BEFORE: dict[str, Any] = {
     "top_k": 0,
     "min_p": 0.0,
     "grouping": str(GroupingName.SPELLING),
+    "revision": 1,
 }
 """What counts for a field that an older version's `config.json` lacks: how searches ran before there was the field.
 
@@ -168,7 +170,7 @@ def _differing(found: Any, configuration: dict[str, Any]) -> list[str]:
 def run_configuration(benchmark: str, request: SearchRequest, orchestrator: Orchestrator) -> dict[str, Any]:
     """What the samples of a run depend on, for its `config.json`: the search, and the models by their digests."""
     search = {name: value for name, value in request.to_dict().items() if name != "problem"}
-    return {"benchmark": benchmark, **search, **orchestrator.describe_models()}
+    return {"benchmark": benchmark, **search, "revision": revision(request), **orchestrator.describe_models()}
 
 
 def evaluate(

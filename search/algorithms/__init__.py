@@ -32,6 +32,7 @@ class Entry:
         scored: whether it reads the verifier's scores.
         usual: values of the request's fields that it reads and the request may leave open.
         answers_suffice: whether scores of complete answers are all that it reads.
+        revision: goes up when the same request comes to choose otherwise, so that its results are not taken together.
     """
 
     make: Callable[[SearchRequest, Node], SearchAlgorithm]
@@ -40,6 +41,7 @@ class Entry:
     scored: Callable[[SearchRequest], bool] = lambda request: True
     usual: Mapping[str, int | float] = field(default_factory=dict)
     answers_suffice: bool = False
+    revision: int = 1
 
 
 def with_defaults(request: SearchRequest) -> SearchRequest:
@@ -47,6 +49,11 @@ def with_defaults(request: SearchRequest) -> SearchRequest:
     entry = _TABLE[request.algorithm]
     missing = {name: value for name, value in entry.usual.items() if getattr(request, name) is None}
     return replace(request, vote=request.vote or entry.vote, **missing)
+
+
+def revision(request: SearchRequest) -> int:
+    """How often the algorithm has come to choose otherwise for the same request; see `Entry`."""
+    return _TABLE[request.algorithm].revision
 
 
 def needs_verifier(request: SearchRequest) -> bool:
@@ -118,9 +125,9 @@ def _tree(request: SearchRequest) -> tuple[Demand, ...]:
     return (Demand(paths=0, steps=_given(request.simulations) * request.expansion), Demand(paths=2))
 
 
-def _first_steps_and_on(request: SearchRequest) -> tuple[Demand, ...]:
-    """A beam search, or independent paths beside the first steps that they go on from."""
-    return (*_kept_and_children(request), Demand(paths=request.candidates, tails=2 * request.candidates))
+def _widest_split(request: SearchRequest) -> tuple[Demand, ...]:
+    """N*M candidates of any split that leaves at least two to choose of: of half as many kept paths, or of one."""
+    return (Demand(paths=max(1, request.candidates // 2), steps=request.candidates),)
 
 
 _TABLE: Mapping[AlgorithmName, Entry] = {
@@ -137,6 +144,7 @@ _TABLE: Mapping[AlgorithmName, Entry] = {
         scored=lambda r: r.vote is not Vote.MAJORITY,
         usual={"confidence": 0.95},
         answers_suffice=True,
+        revision=2,
     ),
     AlgorithmName.BEAM: Entry(
         lambda r, root: BeamSearch(root, r.beam_width, r.expansion, r.aggregation), _kept_and_children
@@ -166,7 +174,5 @@ _TABLE: Mapping[AlgorithmName, Entry] = {
         _tree,
         usual={"simulations": 32, "exploration": 1.25},
     ),
-    AlgorithmName.AUTO: Entry(
-        lambda r, root: AutoSearch(root, r.beam_width, r.expansion, r.aggregation), _first_steps_and_on
-    ),
+    AlgorithmName.AUTO: Entry(lambda r, root: AutoSearch(root, r.candidates, r.aggregation), _widest_split, revision=2),
 }

@@ -2,12 +2,15 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from espalier.search.algorithms.base import Expand, path_score
-from espalier.search.answers import canonical, extract_answer
+from espalier.search.answers import canonical, extract_answer, is_number
 from espalier.search.node import Node
 from espalier.search.request import Aggregation, Vote
+
+Weight = TypeVar("Weight", int, float)
 
 
 def leader_stays_first(first: int, second: int) -> float:
@@ -20,13 +23,28 @@ def leader_stays_first(first: int, second: int) -> float:
     return sum(math.comb(tosses, heads) for heads in range(first + 1)) / 2**tosses
 
 
+def leader_and_rival(weights: Mapping[str, Weight]) -> tuple[Weight, Weight]:
+    """The largest weight of an answer, and the most that another can have, whichever of the others mean the same.
+
+    Args:
+        weights: by canonical spelling. Of two plain numbers it is certain that they are different answers.
+    """
+    leader = max(weights, key=lambda key: weights[key])
+    numbers = [weight for key, weight in weights.items() if key != leader and is_number(key)]
+    unsure = [weight for key, weight in weights.items() if key != leader and not is_number(key)]
+    return weights[leader], sum(unsure, start=max(numbers, default=weights[leader] * 0))
+
+
 class AdaptivePaths:
     """At most N independent paths, sampled M at a time, until nothing can change the vote any more, or hardly anything.
 
     A majority is decided when the paths not sampled yet could not lift another answer to the leader's votes, or when
     `leader_stays_first` reaches `confidence`; a weighted vote when the paths not sampled yet could not close the gap
     with a score of 1 each; a naive one when a path has the score 1. Paths that give no answer are samples spent.
-    Answers are told apart by spelling, whatever groups them in the vote that follows.
+
+    Answers are counted by `canonical` spelling, as the ballot does at first. What the ballot then asks a grouping is
+    not asked here, where nothing may wait: answers that may yet turn out to mean the same count as if they did, unless
+    they are the leader's. So the search may sample more than it had to, and never ends before its vote is decided.
     """
 
     def __init__(
@@ -70,11 +88,10 @@ class AdaptivePaths:
         if self._vote is Vote.NAIVE:
             return max(self._score(node) for group in votes.values() for node in group) >= 1.0
         if self._vote is Vote.WEIGHTED:
-            weights = [math.fsum(n.multiplicity * self._score(n) for n in group) for group in votes.values()]
-            first, second = sorted([*weights, 0.0], reverse=True)[:2]
+            weights = {key: math.fsum(n.multiplicity * self._score(n) for n in group) for key, group in votes.items()}
+            first, second = leader_and_rival(weights)
             return first > second + self._left
-        counts = [sum(node.multiplicity for node in group) for group in votes.values()]
-        first, second = sorted([*counts, 0], reverse=True)[:2]
+        first, second = leader_and_rival({key: sum(n.multiplicity for n in group) for key, group in votes.items()})
         return first > second + self._left or leader_stays_first(first, second) >= self._confidence
 
     def _score(self, node: Node) -> float:

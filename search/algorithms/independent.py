@@ -17,26 +17,18 @@ class IndependentPaths:
 
     def __init__(self, root: Node, paths: int, uses_scores: bool) -> None:
         self.uses_scores = uses_scores
-        self._starts = [(root, paths)]
+        self._root = root
+        self._paths = paths
         self._complete: list[Node] = []
         self._done = False
 
-    @classmethod
-    def from_first_steps(cls, nodes: Sequence[Node]) -> "IndependentPaths":
-        """Paths, read by a verifier, whose first steps are sampled already: one for each equal sibling of a node."""
-        paths = cls(nodes[0], 0, uses_scores=True)
-        paths._starts = [(node, node.multiplicity) for node in nodes if node.open]
-        paths._complete = [node for node in nodes if node.complete]
-        paths._done = not paths._starts
-        return paths
-
     def ask(self) -> Sequence[Expand]:
         """All paths at once."""
-        return [Expand(node, paths, to_end=True) for node, paths in self._starts]
+        return [Expand(self._root, self._paths, to_end=True)]
 
     def tell(self, nodes: Sequence[Node]) -> None:
         """Take the paths that reached an answer."""
-        self._complete += [node for node in nodes if node.complete]
+        self._complete = [node for node in nodes if node.complete]
         self._done = True
 
     def finished(self) -> bool:
@@ -44,5 +36,5 @@ class IndependentPaths:
         return self._done
 
     def kept(self) -> Sequence[Node]:
-        """The complete paths, and until all are, where they start."""
-        return self._complete if self._done else [*(node for node, _ in self._starts), *self._complete]
+        """The complete paths."""
+        return self._complete

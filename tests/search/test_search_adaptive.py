@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_tree import BOXED, EOS, LENGTH, Step, drive
 
-from espalier.search.algorithms.adaptive import AdaptivePaths, leader_stays_first
+from espalier.search.algorithms.adaptive import AdaptivePaths, leader_and_rival, leader_stays_first
 from espalier.search.request import Aggregation, Vote
 from espalier.search.result import Candidate
 from espalier.search.voting import elect
@@ -52,6 +52,26 @@ def test_paths_without_an_answer_are_spent_and_do_not_vote():
 
 def test_equal_answers_spelled_differently_are_one():
     assert sampled(drive(adaptive(5, 1), answers("1/2", "0.5", "\\frac{1}{3}", "2/4", "7"))) == 4
+
+
+def test_answers_that_may_mean_the_same_are_counted_as_one_against_the_leader():
+    split = "x=4", "x=4", "x=4", "4=x", "{x}=4", "x=4"
+    assert sampled(drive(adaptive(6, 1), answers(*split))) == 6  # 3 to 1 and 1, which may be 2, with one left
+    assert sampled(drive(adaptive(6, 1), answers("4", "4", "4", "5", "6", "4"))) == 5  # numbers are what they are
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ({"4": 3}, (3, 0)),
+        ({"4": 3, "5": 2, "6": 2}, (3, 2)),
+        ({"4": 3, "x": 2, "y": 1}, (3, 3)),
+        ({"x": 3, "4": 2, "5": 1, "y": 1}, (3, 3)),
+        ({"x": 0.5, "4": 0.25}, (0.5, 0.25)),
+    ],
+)
+def test_leader_and_rival_by_hand(weights: dict[str, float], expected: tuple[float, float]):
+    assert leader_and_rival(weights) == expected
 
 
 def test_confidence_ends_the_search_earlier():
@@ -113,3 +133,30 @@ def test_with_full_confidence_the_elected_answer_is_that_of_all_paths(
 
     outcome = drive(adaptive(len(paths), batch, vote), script)
     assert elected([path[0] for path in outcome.votes]) == elected(list(range(len(paths))))
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["1", "2", "x", "y", "z", "-"]), st.floats(0, 1, allow_subnormal=False)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.fixed_dictionaries({name: st.sampled_from(["1", "2", name]) for name in "xyz"}),
+    st.integers(1, 3),
+    st.sampled_from([Vote.MAJORITY, Vote.WEIGHTED]),
+)
+def test_with_full_confidence_it_never_ends_before_a_vote_that_groups_by_meaning_is_decided(
+    paths: list[tuple[str, float]], meaning: dict[str, str], batch: int, vote: Vote
+):
+    script = answers(*(answer for answer, _ in paths), scores=tuple(score for _, score in paths))
+
+    def elected(count: int) -> str:
+        given = [(i, "" if answer == "-" else answer, score) for i, (answer, score) in enumerate(paths[:count])]
+        best = elect([Candidate(i, answer, score, 1, ()) for i, answer, score in given], vote, meant)
+        return meant(best.answer) if best else ""
+
+    def meant(answer: str) -> str:
+        return meaning.get(answer, answer)
+
+    assert elected(sampled(drive(adaptive(len(paths), batch, vote), script))) == elected(len(paths))
