@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.load_settings import LoadFormat
+from espalier.engine.load_settings import LoadFormat, Quantization
 from espalier.search.voting import GroupingName
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class RuntimeSettings:
             `if __name__ == "__main__"`.
         grader_memory_bytes: what such a process may take; see `Grader`.
         load_format: which files both models' weights come from.
+        generator_quantization: how the generator's weights are kept.
+        verifier_quantization: the same of the verifier's.
         offline: take hub ids from the hub's cache and ask nobody.
         cache_dir: where the hub's downloads are kept; None is its client's own place.
     """
@@ -61,6 +63,8 @@ class RuntimeSettings:
     grouping: GroupingName = GroupingName.MATH_VERIFY
     grader_memory_bytes: int = 2 * 2**30
     load_format: LoadFormat = LoadFormat.AUTO
+    generator_quantization: Quantization = Quantization.NONE
+    verifier_quantization: Quantization = Quantization.NONE
     offline: bool = False
     cache_dir: Path | None = None
 
@@ -128,9 +132,14 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         if on_bytes:
             on_bytes(done, sum(checkpoint.nbytes for checkpoint in opened.values()))
 
+    wanted = {
+        GENERATOR: (settings.generator, settings.generator_quantization),
+        VERIFIER: (settings.verifier, settings.verifier_quantization),
+    }
+    form = settings.load_format
     opened = {
-        role: Checkpoint(locate(name, settings.load_format, hub), settings.load_format, count)
-        for role, name in ((GENERATOR, settings.generator), (VERIFIER, settings.verifier))
+        role: Checkpoint(locate(name, form, hub), form, quantization, count)
+        for role, (name, quantization) in wanted.items()
         if name
     }
     return opened
