@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.load_settings import LoadFormat
+from espalier.engine.load_settings import LoadFormat, Quantization
 from espalier.engine.weight_files import TensorInfo, WeightFile, open_weight_file
 from espalier.engine.weight_index import weight_files
 
@@ -32,12 +32,14 @@ class Checkpoint:
         folder: where it is.
         config: `config.json` as it stands.
         tensors: what the weight files hold, by name; empty with `LoadFormat.DUMMY`.
+        quantization: how its decoder's weights are to be kept.
     """
 
     def __init__(
         self,
         folder: Path,
         load_format: LoadFormat = LoadFormat.AUTO,
+        quantization: Quantization = Quantization.NONE,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
         """Open `folder`; reads the names and shapes in every weight file, and no tensor.
@@ -45,6 +47,7 @@ class Checkpoint:
         Args:
             folder: the checkpoint.
             load_format: which files to read.
+            quantization: how to keep what is read.
             on_bytes: called with the size of every tensor that is done with; at the end they sum to `nbytes`.
 
         Raises:
@@ -52,6 +55,7 @@ class Checkpoint:
         """
         self.folder = folder
         self.config = self._read_json("config.json")
+        self.quantization = quantization
         self._load_format = load_format
         self._on_bytes = on_bytes
         self._open: dict[Path, WeightFile] = {}
@@ -136,9 +140,10 @@ class Checkpoint:
         return self._read_json(name) if (self.folder / name).is_file() else {}
 
     def digest(self) -> str:
-        """sha256 over the weight files, in order of name; with dummy weights, over what stands for them.
+        """sha256 over the weight files, in order of name, and over how they are kept when they are quantised.
 
-        A file in the hub's cache is a link to a blob named by its sha256, which saves reading it.
+        With dummy weights it is over what they are made from. A file in the hub's cache is a link to a blob named by
+        its sha256, which saves reading it.
         """
         total = hashlib.sha256()
         if self._load_format is LoadFormat.DUMMY:
@@ -147,6 +152,8 @@ class Checkpoint:
             blob = file.resolve().name
             known = re.fullmatch(r"[0-9a-f]{64}", blob) is not None
             total.update((blob if known else _file_digest(file)).encode())
+        if self.quantization is not Quantization.NONE:
+            total.update(self.quantization.encode())
         return total.hexdigest()
 
     def _count(self, name: str) -> None:

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.config import DecoderConfig
+from espalier.engine.quantization import make_quantizer, stored_bytes
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layer_weights import LayerShape, LayerWeights
 from espalier.kernels.layers import Layers, prepare_layers
@@ -13,10 +14,17 @@ from espalier.kernels.rotary import attention_factor, inverse_frequencies, rotar
 
 
 class Decoder:
-    """Token ids to final hidden states, over a paged KV cache."""
+    """Token ids to final hidden states, over a paged KV cache.
 
-    def __init__(self, config: DecoderConfig, embedding: torch.Tensor, layers: Layers, norm: torch.Tensor) -> None:
+    Attributes:
+        weight_bytes: what all of its weights take.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, embedding: torch.Tensor, layers: Layers, norm: torch.Tensor, weight_bytes: int
+    ) -> None:
         self.config = config
+        self.weight_bytes = weight_bytes
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
@@ -61,8 +69,10 @@ def load_decoder(
     """Build the decoder trunk from a checkpoint, taking its tensors; heads are left for their owners to take.
 
     Raises:
-        CheckpointError: when a tensor is missing or has another shape than `config` says.
+        CheckpointError: when a tensor is missing or has another shape than `config` says, or it cannot be quantised.
     """
+    quantize = make_quantizer(checkpoint.quantization, dtype, device)
+    weight_bytes = 0
     prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""
 
     def take(name: str, *shape: int) -> torch.Tensor:
@@ -79,25 +89,30 @@ def load_decoder(
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def layer(index: int) -> LayerWeights:
+        """One layer; quantised before the next is read, so that the whole model is never held as it is stored."""
+        nonlocal weight_bytes
         name = f"layers.{index}"
         projections = {
             f"{name}.self_attn.{p}_proj": rows for p, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads))
         }
         biases = {f"{p}.bias": rows for p, rows in projections.items()}
-        return LayerWeights(
+        weights = LayerWeights(
             attention_norm=take(f"{name}.input_layernorm.weight", hidden),
-            qkv=fuse({f"{p}.weight": rows for p, rows in projections.items()}, hidden),
+            qkv=quantize(fuse({f"{p}.weight": rows for p, rows in projections.items()}, hidden)),
             qkv_bias=fuse(biases) if config.attention_bias else None,
-            out=take(f"{name}.self_attn.o_proj.weight", hidden, heads),
+            out=quantize(take(f"{name}.self_attn.o_proj.weight", hidden, heads)),
             mlp_norm=take(f"{name}.post_attention_layernorm.weight", hidden),
-            gate_up=fuse({f"{name}.mlp.{p}_proj.weight": inner for p in ("gate", "up")}, hidden),
-            down=take(f"{name}.mlp.down_proj.weight", hidden, inner),
+            gate_up=quantize(fuse({f"{name}.mlp.{p}_proj.weight": inner for p in ("gate", "up")}, hidden)),
+            down=quantize(take(f"{name}.mlp.down_proj.weight", hidden, inner)),
             out_bias=take(f"{name}.self_attn.o_proj.bias", hidden) if config.out_bias else None,
             query_norm=take(f"{name}.self_attn.q_norm.weight", config.head_dim) if config.head_norms else None,
             key_norm=take(f"{name}.self_attn.k_norm.weight", config.head_dim) if config.head_norms else None,
         )
+        weight_bytes += sum(stored_bytes(getattr(weights, field)) for field in weights.__slots__)
+        return weights
 
     shape = LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps, config.windows)
     embedding = take("embed_tokens.weight", config.vocab_size, hidden)  # first, as in most files
     layers = prepare_layers(config.num_layers, layer, shape)
-    return Decoder(config, embedding, layers, take("norm.weight", hidden))
+    norm = take("norm.weight", hidden)
+    return Decoder(config, embedding, layers, norm, weight_bytes + embedding.nbytes + norm.nbytes)

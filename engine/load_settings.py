@@ -13,3 +13,13 @@ class LoadFormat(StrEnum):
     """`pytorch_model*.bin`, read without running anything that is pickled in it."""
     DUMMY = "dummy"
     """No file: random weights of the shapes in config.json, for tests of speed. Answers mean nothing."""
+
+
+class Quantization(StrEnum):
+    """How the weights of a decoder's matrix products are kept; embeddings, norms and heads stay as they are."""
+
+    NONE = "none"
+    INT8 = "int8"
+    """A byte each, with a scale for every output."""
+    INT4 = "int4"
+    """Half a byte each, with a scale and a zero for every output and 64 inputs."""

@@ -34,6 +34,12 @@ class Model:
         """The decoder's shape."""
         return self.decoder.config
 
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take, with the head of a generator where it is its own; a verifier's is small."""
+        head = self.head.nbytes if isinstance(self.head, Linear) and not self.config.tied else 0
+        return self.decoder.weight_bytes + head
+
 
 def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Decoder:
     """The decoder of a checkpoint of any supported architecture, without its head.

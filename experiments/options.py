@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from espalier.engine.load_settings import LoadFormat
+from espalier.engine.load_settings import LoadFormat, Quantization
 from espalier.search.request import Aggregation, AlgorithmName, Vote
 from espalier.search.voting import GroupingName
 
@@ -125,6 +125,21 @@ LoadFormatOption = Annotated[
         help="Weight files to read: safetensors, else bin, or one of them; dummy reads none and makes random weights, "
         "for tests of speed.",
         rich_help_panel="Models",
+    ),
+]
+GeneratorQuantization = Annotated[
+    Quantization,
+    typer.Option(
+        envvar=_env("GENERATOR_QUANTIZATION"),
+        help="How the generator's weights are kept: int8 takes a half, int4 some 30% of what bfloat16 does. Needs "
+        "espalier[quantization].",
+        rich_help_panel="Models",
+    ),
+]
+VerifierQuantization = Annotated[
+    Quantization,
+    typer.Option(
+        envvar=_env("VERIFIER_QUANTIZATION"), help="The same of the verifier's weights.", rich_help_panel="Models"
     ),
 ]
 Offline = Annotated[

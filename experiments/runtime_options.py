@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 
-from espalier.engine.load_settings import LoadFormat
+from espalier.engine.load_settings import LoadFormat, Quantization
 from espalier.experiments import options as opt
 from espalier.search.runtime import RuntimeSettings
 from espalier.search.voting import GroupingName
@@ -36,6 +36,8 @@ def _runtime(
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     load_format: opt.LoadFormatOption = LoadFormat.AUTO,
+    generator_quantization: opt.GeneratorQuantization = Quantization.NONE,
+    verifier_quantization: opt.VerifierQuantization = Quantization.NONE,
     offline: opt.Offline = False,
     cache_dir: opt.CacheDir = None,
     kv_memory: opt.KvMemory = None,
@@ -60,6 +62,8 @@ def _runtime(
         grouping=grouping,
         grader_memory_bytes=opt.parse_grader_memory(grader_memory),
         load_format=load_format,
+        generator_quantization=generator_quantization,
+        verifier_quantization=verifier_quantization,
         offline=offline,
         cache_dir=cache_dir,
     )

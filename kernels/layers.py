@@ -117,7 +117,8 @@ def prepare_layers(count: int, load: Callable[[int], LayerWeights], shape: Layer
     def rest(index: int) -> LayerWeights:
         return load(index) if index else first
 
-    if first.qkv.device.type == "cpu" and first.qkv.dtype == torch.float32:
+    plain = type(first.qkv) is torch.Tensor  # not quantised
+    if plain and first.qkv.device.type == "cpu" and first.qkv.dtype == torch.float32:
         from espalier.kernels.cpu.layers import CpuLayers  # numba takes half a second to import
 
         return CpuLayers(count, rest, shape)

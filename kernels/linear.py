@@ -24,6 +24,11 @@ class Linear:
         self._weight = weight
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the weight and the bias."""
+        return self._weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    @property
     def weight(self) -> torch.Tensor:
         """The weight, `[out, in]`, put together again where it is kept in panels."""
         if not self._compiled:

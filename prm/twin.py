@@ -34,6 +34,7 @@ class TwinDecoder(Decoder):
         self.first = first
         self.second = second
         self.embedding = first.embedding
+        self.weight_bytes = first.weight_bytes + second.weight_bytes
         self.config = replace(
             one,
             num_layers=one.num_layers + other.num_layers,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espalier.engine.errors import CheckpointError
-from espalier.engine.load_settings import LoadFormat
+from espalier.engine.load_settings import LoadFormat, Quantization
 from espalier.search.voting import GroupingName
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class RuntimeSettings:
             `if __name__ == "__main__"`.
         grader_memory_bytes: what such a process may take; see `Grader`.
         load_format: which files both models' weights come from.
+        generator_quantization: how the generator's weights are kept.
+        verifier_quantization: the same of the verifier's.
         offline: take hub ids from the hub's cache and ask nobody.
         cache_dir: where the hub's downloads are kept; None is its client's own place.
     """
@@ -72,6 +74,8 @@ class RuntimeSettings:
     verifier_reference: str = ""
     verify_incremental: bool = False
     load_format: LoadFormat = LoadFormat.AUTO
+    generator_quantization: Quantization = Quantization.NONE
+    verifier_quantization: Quantization = Quantization.NONE
     offline: bool = False
     cache_dir: Path | None = None
 
@@ -140,13 +144,15 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         if on_bytes:
             on_bytes(done, sum(checkpoint.nbytes for checkpoint in opened.values()))
 
+    wanted = {
+        GENERATOR: (settings.generator, settings.generator_quantization),
+        VERIFIER: (settings.verifier, settings.verifier_quantization),
+        _REFERENCE: (settings.verifier and settings.verifier_reference, settings.verifier_quantization),
+    }
+    form = settings.load_format
     opened = {
-        role: Checkpoint(locate(name, settings.load_format, hub), settings.load_format, count)
-        for role, name in (
-            (GENERATOR, settings.generator),
-            (VERIFIER, settings.verifier),
-            (_REFERENCE, settings.verifier_reference if settings.verifier else ""),
-        )
+        role: Checkpoint(locate(name, form, hub), form, quantization, count)
+        for role, (name, quantization) in wanted.items()
         if name
     }
     return opened

@@ -56,6 +56,7 @@ def test_every_option_lands_in_its_own_field(espalier, monkeypatch):
     monkeypatch.setattr(loading, "load_orchestrator", remember)
     options = (
         *("--generator", "g/g@1", "--verifier", "v/v", "--device", "cuda:1", "--dtype", "float16"),
+        *("--generator-quantization", "int8", "--verifier-quantization", "int4"),
         *("--load-format", "bin", "--offline", "--cache-dir", "there", "--kv-memory", "3M"),
         *("--reserved-share", 0.5, "--system-prompt", "be brief", "--grouping", "spelling", "--threads", 3),
     )

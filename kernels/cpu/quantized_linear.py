@@ -1,0 +1,164 @@
+"""A matrix product in float32 with a weight of whole numbers, which become factors a few at a time.
+
+Their bits are those of `linear_cpu` with the dequantised weight: the same factors, summed in the same order. So a row
+does not depend on its company, as it would with the library that quantises (its products are MKL's).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from espalier.kernels.cpu.linear import PANEL, ROWS, pack, parts_of
+from espalier.kernels.cpu.tiles import multiply_add
+from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
+
+_CHUNK = 256
+"""Of the inner dimension, dequantised at a time: so little that it stays in a core's cache."""
+_HALF = PANEL // 2
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """What `torch.nn.functional.linear` takes for a weight `[out, in]`; on CPU, with float32 rows.
+
+    A factor is `(value - zero) * scale`, with a scale and a zero for each row and group of columns.
+
+    Attributes:
+        shape: `(out, in)`.
+        values: int8 `[panel, in, PANEL]`, or of 4 bits uint8 `[panel, in, PANEL / 2]`: the panel's left half in the low
+            bits, its right half in the high ones, each 8 more than it stands for.
+        scales: float32 `[panel, groups, PANEL]`.
+        zeros: int8, of the same shape.
+    """
+
+    shape: tuple[int, int]
+    values: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+
+    dtype = torch.float32
+    device = torch.device("cpu")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.values.nbytes + self.scales.nbytes + self.zeros.nbytes
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        """How torch hands over a product with one of these."""
+        if function is not F.linear or kwargs:
+            return NotImplemented
+        x, weight, *bias = args
+        return quantized_linear_cpu(x, weight, bias[0] if bias else None)
+
+
+def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> QuantizedWeight:
+    """Put values in panels.
+
+    Args:
+        values: int8 `[out, in]`; with 4 bits from -8 to 7.
+        scales: float32 `[out, groups]`, of `in / groups` columns each.
+        zeros: int8 `[out, groups]`.
+        bits: 8 or 4.
+    """
+    panels = pack(values)
+    if bits == 4:
+        raised = (panels + 8).to(torch.uint8)
+        panels = raised[..., :_HALF] | raised[..., _HALF:] << 4
+    out, inner = values.shape
+    return QuantizedWeight((out, inner), panels.contiguous(), pack(scales.float()), pack(zeros.to(torch.int8)))
+
+
+def quantized_linear_cpu(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """`x @ weight.T + bias`.
+
+    Args:
+        x: float32 `[rows, in]`.
+        weight: from `pack_quantized`.
+        bias: float32 `[out]` or None; what each sum begins with.
+
+    Returns:
+        float32 `[rows, out]`.
+    """
+    (rows, inner), out_features = x.shape, weight.shape[0]
+    num_panels = len(weight.values)
+    out = torch.zeros(rows, num_panels * PANEL)
+    if bias is not None:
+        out[:, :out_features] = bias
+    arrays = tuple(t.view(-1).numpy() for t in (weight.values, weight.scales, weight.zeros))
+    parts = parts_of(rows, num_panels)
+    run_together(
+        _multiply, 1, x.contiguous().view(-1).numpy(), rows, inner, *arrays, num_panels, parts, out.view(-1).numpy()
+    )
+    return out[:, :out_features]
+
+
+@numba.njit
+def _dequantize(
+    panel: int,
+    first: int,
+    last: int,
+    inner: int,
+    values: np.ndarray,
+    scales: np.ndarray,
+    zeros: np.ndarray,
+    groups: int,
+    out: np.ndarray,
+) -> None:
+    """The factors of one panel from column `first` to `last` of the weight, `[last - first, PANEL]`."""
+    whole = len(values) == len(scales) // groups * inner
+    # Slices of a known beginning: the compiler sees that no index is negative, and works on whole vectors.
+    for n in range(first, last):
+        group, at = (panel * groups + n * groups // inner) * PANEL, (n - first) * PANEL
+        scale, zero, row = scales[group : group + PANEL], zeros[group : group + PANEL], out[at : at + PANEL]
+        if whole:
+            source = values[(panel * inner + n) * PANEL :]
+            for c in range(PANEL):
+                row[c] = np.float32(np.int32(source[c]) - np.int32(zero[c])) * scale[c]
+        else:
+            source = values[(panel * inner + n) * _HALF :]
+            for c in range(_HALF):
+                row[c] = np.float32(np.int32(source[c] & 15) - 8 - np.int32(zero[c])) * scale[c]
+            high, right_scale, right_zero = row[_HALF:], scale[_HALF:], zero[_HALF:]
+            for c in range(_HALF):
+                high[c] = np.float32(np.int32(source[c] >> 4) - 8 - np.int32(right_zero[c])) * right_scale[c]
+
+
+@numba.njit(nogil=True, cache=True)
+def _multiply(
+    counters: np.ndarray,
+    x: np.ndarray,
+    rows: int,
+    inner: int,
+    values: np.ndarray,
+    scales: np.ndarray,
+    zeros: np.ndarray,
+    num_panels: int,
+    parts: int,
+    out: np.ndarray,
+) -> None:
+    items, stride = (rows + ROWS - 1) // ROWS * parts, num_panels * PANEL
+    groups = len(scales) // stride
+    factors = np.empty(min(_CHUNK, inner) * PANEL, np.float32)
+    item = claim(counters, 0)
+    while item < items:
+        top, part = item // parts * ROWS, item % parts
+        count = min(ROWS, rows - top)
+        for panel in range(part * num_panels // parts, (part + 1) * num_panels // parts):
+            for first in range(0, inner, _CHUNK):
+                last = min(first + _CHUNK, inner)
+                _dequantize(panel, first, last, inner, values, scales, zeros, groups, factors)
+                multiply_add(
+                    x, top * inner + first, inner, factors, 0, out, top * stride + panel * PANEL, stride,
+                    count, last - first, PANEL,
+                )  # fmt: skip
+        item = claim_next(counters, 0)
+    wait_for(counters, 0, items)
