@@ -15,6 +15,7 @@ from espalier.engine.errors import InvalidRequestError, ScoreMismatchError
 from espalier.prm.base import PrmFamily, Reading, StepPath
 from espalier.prm.families.universal import UniversalPrm
 from espalier.prm.verifier import Verifier
+from espalier.search.demand import Demand, worst_case_blocks
 from espalier.search.generator import Generator
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
@@ -166,13 +167,30 @@ def test_a_score_that_differs_ends_the_search_with_the_numbers_and_leaves_nothin
 
 
 @pytest.mark.parametrize("name", ["universal-prm", "eurus-prm", "outcome"])
-@pytest.mark.parametrize("steps", [2, 5, 9, 14])
-def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, steps: int, search_with: Make):
-    orchestrator = search_with(name, oracle=True, max_batch_tokens=24)
-    search_id = orchestrator.submit(BEST_OF_N)
-    for _ in range(steps):
-        orchestrator.step()
-    orchestrator.cancel(search_id)
-    while orchestrator.busy:
-        orchestrator.step()
-    orchestrator.engine.check_drained()
+def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: Make):
+    orchestrator = search_with(name, oracle=True)
+    opened = 0
+    for steps in range(1, 60, 4):
+        search_id = orchestrator.submit(BEST_OF_N)
+        for _ in range(steps):
+            orchestrator.step()
+        for search, _ in orchestrator._running.values():
+            verification = search._verification
+            assert verification is not None
+            opened += bool(verification._probes or verification._check)
+        orchestrator.cancel(search_id)
+        while orchestrator.busy:
+            orchestrator.step()
+        orchestrator.engine.check_drained()
+    assert opened, "nothing was being read when a search was cancelled"
+
+
+def test_what_is_held_for_readings_only_is_set_aside_too(search_with: Make):
+    plain, checked = (search_with("universal-prm", oracle=oracle) for oracle in (False, True))
+    blocks = [orchestrator._worst_case(orchestrator._plan(BEAM))["verifier"] for orchestrator in (plain, checked)]
+    limits = plain._plan(BEAM).verifier_limits
+    assert limits is not None
+    size = plain.engine.settings.block_size
+    without = worst_case_blocks([Demand(paths=2, steps=6)], replace(limits, tail_tokens=0), size)
+    assert blocks[0] == without + 8 * 2, "a block for the token, and a copy of the last one, for each of eight"
+    assert blocks[1] > blocks[0] + limits.path_tokens // size
