@@ -74,7 +74,7 @@ class SearchRequest:
     scores N*M candidates. (search-and-learn names these the other way round: its `n` is our N*M, its `beam_width` our
     M.) For `best-of-n` and `majority`, N is the number of independent paths and M does not apply; `adaptive` samples M
     of them at a time. `dvts` has N subtrees, `particle` N particles (and no M), `rebase` N*M samples a round, `mcts`
-    expands a leaf by M children (and has no N).
+    expands a leaf by M children (and has no N), and `auto` splits N*M into an N and M of its own.
 
     Attributes:
         problem: the question, as text.

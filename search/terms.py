@@ -8,7 +8,8 @@ class Terms:
     """What whoever submits a search says of it; nothing here changes its result.
 
     Attributes:
-        priority: searches of a larger one start first, and keep their memory where others must give theirs up.
+        priority: searches of a larger one start first, take the place and memory of those of a smaller one where there
+            is no other, and keep theirs where others must give theirs up.
         salt: prompts computed for one search are reused for another only under the same salt: give callers that must
             not learn of each other, by how fast an answer comes, different ones.
         waited: seconds it waited before it was submitted; its time in the queue and its time limit count them.

@@ -94,7 +94,7 @@ class ScriptedEngine:
         work = Generate(owner, cast(Any, parent), samplings, max_tokens, in_place=in_place)
         alike: dict[tuple[str, ...], list[int]] = {}
         for i, sampling in enumerate(samplings):
-            alike.setdefault(_draw(parent, sampling, max_tokens), []).append(i)
+            alike.setdefault(draw(parent, sampling, max_tokens), []).append(i)
         for tokens, indices in alike.items():
             lower = [other for other, at in alike.items() if at[0] < indices[0]]
             self.ready.append(lambda t=tokens, i=tuple(indices), o=lower: self._generated(work, parent, t, i, o))
@@ -151,7 +151,7 @@ def _random(*key: object) -> random.Random:
     return random.Random(hashlib.sha256(repr(key).encode()).digest())
 
 
-def _draw(parent: Row, sampling: Sampling, most: int) -> tuple[str, ...]:
+def draw(parent: Row, sampling: Sampling, most: int) -> tuple[str, ...]:
     """The tokens of one step: what is drawn after a text depends on it and on the stream alone."""
     draws = _random(parent.text, sampling.key if sampling.temperature else "greedy")
     tokens: list[str] = []

@@ -1,14 +1,16 @@
 """Budgets over random searches and orders of completion: exact, shared out evenly, and never in the way of an end."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_engine import VERIFIER_PROMPT, begin
+from scripted_engine import VERIFIER_PROMPT, Row, begin, draw
 from search_runs import outcome
 from search_runs import run as run_whole
 
+from espalier.engine.sampling import Sampling, stream_key
 from espalier.search.algorithms import needs_verifier
 from espalier.search.budget import Budget
 from espalier.search.ledger import Ledger
@@ -43,7 +45,7 @@ laws = settings(max_examples=400, deadline=None, derandomize=True)
 def told_by_rounds(result: SearchResult) -> list[tuple[int, int]]:
     """Of each round, the children asked for and the samples that what was told stands for."""
     return [
-        (sum(asked.children for asked in one.asked), sum(max(told.multiplicity, len(told.draws)) for told in one.told))
+        (sum(asked.children for asked in one.asked), sum(told.multiplicity for told in one.told))
         for one in result.rounds
     ]
 
@@ -133,6 +135,21 @@ def test_a_search_that_is_stopped_at_any_moment_holds_nothing_and_keeps_what_it_
     assert all(ends[candidate.node_id] in ("eos", "boxed", "pruned") for candidate in result.candidates)
     assert (result.best is None) == (not any(candidate.answer for candidate in result.candidates))
     assert "" not in {node.termination for node in result.nodes if node.node_id and is_leaf(node.node_id, result)}
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(0, 10_000), orders)
+def test_samples_become_one_node_where_their_text_and_their_end_are_alike(seed: int, order: int):
+    request = SearchRequest("1+1?", AlgorithmName.BEAM, 8, 8, max_step_tokens=2, seed=seed)
+    result = begin(request, order).finish()
+    drawn: Counter[tuple[str, str]] = Counter()
+    for i in range(64):
+        tokens = draw(Row("generator"), Sampling(key=stream_key(seed, request.problem, (i,))), 2)
+        text = "".join(tokens).removesuffix("<eos>")
+        ends = {"<eos>": "eos" if text.strip() else "degenerate", "\n\n": "boxed" if "boxed" in text else ""}
+        drawn[text, ends.get(tokens[-1], "length") if text != "\n\n" * 2 else "length"] += 1
+    texts = {node.path: node.text for node in result.nodes}
+    assert {(texts[told.path], told.termination): told.multiplicity for told in result.rounds[0].told} == drawn
 
 
 def is_leaf(node_id: int, result: SearchResult) -> bool:

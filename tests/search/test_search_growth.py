@@ -69,7 +69,8 @@ def watched_search(
 
     search_id = orchestrator.submit(request, watch)
     orchestrator.step()
-    search, _ = orchestrator._running[search_id]
+    search = orchestrator._running[search_id].search
+    assert search is not None
     for step in range(10_000):
         if not orchestrator.busy:
             return search, told
@@ -104,7 +105,8 @@ def test_only_what_the_algorithm_keeps_stays_in_memory(mine: SearchRequest, make
 
     def watch(event: Event) -> None:
         if isinstance(event, StepDone):
-            search, _ = orchestrator._running[event.search_id]
+            search = orchestrator._running[event.search_id].search
+            assert search is not None
             open_ones = {node for node in search._algorithm.kept() if node.open}
             assert set(search._growth) == open_ones
             sequences = sum(bool(held) for g in search._growth.values() for held in (g.generator, g.verifier))

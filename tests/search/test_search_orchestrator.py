@@ -455,3 +455,17 @@ def test_searches_of_a_larger_priority_start_first_and_others_in_order_of_arriva
     while orchestrator.busy:
         orchestrator.step()
     assert started == ["urgent", "urgent too", "soon", "a", "b"]
+
+
+@pytest.mark.parametrize("role", ["generator", "verifier"])
+def test_searches_share_what_was_computed_of_a_prompt_under_the_same_salt_alone(role: str, make_orchestrator: Make):
+    orchestrator = make_orchestrator()
+
+    def hits(salt: bytes) -> int:
+        before = orchestrator.engine.stats()[role].cache_hits
+        orchestrator.submit(with_(BEAM, problem="How many coins are in the jar? " * 2), terms=Terms(salt=salt))
+        while orchestrator.busy:
+            orchestrator.step()
+        return orchestrator.engine.stats()[role].cache_hits - before
+
+    assert [hits(salt) > 0 for salt in (b"alice", b"bob", b"alice", b"bob", b"")] == [False, False, True, True, False]
