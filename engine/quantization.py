@@ -1,8 +1,8 @@
 """Weights as small whole numbers: torchao chooses them, layer by layer while a model loads.
 
 On CPU, in float32, our own product reads them (`kernels/cpu/quantized_linear.py`), so that a request's bits still do
-not depend on its company. Elsewhere torchao's own products are used, which promise no such thing: int4 by torch's kernel
-for it, int8 by converting a layer's weight for each product, which saves memory and not time.
+not depend on its company. Elsewhere torchao's own products are used, which promise no such thing: int4 by torch's
+kernel for it, int8 by converting a layer's weight for each product, which saves memory and not time.
 """
 
 import logging

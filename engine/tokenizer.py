@@ -59,6 +59,10 @@ class TextTokenizer:
         table = self.token_bytes
         return b"".join([table[i] if i < len(table) else b"" for i in token_ids])
 
+    def show(self, token_ids: list[int]) -> str:
+        """Text of `token_ids` for a person to read, special tokens as they are written."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
     def token_id(self, token: str) -> int | None:
         """The id of one token, or None."""
         return self._tokenizer.token_to_id(token)

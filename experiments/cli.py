@@ -13,6 +13,7 @@ import typer
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments import options as opt
+from espalier.experiments.models import app as models_app
 from espalier.experiments.runtime_options import with_runtime
 from espalier.search.algorithms import needs_verifier
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
@@ -26,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(models_app, name="models")
 
 _SHOWCASE = 74
 """Index in the demo benchmark of the problem `espalier solve` takes when given none.

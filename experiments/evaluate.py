@@ -35,6 +35,8 @@ _BEFORE: dict[str, Any] = {
 That is a request's default, unless the field's coming changed what is done where it is left open; such fields are
 named here.
 """
+_FOLLOWED = ("verifier_family",)
+"""Fields that older versions lack because they followed from others, which are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ def _differing(found: Any, configuration: dict[str, Any]) -> list[str]:
         return ["all"]
     lacking = object()
     before = {name: found.get(name, _BEFORE.get(name, lacking)) for name in configuration}
+    before |= {name: configuration[name] for name in _FOLLOWED if name in configuration and name not in found}
     unknown = found.keys() - configuration
     return sorted({name for name, value in configuration.items() if before[name] != value} | unknown)
 

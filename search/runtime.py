@@ -202,8 +202,21 @@ def _default_kv_memory(device: torch.device) -> int:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     import torch
 
-    if name not in DTYPES:
-        raise CheckpointError(f"unknown dtype {name!r}; --dtype takes one of {', '.join(DTYPES)}")
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise CheckpointError(f"unknown dtype {name!r}; --dtype takes one of {', '.join(DTYPES)}")
+    return parse_dtype(name)
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """One of `DTYPES` other than `auto`.
+
+    Raises:
+        CheckpointError: for another name.
+    """
+    import torch
+
+    if name not in DTYPES[1:]:
+        raise CheckpointError(f"unknown dtype {name!r}; --dtype takes one of {', '.join(DTYPES[1:])}")
     return getattr(torch, name)

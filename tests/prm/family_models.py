@@ -131,20 +131,13 @@ def _outcome(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
 
 
 def _math_shepherd(folder: Path) -> Path:
-    """A SentencePiece-like vocabulary; MistralForCausalLM where the engine knows it, else the same trunk as Llama."""
+    """A SentencePiece-like vocabulary."""
     tokenizer = _metaspace_tokenizer()
     model = randomize(LlamaForCausalLM(_llama_config(len(tokenizer))), 26)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    if _knows_mistral():
-        edit_json(folder / "config.json", {"architectures": ["MistralForCausalLM"], "model_type": "mistral"})
+    edit_json(folder / "config.json", {"architectures": ["MistralForCausalLM"], "model_type": "mistral"})
     return folder
-
-
-def _knows_mistral() -> bool:
-    from espalier.engine import config
-
-    return "mistral" in json.dumps(sorted(map(str, vars(config).get("_TRUNKS", {}))))
 
 
 def _metaspace_tokenizer() -> PreTrainedTokenizerFast:

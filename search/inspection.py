@@ -1,0 +1,168 @@
+"""What a checkpoint would be used as, and what it would take, from its configuration, tokenizer and tensors' names."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from espalier.engine.checkpoint import Outline
+from espalier.engine.config import DecoderConfig
+from espalier.engine.errors import CheckpointError
+from espalier.engine.hub import HubSettings, locate
+from espalier.engine.load_settings import LoadFormat, Quantization
+from espalier.engine.model import Model, load_generator
+from espalier.engine.quantization import linear_bytes
+from espalier.engine.tokenizer import TextTokenizer
+from espalier.engine.turns import GENERATOR, VERIFIER
+from espalier.engine.weight_index import weight_lists
+from espalier.prm.base import PrmFamily, StepPath
+from espalier.prm.families import Choice, identify, load_verifier
+from espalier.search.generator import STEP_SYSTEM_PROMPT, render_prompt
+
+PROBLEM = "What is 2 + 3 + 4?"
+STEPS = ("2 + 3 = 5", "5 + 4 = 9")
+"""What prompts and places to read are shown on."""
+_BEFORE_A_READ = 12
+"""Tokens shown before the one where a score is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a checkpoint would be used as.
+
+    Attributes:
+        folder: where it is.
+        architecture: the model class that `config.json` names.
+        role: `generator` or `verifier`.
+        choice: the family of a verifier, and why it is that one.
+        note: what a user should know besides, or empty.
+        config: the decoder's shape.
+        dtype: of weights and KV.
+        weight_bytes: what the weights take on the device, in their dtype or quantised.
+        has_weights: whether weight files were found and all their tensors accounted for; else sizes are what
+            `config.json` means.
+        kv_bytes_per_token: KV of one token, all layers.
+        prompt: what the model is fed before its first step, for `PROBLEM`.
+        readings: for each of `STEPS`, the end of what the model is fed and the token at which its score is read;
+            empty for a generator.
+    """
+
+    folder: Path
+    architecture: str
+    role: str
+    choice: Choice | None
+    note: str
+    config: DecoderConfig
+    dtype: torch.dtype
+    weight_bytes: int
+    has_weights: bool
+    kv_bytes_per_token: int
+    prompt: str
+    readings: tuple[tuple[str, str], ...]
+
+
+def inspect_checkpoint(
+    name: str,
+    dtype: torch.dtype,
+    quantization: Quantization = Quantization.NONE,
+    family: str | None = None,
+    hub: HubSettings | None = None,
+) -> Inspection:
+    """Look at a checkpoint without reading its weights; of one on the hub only small files are downloaded.
+
+    Args:
+        name: as `locate` takes it.
+        dtype: of weights and KV.
+        quantization: of the decoder's weights.
+        family: see `prm.families.identify`; one makes the checkpoint a verifier.
+        hub: how to use the hub.
+
+    Raises:
+        CheckpointError: for all that would be wrong when it is loaded, weights cut short among it.
+    """
+    folder = locate(name, LoadFormat.DUMMY, hub)
+    has_weights = any((folder / file).is_file() for file in weight_lists(LoadFormat.AUTO))
+    outline = Outline(folder, LoadFormat.AUTO if has_weights else LoadFormat.DUMMY)
+    choice, note = _choose(outline, family)
+    if choice is None:
+        model = load_generator(outline, dtype, "meta")
+        system = outline.config.get("system_prompt", STEP_SYSTEM_PROMPT)
+        prompt, readings = render_prompt(model.tokenizer, system, PROBLEM), ()
+    else:
+        verifier = load_verifier(outline, dtype, "meta", family)
+        model = verifier.model
+        prompt, readings = model.tokenizer.show(verifier.prompt_ids(PROBLEM)), _readings(verifier, model.tokenizer)
+    c = model.config
+    return Inspection(
+        folder=folder,
+        architecture=outline.architecture,
+        role=GENERATOR if choice is None else VERIFIER,
+        choice=choice,
+        note=note,
+        config=c,
+        dtype=dtype,
+        weight_bytes=_weight_bytes(model, quantization),
+        has_weights=has_weights,
+        kv_bytes_per_token=2 * c.num_layers * c.num_kv_heads * c.head_dim * dtype.itemsize,
+        prompt=prompt,
+        readings=readings,
+    )
+
+
+def paths_that_fit(
+    inspections: list[Inspection], memory_bytes: int, path_tokens: int, spare_share: float = 0.05
+) -> tuple[int, int]:
+    """What fits beside the weights.
+
+    Args:
+        inspections: models on the same device.
+        memory_bytes: of the device.
+        path_tokens: tokens of one path, prompt included.
+        spare_share: share of the memory left to what a step computes with.
+
+    Returns:
+        Bytes left for KV, and paths that fit in them if they share nothing; both zero when the weights do not fit.
+    """
+    left = int(memory_bytes * (1 - spare_share)) - sum(i.weight_bytes for i in inspections)
+    per_path = path_tokens * sum(i.kv_bytes_per_token for i in inspections)
+    return (left, left // per_path) if left > 0 else (0, 0)
+
+
+def _choose(outline: Outline, family: str | None) -> tuple[Choice | None, str]:
+    """The family, None for a generator, and a note on what else it may be."""
+    if family is not None:
+        return identify(outline, family), ""
+    if not outline.architecture.endswith("ForCausalLM"):
+        return identify(outline), ""
+    try:
+        choice = identify(outline)
+    except CheckpointError:
+        return None, ""
+    return None, f"given as --verifier it would be read as {choice.info.name}, by {choice.reason}"
+
+
+def _readings(family: PrmFamily, tokenizer: TextTokenizer) -> tuple[tuple[str, str], ...]:
+    if family.info.whole_answers:
+        paths = [StepPath(PROBLEM, STEPS)]
+    else:
+        paths = [StepPath(PROBLEM, STEPS[:end]) for end in range(1, len(STEPS) + 1)]
+    shown = []
+    for path in paths:
+        reading = family.whole(path)
+        at = reading.read_at[-1]
+        before = reading.token_ids[max(0, at - _BEFORE_A_READ) : at]
+        shown.append((tokenizer.show(list(before)), tokenizer.show([reading.token_ids[at]])))
+    return tuple(shown)
+
+
+def _weight_bytes(model: Model, quantization: Quantization) -> int:
+    if quantization is Quantization.NONE:
+        return model.weight_bytes
+    size, layers = model.decoder.dtype.itemsize, model.decoder.layers
+    saved = 0
+    for index in range(len(layers)):
+        w = layers.weights(index)
+        for weight in (w.qkv, w.out, w.gate_up, w.down):
+            rows, columns = weight.shape
+            saved += weight.nbytes - linear_bytes(rows, columns, size, quantization)
+    return model.weight_bytes - saved

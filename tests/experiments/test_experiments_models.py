@@ -1,0 +1,35 @@
+import json
+
+
+def test_inspect_shows_what_a_pair_is_and_what_fits(espalier):
+    shown = espalier("models", "inspect", "demo-generator", "demo-verifier", "--memory", "1G")
+    assert shown.code == 0, shown.err
+    text = " ".join(shown.out.split())
+    for part in ("role generator", "verifier: token-classifier", "every tensor accounted for", "2,560 bytes a token"):
+        assert part in text
+    assert "paths of 1,024 tokens" in text
+    assert "▸⏎⏎◂" in text
+
+
+def test_inspect_as_json_has_the_same_figures(espalier):
+    shown = espalier("models", "inspect", "demo-verifier", "--dtype", "float32", "--memory", "1G", "--json")
+    document = json.loads(shown.out)
+    (found,) = document["checkpoints"]
+    assert (found["role"], found["family"], found["kv_bytes_per_token"]) == ("verifier", "token-classifier", 8960)
+    assert document["fit"]["paths"] == document["fit"]["kv_bytes"] // (1024 * 8960)
+
+
+def test_inspect_says_when_weights_do_not_fit(espalier):
+    assert "do not fit in 1.00 MiB" in espalier("models", "inspect", "demo-generator", "--memory", "1M").out
+
+
+def test_wrong_input_is_one_line(espalier):
+    for arguments, message in (
+        (("nothing-here",), "no checkpoint 'nothing-here'"),
+        (("demo-generator", "--dtype", "float8"), "unknown dtype 'float8'"),
+        (("demo-generator", "--memory", "much"), "is not a size"),
+        (("demo-verifier", "--verifier-family", "unheard-of"), "'unheard-of' is none of"),
+    ):
+        shown = espalier("models", "inspect", *arguments)
+        assert shown.code != 0
+        assert message in " ".join(shown.err.split())
