@@ -17,7 +17,7 @@ from espalier.search.ledger import Ledger
 from espalier.search.node import Node
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
-from espalier.search.result import SearchResult, StopReason
+from espalier.search.result import CandidateDone, Event, SearchResult, StopReason
 
 MOST = 2**62
 
@@ -128,28 +128,34 @@ def test_budgets_that_nobody_comes_near_change_nothing(request: SearchRequest, o
 def test_a_search_that_is_stopped_at_any_moment_holds_nothing_and_keeps_what_it_found(
     request: SearchRequest, order: int, moment: int
 ):
-    run = begin(request, order)
+    run, found = begin(request, order), []
+    run.search._on_event = lambda event: found.append(event) if says_an_answer(event) else None
     result = run.finish(stop_after=moment)
     assert run.engine.live == 0
     ends = {node.node_id: node.termination for node in result.nodes}
     assert all(ends[candidate.node_id] in ("eos", "boxed", "pruned") for candidate in result.candidates)
     assert (result.best is None) == (not any(candidate.answer for candidate in result.candidates))
+    assert (result.best is None) == (not found), "an answer that was found, and overtaken, is not lost"
     assert "" not in {node.termination for node in result.nodes if node.node_id and is_leaf(node.node_id, result)}
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.integers(0, 10_000), orders)
-def test_samples_become_one_node_where_their_text_and_their_end_are_alike(seed: int, order: int):
-    request = SearchRequest("1+1?", AlgorithmName.BEAM, 8, 8, max_step_tokens=2, seed=seed)
+@given(st.integers(0, 10_000), orders, st.integers(2, 4))
+def test_samples_become_one_node_where_their_text_and_their_end_are_alike(seed: int, order: int, most: int):
+    request = SearchRequest("1+1?", AlgorithmName.BEAM, 8, 8, max_step_tokens=most, seed=seed)
     result = begin(request, order).finish()
     drawn: Counter[tuple[str, str]] = Counter()
     for i in range(64):
-        tokens = draw(Row("generator"), Sampling(key=stream_key(seed, request.problem, (i,))), 2)
+        tokens = draw(Row("generator"), Sampling(key=stream_key(seed, request.problem, (i,))), most)
         text = "".join(tokens).removesuffix("<eos>")
         ends = {"<eos>": "eos" if text.strip() else "degenerate", "\n\n": "boxed" if "boxed" in text else ""}
         drawn[text, ends.get(tokens[-1], "length") if text != "\n\n" * 2 else "length"] += 1
     texts = {node.path: node.text for node in result.nodes}
     assert {(texts[told.path], told.termination): told.multiplicity for told in result.rounds[0].told} == drawn
+
+
+def says_an_answer(event: Event) -> bool:
+    return isinstance(event, CandidateDone) and bool(event.candidate.answer)
 
 
 def is_leaf(node_id: int, result: SearchResult) -> bool:

@@ -172,8 +172,8 @@ class ScriptedOrchestrator:
         result = result_of(search.request, search.search_id, reason)
         queued = ACCOUNTING.queue_seconds + self.terms[search.search_id].waited
         result = replace(result, accounting=replace(ACCOUNTING, queue_seconds=queued))
+        del self._live[search.search_id]  # first: who hears of the end may look at once whether it runs
         search.on_event(Finished(search.search_id, result))
-        del self._live[search.search_id]
         if reason is StopReason.CANCELLED:
             self.cancelled.put(search.search_id)
         self.ended.put(search.search_id)
