@@ -180,6 +180,11 @@ def serve(
     from espalier.search.service.server import serve as run_server
     from espalier.search.service.settings import ServerSettings
 
+    if runtime.verify_incremental:
+        raise typer.BadParameter(
+            "a server would go down with the first difference; check with solve or eval",
+            param_hint="--verify-incremental",
+        )
     runtime = replace(runtime, max_running=max_searches)
     settings = ServerSettings(
         host=host, port=port, insecure_bind=insecure_bind,

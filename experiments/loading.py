@@ -1,13 +1,21 @@
-"""Loading models for a person who watches: a bar over the bytes of their weights, on standard error."""
+"""Loading models for a person who watches: a bar over the bytes of their weights, on standard error.
+
+torch is imported once something is loaded, and not before: a server must be able to take a signal by then.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from espalier.search.orchestrator import Orchestrator
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
+
+if TYPE_CHECKING:
+    from espalier.search.orchestrator import Orchestrator
 
 _SHOWN_FROM = 256 * 2**20
 """Bytes; less is loaded before a bar could be read."""

@@ -132,7 +132,7 @@ GeneratorQuantization = Annotated[
     typer.Option(
         envvar=_env("GENERATOR_QUANTIZATION"),
         help="How the generator's weights are kept: int8 takes a half, int4 some 30% of what bfloat16 does. Needs "
-        "espalier[quantization].",
+        "espalier\\[quantization].",  # a backslash, or rich takes it for markup
         rich_help_panel="Models",
     ),
 ]

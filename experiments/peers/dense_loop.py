@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from espalier.engine.decoder import Decoder
 from espalier.kernels.layer_weights import LayerWeights
 from espalier.kernels.linear import Linear
-from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
+from espalier.kernels.rotary import apply_rotary, attention_factor, inverse_frequencies, rotary_table
 
 
 class DenseLoop:
@@ -17,10 +17,10 @@ class DenseLoop:
         self._unembedding = head.weight
         c = decoder.config
         # Plain matrices, which torch multiplies with its own library.
-        if c.head_norms or c.out_bias or any(c.windows) or c.rope_scaling:
-            raise ValueError("the dense loop knows plain Llama and Qwen2 layers only")
+        if c.head_norms or c.out_bias or any(c.windows):
+            raise ValueError("the dense loop knows the layers of plain Llama and Qwen2 only")
         self._layers = [decoder.layers.weights(index) for index in range(c.num_layers)]
-        self._inverse = inverse_frequencies(c.head_dim, c.rope_theta, None)
+        self._inverse = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
 
     @torch.inference_mode()
     def prefill(self, prompts: torch.Tensor, new_tokens: int) -> torch.Tensor:
@@ -46,7 +46,7 @@ class DenseLoop:
     def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
         c = self._decoder.config
         start, end = self._length, self._length + tokens.shape[1]
-        cos, sin = rotary_table(self._inverse, torch.arange(start, end))
+        cos, sin = rotary_table(self._inverse, torch.arange(start, end), attention_factor(c.rope_scaling))
         hidden = F.embedding(tokens, self._decoder.embedding)
         for layer, cache in zip(self._layers, self._cache, strict=True):
             normed = F.rms_norm(hidden, (c.hidden_size,), layer.attention_norm, c.norm_eps)

@@ -41,3 +41,13 @@ def test_anything_else_is_not_a_list_of_different_positive_numbers(text):
     with pytest.raises(typer.BadParameter, match=r"write 1,2,4") as caught:
         parse_int_list(text)
     assert repr(text) in str(caught.value)
+
+
+def test_a_server_does_not_go_down_with_a_difference(espalier):
+    refused = espalier("serve", "--port", 0, "--verify-incremental")
+    assert refused.code == 2
+    assert "check with solve or eval" in " ".join(refused.err.replace("│", " ").split())
+
+
+def test_help_names_the_extra_that_quantised_weights_need(espalier):
+    assert "espalier[quantization]" in espalier("solve", "--help").out

@@ -13,6 +13,7 @@ import numpy as np
 from espalier.engine.engine import Footprint
 from espalier.engine.sampling import Sampling
 from espalier.engine.work import Done, Generate, Generated, Score, Scored, StopCause
+from espalier.prm.verifier import Scoring, Verdict
 from espalier.search.algorithms import needs_verifier, with_defaults
 from espalier.search.demand import PathLimits
 from espalier.search.grouping import BySpelling
@@ -82,7 +83,7 @@ class ScriptedEngine:
 
     def generator(self) -> Any:
         def open_(owner: str, problem: str, salt: bytes) -> tuple[Row, int]:
-            return self._row("generator", length=PROMPT), PROMPT
+            return self.row("generator", length=PROMPT), PROMPT
 
         return SimpleNamespace(open=open_, generate=self._generate)
 
@@ -104,7 +105,7 @@ class ScriptedEngine:
         self, work: Generate, parent: Row, tokens: tuple[str, ...], indices: tuple[int, ...], lower: list[tuple]
     ) -> Generated:
         text = "".join(token for token in tokens if token != "<eos>")
-        row = parent if work.in_place else self._row("generator")
+        row = parent if work.in_place else self.row("generator")
         row.text, row.length = parent.text + text, parent.length + len(tokens)
         shared = max((_common(tokens, other) for other in lower), default=0)
         cause = {"\n\n": StopCause.DELIMITER, "<eos>": StopCause.EOS}.get(tokens[-1], StopCause.LENGTH)
@@ -116,30 +117,51 @@ class ScriptedEngine:
     # --- the verifier
 
     def verifier(self) -> Any:
-        def open_(owner: str, problem: str, salt: bytes) -> tuple[Row, int]:
-            return self._row("verifier", length=VERIFIER_PROMPT), VERIFIER_PROMPT
+        def begin(owner: str, problem: str, salt: bytes) -> Any:
+            return ScriptedVerification(self, owner, self.row("verifier", length=VERIFIER_PROMPT))
 
-        def prefill(owner: str, root: Row) -> None:
-            work = Score(owner, cast(Any, root), (), ())
-            self.ready.append(lambda: Scored(work, np.zeros((0, 1), np.float32), VERIFIER_PROMPT))
+        return SimpleNamespace(begin=begin, family=SimpleNamespace(info=SimpleNamespace(whole_answers=False)))
 
-        return SimpleNamespace(open=open_, prefill=prefill, score=self._score)
-
-    def _score(self, owner: str, parent: Row, step: str, max_tokens: int, in_place: bool) -> Score | None:
-        assert not parent.released
-        tokens = verifier_tokens(step)
-        if tokens > max_tokens:
-            return None
-        row = parent if in_place else self._row("verifier")
-        row.text, row.length = parent.text + step, parent.length + tokens
-        score = _random("score", row.text).choice((0.1, 0.4, 0.4, 0.9))
-        work = Score(owner, cast(Any, row), tuple(range(tokens)), (tokens - 1,))
-        self.ready.append(lambda: Scored(work, np.array([[score]], np.float32), tokens))
-        return work
-
-    def _row(self, role: str, length: int = 0) -> Row:
+    def row(self, role: str, length: int = 0) -> Row:
         self.rows.append(Row(role, length=length))
         return self.rows[-1]
+
+
+@dataclass
+class ScriptedVerification:
+    """Plays `Verification`: a score depends on the text alone."""
+
+    engine: ScriptedEngine
+    owner: str
+    root: Row
+    prompt_tokens: int = VERIFIER_PROMPT
+
+    def prefill(self) -> None:
+        work = Score(self.owner, cast(Any, self.root), (), ())
+        self.engine.ready.append(lambda: Scored(work, np.zeros((0, 1), np.float32), VERIFIER_PROMPT))
+
+    def score(
+        self, parent: Row, steps: tuple[str, ...], max_tokens: int, in_place: bool = False, before: float | None = None
+    ) -> Scoring | None:
+        assert not parent.released
+        tokens = verifier_tokens(steps[-1])
+        if tokens > max_tokens:
+            return None
+        row = parent if in_place else self.engine.row("verifier")
+        row.text, row.length = parent.text + steps[-1], parent.length + tokens
+        score = _random("score", row.text).choice((0.1, 0.4, 0.4, 0.9))
+        work = Score(self.owner, cast(Any, row), tuple(range(tokens)), (tokens - 1,))
+        self.engine.ready.append(lambda: Scored(work, np.array([[score]], np.float32), tokens))
+        return Scoring(cast(Any, row), tokens)
+
+    def take(self, done: Scored) -> Verdict:
+        return Verdict(done.work.sequence, float(done.values[0, 0]) if len(done.values) else None)
+
+    def is_check(self, done: Scored) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
 
 
 def verifier_tokens(step: str) -> int:
