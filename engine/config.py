@@ -8,6 +8,8 @@ from espalier.kernels.rotary import ROPE_TYPES
 
 _TRUNKS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Supported values of `model_type`, and what the names of their classes begin with."""
+_NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+"""What rotary parameters of a type must say."""
 _TRAINED_LENGTH = "original_max_position_embeddings"
 
 
@@ -101,6 +103,8 @@ def _rope_parameters(raw: dict[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"rope type {kind!r} is not supported; {', '.join(ROPE_TYPES)} are")
     if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor") or 1.0) != 1.0:
         raise CheckpointError("rotation of part of a head is not supported (partial_rotary_factor is not 1)")
+    if missing := [name for name in _NEEDED.get(kind, ()) if rope.get(name) is None]:
+        raise CheckpointError(f"the rotary parameters of type {kind!r} lack {', '.join(missing)}")
     if kind in ("llama3", "yarn"):
         longest = raw.get("max_position_embeddings", 2048)
         rope.setdefault(_TRAINED_LENGTH, raw.get(_TRAINED_LENGTH) or longest)

@@ -33,6 +33,16 @@ class ScoreMismatchError(EspalierError):
         )
 
 
+class NumericalError(EspalierError):
+    """A model's logits are not numbers: its weights are damaged, or do not fit the range of its dtype."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(
+            f"the {role}'s logits are not numbers; its weights are damaged or too large for --dtype: try float32 or "
+            "bfloat16"
+        )
+
+
 class RequestTooLargeError(EspalierError):
     """A request can never fit: its worst case is over a limit even on an idle engine."""
 

@@ -9,6 +9,7 @@ import torch
 from espalier.engine.arena import Arena
 from espalier.engine.batch import StepBatch, build_batch
 from espalier.engine.blocks import BlockPool
+from espalier.engine.errors import NumericalError
 from espalier.engine.model import Model
 from espalier.engine.planner import Branch, Chunk, MakeRoom, Pending, Plan, Planner
 from espalier.engine.sampling import SamplingBatch, sample
@@ -140,13 +141,19 @@ class Lane:
         return True
 
     def collect(self) -> list[Done]:
-        """Wait for the batch in flight and return what it finished."""
+        """Wait for the batch in flight and return what it finished.
+
+        Raises:
+            NumericalError: when the logits that tokens are drawn from are not numbers.
+        """
         flight, self._flight = self._flight, None
         assert flight is not None, "no batch is in flight"
         try:
             values, token_ids, log_probabilities = (
                 tensor.cpu().numpy() for tensor in (flight.values, flight.token_ids, flight.log_probabilities)
             )
+            if not np.isfinite(log_probabilities).all():
+                raise NumericalError(self.role)
         except BaseException:
             self._give_up()
             raise

@@ -21,7 +21,7 @@ A head that says how likely given tokens are takes these too, int64 `[R]`.
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder with its head and tokenizer; `digest` is the sha256 over its weight files."""
+    """A decoder with its head and tokenizer; `digest` is that of its checkpoint."""
 
     decoder: Decoder
     head: Head
@@ -36,9 +36,14 @@ class Model:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take, with the head of a generator where it is its own; a verifier's is small."""
-        head = self.head.nbytes if isinstance(self.head, Linear) and not self.config.tied else 0
-        return self.decoder.weight_bytes + head
+        """What the weights take, with the head of a generator where it is its own; a verifier's is small.
+
+        On a CPU in float32 a tied head is its own too: products read another layout than the embedding's.
+        """
+        head = self.head
+        if not isinstance(head, Linear) or head.keeps(self.decoder.embedding):
+            return self.decoder.weight_bytes
+        return self.decoder.weight_bytes + head.nbytes
 
 
 def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Decoder:

@@ -55,7 +55,7 @@ def make_quantizer(quantization: Quantization, dtype: torch.dtype, device: torch
 def linear_bytes(rows: int, columns: int, itemsize: int, quantization: Quantization) -> int:
     """Bytes of one weight `[rows, columns]`, less what fills up its last panel of rows on a CPU.
 
-    A GPU's int4 is larger where the columns are no multiple of 1024: they are filled up to one.
+    Of 16 bits it is a GPU's, whose int4 fills columns up to a multiple of 1024.
 
     Args:
         rows: outputs.
@@ -66,6 +66,9 @@ def linear_bytes(rows: int, columns: int, itemsize: int, quantization: Quantizat
     match quantization:
         case Quantization.INT8:
             return rows * (columns + 4 + 1)
+        case Quantization.INT4 if itemsize == 2:
+            padded = -(-columns // 1024) * 1024
+            return rows * (padded // 2 + padded // GROUP * (2 + 2))
         case Quantization.INT4:
             return rows * (columns // 2 + columns // _group(columns) * (4 + 1))
     return rows * columns * itemsize

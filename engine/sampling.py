@@ -85,7 +85,10 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, to
     candidates = logits
     if filtered := np.flatnonzero((batch.top_ks > 0) | (batch.top_ps < 1) | (batch.min_ps > 0)).tolist():
         filters = [tensor(x[filtered]) for x in (batch.temperatures, batch.top_ks, batch.top_ps, batch.min_ps)]
-        candidates = logits.clone()
-        candidates[filtered] = filter_logits(logits[filtered], *filters)
+        if len(filtered) == len(logits):
+            candidates = filter_logits(logits, *filters)
+        else:
+            candidates = logits.clone()
+            candidates[filtered] = filter_logits(logits[filtered], *filters)
     draws = uniforms(batch.keys, batch.positions)
     return draw_tokens(logits, candidates, tensor(batch.temperatures), tensor(draws))

@@ -117,16 +117,19 @@ class TextTokenizer:
             return _compile_template(source).render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
-                date_string=_TEMPLATE_DATE,
-                **special,
-                **variables,
+                **{"date_string": _TEMPLATE_DATE, "tools": None, "documents": None} | special | variables,
             )
         except TemplateError as error:
             raise CheckpointError(f"the chat template of {self._folder} failed: {error}") from error
 
     def _chat_template(self) -> str | None:
         file = self._folder / "chat_template.jinja"
-        return file.read_text(encoding="utf-8") if file.is_file() else self._config.get("chat_template")
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        template = self._config.get("chat_template")
+        if isinstance(template, list):  # transformers 4 wrote several with names
+            template = next((named["template"] for named in template if named.get("name") == "default"), None)
+        return template
 
     def _is_byte_level(self) -> bool:
         return "ByteLevel" in str(self._tokenizer.decoder) or "ByteLevel" in str(self._tokenizer.pre_tokenizer)
@@ -134,7 +137,7 @@ class TextTokenizer:
 
 @lru_cache(maxsize=8)
 def _compile_template(source: str) -> Any:
-    """A template as transformers compiles it: sandboxed, blocks trimmed, with its three extra functions."""
+    """A template as transformers compiles it: sandboxed, blocks trimmed, with two of its functions."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

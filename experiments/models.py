@@ -35,6 +35,7 @@ def inspect_command(
     dtype: Annotated[str, typer.Option(help="Of weights and KV: float32, bfloat16 or float16.")] = "bfloat16",
     quantization: Annotated[Quantization, typer.Option(help="Of the weights: none, int8 or int4.")] = Quantization.NONE,
     verifier_family: opt.VerifierFamily = None,
+    verifier_reference: opt.VerifierReference = "",
     offline: opt.Offline = False,
     cache_dir: opt.CacheDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
@@ -51,7 +52,8 @@ def inspect_command(
     available = opt.parse_bytes(memory, "--memory")
     hub = HubSettings(offline, cache_dir)
     kind = parse_dtype(dtype)
-    found = [inspect_checkpoint(name, kind, quantization, verifier_family, hub) for name in checkpoints]
+    how = quantization, verifier_family, verifier_reference, hub
+    found = [inspect_checkpoint(name, kind, *how) for name in checkpoints]
     fit = None if available is None else paths_that_fit(found, available, path_tokens)
     if as_json:
         print(json.dumps({"checkpoints": [_plain(i) for i in found], "fit": _fit(fit, path_tokens)}, indent=2))

@@ -7,7 +7,7 @@ from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layout import LayerKV
 
 _MOST_GATHERED = 2**26
-"""Elements of keys, and of values, that `paged_attention_gathered` copies out of their blocks at a time."""
+"""Elements of keys, of values and of logits that `paged_attention_gathered` holds at a time."""
 
 
 def paged_attention_reference(
@@ -49,7 +49,8 @@ def paged_attention_gathered(
     """`paged_attention_reference` of several sequences at a time; same arguments, and result up to rounding.
 
     Keys and values are copied out of their blocks, padded to the longest context among those that go together, which
-    are all that compute as many new tokens and fit: all decoding sequences, as a rule.
+    are all that compute as many new tokens and fit: all decoding sequences, as a rule. A long prompt's new tokens go
+    part by part, so that their logits fit too.
     """
     counts = batch.query_starts.diff()
     output = torch.empty_like(query)
@@ -67,22 +68,34 @@ def _attend_padded(
     query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, some: torch.Tensor, scale: float, window: int | None
 ) -> torch.Tensor:
     """Attention of `query`, `[sequence, token, head, head_dim]`, the newest tokens of the sequences `some`."""
+    contexts = batch.context_lengths[some, None].int()
+    places = torch.arange(int(contexts.max()), device=query.device, dtype=torch.int32)
+    key, value = _gather(layer_kv, batch.block_tables[some], contexts, places)
+    count, heads = query.shape[1:3]
+    output = torch.empty_like(query)
+    most = max(1, _MOST_GATHERED // (len(some) * len(places) * heads))  # logits at a time
+    for tokens in torch.arange(count, device=query.device, dtype=torch.int32).split(most):
+        behind = (contexts - count + tokens)[:, :, None] - places
+        visible = (behind >= 0) & (behind < (window or len(places)))
+        part = slice(int(tokens[0]), int(tokens[0]) + len(tokens))
+        mixed = F.scaled_dot_product_attention(
+            query[:, part].transpose(1, 2), key, value, attn_mask=visible[:, None], scale=scale, enable_gqa=True
+        )
+        output[:, part] = mixed.transpose(1, 2)
+    return output
+
+
+def _gather(
+    layer_kv: LayerKV, tables: torch.Tensor, contexts: torch.Tensor, places: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values `[sequence, kv_head, position, head_dim]` out of their blocks, zeros beyond a context."""
     _, slots, size, _, _ = layer_kv.keys.shape
-    contexts = batch.context_lengths[some, None].long()
-    longest = int(contexts.max())
-    places = torch.arange(longest, device=query.device)
-    blocks = batch.block_tables[some, : -(-longest // size)].long()
-    starts = torch.arange(0, longest, size, device=query.device)
-    blocks = torch.where(starts < contexts, blocks, 0)  # what the table says beyond the context means nothing
-    gathered = (x[blocks // slots, blocks % slots].flatten(1, 2)[:, :longest] for x in (layer_kv.keys, layer_kv.values))
+    # What a table says beyond the context means nothing.
+    blocks = torch.where(places[::size] < contexts, tables[:, : -(-len(places) // size)], 0).long()
     unwritten = (places >= contexts)[:, :, None, None]  # holds anything, NaN too
-    key, value = (x.masked_fill(unwritten, 0) for x in gathered)
-    positions = contexts - query.shape[1] + torch.arange(query.shape[1], device=query.device)
-    behind = positions[:, :, None] - places
-    visible = (behind >= 0) & (behind < (window or longest))
-    heads_first = (x.transpose(1, 2) for x in (query, key, value))
-    mixed = F.scaled_dot_product_attention(*heads_first, attn_mask=visible[:, None], scale=scale, enable_gqa=True)
-    return mixed.transpose(1, 2)
+    gathered = (x[blocks // slots, blocks % slots].flatten(1, 2) for x in (layer_kv.keys, layer_kv.values))
+    key, value = (x[:, : len(places)].masked_fill_(unwritten, 0).transpose(1, 2) for x in gathered)
+    return key, value
 
 
 def paged_attention(

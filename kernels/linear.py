@@ -23,6 +23,10 @@ class Linear:
             weight = pack(weight)
         self._weight = weight
 
+    def keeps(self, weight: torch.Tensor) -> bool:
+        """Whether this very tensor is what products read, and not a copy of it."""
+        return self._weight is weight
+
     @property
     def nbytes(self) -> int:
         """Bytes of the weight and the bias."""

@@ -7,7 +7,7 @@ r"""Adapter files: a family of process reward models described in TOML, so that 
 
     [evidence]                             all of it must hold for the family to be chosen without --verifier-family
     tensors = ["score.0.weight"]           tensors the checkpoint has
-    tokens = { "+" = 648 }                 ids the tokenizer gives
+    tokens = { "▁+" = 648 }                ids the tokenizer gives
     rope_theta = 1000000.0                 base of the rotary embedding
 
     [prompt]
@@ -35,7 +35,7 @@ r"""Adapter files: a family of process reward models described in TOML, so that 
 
     [ids]                                  published ids, checked where the vocabulary is as large as published
     vocabulary = 32000
-    tokens = { "+" = 648 }
+    tokens = { "▁+" = 648 }
 
 There are no other placeholders and nothing is evaluated.
 """

@@ -77,5 +77,5 @@ def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: list[in
         checkpoint.ignore("lm_head.weight")
         weight = decoder.embedding
     else:
-        weight = checkpoint.take("lm_head.weight", decoder.dtype, decoder.device, decoder.embedding.shape)
-    return Linear(weight[token_ids].contiguous())
+        weight = checkpoint.take("lm_head.weight", decoder.dtype, "cpu", decoder.embedding.shape)
+    return Linear(weight[token_ids].contiguous().to(decoder.device))

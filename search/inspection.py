@@ -14,9 +14,10 @@ from espalier.engine.model import Model, load_generator
 from espalier.engine.quantization import linear_bytes
 from espalier.engine.tokenizer import TextTokenizer
 from espalier.engine.turns import GENERATOR, VERIFIER
-from espalier.engine.weight_index import weight_lists
+from espalier.engine.weight_index import named_files, weight_lists
 from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import Choice, identify, load_verifier
+from espalier.prm.twin import TwinDecoder
 from espalier.search.generator import STEP_SYSTEM_PROMPT, render_prompt
 
 PROBLEM = "What is 2 + 3 + 4?"
@@ -66,6 +67,7 @@ def inspect_checkpoint(
     dtype: torch.dtype,
     quantization: Quantization = Quantization.NONE,
     family: str | None = None,
+    reference: str = "",
     hub: HubSettings | None = None,
 ) -> Inspection:
     """Look at a checkpoint without reading its weights; of one on the hub only small files are downloaded.
@@ -75,26 +77,26 @@ def inspect_checkpoint(
         dtype: of weights and KV.
         quantization: of the decoder's weights.
         family: see `prm.families.identify`; one makes the checkpoint a verifier.
+        reference: the model that an implicit process reward model was trained from.
         hub: how to use the hub.
 
     Raises:
         CheckpointError: for all that would be wrong when it is loaded, weights cut short among it.
     """
-    folder = locate(name, LoadFormat.DUMMY, hub)
-    has_weights = any((folder / file).is_file() for file in weight_lists(LoadFormat.AUTO))
-    outline = Outline(folder, LoadFormat.AUTO if has_weights else LoadFormat.DUMMY)
-    choice, note = _choose(outline, family)
+    outline = _outline(name, hub)
+    other = _outline(reference, hub) if reference else None
+    choice, note = _choose(outline, family, other is not None)
     if choice is None:
         model = load_generator(outline, dtype, "meta")
         system = outline.config.get("system_prompt", STEP_SYSTEM_PROMPT)
         prompt, readings = render_prompt(model.tokenizer, system, PROBLEM), ()
     else:
-        verifier = load_verifier(outline, dtype, "meta", family)
+        verifier = load_verifier(outline, dtype, "meta", family, other)
         model = verifier.model
         prompt, readings = model.tokenizer.show(verifier.prompt_ids(PROBLEM)), _readings(verifier, model.tokenizer)
     c = model.config
     return Inspection(
-        folder=folder,
+        folder=outline.folder,
         architecture=outline.architecture,
         role=GENERATOR if choice is None else VERIFIER,
         choice=choice,
@@ -102,7 +104,7 @@ def inspect_checkpoint(
         config=c,
         dtype=dtype,
         weight_bytes=_weight_bytes(model, quantization),
-        has_weights=has_weights,
+        has_weights=outline.load_format is not LoadFormat.DUMMY,
         kv_bytes_per_token=2 * c.num_layers * c.num_kv_heads * c.head_dim * dtype.itemsize,
         prompt=prompt,
         readings=readings,
@@ -128,10 +130,21 @@ def paths_that_fit(
     return (left, left // per_path) if left > 0 else (0, 0)
 
 
-def _choose(outline: Outline, family: str | None) -> tuple[Choice | None, str]:
+def _outline(name: str, hub: HubSettings | None) -> Outline:
+    folder = locate(name, LoadFormat.DUMMY, hub)
+    return Outline(folder, LoadFormat.AUTO if _has_weights(folder) else LoadFormat.DUMMY)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether any weight file is there; of a model on the hub that was never loaded there is at most an index."""
+    lists = (folder / name for name in weight_lists(LoadFormat.AUTO))
+    return any(shard.is_file() for found in lists if found.is_file() for shard in named_files(found))
+
+
+def _choose(outline: Outline, family: str | None, has_reference: bool) -> tuple[Choice | None, str]:
     """The family, None for a generator, and a note on what else it may be."""
-    if family is not None:
-        return identify(outline, family), ""
+    if family is not None or has_reference:
+        return identify(outline, family, has_reference), ""
     if not outline.architecture.endswith("ForCausalLM"):
         return identify(outline), ""
     try:
@@ -158,11 +171,12 @@ def _readings(family: PrmFamily, tokenizer: TextTokenizer) -> tuple[tuple[str, s
 def _weight_bytes(model: Model, quantization: Quantization) -> int:
     if quantization is Quantization.NONE:
         return model.weight_bytes
-    size, layers = model.decoder.dtype.itemsize, model.decoder.layers
+    decoder = model.decoder
+    decoders = (decoder.first, decoder.second) if isinstance(decoder, TwinDecoder) else (decoder,)
     saved = 0
-    for index in range(len(layers)):
-        w = layers.weights(index)
-        for weight in (w.qkv, w.out, w.gate_up, w.down):
-            rows, columns = weight.shape
-            saved += weight.nbytes - linear_bytes(rows, columns, size, quantization)
+    for layers in (part.layers for part in decoders):
+        for w in map(layers.weights, range(len(layers))):
+            for weight in (w.qkv, w.out, w.gate_up, w.down):
+                rows, columns = weight.shape
+                saved += weight.nbytes - linear_bytes(rows, columns, decoder.dtype.itemsize, quantization)
     return model.weight_bytes - saved

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from espalier.engine.admission import Reservation
 from espalier.engine.engine import Engine
@@ -225,6 +226,12 @@ class Orchestrator:
         verifier_limits = self._verifier_limits(effective, limits) if needs_verifier(request) else None
         return SearchPlan(secrets.token_hex(8), effective, limits, verifier_limits)
 
+    @cached_property
+    def _same_vocabulary(self) -> bool:
+        """Whether both models have the same tokens; compared once, for a vocabulary may have 150,000."""
+        assert self._verifier is not None
+        return self._verifier.family.model.tokenizer.vocabulary == self._generator.model.tokenizer.vocabulary
+
     def _verifier_limits(self, request: SearchRequest, generator: PathLimits) -> PathLimits:
         assert self._verifier is not None
         family = self._verifier.family
@@ -233,10 +240,8 @@ class Orchestrator:
             raise RequestTooLargeError(
                 f"the problem has {prompt} verifier tokens and the verifier's context is {context}"
             )
-        same_vocabulary = family.model.tokenizer.vocabulary == self._generator.model.tokenizer.vocabulary
-        limits = verifier_limits(
-            generator, prompt, context, request.max_steps, same_vocabulary, family.mark_tokens, family.tail_tokens
-        )
+        marks = family.mark_tokens, family.tail_tokens
+        limits = verifier_limits(generator, prompt, context, request.max_steps, self._same_vocabulary, *marks)
         return replace(limits, step_tokens=limits.path_tokens) if family.info.whole_answers else limits
 
     def _worst_case(self, plan: SearchPlan) -> dict[str, int]:

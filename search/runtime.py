@@ -92,10 +92,11 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     Raises:
         CheckpointError: when a checkpoint is missing, unsupported or incomplete, or the device is not there.
     """
+    from espalier.engine.config import parse_decoder_config
     from espalier.engine.engine import Engine, EngineSettings
     from espalier.engine.model import load_generator
     from espalier.engine.turns import GENERATOR, VERIFIER
-    from espalier.prm.families import load_verifier
+    from espalier.prm.families import identify, load_verifier
     from espalier.prm.verifier import Verifier
     from espalier.search.generator import STEP_SYSTEM_PROMPT, Generator
     from espalier.search.grouping import make_grouping
@@ -105,6 +106,10 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     dtype = _dtype(settings.dtype, device)
     _use_threads(settings.threads, device, dtype)
     checkpoints = _open_checkpoints(settings, on_bytes)
+    for opened in checkpoints.values():
+        parse_decoder_config(opened.config)
+    if VERIFIER in checkpoints:
+        identify(checkpoints[VERIFIER], settings.verifier_family, _REFERENCE in checkpoints)
     checkpoint = checkpoints[GENERATOR]
     models = {GENERATOR: load_generator(checkpoint, dtype, device)}
     family = None

@@ -180,6 +180,10 @@ def _draw(
     while row < rows:
         start = row * vocabulary
         top = largest(candidates, start, vocabulary)
+        if not top > np.float32(-np.inf):  # nothing that could be drawn: no logit is a number
+            token_ids[row], log_probabilities[row] = -1, np.float32(np.nan)
+            row = claim_next(counters, 0)
+            continue
         if temperatures[row] > 0:
             total = _exp_sum(candidates, start, np.float32(1.0) / temperatures[row], top, scratch, sums)
             token_ids[row] = _invert(scratch, sums, draws[row] * total)

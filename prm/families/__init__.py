@@ -14,6 +14,7 @@ import torch
 
 from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
+from espalier.engine.load_settings import LoadFormat
 from espalier.prm.adapted import info_of, load_adapted
 from espalier.prm.adapter import Adapter, read_adapter
 from espalier.prm.base import FamilyInfo, PrmFamily
@@ -144,14 +145,15 @@ def _adapter_evidence(adapter: Adapter, checkpoint: Checkpoint) -> str | None:
     theta = adapter.evidence_rope_theta
     if not adapter.has_evidence or (theta is not None and rope_theta(checkpoint) != theta):
         return None
-    if any(name not in checkpoint for name in adapter.evidence_tensors):
+    tensors = adapter.evidence_tensors if checkpoint.load_format is not LoadFormat.DUMMY else ()
+    if any(name not in checkpoint for name in tensors):
         return None
     if adapter.evidence_tokens and not has_ids(checkpoint, adapter.evidence_tokens):
         return None
-    said = [f"tensor {name}" for name in adapter.evidence_tensors]
+    said = [f"tensor {name}" for name in tensors]
     said += [f"token {token} = {i}" for token, i in adapter.evidence_tokens.items()]
     said += [] if theta is None else [f"rotary base {theta:,.0f}"]
-    return f"its architecture, {', '.join(said)}"
+    return ", ".join(["its architecture", *said])
 
 
 def _by_flag_only(checkpoint: Checkpoint) -> str | None:

@@ -44,8 +44,7 @@ class OutcomeModel(PrmFamily):
     def read(self, path: StepPath) -> Reading:
         """The whole answer, read at its last token."""
         answer = "\n\n".join(stripped_step(step) for step in path.steps)
-        # A template may end with a newline that stands between turns; trainers read at the mark that closes the turn.
-        ids = self.model.tokenizer.encode(self._chat(path.problem, answer).rstrip("\n"))
+        ids = self.model.tokenizer.encode(self._chat(path.problem, answer))
         return Reading(tuple(ids), (len(ids) - 1,), whole=True)
 
     def _chat(self, problem: str, answer: str) -> str:
@@ -64,9 +63,10 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     Raises:
         CheckpointError: when it has another number of labels, or no chat template.
     """
+    tokenizer = TextTokenizer(checkpoint)
     decoder = load_trunk(checkpoint, dtype, device)
     names = ("score.0", "score.2") if "score.0.weight" in checkpoint else ("score",)
     head = stacked_head(take_layers(checkpoint, names, decoder, labels=1, bias=None), torch.sigmoid)
     checkpoint.ignore("lm_head.weight")
     checkpoint.require_all_taken()
-    return OutcomeModel(Model(decoder, head, TextTokenizer(checkpoint), (), checkpoint.digest()))
+    return OutcomeModel(Model(decoder, head, tokenizer, (), checkpoint.digest()))

@@ -114,8 +114,9 @@ def _load(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> TokenClassifier:
+    tokenizer = TextTokenizer(checkpoint)
     decoder = load_trunk(checkpoint, dtype, device)
     head = stacked_head(take_layers(checkpoint, ("score",), decoder, labels=2, bias=None), probability_of(1))
     checkpoint.require_all_taken()
-    model = Model(decoder, head, TextTokenizer(checkpoint), (), checkpoint.digest())
+    model = Model(decoder, head, tokenizer, (), checkpoint.digest())
     return TokenClassifier(info, model, settings["step_separator"], settings["prompt"] == "chat")

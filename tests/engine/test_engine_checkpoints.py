@@ -281,6 +281,18 @@ def test_yarn_takes_what_it_is_not_told_from_the_longest_context():
     }
 
 
+@pytest.mark.parametrize(
+    ("rope", "lacking"),
+    [
+        ({"rope_type": "linear"}, "'linear' lack factor"),
+        ({"rope_type": "llama3", "factor": 8.0}, "'llama3' lack low_freq_factor, high_freq_factor"),
+    ],
+)
+def test_what_rotary_parameters_lack_is_named(rope: dict[str, Any], lacking: str):
+    with pytest.raises(CheckpointError, match=lacking):
+        parse_decoder_config({**QWEN2, "rope_scaling": rope})
+
+
 def test_a_missing_key_is_named():
     with pytest.raises(CheckpointError, match="lacks 'hidden_size'"):
         parse_decoder_config({k: v for k, v in QWEN2.items() if k != "hidden_size"})

@@ -6,9 +6,11 @@ import pytest
 import torch
 from engine_driver import drain, generate, read, release
 from plain import plain_greedy, plain_logits
+from tiny_models import edit_tensors
 
 from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.engine import Engine
+from espalier.engine.errors import NumericalError
 from espalier.engine.model import load_generator
 from espalier.engine.sampling import Sampling
 from espalier.engine.work import Generate, Generated, Score, Scored
@@ -68,6 +70,21 @@ def test_half_precision_is_as_near_to_float32_as_transformers_is(
     theirs = (plain_logits(folder, ids, dtype).float() - exact).norm() / exact.norm()
     assert (logits - exact).norm() / exact.norm() < 1.5 * theirs
     assert engine.arena.bytes.view(dtype).any(), "keys and values are kept in the model's own precision"
+    release(engine, sequence)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_are_no_numbers_are_an_error(
+    temperature: float, make_engine: Callable[..., Engine], copy_of: Callable[[str], Path]
+):
+    folder = copy_of("qwen2-untied")
+    edit_tensors(folder / "model.safetensors", {"model.norm.weight": torch.full((48,), float("nan"))})
+    engine = make_engine(load_generator(Checkpoint(folder), torch.float32, "cpu"))
+    sequence = engine.open("generator", [5, 6, 7], owner="search")
+    engine.submit(Generate("search", sequence, (Sampling(temperature),), 4, ""))
+    with pytest.raises(NumericalError, match="the generator's logits are not numbers"):
+        drain(engine)
+    engine.cancel("search")
     release(engine, sequence)
 
 

@@ -145,6 +145,22 @@ def test_a_template_in_the_tokenizers_configuration_is_used(copied: Callable[[st
     assert tokenizer.render_chat([{"role": "user", "content": " hi "}]) == "<|im_end|>hi"
 
 
+def test_of_several_templates_the_default_one_is_used(copied: Callable[[str], Path]):
+    folder = copied("talker")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
+    edit_json(folder / "tokenizer_config.json", {"chat_template": several})
+    assert TextTokenizer(Checkpoint(folder)).render_chat([{"role": "user", "content": "hi"}]) == "hi!"
+    edit_json(folder / "tokenizer_config.json", {"chat_template": several[:1]})
+    assert not TextTokenizer(Checkpoint(folder)).has_chat_template
+
+
+def test_a_template_is_told_that_there_are_no_tools(copied: Callable[[str], Path]):
+    folder = copied("talker")
+    (folder / "chat_template.jinja").write_text("{% if tools is not none or documents is not none %}tools{% endif %}")
+    assert TextTokenizer(Checkpoint(folder)).render_chat([]) == ""
+
+
 def test_a_template_that_asks_for_the_date_gets_the_same_one_every_day(copied: Callable[[str], Path]):
     folder = copied("talker")
     (folder / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}|{{ date_string }}")

@@ -49,7 +49,7 @@ def test_attention_in_torch_equals_dense_attention(attend, sequences: list[tuple
     torch.testing.assert_close(output, dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("most", [1, 64 * 90, 2**26])
+@pytest.mark.parametrize("most", [1, 64 * 90, 4 * 40 * 4, 2**26])
 @pytest.mark.parametrize("window", [None, 20])
 def test_sequences_gathered_in_parts_of_any_size_attend_alike(most: int, window, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention, "_MOST_GATHERED", most)

@@ -73,6 +73,16 @@ def test_what_is_no_number_breaks_no_filter():
     assert (left != FILTERED).nonzero()[:, 1].tolist() == logits[2].topk(50).indices.sort().values.tolist()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_no_logit_is_a_number_nothing_is_drawn(temperature: float):
+    logits = torch.randn(3, 700)
+    logits[1] = float("nan")
+    draws = torch.full((3,), 0.5, dtype=torch.float64)
+    ids, log_probabilities = draw_tokens_cpu(logits, logits, torch.full((3,), temperature), draws)
+    assert (ids >= 0).tolist() == [True, False, True]
+    assert log_probabilities.isnan().tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize("draw", [draw_tokens_cpu, draw_tokens_reference])
 def test_the_ends_of_the_interval_draw_the_first_and_the_last_token_there_is(draw):
     logits = torch.zeros(2, 600)

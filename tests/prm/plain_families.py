@@ -77,7 +77,7 @@ def rlhflow(folder: Path, problem: str, steps: list[str]) -> list[float]:
 
 def math_shepherd(folder: Path, problem: str, steps: list[str]) -> list[float]:
     tokenizer = hf_tokenizer(folder)
-    good, bad, tag = (tokenizer.convert_tokens_to_ids(token) for token in ("+", "-", "▁ки"))
+    good, bad, tag = (tokenizer.convert_tokens_to_ids(token) for token in ("▁+", "▁-", "▁ки"))
     marked = [f"Step {i}: {_bare(step).strip()} ки" for i, step in enumerate(steps, start=1)]
     ids = [tokenizer.bos_token_id, *_encode(folder, f"{problem} " + "\n".join(marked))]
     logits = _llama(folder)(torch.tensor([ids])).logits[0]

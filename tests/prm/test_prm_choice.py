@@ -87,7 +87,7 @@ def test_a_class_that_could_be_another_family_or_a_generator_is_not_guessed(name
 @pytest.mark.parametrize(
     ("name", "ids"),
     [
-        ("math-shepherd", {"▁ки": 12902, "+": 648, "-": 387}),
+        ("math-shepherd", {"▁ки": 12902, "▁+": 648, "▁-": 387}),
         ("rlhflow", {"+": 10, "-": 12, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "ĊĊ": 271}),
     ],
 )
@@ -96,8 +96,9 @@ def test_the_published_vocabulary_is_evidence(name: str, ids: dict[str, int], co
     give_ids(folder, ids)
     choice = chosen(folder)
     assert choice.info.name == name
-    assert f"{ids['+']}" in choice.reason
-    give_ids(folder, ids | {"-": 5})
+    first, second = (next(token for token in ids if sign in token) for sign in "+-")
+    assert f"{ids[first]}" in choice.reason
+    give_ids(folder, ids | {second: 5})
     with pytest.raises(CheckpointError, match="nothing in it says which"):
         chosen(folder)
 

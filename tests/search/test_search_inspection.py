@@ -9,8 +9,10 @@ from tiny_models import edit_json, edit_tensors
 from tokenizers import Tokenizer, models
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from espalier.engine.checkpoint import Outline
 from espalier.engine.errors import CheckpointError
-from espalier.engine.load_settings import Quantization
+from espalier.engine.load_settings import LoadFormat, Quantization
+from espalier.prm.families import identify
 from espalier.search.inspection import inspect_checkpoint, paths_that_fit
 
 QWEN_1_5B = {
@@ -73,6 +75,21 @@ def test_a_pair_is_planned_on_paper_within_two_percent_of_its_tensors(pair: tupl
     assert not generator.has_weights
     assert verifier.choice is not None
     assert verifier.choice.info.name == "qwen2.5-math-prm"
+
+
+def test_an_index_without_its_shards_is_no_weights(pair: tuple[Path, Path]):
+    _, folder = pair
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00004.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert not inspect_checkpoint(str(folder), torch.bfloat16).has_weights
+
+
+def test_families_that_tensors_tell_are_told_without_weights(tmp_path: Path):
+    skywork = on_paper(tmp_path / "skywork", "Qwen2ForPrmModel", {**MATH_PRM_7B, "vocab_size": 151936})
+    Tokenizer(models.WordLevel({"[UNK]": 0, "Ċ": 198}, unk_token="[UNK]")).save(str(skywork / "tokenizer.json"))
+    choice = identify(Outline(skywork, LoadFormat.DUMMY))
+    assert choice.info.name == "skywork-o1-open-prm"
+    assert "tensor" not in choice.reason
 
 
 def test_a_pair_fits_a_card_of_24_gigabytes_and_quantised_one_of_12(pair: tuple[Path, Path]):
