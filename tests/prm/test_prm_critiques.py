@@ -21,6 +21,7 @@ from espalier.prm.critiques import Critiques
 from espalier.prm.families import load_verifier
 from espalier.prm.families.thinkprm import ThinkPrm
 from espalier.prm.verifier import Verifier
+from espalier.search.demand import CritiqueLimits, Demand, PathLimits, worst_case_blocks
 from espalier.search.generator import Generator
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest
@@ -148,6 +149,26 @@ def test_the_tokens_of_a_score_are_those_that_were_computed_and_bounded_beforeha
     assert computed == engine.stats()["verifier"].computed_tokens - before
     assert computed <= spent <= computed + 3, "the last token of each critique is written and never computed"
     assert spent <= most
+    release(engine, verification.root, scoring.sequence)
+
+
+def test_what_is_set_aside_for_a_score_covers_all_its_critiques_at_once(
+    verifier_of: Make, family_of: Callable[[str], ThinkPrm]
+):
+    engine, verifier = verifier_of(family_of("chains"), prefix_cache=False)
+    verification, family = begin(engine, verifier), verifier.family
+    assert isinstance(family, ThinkPrm)
+    text, size = len(family.text_ids(StepPath(PROBLEM, ("So 85",)))), engine.settings.block_size
+    before, most = engine.stats()["verifier"].live_blocks, 0
+    scoring = verification.score(verification.root, ("So 85",), 10_000)
+    assert scoring is not None
+    while engine.busy:
+        finished = engine.step()
+        most = max(most, engine.stats()["verifier"].live_blocks - before)
+        for done in finished:
+            verification.take(done)
+    limits = PathLimits(0, 0, 0, critiques=CritiqueLimits(text, 3, family.critique_tokens))
+    assert -(-text // size) < most <= worst_case_blocks([Demand(paths=1)], limits, size)
     release(engine, verification.root, scoring.sequence)
 
 
