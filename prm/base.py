@@ -93,6 +93,11 @@ class PrmFamily(ABC):
         return self.info.name
 
     @property
+    def context(self) -> int:
+        """Most tokens that a path may have."""
+        return self.model.config.max_positions
+
+    @property
     def identity(self) -> str:
         """What tells its scores from those of any other family over the same weights."""
         return self.info.name

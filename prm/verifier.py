@@ -3,29 +3,17 @@
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import RequestTooLargeError
+from espalier.engine.errors import CheckpointError, RequestTooLargeError
 from espalier.engine.sequence import Sequence
 from espalier.engine.turns import VERIFIER
-from espalier.engine.work import Score, Scored
+from espalier.engine.work import Done, Score, Scored
 from espalier.prm.base import PrmFamily, Reading, StepPath
+from espalier.prm.critic import Critic
+from espalier.prm.critiques import Critiques
 from espalier.prm.oracle import Check
-
-
-class Verdict(NamedTuple):
-    """A verifier sequence whose work is done, and the score of the step it ends in; None where nothing was read."""
-
-    sequence: Sequence
-    score: float | None
-
-
-class Scoring(NamedTuple):
-    """A step that is being scored: the sequence that will hold it, and the tokens it adds to its parent's."""
-
-    sequence: Sequence
-    num_tokens: int
+from espalier.prm.verdict import Scoring, Verdict
 
 
 class Verifier:
@@ -38,25 +26,49 @@ class Verifier:
     """
 
     def __init__(self, engine: Engine, family: PrmFamily, oracle: bool = False) -> None:
+        """Make a verifier.
+
+        Raises:
+            CheckpointError: when `oracle` is asked of a generative family, which reads nothing step by step.
+        """
+        if oracle and isinstance(family, Critic):
+            raise CheckpointError(
+                f"--verify-incremental: {family.name} reads the whole text for every step, so there is nothing to "
+                "compare it with; leave the flag out"
+            )
         self.engine = engine
         self.family = family
         self.oracle = oracle
         self.reopened = 0
 
-    def begin(self, owner: Hashable, problem: str, salt: bytes = b"") -> "Verification":
+    def begin(self, owner: Hashable, problem: str, salt: bytes = b"", seed: int = 0) -> "Verification | Critiques":
         """Open a verifier sequence that holds the problem, for the paths of `owner`; `salt` as in `Engine.open`.
+
+        Args:
+            owner: whose work it is.
+            problem: its text.
+            salt: prefixes are shared with sequences of the same salt only.
+            seed: of the request; what a generative family writes goes by it.
 
         Raises:
             RequestTooLargeError: when the problem alone fills the verifier's context.
         """
         ids = self.family.prompt_ids(problem)
-        limit = self.family.model.config.max_positions
-        if len(ids) >= limit:
-            raise RequestTooLargeError(
-                f"the problem has {len(ids)} verifier tokens and the verifier's context is {limit}"
-            )
+        require_room(self.family, len(ids))
         root = self.engine.open(VERIFIER, ids, salt, owner)
+        if isinstance(self.family, Critic):
+            return Critiques(self.engine, self.family, owner, problem, salt, seed, root)
         return Verification(self, owner, problem, salt, root, len(ids))
+
+
+def require_room(family: PrmFamily, prompt_tokens: int) -> None:
+    """Raise RequestTooLargeError when a problem of so many tokens leaves no room for a path."""
+    limit, own = family.context, family.model.config.max_positions
+    if prompt_tokens >= limit:
+        critiques = f", of which critiques leave {limit}" if limit < own else ""
+        raise RequestTooLargeError(
+            f"the problem has {prompt_tokens} verifier tokens and the verifier's context is {own}{critiques}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +152,9 @@ class Verification:
         self._submit(sequence, path, reading, start, before)
         return Scoring(sequence, max(added, 1))
 
-    def take(self, done: Scored) -> Verdict | None:
+    def take(self, done: Done) -> Verdict | None:
         """Take in finished work; the verdict when it was the last that its step needed, else None."""
+        assert isinstance(done, Scored), "nothing is generated here"
         if self._check is not None and done.work is self._check.work:
             return self._take_check(done)
         step = self._steps.pop(done.work, None)
@@ -161,7 +174,7 @@ class Verification:
         self._start_check()
         return None
 
-    def is_check(self, done: Scored) -> bool:
+    def is_check(self, done: Done) -> bool:
         """Whether this work only checks a score: its tokens are nobody's."""
         return self._check is not None and done.work is self._check.work
 

@@ -12,7 +12,8 @@ from espalier.engine.admission import Reservation
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError, Violation
 from espalier.engine.turns import GENERATOR, VERIFIER
-from espalier.prm.verifier import Verifier
+from espalier.prm.critic import Critic
+from espalier.prm.verifier import Verifier, require_room
 from espalier.search.algorithms import (
     algorithms_for_answers,
     answers_suffice,
@@ -20,7 +21,7 @@ from espalier.search.algorithms import (
     needs_verifier,
     with_defaults,
 )
-from espalier.search.demand import PathLimits, verifier_limits, worst_case_blocks
+from espalier.search.demand import CritiqueLimits, PathLimits, verifier_limits, with_critiques, worst_case_blocks
 from espalier.search.generator import Generator
 from espalier.search.grouping import BySpelling, Grouping
 from espalier.search.ledger import Ledger
@@ -235,13 +236,13 @@ class Orchestrator:
     def _verifier_limits(self, request: SearchRequest, generator: PathLimits) -> PathLimits:
         assert self._verifier is not None
         family = self._verifier.family
-        prompt, context = len(family.prompt_ids(request.problem)), family.model.config.max_positions
-        if prompt >= context:
-            raise RequestTooLargeError(
-                f"the problem has {prompt} verifier tokens and the verifier's context is {context}"
-            )
+        prompt, context = len(family.prompt_ids(request.problem)), family.context
+        require_room(family, prompt)
         marks = family.mark_tokens, family.tail_tokens
         limits = verifier_limits(generator, prompt, context, request.max_steps, self._same_vocabulary, *marks)
+        if isinstance(family, Critic):
+            critique = CritiqueLimits(0, family.settings.chains, family.critique_tokens)
+            return with_critiques(limits, context, family.closing_tokens, critique)
         return replace(limits, step_tokens=limits.path_tokens) if family.info.whole_answers else limits
 
     def _worst_case(self, plan: SearchPlan) -> dict[str, int]:

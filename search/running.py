@@ -6,7 +6,9 @@ from concurrent.futures import Future
 from espalier.engine.engine import Engine
 from espalier.engine.sampling import Sampling, stream_key
 from espalier.engine.sequence import Sequence
-from espalier.engine.work import Done, Generate, Generated, Scored, StopCause
+from espalier.engine.turns import VERIFIER
+from espalier.engine.work import Done, Generate, Generated, StopCause
+from espalier.prm.critiques import Critiques
 from espalier.prm.verifier import Verification, Verifier
 from espalier.search.aggregation import aggregate
 from espalier.search.algorithms import make_algorithm
@@ -67,7 +69,7 @@ class RunningSearch:
         self._engine = engine
         self._generator = generator
         self._verifier = verifier if plan.verifier_limits else None
-        self._verification: Verification | None = None
+        self._verification: Verification | Critiques | None = None
         self._whole_answers = self._verifier is not None and self._verifier.family.info.whole_answers
         self._grouping = grouping
         self._ledger = ledger
@@ -103,7 +105,7 @@ class RunningSearch:
         self._ledger.generator_tree_tokens += prompt
         self._by_generator[root.generator] = self._root
         if self._verifier:
-            begun = self._verifier.begin(self.plan.search_id, self.request.problem, self.plan.salt)
+            begun = self._verifier.begin(self.plan.search_id, self.request.problem, self.plan.salt, self.request.seed)
             self._verification, root.verifier = begun, begun.root
             self._ledger.verifier_tree_tokens += begun.prompt_tokens
             self._by_verifier[begun.root] = self._root
@@ -113,11 +115,11 @@ class RunningSearch:
 
     def handle(self, done: Done) -> None:
         """Take in one piece of finished work."""
-        if isinstance(done, Generated):
+        if done.work.sequence.role == VERIFIER:
+            self._on_verified(done)
+        elif isinstance(done, Generated):
             self._ledger.generator_tokens += done.computed_tokens
             self._on_generated(done)
-        else:
-            self._on_scored(done)
         if self._ballot is None and self._outstanding == 0 and self._asked:
             self._end_round()
 
@@ -327,13 +329,15 @@ class RunningSearch:
         assert limits is not None
         return min(limits.prompt_tokens + limits.path_tokens - self._engine.length(sequence), limits.step_tokens)
 
-    def _on_scored(self, done: Scored) -> None:
+    def _on_verified(self, done: Done) -> None:
         assert self._verification is not None
         if not self._verification.is_check(done):
             self._ledger.verifier_tokens += done.computed_tokens
         if (verdict := self._verification.take(done)) is not None:
             node = self._by_verifier[verdict.sequence]
             node.score = verdict.score
+            node.verifier_tokens += verdict.late_tokens
+            self._ledger.verifier_tree_tokens += verdict.late_tokens
             self._mark_verified(node)
 
     def _mark_verified(self, node: Node) -> None:

@@ -19,7 +19,7 @@ from espalier.prm.adapted import info_of, load_adapted
 from espalier.prm.adapter import Adapter, read_adapter
 from espalier.prm.base import FamilyInfo, PrmFamily
 from espalier.prm.evidence import fits, has_ids, rope_theta
-from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, token_classifier, universal
+from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, thinkprm, token_classifier, universal
 
 Load = Callable[[Checkpoint, torch.dtype, torch.device | str], PrmFamily]
 Evidence = Callable[[Checkpoint], str | None]
@@ -66,6 +66,7 @@ def entries() -> tuple[Entry, ...]:
         Entry(outcome.INFO, outcome.evidence, outcome.load),
         Entry(universal.INFO, _by_flag_only, universal.load),
         Entry(eurus.INFO, _by_flag_only, None),
+        Entry(thinkprm.INFO, _by_flag_only, thinkprm.load),
     )
 
 

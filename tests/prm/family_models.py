@@ -48,6 +48,7 @@ def write_families(root: Path, tiny: dict[str, Path]) -> dict[str, Path]:
         "outcome": _outcome(root / "outcome", llama),
         "universal-prm": _universal(root / "universal", tiny["math-prm"]),
         "eurus-prm": tiny["qwen2-untied"],
+        "thinkprm": write_thinkprm(root / "thinkprm", tiny["qwen2-untied"]),
         "eurus-reference": _reference(root / "eurus-reference", tiny["qwen2-untied"]),
     }
 
@@ -89,6 +90,24 @@ def _reference(folder: Path, prm: Path) -> Path:
     randomize(Qwen2ForCausalLM(config), 23).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(prm / name, folder / name)
+    return folder
+
+
+def write_thinkprm(folder: Path, source: Path, **settings: float) -> Path:
+    """A generator with the two labels as tokens, whose critiques are short and often end in `</think>`."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+    tokenizer.add_tokens([" yes", " no", "</think>"])
+    config = AutoConfig.from_pretrained(source)
+    assert isinstance(config, Qwen2Config)
+    config.max_position_embeddings = 1024
+    model = randomize(Qwen2ForCausalLM(config), 27)
+    with torch.no_grad():  # a large constant in the residual stream, through which the head favours one token
+        model.model.embed_tokens.weight[:, 0] = 6.0
+        model.lm_head.weight[:, 0] = 0.0
+        model.lm_head.weight[tokenizer.convert_tokens_to_ids("</think>"), 0] = 1.0
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    edit_json(folder / "config.json", {"prm": {"critique_tokens": 20, **settings}})
     return folder
 
 

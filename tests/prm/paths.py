@@ -5,6 +5,8 @@ from engine_driver import drain
 from espalier.engine.engine import Engine
 from espalier.engine.sequence import Sequence
 from espalier.engine.work import Scored
+from espalier.prm.critiques import Critiques
+from espalier.prm.verdict import Verdict
 from espalier.prm.verifier import Verification, Verifier
 
 PROBLEM = "Tom starts with 38 coins. He finds 47 more.\nHow many has he?"
@@ -22,22 +24,21 @@ STEPS = {
 }
 
 
-def begin(engine: Engine, verifier: Verifier, problem: str = PROBLEM) -> Verification:
+def begin(engine: Engine, verifier: Verifier, problem: str = PROBLEM) -> Verification | Critiques:
     """The verification of the problem, its root computed."""
     verification = verifier.begin("me", problem)
     verification.prefill()
     (done,) = drain(engine)
     assert isinstance(done, Scored)
-    assert verification.take(done) == (verification.root, None)
+    assert verification.take(done) == Verdict(verification.root, None)
     return verification
 
 
-def settle(engine: Engine, verification: Verification) -> dict[Sequence, float]:
+def settle(engine: Engine, verification: Verification | Critiques) -> dict[Sequence, float]:
     """Run until every step that is being scored has its score."""
     scores: dict[Sequence, float] = {}
     while engine.busy:
         for done in engine.step():
-            assert isinstance(done, Scored)
             if (verdict := verification.take(done)) is not None:
                 assert verdict.score is not None
                 scores[verdict.sequence] = verdict.score
@@ -47,7 +48,7 @@ def settle(engine: Engine, verification: Verification) -> dict[Sequence, float]:
 
 def score_step(
     engine: Engine,
-    verification: Verification,
+    verification: Verification | Critiques,
     parent: Sequence,
     *steps: str,
     in_place: bool = False,
@@ -61,7 +62,9 @@ def score_step(
     return score, sequence
 
 
-def score_path(engine: Engine, verification: Verification, steps: list[str], in_place: bool = False) -> list[float]:
+def score_path(
+    engine: Engine, verification: Verification | Critiques, steps: list[str], in_place: bool = False
+) -> list[float]:
     """Score all steps of a path one after the other; its sequences are released."""
     scores: list[float] = []
     path = [verification.root]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -99,6 +100,45 @@ def universal(folder: Path, problem: str, steps: list[str]) -> list[float]:
         ids = [*prompt, *_encode(folder, answer), hf_tokenizer(folder).eos_token_id]
         scores.append(float(torch.sigmoid(model(torch.tensor([ids])).last_hidden_state[0, -1] @ weight[0])))
     return scores
+
+
+def thinkprm_prompt(folder: Path, problem: str, steps: list[str]) -> str:
+    """The authors' `format_verification_cot_for_thinkprm`, after the step labels of their `process_example`."""
+    bare = [re.sub(r"Step \d+:", "", step.replace("## Step", "Step")).strip() for step in steps]
+    solution = "\n".join(f"Step {i + 1}: {step}" for i, step in enumerate(bare))
+    content = (
+        "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n" + problem + "\n\n"
+        "[Solution]\n\n" + solution + "\n\nReview and critique each step in the proposed solution to determine whether "
+        "each step is correct. If the solution is incomplete, only verify the provided steps."
+    )
+    return _chat(folder, content) + "\nLet's verify step by step:"
+
+
+@torch.inference_mode()
+def thinkprm(folder: Path, problem: str, steps: list[str], critiques: list[list[int]]) -> float:
+    """The mean over critiques, already cut, of P(" yes") against P(" no") after them and the question."""
+    model, (yes, no) = _causal(folder), (_encode(folder, label)[0] for label in (" yes", " no"))
+    prompt = _encode(folder, thinkprm_prompt(folder, problem, steps))
+    question = _encode(folder, "\nIs the solution correct?")
+    scores = []
+    for critique in critiques:
+        logits = model(torch.tensor([[*prompt, *critique, *question]])).logits[0, -1]
+        scores.append(torch.softmax(logits[[yes, no]], dim=0)[0].item())
+    return sum(scores) / len(scores)
+
+
+def thinkprm_greedy(folder: Path, problem: str, steps: list[str], most: int, ends: set[int]) -> list[int]:
+    """The most likely critique, the whole text fed anew for each token; up to `most` tokens or the first of `ends`."""
+    prompt, critique = _encode(folder, thinkprm_prompt(folder, problem, steps)), []
+    with torch.inference_mode():
+        while len(critique) < most and not ends.intersection(critique):
+            critique.append(int(_causal(folder)(torch.tensor([[*prompt, *critique]])).logits[0, -1].argmax()))
+    return critique
+
+
+@cache
+def _causal(folder: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def eurus(folder: Path, problem: str, steps: list[str], reference: Path) -> list[float]:

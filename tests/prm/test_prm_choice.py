@@ -21,7 +21,7 @@ from espalier.prm.verifier import Verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 BY_ITSELF = ["qwen2.5-math-prm", "reasonflux-prm", "skywork-o1-open-prm", "token-classifier", "outcome"]
-BY_FLAG = ["rlhflow", "math-shepherd", "pure", "universal-prm", "eurus-prm"]
+BY_FLAG = ["rlhflow", "math-shepherd", "pure", "universal-prm", "eurus-prm", "thinkprm"]
 MINIMAL = {
     "name": '"mine"',
     "step.tag": '"<extra_0>"',
@@ -77,10 +77,12 @@ def test_a_class_that_could_be_another_family_or_a_generator_is_not_guessed(name
         assert choice.info.name == "token-classifier"
         assert "--verifier-family pure" in choice.reason
         return
-    with pytest.raises(CheckpointError, match=r"--verifier-family \(qwen2\.5-math-prm, .*eurus-prm\)") as error:
+    with pytest.raises(CheckpointError, match=r"--verifier-family \(qwen2\.5-math-prm, .*thinkprm\)") as error:
         chosen(family_folders[name])
     if name != "universal-prm":
-        possible = {"eurus-prm": "eurus-prm", "rlhflow": "rlhflow or math-shepherd"}.get(name, "math-shepherd")
+        flag = "eurus-prm or thinkprm"
+        known = {"eurus-prm": flag, "thinkprm": flag, "rlhflow": "rlhflow or math-shepherd"}
+        possible = known.get(name, "math-shepherd")
         assert f"may be a generator or {possible}" in str(error.value)
 
 

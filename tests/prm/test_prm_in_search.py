@@ -14,7 +14,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, ScoreMismatchError
 from espalier.prm.base import PrmFamily, Reading, StepPath
 from espalier.prm.families.universal import UniversalPrm
-from espalier.prm.verifier import Verifier
+from espalier.prm.verifier import Verification, Verifier
 from espalier.search.demand import Demand, worst_case_blocks
 from espalier.search.generator import Generator
 from espalier.search.orchestrator import Orchestrator
@@ -177,7 +177,7 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: M
         for entry in orchestrator._running.values():
             assert entry.search is not None
             verification = entry.search._verification
-            assert verification is not None
+            assert isinstance(verification, Verification)
             opened += bool(verification._probes or verification._check)
         orchestrator.cancel(search_id)
         while orchestrator.busy:

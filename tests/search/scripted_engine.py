@@ -117,7 +117,7 @@ class ScriptedEngine:
     # --- the verifier
 
     def verifier(self) -> Any:
-        def begin(owner: str, problem: str, salt: bytes) -> Any:
+        def begin(owner: str, problem: str, salt: bytes, seed: int) -> Any:
             return ScriptedVerification(self, owner, self.row("verifier", length=VERIFIER_PROMPT))
 
         return SimpleNamespace(begin=begin, family=SimpleNamespace(info=SimpleNamespace(whole_answers=False)))

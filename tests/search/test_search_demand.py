@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.search.algorithms import memory_demand
+from espalier.search.algorithms.auto import many_subtrees, square_beam
 from espalier.search.demand import PathLimits, worst_case_blocks
 from espalier.search.request import AlgorithmName, SearchRequest
 
@@ -50,7 +51,7 @@ def widest_moments(request: SearchRequest) -> list[tuple[int, int, int]]:
         case AlgorithmName.MCTS:
             return [(0, m * (request.simulations or 32), 0), (1, 0, 0)]
         case AlgorithmName.AUTO:
-            return [(n, n * m, 0), (n * m, 0, n * m)]
+            return [(split(n * m)[0], n * m, 0) for split in (many_subtrees, square_beam)]
         case AlgorithmName.GREEDY | AlgorithmName.CHAIN:
             return [(1, 0, 0)]
         case AlgorithmName.ADAPTIVE:

@@ -1,0 +1,320 @@
+"""ThinkPRM: critiques of the whole path and the verdict after them, by themselves and in searches."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import plain_families
+import pytest
+import torch
+from engine_driver import release
+from family_models import write_thinkprm
+from paths import PROBLEM, STEPS, begin, score_path, score_step
+from test_prm_in_search import BEAM, BEST_OF_N, nodes_of, run, scored_paths
+
+from espalier.engine.checkpoint import Checkpoint
+from espalier.engine.engine import Engine
+from espalier.engine.errors import CheckpointError, RequestTooLargeError
+from espalier.engine.work import Generated
+from espalier.prm.base import StepPath
+from espalier.prm.critiques import Critiques
+from espalier.prm.families import load_verifier
+from espalier.prm.families.thinkprm import ThinkPrm
+from espalier.prm.verifier import Verifier
+from espalier.search.demand import CritiqueLimits, Demand, PathLimits, worst_case_blocks
+from espalier.search.generator import Generator
+from espalier.search.orchestrator import Orchestrator
+from espalier.search.request import SearchRequest
+
+Make = Callable[..., tuple[Engine, Verifier]]
+SETTINGS = {"greedy": {}, "chains": {"chains": 3, "temperature": 1.0}}
+requests_ = pytest.mark.parametrize("request_", [BEAM, BEST_OF_N], ids=["beam", "best-of-n"])
+
+
+@pytest.fixture(scope="session")
+def folders(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny ThinkPRM by how it writes: one greedy critique, or three that are sampled."""
+    root, source = tmp_path_factory.mktemp("thinkprm"), tiny_checkpoints["qwen2-untied"]
+    return {name: write_thinkprm(root / name, source, **settings) for name, settings in SETTINGS.items()}
+
+
+@pytest.fixture
+def family_of(folders: dict[str, Path]) -> Callable[[str], ThinkPrm]:
+    def load(name: str) -> ThinkPrm:
+        family = load_verifier(Checkpoint(folders[name]), torch.float32, "cpu", "thinkprm")
+        assert isinstance(family, ThinkPrm)
+        return family
+
+    return load
+
+
+@pytest.fixture
+def search_with(
+    family_of: Callable[[str], ThinkPrm], make_engine: Callable[..., Engine]
+) -> Callable[..., Orchestrator]:
+    """An orchestrator over the talkative tiny generator and a ThinkPRM by how it writes."""
+
+    def make(name: str, **options: object) -> Orchestrator:
+        family = family_of(name)
+        engine = make_engine("talker", family.model, **{"kv_memory_bytes": 2**25, **options})
+        return Orchestrator(engine, Generator(engine, "", {"temperature": 1.0, "top_p": 1.0}), Verifier(engine, family))
+
+    return make
+
+
+def critiques_of(engine: Engine, verification: Critiques) -> tuple[list[Generated], float]:
+    """Run until the step that is being scored has its score; what was written for it, and the score."""
+    written: list[Generated] = []
+    while engine.busy:
+        for done in engine.step():
+            written += [done] if isinstance(done, Generated) else []
+            if (verdict := verification.take(done)) is not None:
+                assert verdict.score is not None
+                return written, verdict.score
+    raise AssertionError("nothing was scored")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
+def test_a_score_is_the_mean_verdict_after_the_critiques_that_were_written(
+    name: str, steps: list[str], verifier_of: Make, family_of: Callable[[str], ThinkPrm], folders: dict[str, Path]
+):
+    engine, verifier = verifier_of(family_of(name), max_batch_tokens=29)
+    verification = begin(engine, verifier)
+    assert isinstance(verification, Critiques)
+    scoring = verification.score(verification.root, tuple(steps), 10_000)
+    assert scoring is not None
+    written, score = critiques_of(engine, verification)
+    release(engine, verification.root, scoring.sequence)
+    tokenizer = plain_families.hf_tokenizer(folders[name])
+    ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("</think>")}
+    critiques = [done.token_ids for done in written for _ in done.indices]
+    assert len(critiques) == (1 if name == "greedy" else 3)
+    assert all(ends.isdisjoint(critique[:-1]) for critique in critiques)
+    if name == "greedy":
+        assert critiques == [plain_families.thinkprm_greedy(folders[name], PROBLEM, steps, 20, ends)]
+    cut = [critique[:-1] if critique[-1] in ends else critique for critique in critiques]
+    assert all(len(one) == 20 for one, other in zip(critiques, cut, strict=True) if len(one) == len(other))
+    assert score == pytest.approx(plain_families.thinkprm(folders[name], PROBLEM, steps, cut), abs=1e-5)
+    assert 0.001 < score < 0.999, "a degenerate verifier would prove nothing"
+
+
+def test_what_is_kept_of_a_critique_ends_before_the_first_text_that_ends_it(family_of: Callable[[str], ThinkPrm]):
+    family = family_of("greedy")
+    tokenizer, path = family.model.tokenizer, StepPath(PROBLEM, ("one", "two"))
+    fine = "\nStep 1: fine.\n\nStep 2: fine.\n"
+    for ending in ("Step 3: more", "Is the solution correct? yes", "</think>", "</think>\nStep 3:", "<|im_end|>", ""):
+        ids = tokenizer.encode(fine + ending)
+        kept = family.kept(path, ids)
+        assert kept == ids[: len(kept)]
+        assert fine.startswith(tokenizer.decode(kept))
+        assert len(tokenizer.decode(kept)) >= len(fine) - 2, "no more than the token that reaches into the end is lost"
+    assert family.kept(path, tokenizer.encode("</think>")) == []
+    assert family.kept(path, tokenizer.encode("<|im_end|>")) == []
+
+
+def test_steps_of_a_path_are_scored_alike_in_place_and_on_forks_and_a_step_adds_nothing_to_the_root(
+    verifier_of: Make, family_of: Callable[[str], ThinkPrm]
+):
+    engine, verifier = verifier_of(family_of("chains"))
+    forked = score_path(engine, begin(engine, verifier), STEPS["two steps"])
+    assert score_path(engine, begin(engine, verifier), STEPS["two steps"], in_place=True) == forked
+    verification = begin(engine, verifier)
+    held = engine.stats()["verifier"].live_blocks
+    _, sequence = score_step(engine, verification, verification.root, "38+47=85")
+    assert engine.stats()["verifier"].live_blocks == held
+    release(engine, verification.root, sequence)
+
+
+def test_the_tokens_of_a_score_are_those_that_were_computed_and_bounded_beforehand(
+    verifier_of: Make, family_of: Callable[[str], ThinkPrm]
+):
+    engine, verifier = verifier_of(family_of("chains"), prefix_cache=False)
+    verification = begin(engine, verifier)
+    family = verifier.family
+    assert isinstance(family, ThinkPrm)
+    steps = ("38+47=85", "So 85")
+    most = len(family.text_ids(StepPath(PROBLEM, steps))) + family.critiques_cost
+    assert verification.score(verification.root, steps, most - 1) is None
+    assert not engine.busy
+    before = engine.stats()["verifier"].computed_tokens
+    scoring = verification.score(verification.root, steps, most)
+    assert scoring is not None
+    computed, spent, done = 0, 0, None
+    while engine.busy:
+        for done in engine.step():
+            computed += done.computed_tokens
+            if (verdict := verification.take(done)) is not None:
+                spent = verdict.late_tokens
+    assert computed == engine.stats()["verifier"].computed_tokens - before
+    assert computed <= spent <= computed + 3, "the last token of each critique is written and never computed"
+    assert spent <= most
+    release(engine, verification.root, scoring.sequence)
+
+
+def test_what_is_set_aside_for_a_score_covers_all_its_critiques_at_once(
+    verifier_of: Make, family_of: Callable[[str], ThinkPrm]
+):
+    engine, verifier = verifier_of(family_of("chains"), prefix_cache=False)
+    verification, family = begin(engine, verifier), verifier.family
+    assert isinstance(family, ThinkPrm)
+    text, size = len(family.text_ids(StepPath(PROBLEM, ("So 85",)))), engine.settings.block_size
+    before, most = engine.stats()["verifier"].live_blocks, 0
+    scoring = verification.score(verification.root, ("So 85",), 10_000)
+    assert scoring is not None
+    while engine.busy:
+        finished = engine.step()
+        most = max(most, engine.stats()["verifier"].live_blocks - before)
+        for done in finished:
+            verification.take(done)
+    limits = PathLimits(0, 0, 0, critiques=CritiqueLimits(text, 3, family.critique_tokens))
+    assert -(-text // size) < most <= worst_case_blocks([Demand(paths=1)], limits, size)
+    release(engine, verification.root, scoring.sequence)
+
+
+def test_a_path_that_leaves_no_room_for_its_critique_has_no_score(
+    verifier_of: Make, family_of: Callable[[str], ThinkPrm]
+):
+    engine, verifier = verifier_of(family_of("greedy"))
+    verification = begin(engine, verifier)
+    family = verifier.family
+    assert isinstance(family, ThinkPrm)
+    short = len(family.text_ids(StepPath(PROBLEM, ("3",))))
+    fitting = "3" * (family.context - short + 1)
+    assert len(family.text_ids(StepPath(PROBLEM, (fitting,)))) == family.context
+    assert verification.score(verification.root, (fitting + "3",), 10_000) is None
+    assert not engine.busy
+    score_step_and_release(engine, verification, fitting)
+    release(engine, verification.root)
+
+
+def score_step_and_release(engine: Engine, verification: Critiques, step: str) -> None:
+    _, sequence = score_step(engine, verification, verification.root, step)
+    release(engine, sequence)
+
+
+def test_a_problem_that_leaves_no_room_is_refused_with_what_critiques_take(
+    verifier_of: Make, family_of: Callable[[str], ThinkPrm], search_with: Callable[..., Orchestrator]
+):
+    _, verifier = verifier_of(family_of("greedy"))
+    with pytest.raises(RequestTooLargeError, match=r"context is 1024, of which critiques leave \d+"):
+        verifier.begin("me", "3" * 990)
+    orchestrator = search_with("greedy")
+    assert orchestrator._verifier is not None
+    family = orchestrator._verifier.family
+    assert isinstance(family, ThinkPrm)
+    family.settings = replace(family.settings, tokens=700)
+    with pytest.raises(RequestTooLargeError, match=r"context is 1024, of which critiques leave \d+"):
+        orchestrator.submit(replace(BEAM, problem="3" * 300))
+
+
+@requests_
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_search_gives_the_same_scores_alone_in_company_and_with_scarce_memory(
+    name: str, request_: SearchRequest, search_with: Callable[..., Orchestrator], folders: dict[str, Path]
+):
+    requests = [replace(request_, seed=seed) for seed in range(3)]
+    alone = [run(search_with(name, max_batch_tokens=64), request)[0] for request in requests]
+    company = run(search_with(name, max_batch_tokens=300), *requests)
+    assert list(map(nodes_of, company)) == list(map(nodes_of, alone))
+    orchestrator = search_with(name)
+    blocks = orchestrator._worst_case(orchestrator._plan(request_))
+    needed = sum(blocks[role] * lane.layout.block_bytes for role, lane in orchestrator.engine.lanes.items())
+    memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "sector_bytes": 2**15}
+    scarce = run(search_with(name, reserved_share=0.0, prefix_cache=False, **memory), *requests)
+    assert list(map(nodes_of, scarce)) == list(map(nodes_of, alone))
+    assert any(result.best and result.best.score is not None for result in alone)
+    paths = [path for result in alone for path in scored_paths(result)]
+    assert len(paths) > 10
+    assert any(len(path) > 1 for path in paths)
+    for result in alone:
+        accounting = result.accounting
+        assert 0 < accounting.verifier_tokens <= accounting.verifier_tree_tokens
+    if name == "greedy":
+        ends = {plain_families.hf_tokenizer(folders[name]).convert_tokens_to_ids(i) for i in ("</think>", "<|im_end|>")}
+        for path in (paths[0], max(paths, key=len)):
+            steps = [node.text for node in path]
+            critique = plain_families.thinkprm_greedy(folders[name], PROBLEM, steps, 20, ends)
+            cut = [critique[:-1] if critique[-1] in ends else critique]
+            assert path[-1].score == pytest.approx(
+                plain_families.thinkprm(folders[name], PROBLEM, steps, cut), abs=1e-5
+            )
+
+
+def test_another_seed_writes_other_critiques_and_the_same_text_gets_the_same_ones(
+    verifier_of: Make, family_of: Callable[[str], ThinkPrm]
+):
+    engine, verifier = verifier_of(family_of("chains"))
+    texts = []
+    for owner, seed in (("me", 1), ("you", 1), ("me", 2)):
+        verification = verifier.begin(owner, PROBLEM, seed=seed)
+        assert isinstance(verification, Critiques)
+        scoring = verification.score(verification.root, ("38+47=85",), 10_000)
+        assert scoring is not None
+        written, _ = critiques_of(engine, verification)
+        texts.append(sorted((done.indices, done.token_ids) for done in written))
+        release(engine, verification.root, scoring.sequence)
+    assert texts[0] == texts[1] != texts[2]
+
+
+@requests_
+@pytest.mark.parametrize("budget", [500, 1200, 3000, 6000])
+def test_no_search_reads_or_writes_more_verifier_tokens_than_its_budget(
+    budget: int, request_: SearchRequest, search_with: Callable[..., Orchestrator]
+):
+    request = replace(request_, verifier_budget=budget)
+    results = [run(search_with("chains", prefix_cache=kept), request)[0] for kept in (True, False)]
+    for result in results:
+        assert result.accounting.verifier_tokens <= result.accounting.verifier_tree_tokens <= budget
+    assert nodes_of(results[0]) == nodes_of(results[1])
+    if budget == 500:
+        assert results[0].stop_reason == "budget"
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: Callable[..., Orchestrator]):
+    orchestrator = search_with(name)
+    opened = 0
+    for steps in range(1, 160, 11):
+        search_id = orchestrator.submit(BEST_OF_N)
+        for _ in range(steps):
+            orchestrator.step()
+        for search in orchestrator._searches():
+            verification = search._verification
+            assert isinstance(verification, Critiques)
+            opened += bool(verification._written) + bool(verification._verdicts)
+        orchestrator.cancel(search_id)
+        while orchestrator.busy:
+            orchestrator.step()
+        orchestrator.engine.check_drained()
+    assert opened, "nothing was being read when a search was cancelled"
+
+
+def test_the_oracle_has_nothing_to_compare_and_says_so(verifier_of: Make, family_of: Callable[[str], ThinkPrm]):
+    with pytest.raises(CheckpointError, match=r"--verify-incremental: thinkprm reads the whole text for every step"):
+        verifier_of(family_of("greedy"), oracle=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"chains": 2}, "2 critiques at temperature 0 are all the same"),
+        ({"chains": 0}, "whole numbers from 1"),
+        ({"temperature": -1.0}, "a number from 0"),
+        ({"tokens": 5}, "has chains and critique_tokens"),
+        ({"critique_tokens": 1020}, r"leave nothing of its context of 1024; set a smaller prm\.critique_tokens"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    settings: dict[str, float], message: str, tiny_checkpoints: dict[str, Path], tmp_path: Path
+):
+    folder = write_thinkprm(tmp_path / "thinkprm", tiny_checkpoints["qwen2-untied"], **settings)
+    with pytest.raises(CheckpointError, match=message):
+        load_verifier(Checkpoint(folder), torch.float32, "cpu", "thinkprm")
+
+
+def test_a_checkpoint_without_the_labels_or_that_does_not_write_is_refused(tiny_checkpoints: dict[str, Path]):
+    with pytest.raises(CheckpointError, match="no single token for ' yes'"):
+        load_verifier(Checkpoint(tiny_checkpoints["qwen2-untied"]), torch.float32, "cpu", "thinkprm")
+    with pytest.raises(CheckpointError, match="thinkprm writes and so is a"):
+        load_verifier(Checkpoint(tiny_checkpoints["classifier"]), torch.float32, "cpu", "thinkprm")
