@@ -1,6 +1,5 @@
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,6 @@ QWEN2 = {
     "num_key_value_heads": 2,
 }
 LATE_WINDOW = {"model_type": "qwen2", "sliding_window": 7, "max_window_layers": 1}
-
-
-@pytest.fixture
-def copy_of(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of a tiny checkpoint that a test may damage."""
-
-    def copy(name: str) -> Path:
-        return Path(shutil.copytree(tiny_checkpoints[name], tmp_path / name))
-
-    return copy
 
 
 def load(folder: Path) -> Model:

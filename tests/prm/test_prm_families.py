@@ -1,4 +1,3 @@
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,6 @@ from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
 from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import load_verifier
-
-
-@pytest.fixture
-def copy_of(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of a tiny checkpoint that a test may damage."""
-
-    def copy(name: str) -> Path:
-        return Path(shutil.copytree(tiny_checkpoints[name], tmp_path / name))
-
-    return copy
 
 
 def load(folder: Path) -> PrmFamily:
