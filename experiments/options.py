@@ -82,6 +82,24 @@ Verifier = Annotated[
         rich_help_panel="Models",
     ),
 ]
+GeneratorRevision = Annotated[
+    str | None,
+    typer.Option(
+        envvar=_env("GENERATOR_REVISION"),
+        help="Branch, tag or commit of a Hugging Face id; the same as ID@REVISION.",
+        rich_help_panel="Models",
+        show_default=False,
+    ),
+]
+VerifierRevision = Annotated[
+    str | None,
+    typer.Option(
+        envvar=_env("VERIFIER_REVISION"),
+        help="The same of the verifier.",
+        rich_help_panel="Models",
+        show_default=False,
+    ),
+]
 VerifierFamily = Annotated[
     str | None,
     typer.Option(

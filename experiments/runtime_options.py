@@ -29,7 +29,9 @@ def with_runtime(command: Callable[..., None]) -> Callable[..., None]:
 
 def _runtime(
     generator: opt.Generator = "demo-generator",
+    generator_revision: opt.GeneratorRevision = None,
     verifier: opt.Verifier = "demo-verifier",
+    verifier_revision: opt.VerifierRevision = None,
     verifier_family: opt.VerifierFamily = None,
     verifier_reference: opt.VerifierReference = "",
     verify_incremental: opt.VerifyIncremental = False,
@@ -48,8 +50,8 @@ def _runtime(
     threads: opt.Threads = None,
 ) -> RuntimeSettings:
     return RuntimeSettings(
-        generator=generator,
-        verifier=verifier,
+        generator=_at(generator, generator_revision),
+        verifier=_at(verifier, verifier_revision),
         verifier_family=verifier_family,
         verifier_reference=verifier_reference,
         verify_incremental=verify_incremental,
@@ -67,3 +69,8 @@ def _runtime(
         offline=offline,
         cache_dir=cache_dir,
     )
+
+
+def _at(name: str, revision: str | None) -> str:
+    """A model's name with its revision, as the hub's own paths spell it."""
+    return f"{name}@{revision}" if revision else name

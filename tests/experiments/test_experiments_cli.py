@@ -217,6 +217,22 @@ def test_grader_memory_reaches_what_compares_answers(espalier, monkeypatch, tmp_
     assert seen == [2 * 2**30, 300 * 2**20, 3 * 2**29]
 
 
+def test_a_revision_goes_to_the_model_it_is_of(espalier, monkeypatch):
+    from espalier.experiments import loading
+
+    seen: list[tuple[str, str]] = []
+
+    def stop(settings: RuntimeSettings, _: object) -> None:
+        seen.append((settings.generator, settings.verifier))
+        raise EspalierError("seen")
+
+    monkeypatch.setattr(loading, "load_orchestrator", stop)
+    espalier(*SOLVE, "--generator", "org/one", "--generator-revision", "v2", "--verifier", "org/two")
+    monkeypatch.setenv("ESPALIER_VERIFIER_REVISION", "main")
+    espalier(*SOLVE, "--generator", "org/one@v3", "--verifier", "org/two")
+    assert seen == [("org/one@v2", "org/two"), ("org/one@v3", "org/two@main")]
+
+
 def test_grader_memory_is_that_of_who_grades_an_evaluation_too(espalier, monkeypatch):
     from espalier.search.grading import Grader
 
