@@ -25,8 +25,8 @@ $(STAMP): requirements.txt pyproject.toml
 demo: $(STAMP)  ## solve one problem by beam search with the bundled models, on CPU
 	$(BIN)/espalier solve
 
-test: $(STAMP)  ## the whole suite but the slow marker
-	$(BIN)/python -m pytest -m "not slow"
+test: $(STAMP)  ## the whole suite but the slow marker, on up to four cores
+	$(BIN)/python -m pytest -m "not slow" --numprocesses logical --maxprocesses 4 --dist worksteal
 
 test-slow: $(STAMP)  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow

@@ -105,11 +105,12 @@ def _said(text: str) -> Iterator[str]:
 
 
 def _formula(rest: str) -> str:
-    """The formula that `rest` begins with; empty where it begins with none, with a price, or with one of several."""
+    """The formula that `rest` begins with; empty where it is none, says nothing, is a price, or one of several."""
     for opening, closing in _MATHS:
         if rest.startswith(opening) and (end := rest.find(closing, len(opening))) > 0:
             inside, several = rest[len(opening) : end].strip(), _ANOTHER.match(rest, end + len(closing))
-            return "" if several or _PRICE.match(inside) or "\n\n" in inside else _undressed(inside)
+            states = re.search(r"\w", inside) and not (several or _PRICE.match(inside) or "\n\n" in inside)
+            return _undressed(inside) if states else ""
     return ""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine
@@ -22,6 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's own; an engine's compil
 _ROOT = Path(__file__).resolve().parents[1]
 _KERNELS = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((_ROOT / "kernels" / "cpu").glob("*.py"))))
 os.environ.setdefault("NUMBA_CACHE_DIR", str(_ROOT / "build" / "numba" / _KERNELS.hexdigest()[:16]))
+
+# The same examples in every run, however slow the machine; others with `--hypothesis-profile=default`.
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,12 @@ def _given(value: T | None) -> T:
     return value
 
 
+def _longest_path(request: SearchRequest) -> int:
+    """The most tokens a path may have."""
+    longest = request.max_steps * request.max_step_tokens
+    return longest if request.max_tokens is None else min(longest, request.max_tokens)
+
+
 def _unscored(request: SearchRequest) -> bool:
     return False
 
@@ -174,5 +180,11 @@ _TABLE: Mapping[AlgorithmName, Entry] = {
         _tree,
         usual={"simulations": 32, "exploration": 1.25},
     ),
-    AlgorithmName.AUTO: Entry(lambda r, root: AutoSearch(root, r.candidates, r.aggregation), _widest_split, revision=2),
+    AlgorithmName.AUTO: Entry(
+        lambda r, root: AutoSearch(
+            root, r.candidates, r.aggregation, (r.generator_budget, r.verifier_budget), _longest_path(r)
+        ),
+        _widest_split,
+        revision=3,
+    ),
 }

@@ -1,7 +1,8 @@
-"""Choosing the search, its N and its M by how hard the first steps look."""
+"""Choosing the search, its N and its M by how hard the first steps look and by what tokens are left."""
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from espalier.search.algorithms.base import Expand, SearchAlgorithm, path_score, viable
 from espalier.search.algorithms.beam import BeamSearch
@@ -17,27 +18,30 @@ subtrees of 2 solved 249 and a 4 x 4 beam 239; of 231 below, 200 and 201. It was
 values between 0.5 and 0.93 differ by two problems at most. With 4 candidates all splits solve the same.
 """
 
+MARGIN = 0.8
+"""Share of what a budget leaves that paths may be expected to take: some grow longer than the first."""
+_PILOT = 2
 
-def ease(nodes: Sequence[Node], aggregation: Aggregation) -> float:
-    """The mean score of sampled steps, equal siblings counted each, those cut short as 0."""
-    scores = [n.multiplicity * path_score(n, aggregation) for n in nodes if viable(n)]
-    return math.fsum(scores) / sum(node.multiplicity for node in nodes)
+
+def first_scores(nodes: Sequence[Node], aggregation: Aggregation) -> list[float]:
+    """Scores of sampled steps: equal siblings counted each, those cut short as 0."""
+    return [s for n in nodes for s in n.multiplicity * [path_score(n, aggregation) if viable(n) else 0.0]]
 
 
 def many_subtrees(candidates: int) -> tuple[int, int]:
-    """N subtrees of M children each, N*M of them `candidates`: as many as leave each at least two to choose of."""
-    subtrees = max((n for n in range(1, candidates // 2 + 1) if candidates % n == 0), default=1)
+    """N subtrees of M children each, N*M at most `candidates`: as many as leave each at least two to choose of."""
+    subtrees = max(1, candidates // 2)
     return subtrees, candidates // subtrees
 
 
 def square_beam(candidates: int) -> tuple[int, int]:
-    """N paths of M children each, N*M of them `candidates`: as even as divides these, N the smaller."""
-    width = max(n for n in range(1, math.isqrt(candidates) + 1) if candidates % n == 0)
+    """N paths of M children each, N*M at most `candidates`: as even as can be, N the smaller."""
+    width = math.isqrt(candidates)
     return width, candidates // width
 
 
 class AutoSearch:
-    """Picks the search, and how its N*M candidates a step are split into N and M, by the scores of the first N*M steps.
+    """Picks the search, its N and its M by the scores of the first steps and by what a path costs.
 
     After Snell et al., 2024 (compute-optimal scaling): on problems that the generator finds easy, samples that do not
     compete do best, because what fails there is the choice between them: a search drives into what the verifier
@@ -48,34 +52,77 @@ class AutoSearch:
     The rule: with a mean score of the first steps of at least `EASY` they are the first round of diverse subtrees
     (DVTS), as many as leave each two children to choose of; below it, of a beam search with N and M as even as may be.
     Subtrees of two, and not independent paths, because a step that goes wrong once in ten spoils most paths of ten
-    steps. Of the request's N and M only the product counts: a step of any split samples so many candidates, so all
-    cost the same tokens. Nothing is sampled twice.
+    steps. Of the request's N and M only the product counts: a step of any split samples about so many candidates,
+    so all cost the same tokens.
+
+    Where a budget might not pay for N*M paths, one subtree of two grows to its end first. It gives an answer early, it
+    votes, and it tells what a path costs here: the rest has as many candidates a step as `MARGIN` of what is left will
+    pay for, at most N*M. So a small budget buys few whole paths and not many beginnings. Nothing is sampled twice.
+
+    Args:
+        root: of the tree.
+        candidates: N*M of the request.
+        aggregation: how a path's score comes of its steps'.
+        budgets: limits on the search's tokens, the generator's and the verifier's; None for none.
+        longest_path: the most tokens that a path may have.
     """
 
     uses_scores = True
 
-    def __init__(self, root: Node, candidates: int, aggregation: Aggregation) -> None:
+    def __init__(
+        self,
+        root: Node,
+        candidates: int,
+        aggregation: Aggregation,
+        budgets: tuple[int | None, int | None] = (None, None),
+        longest_path: int = 0,
+    ) -> None:
         self._root = root
         self._candidates = candidates
         self._aggregation = aggregation
+        self._budgets = budgets
+        tight = any(budget is not None and budget < candidates * longest_path for budget in budgets)
+        self._pilot = DiverseTreeSearch(root, 1, _PILOT, aggregation) if tight and candidates > _PILOT else None
+        self._spent = [0, 0]
+        self._first_scores: list[float] = []
         self._chosen: SearchAlgorithm | None = None
 
     def ask(self) -> Sequence[Expand]:
-        """All first steps, then what the chosen search asks for."""
+        """The pilot's steps, then all first steps, then what the chosen search asks for."""
+        if self._pilot and not self._pilot.finished():
+            return self._pilot.ask()
         return self._chosen.ask() if self._chosen else [Expand(self._root, self._candidates)]
 
     def tell(self, nodes: Sequence[Node]) -> None:
-        """Choose a search by its first round; tell it."""
-        self._chosen = self._chosen or self._choose(ease(nodes, self._aggregation))
+        """Tell the pilot, and see what it cost; or choose a search by its first round, and tell it."""
+        if self._chosen is None:
+            self._first_scores += first_scores([node for node in nodes if node.parent is self._root], self._aggregation)
+        if self._pilot and not self._pilot.finished():
+            self._spent[0] += sum(node.multiplicity * node.num_tokens for node in nodes)
+            self._spent[1] += sum(node.verifier_tokens for node in nodes)
+            self._pilot.tell(nodes)
+            if self._pilot.finished():
+                self._candidates = self._affordable()
+            return
+        self._chosen = self._chosen or self._choose(fmean(self._first_scores))
         self._chosen.tell(nodes)
 
     def finished(self) -> bool:
-        """When the chosen search is."""
-        return self._chosen is not None and self._chosen.finished()
+        """When the chosen search is, or the pilot where nothing is left for another."""
+        return self._chosen.finished() if self._chosen else self._candidates == 0
 
     def kept(self) -> Sequence[Node]:
-        """What the chosen search keeps."""
-        return self._chosen.kept() if self._chosen else []
+        """What the pilot keeps, and the root until a search is chosen or what that search keeps."""
+        rest = self._chosen.kept() if self._chosen else [] if self.finished() else [self._root]
+        return [*(self._pilot.kept() if self._pilot else []), *rest]
+
+    def _affordable(self) -> int:
+        """Candidates a step that the budgets pay for, each as much as the pilot's: an even number, at most N*M."""
+        most = self._candidates
+        for budget, spent in zip(self._budgets, self._spent, strict=True):
+            if budget is not None and spent:
+                most = min(most, _PILOT * int(MARGIN * (budget - spent) / spent))
+        return max(0, most)
 
     def _choose(self, mean_score: float) -> SearchAlgorithm:
         if mean_score >= EASY:

@@ -63,7 +63,7 @@ def test_sectors_held_by_scattered_blocks_count_in_full():
     generator.free(kept)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(st.data())
 def test_what_is_reserved_can_always_be_allocated_however_fragmented_the_sectors(data: st.DataObject):
     """Searches come and go, each using any part of its reservation; none may ever meet an empty pool."""

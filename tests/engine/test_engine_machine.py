@@ -8,6 +8,7 @@ and when all is released not one block is left.
 from collections.abc import Callable, Hashable
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -23,7 +24,8 @@ OWNERS = ("first", "second", "third")
 MOST_BLOCKS = {GENERATOR: 80, VERIFIER: 60}
 """Of one owner, nothing shared: what fits the arena alone."""
 BLOCK = 4
-RULES = 20_000
+RULES = 10_000
+"""At least, of either machine."""
 
 
 class Alone:
@@ -271,23 +273,23 @@ class LaunchAheadMachine(EngineMachine):
     launch_ahead = True
 
 
-def test_whatever_happens_in_whatever_order_results_are_as_if_alone(load_model: Callable[[str], Model]):
+@pytest.mark.parametrize("machine", [EngineMachine, LaunchAheadMachine])
+def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
+    machine: type[EngineMachine], load_model: Callable[[str], Model]
+):
     EngineMachine.models = {GENERATOR: load_model("talker"), VERIFIER: load_model("classifier")}
     EngineMachine.alone = Alone(EngineMachine.models)
     EngineMachine.rules = EngineMachine.preemptions = EngineMachine.evictions = 0
-    for machine in (EngineMachine, LaunchAheadMachine):
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=175,
-                stateful_step_count=80,
-                deadline=None,
-                derandomize=True,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=175,
+            stateful_step_count=80,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
     assert EngineMachine.rules >= RULES
-    assert EngineMachine.preemptions >= 1000
-    assert EngineMachine.evictions >= 1000
+    assert EngineMachine.preemptions >= 500
+    assert EngineMachine.evictions >= 500
     EngineMachine.alone.engine.check_drained()

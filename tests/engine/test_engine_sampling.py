@@ -128,7 +128,7 @@ def test_impossible_tokens_are_never_drawn():
         assert set(drawn.tolist()) == {3, 7}
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(st.data())
 def test_a_draw_does_not_depend_on_the_batch_it_is_in(data: st.DataObject):
     rows = 12

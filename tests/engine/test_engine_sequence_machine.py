@@ -143,4 +143,4 @@ class SequenceMachine(RuleBasedStateMachine):
 
 
 TestSequenceMachine = SequenceMachine.TestCase
-TestSequenceMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestSequenceMachine.settings = settings(max_examples=60, stateful_step_count=40)

@@ -24,7 +24,7 @@ def tokenizer(tiny_checkpoints: dict[str, Path]) -> TextTokenizer:
     return TextTokenizer(Checkpoint(tiny_checkpoints["talker"]))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_any_text_survives_encoding_and_decoding(tokenizer: TextTokenizer, text: str):
     ids = tokenizer.encode(text)
@@ -33,7 +33,7 @@ def test_any_text_survives_encoding_and_decoding(tokenizer: TextTokenizer, text:
         assert tokenizer.decode(ids) == text
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, 340), max_size=20))
 def test_decoding_by_the_byte_table_equals_transformers(
     tokenizer: TextTokenizer, tiny_checkpoints: dict[str, Path], ids: list[int]

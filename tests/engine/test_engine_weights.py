@@ -281,13 +281,18 @@ def test_every_tensor_of_another_shape_is_named_with_both_shapes(
         load(folder)
 
 
-def test_rotary_buffers_of_old_checkpoints_are_no_surprise(copy_of: Callable[..., Path]):
+def test_rotary_buffers_of_old_checkpoints_are_no_surprise_and_not_used(
+    copy_of: Callable[..., Path], load_model: Callable[[str], Model], make_engine: Callable[..., Engine]
+):
     folder = copy_of("llama3-rope")
     edit_tensors(
         folder / "model.safetensors",
         {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.zeros(8) for i in range(2)},
     )
-    load(folder)
+    model, plain = load(folder), load_model("llama3-rope")
+    for mine, theirs in zip(tensors_of(model), tensors_of(plain), strict=True):
+        assert torch.equal(mine, theirs)
+    assert greedy_ids(make_engine(model)) == greedy_ids(make_engine(plain))
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8"])

@@ -161,7 +161,7 @@ def test_benchmark_of_an_unknown_checkpoint_is_one_line():
 
 
 def test_algorithms_benchmark_compares_each_with_best_of_n_and_resumes(bench, tmp_path):
-    arguments = ["algorithms", "--limit", 3, "--seeds", 2, "--paths", "1,4", "--out", tmp_path / "runs"]
+    arguments = ["algorithms", "--limit", 2, "--seeds", 2, "--paths", "1,4", "--out", tmp_path / "runs"]
     arguments += ["--plot", tmp_path / "plot.svg", "--json", tmp_path / "a.json"]
     assert bench(*arguments).exit_code == 0
     document = json.loads((tmp_path / "a.json").read_text())

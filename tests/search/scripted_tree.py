@@ -14,11 +14,13 @@ State = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Step:
-    """One node of the script: its score, how it ended, and its text."""
+    """One node of the script: its score, how it ended, its text, and its tokens."""
 
     score: float | None = None
     end: Termination | None = None
     text: str = "step\n\n"
+    tokens: int = 0
+    verifier_tokens: int = 0
 
 
 EOS, BOXED, LENGTH = Termination.EOS, Termination.BOXED, Termination.LENGTH
@@ -111,6 +113,7 @@ def _child(parent: Node, script: Mapping[Path, Step], nodes: dict[Path, Node]) -
     parent.num_children += 1
     step = script[path]
     node = Node(len(nodes) + 1, parent, path, text=step.text, score=step.score, termination=step.end, draws=(draw,))
+    node.num_tokens, node.verifier_tokens = step.tokens, step.verifier_tokens
     nodes[path] = node
     return node
 

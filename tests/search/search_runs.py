@@ -1,7 +1,7 @@
 """Running searches to their end under watch, and comparing what came out."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from espalier.engine.engine import Engine
@@ -95,6 +95,16 @@ def outcome(result: SearchResult) -> tuple:
     """All of a result that must not depend on company: the tree, the candidates in order, the answer."""
     candidates = [(c.answer, c.score, c.multiplicity, c.steps) for c in result.candidates]
     return tree(result), candidates, result.answer, result.score, result.stop_reason
+
+
+_ALONE: dict[SearchRequest, tuple] = {}
+
+
+def outcome_alone(request: SearchRequest, make_orchestrator: Callable[[], Orchestrator]) -> tuple:
+    """The outcome of a search that had an engine as it usually is to itself; each is run once a session."""
+    if request not in _ALONE:
+        _ALONE[request] = outcome(run(make_orchestrator(), request).only)
+    return _ALONE[request]
 
 
 def crowd(count: int) -> Iterable[SearchRequest]:

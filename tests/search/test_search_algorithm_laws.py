@@ -50,7 +50,7 @@ def outcome_of(
     return drive(make, RandomTree(seed), random.Random(seed) if shuffled else None)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(**some_request)
 def test_no_algorithm_depends_on_the_order_or_the_numbers_of_the_nodes_it_is_told(**request):
     ordered, shuffled = outcome_of(**request), outcome_of(**request, shuffled=True)
@@ -59,7 +59,7 @@ def test_no_algorithm_depends_on_the_order_or_the_numbers_of_the_nodes_it_is_tol
     assert shuffled.votes == ordered.votes
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(**some_request)
 def test_only_complete_paths_vote_and_nothing_that_ended_is_kept_for_more(**request):
     outcome = outcome_of(**request)
@@ -69,7 +69,7 @@ def test_only_complete_paths_vote_and_nothing_that_ended_is_kept_for_more(**requ
     assert not set(outcome.votes) & outcome.of_termination(Termination.PRUNED)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(**some_request)
 def test_every_leaf_votes_was_cut_short_or_is_marked_as_pruned(**request):
     outcome = outcome_of(**request)
@@ -79,7 +79,7 @@ def test_every_leaf_votes_was_cut_short_or_is_marked_as_pruned(**request):
             assert node.termination in (LENGTH, Termination.PRUNED), path
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(**some_request)
 def test_no_round_samples_more_than_the_request_says(**request):
     outcome = outcome_of(**request)
@@ -97,7 +97,7 @@ def test_a_problem_on_which_every_path_is_cut_short_ends_without_a_vote(name: Al
     assert drive(requested(name, iterations=2), Hopeless(0)).votes == {}
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(st.integers(0, 100), st.lists(st.floats(0.0, 1.0, allow_subnormal=False), min_size=1, max_size=30).filter(any))
 def test_shares_sum_to_the_budget_and_are_within_one_of_their_quota(budget: int, weights: list[float]):
     shares = apportion(budget, weights)
@@ -170,7 +170,7 @@ def plain_rebase(streams: Streams, width: int, expansion: int, how: Aggregation)
     ("name", "plain"),
     [(AlgorithmName.BEAM, plain_beam), (AlgorithmName.DVTS, plain_dvts), (AlgorithmName.REBASE, plain_rebase)],
 )
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     st.integers(0, 10_000),
     st.integers(1, 4),

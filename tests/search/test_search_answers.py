@@ -141,6 +141,7 @@ def test_markdown_dollars_and_punctuation_are_no_part_of_an_answer(text: str, an
         "Both answers: 5",
         "#### Step 1: add 3 and 4",
         "The answer is .",
+        "Answer: $[$",
         "The answer is",
     ],
 )

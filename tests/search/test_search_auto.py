@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from scripted_tree import EOS, LENGTH, RandomTree, Step, drive
 
 from espalier.search.algorithms import auto, make_algorithm
-from espalier.search.algorithms.auto import EASY, AutoSearch, ease, many_subtrees, square_beam
+from espalier.search.algorithms.auto import EASY, AutoSearch, first_scores, many_subtrees, square_beam
 from espalier.search.algorithms.beam import BeamSearch
 from espalier.search.algorithms.dvts import DiverseTreeSearch
 from espalier.search.node import Node
@@ -38,11 +38,11 @@ def test_a_problem_whose_first_steps_are_all_cut_short_ends_without_a_vote():
     assert drive(auto_search(4), dict.fromkeys([(i,) for i in range(4)], Step(1.0, LENGTH))).votes == {}
 
 
-def test_ease_counts_equal_siblings_each_and_those_cut_short_as_nothing():
+def test_scores_count_equal_siblings_each_and_those_cut_short_as_nothing():
     root = Node(0, None, ())
     pair, one, cut = (Node(i, root, (i,), score=score) for i, score in enumerate((0.9, 0.3, 0.8)))
     pair.multiplicity, cut.termination = 2, LENGTH
-    assert ease([pair, one, cut], Aggregation.LAST) == pytest.approx((2 * 0.9 + 0.3) / 4)
+    assert first_scores([pair, one, cut], Aggregation.LAST) == [0.9, 0.9, 0.3, 0.0]
     assert 0 < EASY < 1
 
 
@@ -52,9 +52,11 @@ def test_ease_counts_equal_siblings_each_and_those_cut_short_as_nothing():
         (1, (1, 1), (1, 1)),
         (2, (1, 2), (1, 2)),
         (4, (2, 2), (2, 2)),
-        (5, (1, 5), (1, 5)),
+        (3, (1, 3), (1, 3)),
+        (5, (2, 2), (2, 2)),
         (12, (6, 2), (3, 4)),
-        (15, (5, 3), (3, 5)),
+        (13, (6, 2), (3, 4)),
+        (15, (7, 2), (3, 5)),
         (16, (8, 2), (4, 4)),
         (64, (32, 2), (8, 8)),
         (1024, (512, 2), (32, 32)),
@@ -66,9 +68,9 @@ def test_how_candidates_are_split_by_hand(candidates: int, subtrees: tuple[int, 
 
 
 @given(st.integers(1, 1024))
-def test_a_split_samples_as_many_candidates_a_step_and_leaves_something_to_choose_of(candidates: int):
+def test_a_split_samples_about_so_many_candidates_a_step_and_leaves_something_to_choose_of(candidates: int):
     for width, expansion in (many_subtrees(candidates), square_beam(candidates)):
-        assert width * expansion == candidates
+        assert candidates - width < width * expansion <= candidates
         assert expansion >= min(2, candidates)
 
 
@@ -83,3 +85,78 @@ def test_it_is_the_search_it_chose_from_the_first_step_on(easy: bool, seed: int,
     kind, of = (DiverseTreeSearch, many_subtrees) if easy else (BeamSearch, square_beam)
     fixed = drive(lambda root: kind(root, *of(request.candidates), Aggregation.LAST), tree)
     assert (chosen.asked, chosen.kept, chosen.votes) == (fixed.asked, fixed.kept, fixed.votes)
+
+
+# --- within a budget -----------------------------------------------------------------------------------------------
+
+
+class Costly(dict):
+    """Complete at the second step; each step is 10 tokens of the generator's and 5 of the verifier's."""
+
+    def __init__(self, score: float = 1.0) -> None:
+        super().__init__()
+        self._score = score
+
+    def __missing__(self, path: tuple[int, ...]) -> Step:
+        return Step(self._score, EOS if len(path) == 2 else None, tokens=10, verifier_tokens=5)
+
+
+def limited(candidates: int, generator: int | None = None, verifier: int | None = None):
+    return lambda root: AutoSearch(root, candidates, Aggregation.LAST, (generator, verifier), longest_path=10**6)
+
+
+PILOT = [[((), 2)], [((0,), 2)]]  # 2 children a step, for two steps
+
+
+@pytest.mark.parametrize(
+    ("budget", "candidates"),
+    [
+        (40, 0),  # spent
+        (89, 0),  # 0.8 of 49 does not pay for another subtree of 40
+        (90, 2),
+        (239, 6),
+        (240, 8),
+        (360, 12),
+        (10**6, 16),  # N*M at most
+        (16 * 10**6 - 1, 16),
+    ],
+)
+@pytest.mark.parametrize("of", ["generator", "verifier"])
+def test_a_budget_buys_as_many_candidates_a_step_as_the_pilot_says(budget: int, candidates: int, of: str):
+    generator, verifier = (budget, None) if of == "generator" else (None, budget // 2)
+    asked = drive(limited(16, generator, verifier), Costly()).asked
+    assert asked[:2] == PILOT
+    assert [count for _, count in asked[2]] == [candidates] if candidates else len(asked) == 2
+
+
+def test_the_tighter_of_two_budgets_counts():
+    assert drive(limited(16, 240, 45), Costly()).asked[2] == [((), 2)]
+    assert drive(limited(16, 90, 120), Costly()).asked[2] == [((), 2)]
+
+
+@pytest.mark.parametrize(("score", "second_round"), [(1.0, 4), (0.1, 2)])
+def test_what_the_budget_buys_goes_to_the_search_that_the_first_steps_choose(score: float, second_round: int):
+    """Candidates: 8 a step, so 4 subtrees of 2, or a beam of 2 with 4 children each."""
+    outcome = drive(limited(16, 240), Costly(score))
+    assert [path for path, _ in outcome.asked[2]] == [()]
+    assert len(outcome.asked[3]) == second_round
+    assert sum(outcome.votes.values()) == second_round + 1  # and the pilot votes
+
+
+def test_first_steps_of_the_pilot_count_too():
+    """On average EASY with them, so each subtree goes on; a beam would go on from the two best."""
+    tree = Costly()
+    tree |= {(2,): Step(EASY), (3,): Step(EASY), (4,): Step(EASY - 0.05), (5,): Step(EASY - 0.05)}
+    asked = drive(limited(4, 10**6), tree).asked
+    assert asked[2:] == [[((), 4)], [((2,), 2), ((4,), 2)]]
+
+
+@pytest.mark.parametrize("budgets", [(16 * 10**6, None), (None, 16 * 10**6), (16 * 10**6, 10**9)])
+def test_what_pays_for_the_longest_paths_needs_no_pilot(budgets: tuple[int | None, int | None]):
+    free = drive(lambda root: AutoSearch(root, 16, Aggregation.LAST), Costly())
+    ample = drive(lambda root: AutoSearch(root, 16, Aggregation.LAST, budgets, 10**6), Costly())
+    assert (ample.asked, ample.votes) == (free.asked, free.votes)
+
+
+def test_two_candidates_a_step_need_no_pilot():
+    assert drive(limited(2, 10), Costly()).asked == [[((), 2)], [((0,), 2)]]

@@ -39,7 +39,7 @@ requests = st.builds(
     verifier_budget=st.none() | st.integers(1, 40) | st.integers(1, 300),
 )
 orders = st.integers(0, 10_000)
-laws = settings(max_examples=400, deadline=None, derandomize=True)
+laws = settings(max_examples=400)
 
 
 def told_by_rounds(result: SearchResult) -> list[tuple[int, int]]:
@@ -139,7 +139,7 @@ def test_a_search_that_is_stopped_at_any_moment_holds_nothing_and_keeps_what_it_
     assert "" not in {node.termination for node in result.nodes if node.node_id and is_leaf(node.node_id, result)}
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.integers(0, 10_000), orders, st.integers(2, 4))
 def test_samples_become_one_node_where_their_text_and_their_end_are_alike(seed: int, order: int, most: int):
     request = SearchRequest("1+1?", AlgorithmName.BEAM, 8, 8, max_step_tokens=most, seed=seed)
@@ -175,7 +175,7 @@ def test_what_is_dealt_is_all_there_is_but_for_less_than_a_token_each(budget: in
         assert 0 <= budget - spent - given_out < paths
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests)
 def test_budgets_hold_over_a_real_engine_alone_and_in_company(
     make_orchestrator: Callable[..., Orchestrator], request_: SearchRequest

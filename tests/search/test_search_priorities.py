@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from search_runs import ALL, BEAM, BEST_OF_N, GREEDY, check_reserved, outcome, run
+from search_runs import ALL, BEAM, BEST_OF_N, GREEDY, check_reserved, outcome, outcome_alone
 
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest
@@ -56,7 +56,7 @@ def preemptions(orchestrator: Orchestrator) -> int:
 @pytest.mark.parametrize("name", ALL)
 def test_an_urgent_search_comes_between_and_nobody_loses_anything(name: str, options: dict, make_orchestrator: Make):
     lows = [replace(ALL[name], problem=f"{i}+{i}?", seed=i, max_steps=5) for i in range(4)]
-    alone = [outcome(run(make_orchestrator(), request).only) for request in (*lows, URGENT)]
+    alone = [outcome_alone(request, make_orchestrator) for request in (*lows, URGENT)]
     orchestrator = make_orchestrator(**options)
     ended = finish(orchestrator, *((0, request, 0) for request in lows), (3, URGENT, 5))
     assert [outcome(ended[i]) for i in range(5)] == alone
@@ -140,7 +140,7 @@ def test_a_search_that_gave_way_can_be_cancelled_and_holds_nothing(
     assert ended[low].stop_reason is StopReason.CANCELLED
     while orchestrator.busy:
         ended |= {result.search_id: result for result in orchestrator.step()}
-    assert outcome(ended[high]) == outcome(run(make_orchestrator(), URGENT).only)
+    assert outcome(ended[high]) == outcome_alone(URGENT, make_orchestrator)
     orchestrator.engine.check_drained()
 
 
@@ -176,7 +176,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arrivals, st.integers(1, 3), st.sampled_from([SMALL, 2**22]), st.sampled_from([1.0, 0.25, 0.0]), st.booleans())
 def test_whoever_comes_when_and_with_which_priority_all_results_are_those_of_lone_runs(
     make_orchestrator: Make,
@@ -189,13 +189,4 @@ def test_whoever_comes_when_and_with_which_priority_all_results_are_those_of_lon
     options = {"max_running": places, "kv_memory_bytes": memory, "reserved_share": share, "launch_ahead": launch_ahead}
     ended = finish(make_orchestrator(**options), *((when, ALL[name], priority) for when, name, priority in arrivals))
     for i, (_, name, _) in enumerate(arrivals):
-        assert outcome(ended[i]) == outcome_alone(name, make_orchestrator)
-
-
-_ALONE: dict[str, tuple] = {}
-
-
-def outcome_alone(name: str, make_orchestrator: Make) -> tuple:
-    if name not in _ALONE:
-        _ALONE[name] = outcome(run(make_orchestrator(), ALL[name]).only)
-    return _ALONE[name]
+        assert outcome(ended[i]) == outcome_alone(ALL[name], make_orchestrator)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from engine_driver import scripted
-from search_runs import ALL, BEAM, BEST_OF_N, Watched, crowd, outcome, run
+from search_runs import ALL, BEAM, BEST_OF_N, Watched, crowd, outcome, outcome_alone, run
 
 from espalier.engine.model import Model
 from espalier.engine.work import Generate, Work
@@ -31,10 +31,10 @@ def run_among(orchestrator: Orchestrator, mine: SearchRequest, others: int, plac
 
 @pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
 def test_a_search_gives_the_same_alone_and_among_31_others(mine: SearchRequest, make_orchestrator: Make):
-    alone = run(make_orchestrator(), mine).only
+    alone = outcome_alone(mine, make_orchestrator)
     watched = run_among(make_orchestrator(kv_memory_bytes=2**24), mine, 31, place=0)
     assert watched.most_running == 32
-    assert outcome(watched.results[0]) == outcome(alone)
+    assert outcome(watched.results[0]) == alone
 
 
 @pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
@@ -46,10 +46,10 @@ def test_a_search_gives_the_same_in_another_order_of_arrival(mine: SearchRequest
 
 @pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
 def test_a_search_that_waited_for_memory_gives_the_same(mine: SearchRequest, make_orchestrator: Make):
-    alone = run(make_orchestrator(), mine).only
+    alone = outcome_alone(mine, make_orchestrator)
     watched = run_among(make_orchestrator(kv_memory_bytes=600_000), mine, 6, place=6)
     assert watched.most_running < 7
-    assert outcome(watched.results[0]) == outcome(alone)
+    assert outcome(watched.results[0]) == alone
 
 
 @pytest.mark.parametrize("options", [{}, {"prefix_cache": False}, {"max_batch_tokens": 40}])
@@ -57,19 +57,19 @@ def test_a_search_that_waited_for_memory_gives_the_same(mine: SearchRequest, mak
 def test_a_search_that_had_to_give_up_its_memory_gives_the_same(
     mine: SearchRequest, options: dict, make_orchestrator: Make
 ):
-    alone = run(make_orchestrator(), mine).only
+    alone = outcome_alone(mine, make_orchestrator)
     orchestrator = make_orchestrator(kv_memory_bytes=600_000, reserved_share=0.05, **options)
     watched = run_among(orchestrator, mine, 12, place=12)
     assert watched.most_running == 13
     assert sum(stats.preemptions for stats in orchestrator.engine.stats().values()) > 0
-    assert outcome(watched.results[0]) == outcome(alone)
+    assert outcome(watched.results[0]) == alone
 
 
 @pytest.mark.parametrize("mine", MINE.values(), ids=MINE.keys())
 def test_block_size_and_step_budget_do_not_change_a_search(mine: SearchRequest, make_orchestrator: Make):
-    usual = run(make_orchestrator(), mine).only
+    usual = outcome_alone(mine, make_orchestrator)
     for options in ({"block_size": 16}, {"block_size": 1}, {"max_batch_tokens": 5}):
-        assert outcome(run(make_orchestrator(**options), mine).only) == outcome(usual), options
+        assert outcome(run(make_orchestrator(**options), mine).only) == usual, options
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
@@ -77,9 +77,9 @@ def test_a_crowded_step_budget_does_not_change_a_search(temperature: float, make
     """With fewer tokens a step than branches, siblings no longer run side by side."""
     for seed in range(3):
         mine = SearchRequest(**BEAM.to_dict() | {"max_step_tokens": 6, "seed": seed, "temperature": temperature})
-        alone = run(make_orchestrator(), mine).only
+        alone = outcome_alone(mine, make_orchestrator)
         watched = run_among(make_orchestrator(max_batch_tokens=8), mine, 3, place=3)
-        assert outcome(watched.results[0]) == outcome(alone), f"seed {seed}"
+        assert outcome(watched.results[0]) == alone, f"seed {seed}"
 
 
 def test_which_of_two_siblings_with_the_same_text_stays_does_not_depend_on_the_crowd(
