@@ -134,6 +134,9 @@ def algorithms(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, from 0 on.")] = 3,
     paths: Annotated[str, typer.Option(help="Paths at a time.")] = "1,4,16,64",
     only: Annotated[list[AlgorithmName] | None, typer.Option(help="This algorithm; may be given again.")] = None,
+    generator_budget: Annotated[
+        int | None, typer.Option(min=1, help="Limit on the tokens that each search may generate.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the samples; the same command again resumes.")] = Path(
         "runs/algorithms"
     ),
@@ -145,8 +148,11 @@ def algorithms(
     from espalier.experiments.bench.report import publish
     from espalier.experiments.plot import plot_algorithms
 
-    rows, ratios = run(limit, list(range(seeds)), parse_int_list(paths, "--paths"), only or [], out)
+    counts = parse_int_list(paths, "--paths")
+    rows, ratios = run(limit, list(range(seeds)), counts, only or [], out, generator_budget)
     title = f"demo benchmark, {limit} problems, {seeds} seeds"
+    if generator_budget:
+        title += f", at most {generator_budget} generated tokens"
     publish(title, rows, ratios, json_path)
     if plot:
         plot_algorithms(rows, f"{title}, 95% intervals over problems", plot)

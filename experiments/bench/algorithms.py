@@ -40,7 +40,7 @@ def contestants(paths: int) -> dict[AlgorithmName, SearchRequest]:
 
 
 def run(
-    limit: int, seeds: list[int], paths: list[int], only: list[AlgorithmName], out: Path
+    limit: int, seeds: list[int], paths: list[int], only: list[AlgorithmName], out: Path, budget: int | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Evaluate every algorithm, keeping samples in `out`; running again resumes.
 
@@ -50,6 +50,7 @@ def run(
         paths: see `contestants`.
         only: algorithms to run; empty for all.
         out: where samples are kept.
+        budget: limit on the tokens that each search may generate.
 
     Returns:
         Rows with accuracy over all seeds, an interval over problems, tokens, and the paired difference to best-of-N of
@@ -66,9 +67,10 @@ def run(
         for count, name, request in cells:
             samples = []
             for seed in seeds:
-                seeded = replace(request, seed=seed)
+                seeded = replace(request, seed=seed, generator_budget=budget)
                 configuration = run_configuration("demo", seeded, orchestrator)
-                folder = RunFolder(out / f"{name}-{count}-seed{seed}", configuration)
+                limited = "" if budget is None else f"-budget{budget}"
+                folder = RunFolder(out / f"{name}-{count}{limited}-seed{seed}", configuration)
                 samples += _samples(orchestrator, problems, seeded, grader, folder, on_sample)
             right = _by_problem(samples, [sample.correct for sample in samples])
             if name is REFERENCE:

@@ -5,6 +5,7 @@ repository's name; `--verifier-family` overrules that. Where a class may as well
 evidence of its own or the flag. A user's own family is an adapter file (`prm.adapter`).
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -20,6 +21,8 @@ from espalier.prm.adapter import Adapter, read_adapter
 from espalier.prm.base import FamilyInfo, PrmFamily
 from espalier.prm.evidence import fits, has_ids, rope_theta
 from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, thinkprm, token_classifier, universal
+
+log = logging.getLogger("espalier.prm")
 
 Load = Callable[[Checkpoint, torch.dtype, torch.device | str], PrmFamily]
 Evidence = Callable[[Checkpoint], str | None]
@@ -101,6 +104,8 @@ def load_verifier(
 ) -> PrmFamily:
     """Load a process reward model.
 
+    Warns where only the vocabulary says that a checkpoint of a generator's class is one.
+
     Args:
         checkpoint: the verifier's.
         dtype: of weights and KV.
@@ -112,7 +117,17 @@ def load_verifier(
         CheckpointError: when no family fits, a tensor or token is missing, or a reference is given to a family that
             has none.
     """
-    entry = identify(checkpoint, family, reference is not None).entry
+    choice = identify(checkpoint, family, reference is not None)
+    if family is None and reference is None and checkpoint.architecture.endswith("ForCausalLM"):
+        log.warning(
+            "%s is taken for a verifier of the family %s (%s); if it is a generator, its scores mean nothing. "
+            "--verifier-family %s says that it is one",
+            checkpoint.folder,
+            choice.info.name,
+            choice.reason,
+            choice.info.name,
+        )
+    entry = choice.entry
     if entry.load is None:
         return eurus.load(checkpoint, reference, dtype, device)
     if reference is not None:

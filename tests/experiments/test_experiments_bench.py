@@ -160,6 +160,14 @@ def test_benchmark_of_an_unknown_checkpoint_is_one_line():
     assert "no checkpoint 'nope'" in line
 
 
+def test_algorithms_benchmark_within_a_budget(bench, tmp_path):
+    arguments = ["algorithms", "--limit", 2, "--seeds", 1, "--paths", "4", "--only", "beam", "--generator-budget", 150]
+    assert bench(*arguments, "--out", tmp_path / "runs", "--json", tmp_path / "a.json").exit_code == 0
+    (row,) = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert 100 < row["generated tokens"] <= 150
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["beam-4-budget150-seed0"]
+
+
 def test_algorithms_benchmark_compares_each_with_best_of_n_and_resumes(bench, tmp_path):
     arguments = ["algorithms", "--limit", 2, "--seeds", 2, "--paths", "1,4", "--out", tmp_path / "runs"]
     arguments += ["--plot", tmp_path / "plot.svg", "--json", tmp_path / "a.json"]

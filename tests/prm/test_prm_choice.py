@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,25 @@ def test_the_published_vocabulary_is_evidence(name: str, ids: dict[str, int], co
     give_ids(folder, ids | {second: 5})
     with pytest.raises(CheckpointError, match="nothing in it says which"):
         chosen(folder)
+
+
+@pytest.mark.parametrize("family", [None, "math-shepherd"])
+def test_a_verifier_known_by_its_vocabulary_alone_is_warned_of(
+    family: str | None,
+    family_folders: dict[str, Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    known = chosen(family_folders["math-shepherd"], "math-shepherd")
+    monkeypatch.setattr(families, "identify", lambda *_: replace(known, reason="of its ids"))
+    load_verifier(Checkpoint(family_folders["math-shepherd"]), torch.float32, "cpu", family)
+    warnings = [record.getMessage() for record in caplog.records]
+    if family is None:
+        (warning,) = warnings
+        assert "of the family math-shepherd (of its ids)" in warning
+        assert "--verifier-family math-shepherd" in warning
+    else:
+        assert not warnings
 
 
 def give_ids(folder: Path, ids: dict[str, int]) -> None:
