@@ -1,5 +1,6 @@
 """Errors a user can cause or meet: each names what is wrong, which limit, and what to change."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -34,9 +35,14 @@ class ScoreMismatchError(EspalierError):
 
 
 class NumericalError(EspalierError):
-    """A model's logits are not numbers: its weights are damaged, or do not fit the range of its dtype."""
+    """What a model computes is not a number: its weights are damaged, or do not fit the range of its dtype.
 
-    def __init__(self, role: str) -> None:
+    Attributes:
+        owners: of the work that it computed; all other work goes on with the next step.
+    """
+
+    def __init__(self, role: str, owners: frozenset[Hashable]) -> None:
+        self.owners = owners
         super().__init__(
             f"the {role}'s logits are not numbers; its weights are damaged or too large for --dtype: try float32 or "
             "bfloat16"

@@ -144,7 +144,7 @@ class Lane:
         """Wait for the batch in flight and return what it finished.
 
         Raises:
-            NumericalError: when the logits that tokens are drawn from are not numbers.
+            NumericalError: when what was read, or what tokens are drawn from, is not a number.
         """
         flight, self._flight = self._flight, None
         assert flight is not None, "no batch is in flight"
@@ -152,8 +152,8 @@ class Lane:
             values, token_ids, log_probabilities = (
                 tensor.cpu().numpy() for tensor in (flight.values, flight.token_ids, flight.log_probabilities)
             )
-            if not np.isfinite(log_probabilities).all():
-                raise NumericalError(self.role)
+            if owners := flight.owners_without_numbers(values, log_probabilities):
+                raise NumericalError(self.role, owners)
         except BaseException:
             self._give_up()
             raise
@@ -366,6 +366,16 @@ class _Flight:
     arrays: "_RunningArrays | None" = None
     token_ids: torch.Tensor = _NOTHING
     log_probabilities: torch.Tensor = _NOTHING
+
+    def owners_without_numbers(self, values: np.ndarray, log_probabilities: np.ndarray) -> frozenset[Hashable]:
+        """Whose results are not numbers."""
+        owners: set[Hashable] = set()
+        if np.isnan(values).any():
+            owners |= {self.read[i].work.owner for i in np.flatnonzero(np.isnan(values).any(axis=1))}
+        if self.arrays and not (finite := np.isfinite(log_probabilities)).all():
+            branches = self.arrays.branches
+            owners |= {branches[b].work.owner for b in self.arrays.branch_of[~finite]}
+        return frozenset(owners)
 
 
 def _scored(item: Pending) -> Scored:

@@ -129,6 +129,8 @@ def solve(
         finally:
             orchestrator.close()
         (result,) = ended
+        if result.error:
+            raise EspalierError(result.error)
     if plot:
         from espalier.experiments.tree_plot import plot_tree
 

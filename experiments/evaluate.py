@@ -65,7 +65,7 @@ class Summary:
     """What a run came to.
 
     Attributes:
-        refused: problems that could never run, such as those longer than a model's context; they count as not solved.
+        refused: problems that could not be searched, such as those longer than a context; they count as not solved.
         accuracy: share of problems answered right; `low` and `high` bound it at 95% (Wilson).
         generated_tokens: mean tokens sampled for one problem.
         verifier_tokens: mean tokens the verifier computed for one problem.
@@ -243,6 +243,9 @@ def _run(
         while orchestrator.busy:
             for result in orchestrator.step():
                 problem = by_search[result.search_id]
+                if result.error:
+                    yield _refused(problem, result.error)
+                    continue
                 grading.append((problem, result, grader.submit(problem.answer, result.answer)))
             ready = [entry for entry in grading if entry[2].done()]
             if ready:
@@ -279,7 +282,7 @@ def _answers(result: SearchResult) -> dict[str, int]:
 
 
 def _refused(problem: Problem, why: str) -> Sample:
-    """A problem that can never run, such as one longer than a model's context: counted, and the reason kept."""
+    """A problem that cannot be searched, such as one longer than a model's context: counted, and the reason kept."""
     return Sample(
         unique_id=problem.unique_id,
         level=problem.level,

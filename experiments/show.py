@@ -100,7 +100,9 @@ def show_summary(console: Console, summary: Summary) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = {
         "benchmark": f"{summary.benchmark}, {summary.problems} problems",
-        "refused": f"{summary.refused} that can never run; see their error in samples.jsonl" if summary.refused else "",
+        "refused": f"{summary.refused} that could not be searched; see their error in samples.jsonl"
+        if summary.refused
+        else "",
         "accuracy": f"{_percent(summary.accuracy)}%  [{_percent(summary.low)}, {_percent(summary.high)}] at 95%",
         "by level": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_level.items()),
         "tokens a problem": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",

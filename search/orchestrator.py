@@ -10,8 +10,9 @@ from functools import cached_property
 
 from espalier.engine.admission import Reservation
 from espalier.engine.engine import Engine
-from espalier.engine.errors import InvalidRequestError, RequestTooLargeError, Violation
+from espalier.engine.errors import InvalidRequestError, NumericalError, RequestTooLargeError, Violation
 from espalier.engine.turns import GENERATOR, VERIFIER
+from espalier.engine.work import Done
 from espalier.prm.critic import Critic
 from espalier.prm.verifier import Verifier, require_room
 from espalier.search.algorithms import (
@@ -180,7 +181,7 @@ class Orchestrator:
         """
         self._apply_cancellations()
         self._admit()
-        for done in self.engine.step():
+        for done in self._engine_step():
             owner = str(done.work.owner)
             search = (self._running.get(owner) or self._aside[owner]).search
             assert search is not None
@@ -190,6 +191,17 @@ class Orchestrator:
         self._rest()
         ended, self._ended = self._ended, []
         return ended
+
+    def _engine_step(self) -> list[Done]:
+        """What the engine finished; a search for which a model computes no numbers fails, and the others go on."""
+        try:
+            return self.engine.step()
+        except NumericalError as error:
+            for owner in error.owners:
+                search = (self._running.get(str(owner)) or self._aside[str(owner)]).search
+                assert search is not None
+                search.fail(str(error))
+            return []
 
     def close(self) -> None:
         """Cancel every search and release everything; what is submitted later starts afresh."""

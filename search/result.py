@@ -15,7 +15,7 @@ class StopReason(StrEnum):
     BUDGET = "budget"  # a token budget cut it short
     DEADLINE = "deadline"  # its time limit did
     CANCELLED = "cancelled"
-    FAILED = "failed"
+    FAILED = "failed"  # a model could not compute it
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class SearchResult:
     default filled in, `digests` the sha256 digests of both models' weights. `grader` is what told equal answers from
     different ones in the vote: "math-verify" and its version, or "spelling" where no more was needed, wanted, or
     possible in time. `rounds` are what the algorithm asked for and was told; see `trace`. They stay where the search
-    ran.
+    ran. `error` says why it failed, where it did.
     """
 
     search_id: str
@@ -123,6 +123,7 @@ class SearchResult:
     digests: dict[str, str]
     grader: str
     rounds: tuple[Round, ...] = ()
+    error: str = ""
 
     @property
     def elected_path(self) -> set[int]:

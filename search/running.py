@@ -92,6 +92,7 @@ class RunningSearch:
         self._found: list[Node] = []
         self._ballot: Ballot | None = None
         self._reason = StopReason.FINISHED
+        self._error = ""
         self._grown_at = 0.0
         self._budget = Budget(plan.request, ledger, self._verifier is not None)
 
@@ -160,6 +161,11 @@ class RunningSearch:
             if node.open and node is not self._root:
                 node.termination = mark
         self._finish(reason)
+
+    def fail(self, why: str) -> None:
+        """End the search because a model cannot compute it."""
+        self._error = why
+        self.stop(StopReason.FAILED)
 
     def _advance(self) -> None:
         if self._algorithm.finished():
@@ -431,7 +437,7 @@ class RunningSearch:
         self._ledger.generator_tree_tokens += self._computed_once()
         self._ballot = Ballot(self._candidates(), self.request.vote or Vote.NAIVE, self._grouping)
         self._reason, self._grown_at = reason, self._ledger.clock()
-        if reason in (StopReason.CANCELLED, StopReason.DEADLINE):
+        if reason in (StopReason.CANCELLED, StopReason.DEADLINE, StopReason.FAILED):
             self._ballot.settle_by_spelling()
         self.poll()
 
@@ -450,6 +456,7 @@ class RunningSearch:
             digests={role: lane.model.digest for role, lane in self._engine.lanes.items()},
             grader=ballot.grader,
             rounds=tuple(self._rounds),
+            error=self._error,
         )
         self._on_event(Finished(self.plan.search_id, self.result))
 

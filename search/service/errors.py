@@ -44,6 +44,10 @@ class SearchTimeoutError(EspalierError):
     """A search ran longer than the server allows."""
 
 
+class SearchFailedError(EspalierError):
+    """A model could not compute the search."""
+
+
 _CODES: tuple[tuple[type[EspalierError], int, float | None], ...] = (
     # error, google.rpc code, seconds after which a retry makes sense
     (InvalidRequestError, code_pb2.INVALID_ARGUMENT, None),
@@ -52,6 +56,7 @@ _CODES: tuple[tuple[type[EspalierError], int, float | None], ...] = (
     (PoolExhaustedError, code_pb2.RESOURCE_EXHAUSTED, 5.0),
     (NotReadyError, code_pb2.UNAVAILABLE, 5.0),
     (SearchTimeoutError, code_pb2.DEADLINE_EXCEEDED, None),
+    (SearchFailedError, code_pb2.INTERNAL, None),
 )
 
 

@@ -1,6 +1,7 @@
 """The two methods of `SearchService`: check, wait for a slot, follow the search, answer."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,15 +12,13 @@ from espalier.search.service.admission import Admission
 from espalier.search.service.callers import Salts, caller_of
 from espalier.search.service.convert import checked_request, event_to_wire, fit_result, result_to_wire
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
-from espalier.search.service.errors import NotReadyError, SearchTimeoutError
+from espalier.search.service.errors import NotReadyError, SearchFailedError, SearchTimeoutError
 from espalier.search.service.settings import ServerSettings
 from espalier.search.terms import Terms
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceServicer
 
-
-class SearchFailedError(RuntimeError):
-    """A search ended as failed; the client learns only that, the log has the rest."""
+log = logging.getLogger("espalier.service")
 
 
 class SolveServicer(SearchServiceServicer):
@@ -109,7 +108,8 @@ class SolveServicer(SearchServiceServicer):
 
     def _require_ended_well(self, result: SearchResult) -> None:
         if result.stop_reason is StopReason.FAILED:
-            raise SearchFailedError(f"search {result.search_id} failed")
+            log.error("search %s failed: %s", result.search_id, result.error)
+            raise SearchFailedError(result.error)
         if result.stop_reason is StopReason.CANCELLED:
             # Not by this call, which is still here: only the end of the server cancels others.
             raise NotReadyError(STOPPING)

@@ -40,6 +40,7 @@ NODES = (
     NodeRecord(3, 0, (1,), "6*7=41\n\n", 0.125, "pruned", 1, 6),
 )
 ACCOUNTING = Accounting(101, 90, 70, 60, 95, 94, 80, 4, 1, 2, 65536, 40000, 25536, 12, 5, 0.25, 0.125, 1.5)
+WHY = "the generator's logits are not numbers"
 GRADER = "math-verify 1.2.3"
 DIGESTS = {"generator": "ab" * 32, "verifier": "cd" * 32}
 
@@ -58,6 +59,7 @@ def result_of(request: SearchRequest, search_id: str, stop_reason: StopReason) -
         configuration=request,
         digests=DIGESTS,
         grader=GRADER,
+        error=WHY if stop_reason is StopReason.FAILED else "",
     )
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import grpc
 import pytest
-from scripted_orchestrator import SECRET
+from scripted_orchestrator import SECRET, WHY
 from server_thread import PATIENCE, wait_for_health
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError
@@ -170,13 +170,22 @@ def test_a_dead_engine_fails_its_searches_and_turns_health_and_calls_away(start,
     assert fake.closed
 
 
-@pytest.mark.parametrize("problem", ["bug", "fail"])
 @pytest.mark.parametrize("streaming", [False, True])
-def test_an_internal_error_tells_the_client_an_id_and_nothing_else(start, problem, streaming):
+def test_a_search_that_a_model_cannot_compute_tells_the_client_why(start, streaming):
     with SearchClient(start().address) as client:
         solve = (lambda *args: list(client.solve_stream(*args))) if streaming else client.solve
         with pytest.raises(ServiceError) as caught:
-            solve(SearchRequest(problem), PATIENCE)
+            solve(SearchRequest("fail"), PATIENCE)
+        assert (caught.value.code, str(caught.value)) == ("INTERNAL", WHY)
+        assert client.solve(SOLVE, PATIENCE).answer == "42", "one search's failure is not the server's"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_internal_error_tells_the_client_an_id_and_nothing_else(start, streaming):
+    with SearchClient(start().address) as client:
+        solve = (lambda *args: list(client.solve_stream(*args))) if streaming else client.solve
+        with pytest.raises(ServiceError) as caught:
+            solve(SearchRequest("bug"), PATIENCE)
 
         assert caught.value.code == "INTERNAL"
         assert str(caught.value).startswith("internal error, id=")

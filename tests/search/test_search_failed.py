@@ -1,0 +1,99 @@
+"""A search for which a model computes no numbers fails with the reason; nobody else notices."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from search_runs import ALL, crowd, outcome, outcome_alone, run
+from tiny_models import edit_tensors
+
+from espalier.engine.checkpoint import Checkpoint
+from espalier.engine.model import Model, load_generator
+from espalier.engine.tokenizer import TextTokenizer
+from espalier.search.orchestrator import Orchestrator
+from espalier.search.request import SearchRequest
+from espalier.search.result import StopReason
+
+Make = Callable[..., Orchestrator]
+POISON = "§"
+LIKELY = {name: replace(request, min_p=0.02) for name, request in ALL.items()}
+"""Searches that never sample it."""
+
+
+@pytest.fixture
+def poisoned(copy_of: Callable[[str], Path]) -> Callable[..., Path]:
+    """A copy of a checkpoint, by name, that computes no numbers for texts with `POISON` in them.
+
+    It is sampled if it is `likely`, as any character of a random model is.
+    """
+
+    def poison(name: str, likely: bool = False) -> Path:
+        folder = copy_of(name)
+        file = folder / "model.safetensors"
+        tensors, token = load_file(file), TextTokenizer(Checkpoint(folder)).encode(POISON)[-1]
+        tensors["model.embed_tokens.weight"][token] = torch.nan
+        if "lm_head.weight" in tensors and not likely:
+            tensors["lm_head.weight"][token] = 0.0
+        edit_tensors(file, tensors)
+        return folder
+
+    return poison
+
+
+@pytest.fixture
+def generator(poisoned: Callable[..., Path]) -> Model:
+    return load_generator(Checkpoint(poisoned("talker")), torch.float32, "cpu")
+
+
+def fails(request: SearchRequest) -> SearchRequest:
+    return replace(request, problem=f"{request.problem} {POISON}")
+
+
+@pytest.mark.parametrize("launch_ahead", [False, True])
+@pytest.mark.parametrize("request_", LIKELY.values(), ids=LIKELY.keys())
+def test_a_generators_search_without_numbers_fails_alone(
+    request_: SearchRequest, launch_ahead: bool, generator: Model, make_orchestrator: Make
+):
+    orchestrator = make_orchestrator(generator, launch_ahead=launch_ahead)
+    first, failed, last = run(orchestrator, request_, fails(request_), replace(request_, seed=50)).results
+    assert failed.stop_reason is StopReason.FAILED
+    assert "the generator's logits are not numbers" in failed.error
+    assert (failed.answer, failed.candidates) == ("", ())
+    for result in (first, last):
+        assert (result.stop_reason, result.error) == (StopReason.FINISHED, "")
+        assert outcome(result) == outcome(run(make_orchestrator(generator), result.configuration).only)
+
+
+@pytest.mark.parametrize("share", [0.05, 1.0])
+def test_a_verifiers_search_without_numbers_fails_alone(
+    share: float, poisoned: Callable[..., Path], make_orchestrator: Make
+):
+    """In a crowd that has to give up its memory, too."""
+    orchestrator = make_orchestrator(
+        verifier=poisoned("classifier"), kv_memory_bytes=600_000, reserved_share=share, prefix_cache=share < 1
+    )
+    others = list(crowd(8))
+    *results, failed = run(orchestrator, *others, fails(LIKELY["beam"])).results
+    assert failed.stop_reason is StopReason.FAILED
+    assert "the verifier's logits are not numbers" in failed.error
+    assert [outcome(result) for result in results] == [outcome_alone(other, make_orchestrator) for other in others]
+
+
+def test_what_a_failed_search_had_found_is_in_its_result(poisoned: Callable[..., Path], make_orchestrator: Make):
+    """Paths that are complete before one of the others samples the poison."""
+    generator = load_generator(Checkpoint(poisoned("talker", likely=True)), torch.float32, "cpu")
+    results = run(make_orchestrator(generator), *(replace(ALL["majority"], seed=seed) for seed in range(40))).results
+    found = [result for result in results if result.stop_reason is StopReason.FAILED and result.candidates]
+    assert found
+    assert all(result.answer == result.best.answer for result in found if result.best)
+
+
+def test_the_engine_goes_on_with_searches_that_come_later(generator: Model, make_orchestrator: Make):
+    orchestrator = make_orchestrator(generator)
+    beam = run(orchestrator, LIKELY["beam"]).only
+    assert run(orchestrator, fails(LIKELY["beam"])).only.stop_reason is StopReason.FAILED
+    assert outcome(run(orchestrator, LIKELY["beam"]).only) == outcome(beam)
+    assert beam.stop_reason is StopReason.FINISHED
