@@ -131,11 +131,6 @@ def _tree(request: SearchRequest) -> tuple[Demand, ...]:
     return (Demand(paths=0, steps=_given(request.simulations) * request.expansion), Demand(paths=2))
 
 
-def _widest_split(request: SearchRequest) -> tuple[Demand, ...]:
-    """N*M candidates of any split that leaves at least two to choose of: of half as many kept paths, or of one."""
-    return (Demand(paths=max(1, request.candidates // 2), steps=request.candidates),)
-
-
 _TABLE: Mapping[AlgorithmName, Entry] = {
     AlgorithmName.GREEDY: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
     AlgorithmName.CHAIN: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
@@ -182,9 +177,15 @@ _TABLE: Mapping[AlgorithmName, Entry] = {
     ),
     AlgorithmName.AUTO: Entry(
         lambda r, root: AutoSearch(
-            root, r.candidates, r.aggregation, (r.generator_budget, r.verifier_budget), _longest_path(r)
+            root,
+            r.candidates,
+            r.aggregation,
+            _given(r.rebase_temperature),
+            (r.generator_budget, r.verifier_budget),
+            _longest_path(r),
         ),
-        _widest_split,
+        _open_children,
+        usual={"rebase_temperature": 0.1},
         revision=3,
     ),
 }

@@ -1,23 +1,21 @@
 """Choosing the search, its N and its M by how hard the first steps look and by what tokens are left."""
 
-import math
 from collections.abc import Sequence
 from statistics import fmean
 
 from espalier.search.algorithms.base import Expand, SearchAlgorithm, path_score, viable
-from espalier.search.algorithms.beam import BeamSearch
 from espalier.search.algorithms.dvts import DiverseTreeSearch
+from espalier.search.algorithms.rebase import RewardBalancedSearch
 from espalier.search.node import Node
 from espalier.search.request import Aggregation
 
 EASY = 0.9
 """Mean score of the first steps from which a problem counts as easy.
 
-On 500 fresh problems of the demo recipe, none of its benchmark's, with 16 candidates a step: of 269 at or above it, 8
-subtrees of 2 solved 249 and a 4 x 4 beam 239; of 231 below, 200 and 201. It was set on half of them, and on either half
-values between 0.5 and 0.93 differ by two problems at most. With 4 candidates all splits solve the same.
+On 450 fresh problems of the demo recipe, none of its benchmark's. With 16 candidates a step, 250 problems: of 133 easy
+ones 8 subtrees of 2 solved 123, REBASE 123 and a 4 x 4 beam 115; of 117 others 101, 102 and 104. With 64, 200 problems:
+of 110 easy ones 32 subtrees of 2 solved 104, REBASE 103 and an 8 x 8 beam 97; of 90 others 70, 72 and 65.
 """
-
 MARGIN = 0.8
 """Share of what a budget leaves that paths may be expected to take: some grow longer than the first."""
 _PILOT = 2
@@ -34,12 +32,6 @@ def many_subtrees(candidates: int) -> tuple[int, int]:
     return subtrees, candidates // subtrees
 
 
-def square_beam(candidates: int) -> tuple[int, int]:
-    """N paths of M children each, N*M at most `candidates`: as even as can be, N the smaller."""
-    width = math.isqrt(candidates)
-    return width, candidates // width
-
-
 class AutoSearch:
     """Picks the search, its N and its M by the scores of the first steps and by what a path costs.
 
@@ -47,13 +39,13 @@ class AutoSearch:
     compete do best, because what fails there is the choice between them: a search drives into what the verifier
     overrates. On harder ones a search does best, because good steps are rare and have to be found. The verifier's own
     scores tell which is which. They average the scores of whole sampled answers and compare with other problems; here
-    the first steps of this problem are all there is.
+    the first steps of this problem are all there is. They search harder problems by a beam; here REBASE does that,
+    which Wu et al., 2024 find best at every budget: it goes on from all that look good, and not from the N best alone.
 
     The rule: with a mean score of the first steps of at least `EASY` they are the first round of diverse subtrees
-    (DVTS), as many as leave each two children to choose of; below it, of a beam search with N and M as even as may be.
-    Subtrees of two, and not independent paths, because a step that goes wrong once in ten spoils most paths of ten
-    steps. Of the request's N and M only the product counts: a step of any split samples about so many candidates,
-    so all cost the same tokens.
+    (DVTS), as many as leave each two children to choose of; below it, of REBASE. Subtrees of two, and not independent
+    paths, because a step that goes wrong once in ten spoils most paths of ten steps. Of the request's N and M only the
+    product counts: a step of either search samples about so many candidates, so both cost the same tokens.
 
     Where a budget might not pay for N*M paths, one subtree of two grows to its end first. It gives an answer early, it
     votes, and it tells what a path costs here: the rest has as many candidates a step as `MARGIN` of what is left will
@@ -63,6 +55,7 @@ class AutoSearch:
         root: of the tree.
         candidates: N*M of the request.
         aggregation: how a path's score comes of its steps'.
+        temperature: of REBASE.
         budgets: limits on the search's tokens, the generator's and the verifier's; None for none.
         longest_path: the most tokens that a path may have.
     """
@@ -74,12 +67,14 @@ class AutoSearch:
         root: Node,
         candidates: int,
         aggregation: Aggregation,
+        temperature: float,
         budgets: tuple[int | None, int | None] = (None, None),
         longest_path: int = 0,
     ) -> None:
         self._root = root
         self._candidates = candidates
         self._aggregation = aggregation
+        self._temperature = temperature
         self._budgets = budgets
         tight = any(budget is not None and budget < candidates * longest_path for budget in budgets)
         self._pilot = DiverseTreeSearch(root, 1, _PILOT, aggregation) if tight and candidates > _PILOT else None
@@ -127,4 +122,4 @@ class AutoSearch:
     def _choose(self, mean_score: float) -> SearchAlgorithm:
         if mean_score >= EASY:
             return DiverseTreeSearch(self._root, *many_subtrees(self._candidates), self._aggregation)
-        return BeamSearch(self._root, *square_beam(self._candidates), self._aggregation)
+        return RewardBalancedSearch(self._root, self._candidates, self._temperature, self._aggregation)

@@ -202,6 +202,7 @@ def test_a_field_left_open_takes_the_usual_value_of_the_algorithm_that_reads_it_
         AlgorithmName.LOOKAHEAD: {"lookahead_steps": 1},
         AlgorithmName.MCTS: {"simulations": 32, "exploration": 1.25},
         AlgorithmName.REBASE: {"rebase_temperature": 0.1},
+        AlgorithmName.AUTO: {"rebase_temperature": 0.1},
         AlgorithmName.PARTICLE: {"iterations": 1},
         AlgorithmName.ADAPTIVE: {"confidence": 0.95},
     }

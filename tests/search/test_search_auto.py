@@ -4,9 +4,10 @@ from hypothesis import strategies as st
 from scripted_tree import EOS, LENGTH, RandomTree, Step, drive
 
 from espalier.search.algorithms import auto, make_algorithm
-from espalier.search.algorithms.auto import EASY, AutoSearch, first_scores, many_subtrees, square_beam
-from espalier.search.algorithms.beam import BeamSearch
+from espalier.search.algorithms.auto import EASY, AutoSearch, first_scores, many_subtrees
+from espalier.search.algorithms.base import SearchAlgorithm
 from espalier.search.algorithms.dvts import DiverseTreeSearch
+from espalier.search.algorithms.rebase import RewardBalancedSearch
 from espalier.search.node import Node
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 
@@ -14,8 +15,8 @@ FIRST = {(0,): Step(1.0), (1,): Step(EASY), (2,): Step(2 * EASY - 1, EOS), (3,):
 SECOND = {(i, j): Step(0.1 * (2 * i + j), EOS) for i in range(4) for j in range(4)}
 
 
-def auto_search(candidates: int):
-    return lambda root: AutoSearch(root, candidates, Aggregation.LAST)
+def auto_search(candidates: int, **options):
+    return lambda root: AutoSearch(root, candidates, Aggregation.LAST, 0.1, **options)
 
 
 def test_an_easy_problem_goes_on_in_subtrees_of_two():
@@ -24,10 +25,11 @@ def test_an_easy_problem_goes_on_in_subtrees_of_two():
     assert outcome.votes == {(0, 1): 1, (3, 1): 1}
 
 
-def test_a_hard_problem_goes_on_as_a_beam_search():
+def test_a_hard_problem_goes_on_in_proportion_to_scores():
+    """Three samples are left once one path is complete, for scores of 1, 0.9 and 0.89: 1.75, 0.65 and 0.6 of them."""
     outcome = drive(auto_search(4), FIRST | SECOND | {(3,): Step(EASY - 0.01)})
-    assert outcome.asked == [[((), 4)], [((0,), 2), ((1,), 2)]]  # the two best of all
-    assert outcome.votes == {(1, 0): 1, (1, 1): 1}
+    assert outcome.asked == [[((), 4)], [((0,), 2), ((1,), 1)]]
+    assert outcome.votes == {(2,): 1, (0, 0): 1, (0, 1): 1, (1, 0): 1}
 
 
 def test_an_easy_problem_solved_by_its_first_steps_needs_no_second_round():
@@ -47,31 +49,11 @@ def test_scores_count_equal_siblings_each_and_those_cut_short_as_nothing():
 
 
 @pytest.mark.parametrize(
-    ("candidates", "subtrees", "beam"),
-    [
-        (1, (1, 1), (1, 1)),
-        (2, (1, 2), (1, 2)),
-        (4, (2, 2), (2, 2)),
-        (3, (1, 3), (1, 3)),
-        (5, (2, 2), (2, 2)),
-        (12, (6, 2), (3, 4)),
-        (13, (6, 2), (3, 4)),
-        (15, (7, 2), (3, 5)),
-        (16, (8, 2), (4, 4)),
-        (64, (32, 2), (8, 8)),
-        (1024, (512, 2), (32, 32)),
-    ],
+    ("candidates", "subtrees", "children"),
+    [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 2, 2), (5, 2, 2), (13, 6, 2), (16, 8, 2), (1024, 512, 2)],
 )
-def test_how_candidates_are_split_by_hand(candidates: int, subtrees: tuple[int, int], beam: tuple[int, int]):
-    assert many_subtrees(candidates) == subtrees
-    assert square_beam(candidates) == beam
-
-
-@given(st.integers(1, 1024))
-def test_a_split_samples_about_so_many_candidates_a_step_and_leaves_something_to_choose_of(candidates: int):
-    for width, expansion in (many_subtrees(candidates), square_beam(candidates)):
-        assert candidates - width < width * expansion <= candidates
-        assert expansion >= min(2, candidates)
+def test_how_candidates_are_split_into_subtrees(candidates: int, subtrees: int, children: int):
+    assert many_subtrees(candidates) == (subtrees, children)
 
 
 @pytest.mark.parametrize("easy", [False, True])
@@ -82,8 +64,14 @@ def test_it_is_the_search_it_chose_from_the_first_step_on(easy: bool, seed: int,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(auto, "EASY", 0.0 if easy else 2.0)
         chosen = drive(lambda root: make_algorithm(request, root), tree)
-    kind, of = (DiverseTreeSearch, many_subtrees) if easy else (BeamSearch, square_beam)
-    fixed = drive(lambda root: kind(root, *of(request.candidates), Aggregation.LAST), tree)
+    budget = request.candidates
+
+    def fixed_search(root: Node) -> SearchAlgorithm:
+        if easy:
+            return DiverseTreeSearch(root, *many_subtrees(budget), Aggregation.LAST)
+        return RewardBalancedSearch(root, budget, 0.1, Aggregation.LAST)
+
+    fixed = drive(fixed_search, tree)
     assert (chosen.asked, chosen.kept, chosen.votes) == (fixed.asked, fixed.kept, fixed.votes)
 
 
@@ -102,7 +90,7 @@ class Costly(dict):
 
 
 def limited(candidates: int, generator: int | None = None, verifier: int | None = None):
-    return lambda root: AutoSearch(root, candidates, Aggregation.LAST, (generator, verifier), longest_path=10**6)
+    return auto_search(candidates, budgets=(generator, verifier), longest_path=10**6)
 
 
 PILOT = [[((), 2)], [((0,), 2)]]  # 2 children a step, for two steps
@@ -134,9 +122,9 @@ def test_the_tighter_of_two_budgets_counts():
     assert drive(limited(16, 90, 120), Costly()).asked[2] == [((), 2)]
 
 
-@pytest.mark.parametrize(("score", "second_round"), [(1.0, 4), (0.1, 2)])
+@pytest.mark.parametrize(("score", "second_round"), [(1.0, 4), (0.1, 8)])
 def test_what_the_budget_buys_goes_to_the_search_that_the_first_steps_choose(score: float, second_round: int):
-    """Candidates: 8 a step, so 4 subtrees of 2, or a beam of 2 with 4 children each."""
+    """Candidates: 8 a step, so 4 subtrees of 2, or 8 paths that are shared out among equal scores."""
     outcome = drive(limited(16, 240), Costly(score))
     assert [path for path, _ in outcome.asked[2]] == [()]
     assert len(outcome.asked[3]) == second_round
@@ -144,7 +132,7 @@ def test_what_the_budget_buys_goes_to_the_search_that_the_first_steps_choose(sco
 
 
 def test_first_steps_of_the_pilot_count_too():
-    """On average EASY with them, so each subtree goes on; a beam would go on from the two best."""
+    """On average EASY with them, so each subtree goes on; REBASE would go on from all four."""
     tree = Costly()
     tree |= {(2,): Step(EASY), (3,): Step(EASY), (4,): Step(EASY - 0.05), (5,): Step(EASY - 0.05)}
     asked = drive(limited(4, 10**6), tree).asked
@@ -153,8 +141,8 @@ def test_first_steps_of_the_pilot_count_too():
 
 @pytest.mark.parametrize("budgets", [(16 * 10**6, None), (None, 16 * 10**6), (16 * 10**6, 10**9)])
 def test_what_pays_for_the_longest_paths_needs_no_pilot(budgets: tuple[int | None, int | None]):
-    free = drive(lambda root: AutoSearch(root, 16, Aggregation.LAST), Costly())
-    ample = drive(lambda root: AutoSearch(root, 16, Aggregation.LAST, budgets, 10**6), Costly())
+    free = drive(auto_search(16), Costly())
+    ample = drive(auto_search(16, budgets=budgets, longest_path=10**6), Costly())
     assert (ample.asked, ample.votes) == (free.asked, free.votes)
 
 

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.search.algorithms import memory_demand
-from espalier.search.algorithms.auto import many_subtrees, square_beam
 from espalier.search.demand import PathLimits, worst_case_blocks
 from espalier.search.request import AlgorithmName, SearchRequest
 
@@ -22,6 +21,7 @@ LIMITS = PathLimits(prompt_tokens=10, path_tokens=20, step_tokens=6)
         (AlgorithmName.GREEDY, 3 + 1 * (5 + 1)),
         (AlgorithmName.DVTS, 3 + 2 * (5 + 1) + 6 * (2 + 1)),
         (AlgorithmName.REBASE, 3 + 6 * (5 + 1) + 6 * (2 + 1)),
+        (AlgorithmName.AUTO, 3 + 6 * (5 + 1) + 6 * (2 + 1)),
         (AlgorithmName.PARTICLE, 3 + 2 * (5 + 1) + 2 * (2 + 1)),
         (AlgorithmName.LOOKAHEAD, 3 + 2 * (5 + 1) + 2 * 6 * (2 + 1)),
         (AlgorithmName.MCTS, 3 + 32 * 3 * (2 + 1)),
@@ -44,14 +44,12 @@ def widest_moments(request: SearchRequest) -> list[tuple[int, int, int]]:
             return [(n, n * m, 0)]
         case AlgorithmName.LOOKAHEAD:
             return [(n, n * m * (1 + (request.lookahead_steps or 1)), 0)]
-        case AlgorithmName.REBASE:
+        case AlgorithmName.REBASE | AlgorithmName.AUTO:
             return [(n * m, n * m, 0)]
         case AlgorithmName.PARTICLE:
             return [(n, n, n * request.max_steps if (request.iterations or 1) > 1 else 0)]
         case AlgorithmName.MCTS:
             return [(0, m * (request.simulations or 32), 0), (1, 0, 0)]
-        case AlgorithmName.AUTO:
-            return [(split(n * m)[0], n * m, 0) for split in (many_subtrees, square_beam)]
         case AlgorithmName.GREEDY | AlgorithmName.CHAIN:
             return [(1, 0, 0)]
         case AlgorithmName.ADAPTIVE:
