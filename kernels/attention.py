@@ -1,5 +1,8 @@
 """Causal attention over paged keys and values: the torch reference, the path of any device, and the choice of path."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 import torch
 import torch.nn.functional as F
 
@@ -7,7 +10,7 @@ from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layout import LayerKV
 
 _MOST_GATHERED = 2**26
-"""Elements of keys, of values and of logits that `paged_attention_gathered` holds at a time."""
+"""Elements of keys, of values and of logits that `GatheredAttention` holds at a time."""
 
 
 def paged_attention_reference(
@@ -43,67 +46,112 @@ def paged_attention_reference(
     return output
 
 
-def paged_attention_gathered(
-    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
-) -> torch.Tensor:
-    """`paged_attention_reference` of several sequences at a time; same arguments, and result up to rounding.
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """n sequences that compute as many new tokens each and are padded to the longest context among them, `longest`.
+
+    Attributes:
+        rows: int64 `[n, tokens]`, their tokens in the batch.
+        contexts: int32 `[n, 1]`.
+        places: int32 `[longest]`, positions.
+        sectors: int64 `[n, blocks]`, where their blocks lie; any block beyond a context.
+        slots: int64 `[n, blocks]`, in those.
+        unwritten: bool `[n, longest, 1, 1]`, positions beyond a context: they hold anything, NaN too.
+        masks: by window, what tokens see, bool `[n, 1, some of the tokens, longest]`; made when first asked for.
+    """
+
+    rows: torch.Tensor
+    contexts: torch.Tensor
+    places: torch.Tensor
+    sectors: torch.Tensor
+    slots: torch.Tensor
+    unwritten: torch.Tensor
+    masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
+
+
+class GatheredAttention:
+    """`paged_attention_reference` of several sequences at a time; the same result up to rounding, on any device.
 
     Keys and values are copied out of their blocks, padded to the longest context among those that go together, which
     are all that compute as many new tokens and fit: all decoding sequences, as a rule. A long prompt's new tokens go
-    part by part, so that their logits fit too.
+    part by part, so that their logits fit too. Where blocks lie and what a token sees is the same in every layer: it is
+    worked out once for a step.
     """
-    counts = batch.query_starts.diff()
-    output = torch.empty_like(query)
-    for count in counts.unique().tolist():
-        alike = (counts == count).nonzero()[:, 0]
-        longest = int(batch.context_lengths[alike].max())
-        most = max(1, _MOST_GATHERED // (longest * layer_kv.keys.shape[3] * layer_kv.keys.shape[4]))
-        for some in alike.split(most) if count else ():
-            rows = batch.query_starts[some, None].long() + torch.arange(count, device=query.device)
-            output[rows] = _attend_padded(query[rows], layer_kv, batch, some, scale, window)
-    return output
+
+    def __init__(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> None:
+        """Prepare a step's attention; `layer_kv` is any of its layers."""
+        _, slots, size, kv_heads, head_dim = layer_kv.keys.shape
+        self._num_heads = num_heads
+        self._groups: list[_Group] = []
+        counts = batch.query_starts.diff()
+        for count in counts.unique().tolist():
+            alike = (counts == count).nonzero()[:, 0]
+            longest = int(batch.context_lengths[alike].max())
+            most = max(1, _MOST_GATHERED // (longest * kv_heads * head_dim))
+            for some in alike.split(most) if count else ():
+                contexts = batch.context_lengths[some, None].int()
+                places = torch.arange(int(contexts.max()), device=contexts.device, dtype=torch.int32)
+                # What a table says beyond the context means nothing.
+                tables = batch.block_tables[some, : -(-len(places) // size)]
+                blocks = torch.where(places[::size] < contexts, tables, 0).long()
+                self._groups.append(
+                    _Group(
+                        rows=batch.query_starts[some, None].long() + torch.arange(count, device=contexts.device),
+                        contexts=contexts,
+                        places=places,
+                        sectors=blocks // slots,
+                        slots=blocks % slots,
+                        unwritten=(places >= contexts)[:, :, None, None],
+                    )
+                )
+
+    def __call__(self, query: torch.Tensor, layer_kv: LayerKV, scale: float, window: int | None = None) -> torch.Tensor:
+        """See `paged_attention_reference`."""
+        output = torch.empty_like(query)
+        for group in self._groups:
+            key, value = (
+                x[group.sectors, group.slots]
+                .flatten(1, 2)[:, : len(group.places)]
+                .masked_fill_(group.unwritten, 0)
+                .transpose(1, 2)
+                for x in (layer_kv.keys, layer_kv.values)
+            )
+            first = 0
+            for mask in self._masks(group, window):
+                rows = group.rows[:, first : first + mask.shape[2]]
+                mixed = F.scaled_dot_product_attention(
+                    query[rows].transpose(1, 2), key, value, attn_mask=mask, scale=scale, enable_gqa=True
+                )
+                output[rows] = mixed.transpose(1, 2)
+                first += mask.shape[2]
+        return output
+
+    def _masks(self, group: _Group, window: int | None) -> list[torch.Tensor]:
+        if (known := group.masks.get(window)) is not None:
+            return known
+        n, count = group.rows.shape
+        most = max(1, _MOST_GATHERED // (n * len(group.places) * self._num_heads))  # tokens whose logits fit
+        masks = group.masks[window] = []
+        for tokens in torch.arange(count, device=group.places.device, dtype=torch.int32).split(most):
+            behind = (group.contexts - count + tokens)[:, None, :, None] - group.places
+            masks.append((behind >= 0) & (behind < (window or len(group.places))))
+        return masks
 
 
-def _attend_padded(
-    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, some: torch.Tensor, scale: float, window: int | None
-) -> torch.Tensor:
-    """Attention of `query`, `[sequence, token, head, head_dim]`, the newest tokens of the sequences `some`."""
-    contexts = batch.context_lengths[some, None].int()
-    places = torch.arange(int(contexts.max()), device=query.device, dtype=torch.int32)
-    key, value = _gather(layer_kv, batch.block_tables[some], contexts, places)
-    count, heads = query.shape[1:3]
-    output = torch.empty_like(query)
-    most = max(1, _MOST_GATHERED // (len(some) * len(places) * heads))  # logits at a time
-    for tokens in torch.arange(count, device=query.device, dtype=torch.int32).split(most):
-        behind = (contexts - count + tokens)[:, :, None] - places
-        visible = (behind >= 0) & (behind < (window or len(places)))
-        part = slice(int(tokens[0]), int(tokens[0]) + len(tokens))
-        mixed = F.scaled_dot_product_attention(
-            query[:, part].transpose(1, 2), key, value, attn_mask=visible[:, None], scale=scale, enable_gqa=True
-        )
-        output[:, part] = mixed.transpose(1, 2)
-    return output
+Attend = Callable[[torch.Tensor, LayerKV, float, int | None], torch.Tensor]
+"""Attention of a step's tokens in one layer: query, that layer's keys and values, scale, window."""
 
 
-def _gather(
-    layer_kv: LayerKV, tables: torch.Tensor, contexts: torch.Tensor, places: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values `[sequence, kv_head, position, head_dim]` out of their blocks, zeros beyond a context."""
-    _, slots, size, _, _ = layer_kv.keys.shape
-    # What a table says beyond the context means nothing.
-    blocks = torch.where(places[::size] < contexts, tables[:, : -(-len(places) // size)], 0).long()
-    unwritten = (places >= contexts)[:, :, None, None]  # holds anything, NaN too
-    gathered = (x[blocks // slots, blocks % slots].flatten(1, 2) for x in (layer_kv.keys, layer_kv.values))
-    key, value = (x[:, : len(places)].masked_fill_(unwritten, 0).transpose(1, 2) for x in gathered)
-    return key, value
+def prepare_attention(layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
+    """`paged_attention_reference` for all layers of a step, by the fastest path for the device and dtype.
 
+    Args:
+        layer_kv: of any of the layers.
+        batch: the step's tokens and block tables.
+        num_heads: of queries.
+    """
+    if layer_kv.keys.device.type == "cpu" and layer_kv.keys.dtype == torch.float32:
+        from espalier.kernels.cpu.attention import CpuAttention  # numba takes half a second to import
 
-def paged_attention(
-    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
-) -> torch.Tensor:
-    """`paged_attention_reference` by the fastest path for the device and dtype; same arguments and result."""
-    if query.device.type == "cpu" and query.dtype == torch.float32:
-        from espalier.kernels.cpu.attention import paged_attention_cpu  # numba takes half a second to import
-
-        return paged_attention_cpu(query, layer_kv, batch, scale, window)
-    return paged_attention_gathered(query, layer_kv, batch, scale, window)
+        return CpuAttention(layer_kv, batch, num_heads)
+    return GatheredAttention(layer_kv, batch, num_heads)

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.attention import paged_attention
+from espalier.kernels.attention import Attend, prepare_attention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import write_kv
 from espalier.kernels.layer_weights import LayerShape, LayerWeights
@@ -75,9 +75,10 @@ class TorchLayers:
     ) -> torch.Tensor:
         """See `Layers`."""
         eps = self._shape.norm_eps
+        attend = prepare_attention(layer_kvs[0], batch, self._shape.num_heads)
         for index, (layer, layer_kv) in enumerate(zip(self._layers, layer_kvs, strict=True)):
             normed = F.rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, eps)
-            hidden = hidden + self._attention(index, normed, cos, sin, layer_kv, batch)
+            hidden = hidden + self._attention(index, normed, cos, sin, layer_kv, batch, attend)
             normed = F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
             hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
@@ -91,6 +92,7 @@ class TorchLayers:
         sin: torch.Tensor,
         layer_kv: LayerKV,
         batch: AttentionBatch,
+        attend: Attend,
     ) -> torch.Tensor:
         s, layer = self._shape, self._layers[index]
         qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, s.head_dim)
@@ -100,7 +102,7 @@ class TorchLayers:
             key = F.rms_norm(key, layer.key_norm.shape, layer.key_norm, s.norm_eps)
         write_kv(layer_kv, apply_rotary(key, cos, sin), value, batch)
         query = apply_rotary(query, cos, sin)
-        mixed = paged_attention(query, layer_kv, batch, s.head_dim**-0.5, s.window(index))
+        mixed = attend(query, layer_kv, s.head_dim**-0.5, s.window(index))
         return F.linear(mixed.flatten(1), layer.out, layer.out_bias)
 
 

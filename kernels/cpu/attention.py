@@ -327,24 +327,28 @@ def _attend_all(
     wait_for(counters, 0, items)
 
 
-def paged_attention_cpu(
-    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
-) -> torch.Tensor:
-    """`paged_attention_reference` for float32 on CPU; same arguments and result."""
-    output = torch.empty(query.shape, dtype=torch.float32)
-    heads, head_dim = query.shape[1:]
-    geometry = geometry_of(layer_kv, heads, heads * head_dim)
-    run_together(
-        _attend_all,
-        1,
-        np.float32(scale),
-        window or UNLIMITED,
-        query.contiguous().view(-1).numpy(),
-        flat_arena(layer_kv),
-        int(layer_kv.keys.storage_offset()),
-        int(layer_kv.values.storage_offset()),
-        geometry,
-        find_spans(batch, TOKENS_PER_ITEM, geometry),
-        output.view(-1).numpy(),
-    )
-    return output
+class CpuAttention:
+    """`paged_attention_reference` for float32 on CPU; which blocks sequences share is found out once for a step."""
+
+    def __init__(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> None:
+        """Prepare a step's attention; `layer_kv` is any of its layers."""
+        self._geometry = geometry_of(layer_kv, num_heads, num_heads * layer_kv.keys.shape[-1])
+        self._spans = find_spans(batch, TOKENS_PER_ITEM, self._geometry)
+
+    def __call__(self, query: torch.Tensor, layer_kv: LayerKV, scale: float, window: int | None = None) -> torch.Tensor:
+        """See `paged_attention_reference`."""
+        output = torch.empty(query.shape, dtype=torch.float32)
+        run_together(
+            _attend_all,
+            1,
+            np.float32(scale),
+            window or UNLIMITED,
+            query.contiguous().view(-1).numpy(),
+            flat_arena(layer_kv),
+            int(layer_kv.keys.storage_offset()),
+            int(layer_kv.values.storage_offset()),
+            self._geometry,
+            self._spans,
+            output.view(-1).numpy(),
+        )
+        return output

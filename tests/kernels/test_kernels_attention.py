@@ -5,9 +5,10 @@ import torch
 from paged_batch import PagedProblem, dense_attention, paged_problem, share_leading_blocks
 
 from espalier.kernels import attention
-from espalier.kernels.attention import paged_attention, paged_attention_gathered, paged_attention_reference
+from espalier.kernels.attention import GatheredAttention, paged_attention_reference, prepare_attention
+from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu import attention as cpu_attention
-from espalier.kernels.cpu.attention import paged_attention_cpu
+from espalier.kernels.cpu.attention import CpuAttention
 from espalier.kernels.layout import LayerKV
 
 ODD_BATCHES = {
@@ -17,6 +18,18 @@ ODD_BATCHES = {
     "prefill and decode": [(40, 40), (7, 1), (65, 1), (3, 3)],
     "chunks in the middle of prompts": [(29, 9), (50, 17), (16, 1)],
 }
+
+
+def paged_attention_cpu(
+    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
+) -> torch.Tensor:
+    return CpuAttention(layer_kv, batch, query.shape[1])(query, layer_kv, scale, window)
+
+
+def paged_attention_gathered(
+    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
+) -> torch.Tensor:
+    return GatheredAttention(layer_kv, batch, query.shape[1])(query, layer_kv, scale, window)
 
 
 def attend_one_row(problem: PagedProblem, row: int, window: int | None = None) -> torch.Tensor:
@@ -97,12 +110,25 @@ def test_a_row_has_the_same_bits_alone_and_in_company():
 
 def test_float32_on_cpu_takes_the_compiled_path_and_other_dtypes_gather():
     problem = paged_problem([(9, 4)])
-    output = paged_attention(problem.query, problem.layer_kv, problem.batch, 0.2)
+    heads = problem.query.shape[1]
+    output = prepare_attention(problem.layer_kv, problem.batch, heads)(problem.query, problem.layer_kv, 0.2, None)
     assert torch.equal(output, paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2))
     halved = LayerKV(problem.layer_kv.keys.bfloat16(), problem.layer_kv.values.bfloat16())
-    halves = paged_attention(problem.query.bfloat16(), halved, problem.batch, 0.2)
+    halves = prepare_attention(halved, problem.batch, heads)(problem.query.bfloat16(), halved, 0.2, None)
     assert halves.dtype == torch.bfloat16
     torch.testing.assert_close(halves.float(), output, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("kind", [CpuAttention, GatheredAttention])
+def test_attention_that_was_prepared_serves_any_keys_values_and_window(kind: type):
+    problem = family()
+    attend = kind(problem.layer_kv, problem.batch, problem.query.shape[1])
+    for window in (None, 20, None, 7):
+        problem.layer_kv.keys.mul_(-0.9)
+        problem.layer_kv.values.mul_(-0.9)
+        output = attend(problem.query, problem.layer_kv, 0.2, window)
+        expected = paged_attention_reference(problem.query, problem.layer_kv, problem.batch, 0.2, window)
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
 
 def family() -> PagedProblem:
