@@ -54,7 +54,7 @@ def run(
 
     Returns:
         Rows with accuracy over all seeds, an interval over problems, tokens, and the paired difference to best-of-N of
-        as many paths; and ratios `ALGORITHM@PATHS/best-of-n` of the accuracies.
+        as many paths; and ratios `ALGORITHM@PATHS/best-of-n` of the accuracies, none where best-of-N solves nothing.
     """
     problems = load_benchmark("demo", limit)
     orchestrator = load_orchestrator(RuntimeSettings(max_running=32))
@@ -77,8 +77,8 @@ def run(
                 reference[count] = right
                 rows.append(_ceiling(count, samples, grader))
             rows.append(_row(name, count, samples, right, reference.get(count)))
-            if count in reference:
-                ratios[f"{name}@{count}/{REFERENCE}"] = fmean(right.values()) / fmean(reference[count].values())
+            if count in reference and (theirs := fmean(reference[count].values())):
+                ratios[f"{name}@{count}/{REFERENCE}"] = fmean(right.values()) / theirs
     return rows, ratios
 
 

@@ -161,11 +161,14 @@ def test_benchmark_of_an_unknown_checkpoint_is_one_line():
 
 
 def test_algorithms_benchmark_within_a_budget(bench, tmp_path):
-    arguments = ["algorithms", "--limit", 2, "--seeds", 1, "--paths", "4", "--only", "beam", "--generator-budget", 150]
-    assert bench(*arguments, "--out", tmp_path / "runs", "--json", tmp_path / "a.json").exit_code == 0
-    (row,) = json.loads((tmp_path / "a.json").read_text())["rows"]
-    assert 100 < row["generated tokens"] <= 150
-    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["beam-4-budget150-seed0"]
+    arguments = ["algorithms", "--limit", 2, "--seeds", 1, "--paths", "4", "--only", "beam", "--only", "best-of-n"]
+    arguments += ["--out", tmp_path / "runs", "--json", tmp_path / "a.json", "--generator-budget", 25]
+    assert bench(*arguments).exit_code == 0
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert all(20 < row["generated tokens"] <= 25 and not row["accuracy %"] for row in document["rows"])
+    assert document["ratios"] == {}
+    folders = {folder.name for folder in (tmp_path / "runs").iterdir()}
+    assert folders == {"best-of-n-4-budget25-seed0", "beam-4-budget25-seed0"}
 
 
 def test_algorithms_benchmark_compares_each_with_best_of_n_and_resumes(bench, tmp_path):
