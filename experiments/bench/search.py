@@ -11,6 +11,7 @@ from espalier.engine.hub import locate
 from espalier.experiments.benchmarks import Problem, load_benchmark
 from espalier.experiments.peers.search_and_learn import SearchAndLearn
 from espalier.experiments.peers.vllm_process import VllmProcess, VllmSettings
+from espalier.experiments.statistics import wilson_interval
 from espalier.search.answers import canonical
 from espalier.search.request import SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
@@ -23,10 +24,10 @@ _TITLES = {"transformers": "transformers", "vllm": "vLLM"}
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Problems a minute, share answered right, and tokens a problem of one contestant in one repetition."""
+    """Problems a minute, which were answered right, and tokens a problem of one contestant in one repetition."""
 
     rate: float
-    accuracy: float
+    right: list[bool]
     generated_tokens: float
     verifier_tokens: float
 
@@ -46,8 +47,9 @@ def run(
     Answers are compared by spelling, which decides the demo benchmark's whole numbers.
 
     Returns:
-        Rows of medians over repetitions, and ratios, each the median of the pairs: `beam@F/1` of F in flight over one
-        at a time, `beam@F/transformers` and, with `vllm`, `beam@F/vllm` over the baseline on each.
+        Rows of medians over repetitions, with the accuracy of all of them on the problems that every contestant solves
+        and its interval, every answer counted; and ratios, each the median of the pairs: `beam@F/1` of F in flight over
+        one at a time, `beam@F/transformers` and, with `vllm`, `beam@F/vllm` over the baseline on each.
     """
     chosen = load_benchmark("demo", problems)  # levels take turns in it, so any share has the same mix
     for_peer = chosen[:peer_problems]
@@ -62,8 +64,9 @@ def run(
             runs.append(_theirs(peers[name], for_peer, beam_width, expansion, repeat))
     for runs in (*ours.values(), *theirs.values()):
         del runs[0]  # the warm-up
-    rows = [_row(f"espalier, {count} in flight", runs) for count, runs in ours.items()]
-    rows += [_row(f"search-and-learn on {_TITLES[name]}", runs) for name, runs in theirs.items()]
+    judged = len(for_peer)
+    rows = [_row(f"espalier, {count} in flight", runs, judged) for count, runs in ours.items()]
+    rows += [_row(f"search-and-learn on {_TITLES[name]}", runs, judged) for name, runs in theirs.items()]
     ratios = {f"beam@{n}/1": _ratio(ours[n], ours[IN_FLIGHT[0]]) for n in IN_FLIGHT[1:]}
     ratios |= {f"beam@{n}/{name}": _ratio(mine, runs) for name, runs in theirs.items() for n, mine in ours.items()}
     return rows, ratios
@@ -90,18 +93,18 @@ def _ours(problems: list[Problem], in_flight: int, beam_width: int, expansion: i
     for problem in problems:
         request = SearchRequest(problem.problem, beam_width=beam_width, expansion=expansion, seed=seed)
         gold[orchestrator.submit(request)] = problem.answer
-    results = []
+    ended = {}
     start = time.perf_counter()
     while orchestrator.busy:
-        results += orchestrator.step()
+        ended |= {result.search_id: result for result in orchestrator.step()}
     seconds = time.perf_counter() - start
     orchestrator.engine.check_drained()
     count = len(problems)
     return _Run(
         60 * count / seconds,
-        sum(canonical(r.answer) == canonical(gold[r.search_id]) for r in results) / count,
-        sum(r.accounting.generated_tokens for r in results) / count,
-        sum(r.accounting.verifier_tokens for r in results) / count,
+        [canonical(ended[search_id].answer) == canonical(answer) for search_id, answer in gold.items()],
+        sum(result.accounting.generated_tokens for result in ended.values()) / count,
+        sum(result.accounting.verifier_tokens for result in ended.values()) / count,
     )
 
 
@@ -112,15 +115,19 @@ def _theirs(peer: SearchAndLearn, problems: list[Problem], beam_width: int, expa
     answers = [peer.solve(problem.problem, beam_width * expansion, expansion) for problem in problems]
     seconds = time.perf_counter() - start
     count = len(problems)
-    right = sum(canonical(a) == canonical(p.answer) for a, p in zip(answers, problems, strict=True))
-    return _Run(60 * count / seconds, right / count, peer.generated_tokens / count, peer.verifier_tokens / count)
+    right = [canonical(a) == canonical(p.answer) for a, p in zip(answers, problems, strict=True)]
+    return _Run(60 * count / seconds, right, peer.generated_tokens / count, peer.verifier_tokens / count)
 
 
-def _row(name: str, runs: list[_Run]) -> dict[str, Any]:
+def _row(name: str, runs: list[_Run], judged: int) -> dict[str, Any]:
+    right = [correct for run in runs for correct in run.right[:judged]]
+    low, high = wilson_interval(sum(right), len(right))
     return {
         "contestant": name,
         "problems/min": statistics.median(r.rate for r in runs),
-        "accuracy %": 100 * statistics.median(r.accuracy for r in runs),
+        "accuracy %": 100 * sum(right) / len(right),
+        "95% low": 100 * low,
+        "95% high": 100 * high,
         "generated tokens": statistics.median(r.generated_tokens for r in runs),
         "verifier tokens": statistics.median(r.verifier_tokens for r in runs),
     }

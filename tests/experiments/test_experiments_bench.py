@@ -63,6 +63,7 @@ def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
     document = json.loads(file.read_text())
     assert len(document["rows"]) >= 2
     assert all(row["problems/min"] > 0 for row in document["rows"])
+    assert all(row["95% low"] <= row["accuracy %"] <= row["95% high"] for row in document["rows"])
     assert set(document["ratios"]) >= {"beam@2/1"}
 
 
