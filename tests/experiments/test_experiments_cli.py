@@ -482,26 +482,3 @@ def test_options_out_of_range_are_named(espalier, flags, said):
     ran = espalier(*SOLVE, *flags)
     assert ran.code == 2
     assert said in words(ran.err)
-
-
-@pytest.fixture
-def without_numbers(tmp_path):
-    """The bundled generator with a norm that is damaged."""
-    folder = shutil.copytree(locate("demo-generator"), tmp_path / "damaged")
-    name = "model.norm.weight"
-    edit_tensors(folder / "model.safetensors", {name: torch.full((256,), torch.nan)})
-    return folder
-
-
-def test_solve_with_a_generator_that_computes_no_numbers_is_one_line(espalier, without_numbers):
-    ran = espalier(*SOLVE, "--generator", without_numbers)
-    assert ran.code == 2
-    assert "error: the generator's logits are not numbers" in words(ran.err)
-
-
-def test_eval_counts_what_cannot_be_computed_and_keeps_why(espalier, without_numbers, tmp_path):
-    ran = espalier(*EVAL, "--generator", without_numbers, "--out", tmp_path / "run")
-    assert ran.code == 0
-    assert "2 that could not be searched" in words(ran.out)
-    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
-    assert ["not numbers" in sample["error"] for sample in samples] == [True, True]

@@ -39,7 +39,7 @@ requests = st.builds(
     verifier_budget=st.none() | st.integers(1, 40) | st.integers(1, 300),
 )
 orders = st.integers(0, 10_000)
-laws = settings(max_examples=400)
+laws = settings(max_examples=200)
 
 
 def told_by_rounds(result: SearchResult) -> list[tuple[int, int]]:

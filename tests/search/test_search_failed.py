@@ -52,11 +52,13 @@ def fails(request: SearchRequest) -> SearchRequest:
     return replace(request, problem=f"{request.problem} {POISON}")
 
 
-@pytest.mark.parametrize("launch_ahead", [False, True])
-@pytest.mark.parametrize("request_", LIKELY.values(), ids=LIKELY.keys())
+@pytest.mark.parametrize(
+    ("name", "launch_ahead"), [*((name, False) for name in LIKELY), ("beam", True), ("best-of-n", True)]
+)
 def test_a_generators_search_without_numbers_fails_alone(
-    request_: SearchRequest, launch_ahead: bool, generator: Model, make_orchestrator: Make
+    name: str, launch_ahead: bool, generator: Model, make_orchestrator: Make
 ):
+    request_ = LIKELY[name]
     orchestrator = make_orchestrator(generator, launch_ahead=launch_ahead)
     first, failed, last = run(orchestrator, request_, fails(request_), replace(request_, seed=50)).results
     assert failed.stop_reason is StopReason.FAILED

@@ -55,7 +55,8 @@ FULL = SearchRequest(
     verifier_budget=2**33,
     time_limit=12.5,
 )
-ONLY_HERE = {"rounds"}
+ONLY_HERE = {"rounds", "error"}
+"""Of a result. One that failed leaves the server as a status."""
 RESULT = result_of(FULL, "s1", StopReason.FINISHED)
 
 
