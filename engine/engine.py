@@ -9,7 +9,7 @@ import torch
 
 from espalier.engine.admission import Admission
 from espalier.engine.arena import Arena
-from espalier.engine.errors import PoolExhaustedError, PoolTooSmallError
+from espalier.engine.errors import NumericalError, PoolExhaustedError, PoolTooSmallError
 from espalier.engine.lane import Lane
 from espalier.engine.model import Model
 from espalier.engine.preemption import Preemption
@@ -117,11 +117,12 @@ class Engine:
         self.admission = Admission(self.arena, pools, self.settings.reserved_share)
         self._preemption = Preemption(self.arena, self.lanes, self.admission)
         self._collected: list[Done] = []
+        self._failed: dict[str, set[Hashable]] = {role: set() for role in models}
 
     @property
     def busy(self) -> bool:
         """Whether any work is waiting or running, or its results have not been handed over."""
-        return bool(self._collected) or any(lane.busy for lane in self.lanes.values())
+        return bool(self._collected) or any(self._failed.values()) or any(lane.busy for lane in self.lanes.values())
 
     def model(self, role: str) -> Model:
         """The model of a role."""
@@ -176,15 +177,31 @@ class Engine:
             if done.work.owner == owner and isinstance(done, Generated) and not done.work.in_place:
                 self.release(done.sequence)
         self._collected = [done for done in self._collected if done.work.owner != owner]
-        for lane in self.lanes.values():
+        for role, lane in self.lanes.items():
             lane.cancel(owner)
+            self._failed[role].discard(owner)
         self._preemption.forget(owner)
 
     def step(self) -> list[Done]:
         """Run one batch on one model and return the work that it finished; empty when there is none.
 
         With `launch_ahead` the batch is only launched, and what comes back is the work of the one before.
+
+        Raises:
+            NumericalError: when a model computes no numbers for some owners. Nothing else is lost: the next step goes
+                on, and without them once they are cancelled.
+            PoolExhaustedError: when blocks run out and nobody can give any up.
         """
+        if not any(self._failed.values()):
+            self._run_batch()
+        for role, owners in self._failed.items():
+            if owners:
+                self._failed[role] = set()
+                raise NumericalError(role, frozenset(owners))
+        collected, self._collected = self._collected, []
+        return collected
+
+    def _run_batch(self) -> None:
         self._preemption.resume()
         before = [lane for lane in self.lanes.values() if lane.in_flight]
         try:
@@ -196,10 +213,7 @@ class Engine:
         if launched and not self.settings.launch_ahead:
             before.append(launched)
         for lane in before:
-            if lane.in_flight:
-                self._collected += lane.collect()
-        collected, self._collected = self._collected, []
-        return collected
+            self._collect(lane)
 
     def _launch(self) -> Lane | None:
         """Launch a batch of the model whose turn it is, of those that have none in flight."""
@@ -212,8 +226,16 @@ class Engine:
     def _settle(self) -> None:
         """Wait for what is in flight, before something it may build on is taken away."""
         for lane in self.lanes.values():
-            if lane.in_flight:
-                self._collected += lane.collect()
+            self._collect(lane)
+
+    def _collect(self, lane: Lane) -> None:
+        """Take in what a lane has in flight, or note whose work has failed; `step` tells either."""
+        if not lane.in_flight:
+            return
+        try:
+            self._collected += lane.collect()
+        except NumericalError as error:
+            self._failed[lane.role] |= error.owners
 
     def footprint(self, sequences: Several[Sequence]) -> Footprint:
         """What `sequences` hold together."""

@@ -17,7 +17,11 @@ ones 8 subtrees of 2 solved 123, REBASE 123 and a 4 x 4 beam 115; of 117 others 
 of 110 easy ones 32 subtrees of 2 solved 104, REBASE 103 and an 8 x 8 beam 97; of 90 others 70, 72 and 65.
 """
 MARGIN = 0.8
-"""Share of what a budget leaves that paths may be expected to take: some grow longer than the first."""
+"""Share of what a budget leaves that paths may be expected to take: some grow longer than the first.
+
+On 125 fresh problems within 300, 600, 1200 and 2400 tokens, 0.6, 0.8 and 1 solved 428, 433 and 427 of the 500 (with a
+beam in REBASE's place).
+"""
 _PILOT = 2
 
 
@@ -39,8 +43,8 @@ class AutoSearch:
     compete do best, because what fails there is the choice between them: a search drives into what the verifier
     overrates. On harder ones a search does best, because good steps are rare and have to be found. The verifier's own
     scores tell which is which. They average the scores of whole sampled answers and compare with other problems; here
-    the first steps of this problem are all there is. They search harder problems by a beam; here REBASE does that,
-    which Wu et al., 2024 find best at every budget: it goes on from all that look good, and not from the N best alone.
+    the first steps of this problem are all there is. They search harder problems by a beam; here REBASE does
+    that, which goes on from all that look good and not from the N best alone (Wu et al., 2024).
 
     The rule: with a mean score of the first steps of at least `EASY` they are the first round of diverse subtrees
     (DVTS), as many as leave each two children to choose of; below it, of REBASE. Subtrees of two, and not independent
@@ -112,7 +116,7 @@ class AutoSearch:
         return [*(self._pilot.kept() if self._pilot else []), *rest]
 
     def _affordable(self) -> int:
-        """Candidates a step that the budgets pay for, each as much as the pilot's: an even number, at most N*M."""
+        """Candidates a step that the budgets pay for, each as much as the pilot's: an even number, or N*M."""
         most = self._candidates
         for budget, spent in zip(self._budgets, self._spent, strict=True):
             if budget is not None and spent:
