@@ -192,6 +192,8 @@ class Planner:
 
     def _place(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> list[Chunk]:
         """Take blocks for those chunks that there is room for, in order; adds to `copies`."""
+        if not chunks:
+            return []
         placed: list[Chunk] = []
         plain = [chunk for chunk in chunks if not self._table.has_unknown(chunk.row)]
         for chunk in chunks:

@@ -3,7 +3,7 @@
 import itertools
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from espalier.engine.errors import PoolTooSmallError
@@ -15,6 +15,7 @@ from espalier.search.voting import GroupingName
 
 SPLITS = {"25/75": 0.25, "50/50": 0.5, "75/25": 0.75}
 """The generator's share of the bytes."""
+_SHARES = {"shared": None, **SPLITS}
 _ANY = SearchRequest("-", max_tokens=112, max_step_tokens=32, max_steps=12)
 _BEAM = replace(_ANY, beam_width=4, expansion=4)
 _MAJORITY = replace(_ANY, algorithm=AlgorithmName.MAJORITY, beam_width=16)
@@ -28,31 +29,40 @@ WORKLOADS = {
 """Searches that the problems take in turn."""
 
 
+_SLICE = 0.1
+"""Seconds of a turn at least."""
+
+
 def run(memory: int, problems: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Search the same problems in a shared pool of `memory` bytes and in each split of it, in turn.
+    """Search the same problems in a shared pool of `memory` bytes and in each split of it.
+
+    The pools take turns of a tenth of a second, so that whatever else the machine does falls on all of them alike; each
+    has a clock of its own.
 
     Returns:
-        Rows with median problems a minute, searches in flight at most and how often one gave up its memory, and ratios
-        `pool@WORKLOAD/SPLIT`, medians of pairs, and `pool@WORKLOAD/best-static`; `pool/50-50` and `pool/best-static`
-        are the lowest over all workloads. A split that cannot hold one search has no rate and no ratio.
+        Rows with median problems a minute, batches that both models ran, searches in flight at most and how often one
+        gave up its memory, and ratios `pool@WORKLOAD/SPLIT`, medians of pairs, and `pool@WORKLOAD/best-static`;
+        `pool/50-50` and `pool/best-static` are the lowest over all workloads. A split that cannot hold one search has
+        no rate and no ratio.
     """
     texts = [problem.problem for problem in load_benchmark("demo", problems)]
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     for workload, searches in WORKLOADS.items():
         rates: dict[str, list[float]] = {"shared": [], **{name: [] for name in SPLITS}}
-        last: dict[str, _Run] = {}
+        last: dict[str, _Contestant] = {}
         for repeat in range(repeats + 1):
-            for name in rates:
-                last[name] = _run(memory, texts, [replace(s, seed=repeat) for s in searches], SPLITS.get(name))
-                if repeat:  # the first is the warm-up
-                    rates[name].append(last[name].rate)
+            last = _race(memory, texts, [replace(search, seed=repeat) for search in searches])
+            if repeat:  # the first is the warm-up
+                for name, contestant in last.items():
+                    rates[name].append(contestant.rate)
         for name, measured in rates.items():
             rows.append(
                 {
                     "workload": workload,
                     "pool": name,
                     "problems/min": statistics.median(measured),
+                    "batches": last[name].batches,
                     "in flight at most": last[name].most_running,
                     "preemptions": last[name].preemptions,
                 }
@@ -67,41 +77,69 @@ def run(memory: int, problems: int, repeats: int) -> tuple[list[dict[str, Any]],
     return rows, ratios
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Problems a minute, most searches in flight, how often one gave up its memory; zeros where none fits the pool."""
+def _race(memory: int, texts: list[str], searches: list[SearchRequest]) -> dict[str, "_Contestant"]:
+    contestants = {name: _Contestant(memory, texts, searches, share) for name, share in _SHARES.items()}
+    while running := [contestant for contestant in contestants.values() if contestant.busy]:
+        for contestant in running:
+            contestant.take_turn()
+    for contestant in contestants.values():
+        contestant.close()
+    return contestants
 
-    rate: float
-    most_running: int
-    preemptions: int
 
+class _Contestant:
+    """One pool, and what was measured in it; nothing but zeros where none of the searches fits."""
 
-def _run(memory: int, texts: list[str], searches: list[SearchRequest], generator_share: float | None) -> _Run:
-    orchestrator = load_orchestrator(
-        RuntimeSettings(kv_memory_bytes=memory, max_running=len(texts), grouping=GroupingName.SPELLING)
-    )
-    engine = orchestrator.engine
-    if generator_share is not None:
-        sectors = round(generator_share * engine.arena.num_sectors)
-        engine.arena.set_quota(GENERATOR, sectors)
-        engine.arena.set_quota(VERIFIER, engine.arena.num_sectors - sectors)
-    try:
-        for text, search in zip(texts, itertools.cycle(searches), strict=False):
-            orchestrator.submit(replace(search, problem=text))
-    except PoolTooSmallError:
-        if generator_share is None:
-            raise
-        orchestrator.close()
-        return _Run(0.0, 0, 0)
-    most = 0
-    start = time.perf_counter()
-    while orchestrator.busy:
-        orchestrator.step()
-        most = max(most, orchestrator.running)
-    seconds = time.perf_counter() - start
-    engine.check_drained()
-    preemptions = max(role.preemptions for role in engine.stats().values())
-    return _Run(60 * len(texts) / seconds, most, preemptions)
+    def __init__(
+        self, memory: int, texts: list[str], searches: list[SearchRequest], generator_share: float | None
+    ) -> None:
+        self.most_running = 0
+        self._fits = True
+        self._seconds = 0.0
+        self._problems = len(texts)
+        self._orchestrator = load_orchestrator(
+            RuntimeSettings(kv_memory_bytes=memory, max_running=len(texts), grouping=GroupingName.SPELLING)
+        )
+        arena = self._orchestrator.engine.arena
+        if generator_share is not None:
+            sectors = round(generator_share * arena.num_sectors)
+            arena.set_quota(GENERATOR, sectors)
+            arena.set_quota(VERIFIER, arena.num_sectors - sectors)
+        try:
+            for text, search in zip(texts, itertools.cycle(searches), strict=False):
+                self._orchestrator.submit(replace(search, problem=text))
+        except PoolTooSmallError:
+            if generator_share is None:
+                raise
+            self._fits = False
+
+    @property
+    def busy(self) -> bool:
+        return self._fits and self._orchestrator.busy
+
+    @property
+    def rate(self) -> float:
+        """Problems a minute."""
+        return 60 * self._problems / self._seconds if self._seconds else 0.0
+
+    @property
+    def batches(self) -> int:
+        return sum(role.steps for role in self._orchestrator.engine.stats().values())
+
+    @property
+    def preemptions(self) -> int:
+        return max(role.preemptions for role in self._orchestrator.engine.stats().values())
+
+    def take_turn(self) -> None:
+        start = time.perf_counter()
+        while self.busy and time.perf_counter() < start + _SLICE:
+            self._orchestrator.step()
+            self.most_running = max(self.most_running, self._orchestrator.running)
+        self._seconds += time.perf_counter() - start
+
+    def close(self) -> None:
+        self._orchestrator.engine.check_drained()
+        self._orchestrator.close()
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:

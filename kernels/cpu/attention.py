@@ -1,10 +1,10 @@
 """Tree-aware paged attention on CPU: reads keys and values in place, in their blocks, once for rows that share them.
 
-One work item is some neighbouring tokens and one kv head. It goes through the positions of the context block by block;
-tokens whose sequences have the same block there, as siblings do below their fork and a prompt's tokens everywhere, meet
-its keys and values together, while those are in registers. The softmax is taken over chunks of positions, each result
-rescaled when a later chunk has a larger logit (Milakov and Gimelshein, 2018). Chunks begin at fixed positions, so a
-token's output has the same bits alone and in any company.
+One work item is some neighbouring tokens and one kv head, or all of them. It goes through the positions of the context
+block by block; tokens whose sequences have the same block there, as siblings do below their fork and a prompt's tokens
+everywhere, meet its keys and values together, while those are in registers. The softmax is taken over chunks of
+positions, each result rescaled when a later chunk has a larger logit (Milakov and Gimelshein, 2018). Chunks begin at
+fixed positions, so a token's output has the same bits alone and in any company.
 """
 
 import math
@@ -35,14 +35,15 @@ UNLIMITED = 2**40
 Geometry = tuple[int, int, int, int, int, int, int]
 """Elements from sector to sector; blocks of a sector; tokens of a block; heads; kv heads; head_dim; elements of a
 token's row of queries."""
-Spans = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Spans = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """What the tokens of a batch read together, found once for all layers and heads.
 
-A span is some neighbouring tokens of a work item and some neighbouring blocks of a chunk that all of them see, the last
-block perhaps in part. In order: the blocks of a chunk; each item's first token, and their number at the end; the
-positions each token sees, `[T]`; each item's first chunk; each chunk's first span; each span's first token within the
-item, tokens, first block within the chunk, blocks, and positions of the last block; where each of its blocks begins,
-for the first layer's first kv head, `[spans * blocks of a chunk]`. All int64.
+The tokens are cut into parts. A span is some neighbouring tokens of a part and some neighbouring blocks of a chunk that
+all of them see, the last block perhaps in part. In order: the blocks of a chunk; each work item's part, first kv head
+and kv heads; each part's first token, and their number at the end; the positions each token sees, `[T]`; each part's
+first chunk; each chunk's first span; each span's first token within the part, tokens, first block within the chunk,
+blocks, and positions of the last block; where each of its blocks begins, for the first layer's first kv head, `[spans *
+blocks of a chunk]`. All int64.
 """
 
 
@@ -57,12 +58,13 @@ def attend(
     values_at: int,
     geometry: Geometry,
     all_spans: Spans,
+    scratch: np.ndarray,
     output: np.ndarray,
 ) -> None:
-    """Run one work item: the tokens of item `item // kv_heads` of `all_spans`, kv head `item % kv_heads`.
+    """Run work item `item` of `all_spans`.
 
     Args:
-        item: which of `num_items`.
+        item: which.
         scale: factor on the logits.
         window: positions that a token sees, its own the last.
         query: flat float32; a token's heads side by side, then what else a row holds.
@@ -71,26 +73,35 @@ def attend(
         values_at: the same of its values.
         geometry: from `geometry_of`.
         all_spans: from `find_spans`.
+        scratch: float32, from `scratch_for`, the thread's own.
         output: flat float32 `[T * heads * head_dim]`, written.
     """
     _, _, block_size, heads, kv_heads, head_dim, query_stride = geometry
-    chunk, firsts, visible, chunks, spans_of, spans, places = all_spans
+    chunk, items, firsts, visible, chunks, spans_of, spans, places = all_spans
     groups = heads // kv_heads
-    part, kv_head = item // kv_heads, item % kv_heads
+    part, kv_head, num_kv_heads = items[item]
     first = firsts[part]
     rows = firsts[part + 1] - first
-    queries, width = rows * groups, chunk * block_size
+    of_head = rows * groups
+    queries, width = num_kv_heads * of_head, chunk * block_size
     if chunks[part + 1] - chunks[part] == 1:
         width = (visible[first : first + rows].max() + block_size - 1) // block_size * block_size
-    # A query is a row of these three: groups of one token, then the next token's.
-    scaled = np.empty(queries * head_dim, np.float32)
-    logits = np.empty(queries * width, np.float32)
-    mixed = np.zeros(queries * head_dim, np.float32)
-    tops, totals = np.zeros(queries, np.float32), np.zeros(queries, np.float32)
-    for r in range(rows):
-        at = (first + r) * query_stride + kv_head * groups * head_dim
-        for i in range(groups * head_dim):
-            scaled[r * groups * head_dim + i] = query[at + i] * scale
+    # A query is a row of these: groups of one token, then the next token's, then those of the next kv head.
+    scaled = scratch[: queries * head_dim]
+    logits = scratch[queries * head_dim : queries * (head_dim + width)]
+    mixed = scratch[queries * (head_dim + width) : queries * (2 * head_dim + width)]
+    tops = scratch[queries * (2 * head_dim + width) : queries * (2 * head_dim + width + 1)]
+    totals = scratch[queries * (2 * head_dim + width + 1) : queries * (2 * head_dim + width + 2)]
+    mixed[:] = np.float32(0.0)
+    totals[:] = np.float32(0.0)
+    q, size = 0, groups * head_dim
+    for h in range(kv_head, kv_head + num_kv_heads):
+        for r in range(first, first + rows):
+            at = r * query_stride + h * size
+            given, written = query[at : at + size], scaled[q : q + size]
+            for i in range(size):
+                written[i] = given[i] * scale
+            q += size
     keys_at += kv_head * block_size * head_dim
     values_at += kv_head * block_size * head_dim
     passed = visible[first : first + rows].min() - window  # positions that no token sees any more
@@ -99,83 +110,117 @@ def attend(
         if before + width <= passed:
             continue
         for i in range(spans_of[c], spans_of[c + 1]):
-            start, count, column = spans[i, 0] * groups, spans[i, 1] * groups, spans[i, 2] * block_size
-            a, out = start * head_dim, start * width + column
             _dot(
-                scaled,
-                a,
-                flat,
-                keys_at,
-                places,
-                i * chunk,
-                spans[i, 3],
-                logits,
-                out,
-                width,
-                count,
-                head_dim,
-                block_size,
-            )
-        for q in range(queries):
-            last = visible[first + q // groups]
-            seen, unseen = min(last - before, width), max(0, last - window - before)
-            for i in range(q * width, q * width + min(seen, unseen)):
-                logits[i] = np.float32(0.0)
-            if seen <= unseen:
-                continue
-            top = largest(logits, q * width + unseen, seen - unseen)
-            if totals[q] > 0:
-                top = max(top, tops[q])
-                factor = np.float32(math.exp(tops[q] - top))
-                totals[q] *= factor
-                scale_in_place(mixed, q * head_dim, head_dim, factor)
-            tops[q] = top
-            totals[q] += exp_in_place(logits, q * width + unseen, seen - unseen, top)
-        for i in range(spans_of[c], spans_of[c + 1]):
-            start, count, column = spans[i, 0] * groups, spans[i, 1] * groups, spans[i, 2] * block_size
-            a, out = start * width + column, start * head_dim
-            multiply_add_chain(
-                logits, a, width, flat, values_at, places, i * chunk, spans[i, 3], block_size, spans[i, 4],
-                mixed, out, head_dim, count, head_dim,
+                scaled, flat, keys_at, places, i * chunk, spans[i], logits, width, of_head, groups, num_kv_heads,
+                head_dim, block_size,
             )  # fmt: skip
-    for r in range(rows):
-        at = ((first + r) * heads + kv_head * groups) * head_dim
-        for i in range(groups * head_dim):
-            output[at + i] = mixed[r * groups * head_dim + i] / totals[r * groups + i // head_dim]
+        for r in range(rows):
+            last = visible[first + r]
+            seen, unseen = min(last - before, width), max(0, last - window - before)
+            for h in range(num_kv_heads):
+                for q in range(h * of_head + r * groups, h * of_head + (r + 1) * groups):
+                    for i in range(q * width, q * width + min(seen, unseen)):
+                        logits[i] = np.float32(0.0)
+                    if seen <= unseen:
+                        continue
+                    top = largest(logits, q * width + unseen, seen - unseen)
+                    if totals[q] > 0:
+                        top = max(top, tops[q])
+                        factor = np.float32(math.exp(tops[q] - top))
+                        totals[q] *= factor
+                        scale_in_place(mixed, q * head_dim, head_dim, factor)
+                    tops[q] = top
+                    totals[q] += exp_in_place(logits, q * width + unseen, seen - unseen, top)
+        for i in range(spans_of[c], spans_of[c + 1]):
+            _mix(
+                logits, flat, values_at, places, i * chunk, spans[i], mixed, width, of_head, groups, num_kv_heads,
+                head_dim, block_size,
+            )  # fmt: skip
+    q = 0
+    for h in range(kv_head, kv_head + num_kv_heads):
+        for r in range(first, first + rows):
+            for g in range(groups):
+                at = ((r * kv_heads + h) * groups + g) * head_dim
+                summed, written, total = mixed[q * head_dim : (q + 1) * head_dim], output[at : at + head_dim], totals[q]
+                for i in range(head_dim):
+                    written[i] = summed[i] / total
+                q += 1
 
 
 @numba.njit
 def _dot(
     scaled: np.ndarray,
-    a: int,
     flat: np.ndarray,
     keys_at: int,
     places: np.ndarray,
     first: int,
-    blocks: int,
+    span: np.ndarray,
     logits: np.ndarray,
-    out: int,
     width: int,
-    count: int,
+    of_head: int,
+    groups: int,
+    num_kv_heads: int,
     head_dim: int,
     block_size: int,
 ) -> None:
-    """Write the logits of `count` queries, those from `a` on, with the keys of a span's blocks."""
+    """Write the logits of a span's queries with the keys of its blocks, which begin at `places[first]` and so on."""
+    count, blocks = span[1] * groups, span[3]
+    a, out, of_block = (
+        span[0] * groups * head_dim,
+        span[0] * groups * width + span[2] * block_size,
+        block_size * head_dim,
+    )
     k = 0
     while k < blocks:
-        if 2 * block_size == WIDE and k + 1 < blocks:
+        pair = 2 * block_size == WIDE and k + 1 < blocks
+        if pair and num_kv_heads == 1:
             for ahead in range(k + 2, min(k + 4, blocks)):
-                prefetch(flat, keys_at + places[first + ahead], block_size * head_dim)
-            left, right = keys_at + places[first + k], keys_at + places[first + k + 1]
-            multiply_pair(scaled, a, head_dim, flat, left, right, logits, out, width, count, head_dim)
-            k, out = k + 2, out + 2 * block_size
-            continue
-        for q in range(count):
-            for i in range(out + q * width, out + q * width + block_size):
-                logits[i] = np.float32(0.0)
-        at = keys_at + places[first + k]
-        multiply_add(scaled, a, head_dim, flat, at, logits, out, width, count, head_dim, block_size)
-        k, out = k + 1, out + block_size
+                prefetch(flat, keys_at + places[first + ahead], of_block)
+        for h in range(num_kv_heads):
+            x, z = a + h * of_head * head_dim, out + h * of_head * width
+            left = keys_at + places[first + k] + h * of_block
+            if pair:
+                right = keys_at + places[first + k + 1] + h * of_block
+                multiply_pair(scaled, x, head_dim, flat, left, right, logits, z, width, count, head_dim)
+                continue
+            for q in range(count):
+                for i in range(z + q * width, z + q * width + block_size):
+                    logits[i] = np.float32(0.0)
+            multiply_add(scaled, x, head_dim, flat, left, logits, z, width, count, head_dim, block_size)
+        k, out = k + 1 + int(pair), out + (1 + int(pair)) * block_size
+
+
+@numba.njit
+def _mix(
+    logits: np.ndarray,
+    flat: np.ndarray,
+    values_at: int,
+    places: np.ndarray,
+    first: int,
+    span: np.ndarray,
+    mixed: np.ndarray,
+    width: int,
+    of_head: int,
+    groups: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+) -> None:
+    """Add the values of a span's blocks, weighted, to what its queries have; arguments as `_dot`."""
+    count, blocks, last = span[1] * groups, span[3], span[4]
+    a, out = span[0] * groups * width + span[2] * block_size, span[0] * groups * head_dim
+    if num_kv_heads == 1:
+        multiply_add_chain(
+            logits, a, width, flat, values_at, places, first, blocks, block_size, last, mixed, out, head_dim, count,
+            head_dim,
+        )  # fmt: skip
+        return
+    for k in range(blocks):
+        inner = last if k == blocks - 1 else block_size
+        for h in range(num_kv_heads):
+            x, z = a + h * of_head * width + k * block_size, out + h * of_head * head_dim
+            at = values_at + places[first + k] + h * block_size * head_dim
+            multiply_add(logits, x, width, flat, at, mixed, z, head_dim, count, inner, head_dim)
 
 
 def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> Spans:
@@ -189,12 +234,19 @@ def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> S
     visible = (contexts - starts[1:] + 1).astype(np.int64)[sequences] + np.arange(len(sequences))
     fair = -(-len(sequences) * geometry[4] // (_ITEMS_PER_THREAD * num_threads()))
     tile = min(most_tokens, -(-fair // TALL) * TALL)
-    return _find_spans(tables, sequences, visible, tile, max(1, _CHUNK // geometry[2]), geometry)
+    enough = _ITEMS_PER_THREAD * num_threads()
+    return _find_spans(tables, sequences, visible, tile, enough, max(1, _CHUNK // geometry[2]), geometry)
 
 
 @numba.njit(cache=True)
 def _find_spans(
-    tables: np.ndarray, sequences: np.ndarray, visible: np.ndarray, tile: int, chunk: int, geometry: Geometry
+    tables: np.ndarray,
+    sequences: np.ndarray,
+    visible: np.ndarray,
+    tile: int,
+    enough: int,
+    chunk: int,
+    geometry: Geometry,
 ) -> Spans:
     firsts = np.empty(len(visible) + 1, np.int64)
     parts = 0
@@ -224,7 +276,27 @@ def _find_spans(
                     tables, sequences[rows], visible[rows], before, chunk, geometry, found, spans, places, writing
                 )
                 spans_of[c + 1] = found
-    return chunk, firsts[: parts + 1], visible, chunks, spans_of, spans, places
+    firsts = firsts[: parts + 1]
+    return chunk, _find_items(firsts, enough, geometry), firsts, visible, chunks, spans_of, spans, places
+
+
+@numba.njit
+def _find_items(firsts: np.ndarray, enough: int, geometry: Geometry) -> np.ndarray:
+    """Work items of parts of the tokens: a kv head each, or all kv heads of tokens too few to fill a tile.
+
+    The kv heads of a block lie side by side: read together they come twice as fast from memory. That only where there
+    are `enough` parts to share out among threads.
+    """
+    _, _, _, heads, kv_heads, _, _ = geometry
+    parts = len(firsts) - 1
+    items, count = np.empty((parts * kv_heads, 3), np.int64), 0
+    for part in range(parts):
+        few = (firsts[part + 1] - firsts[part]) * (heads // kv_heads) <= TALL
+        together = kv_heads if few and parts >= enough else 1
+        for kv_head in range(0, kv_heads, together):
+            items[count, 0], items[count, 1], items[count, 2] = part, kv_head, together
+            count += 1
+    return items[:count]
 
 
 @numba.njit
@@ -293,9 +365,14 @@ def geometry_of(layer_kv: LayerKV, heads: int, query_stride: int) -> Geometry:
 
 
 @numba.njit
-def num_items(geometry: Geometry, all_spans: Spans) -> int:
-    """Work items of a layer."""
-    return (len(all_spans[3]) - 1) * geometry[4]
+def scratch_for(geometry: Geometry, all_spans: Spans) -> np.ndarray:
+    """Memory in which a thread runs items, one after another; what one leaves there is of no use to the next."""
+    _, _, block_size, heads, kv_heads, head_dim, _ = geometry
+    chunk, items, firsts, _, _, _, _, _ = all_spans
+    queries = 0
+    for part, _, num_kv_heads in items:
+        queries = max(queries, (firsts[part + 1] - firsts[part]) * num_kv_heads * heads // kv_heads)
+    return np.empty(queries * (2 * head_dim + chunk * block_size + 2), np.float32)
 
 
 def flat_arena(layer_kv: LayerKV) -> np.ndarray:
@@ -320,9 +397,9 @@ def _attend_all(
     all_spans: Spans,
     output: np.ndarray,
 ) -> None:
-    item, items = claim(counters, 0), num_items(geometry, all_spans)
+    item, items, scratch = claim(counters, 0), len(all_spans[1]), scratch_for(geometry, all_spans)
     while item < items:
-        attend(item, scale, window, query, flat, keys_at, values_at, geometry, all_spans, output)
+        attend(item, scale, window, query, flat, keys_at, values_at, geometry, all_spans, scratch, output)
         item = claim_next(counters, 0)
     wait_for(counters, 0, items)
 

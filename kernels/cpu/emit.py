@@ -99,3 +99,42 @@ def store(builder: ir.IRBuilder, values: list[Any], places: list[Any]) -> None:
     """Store each vector where its place begins."""
     for value, place in zip(values, places, strict=True):
         builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=4)
+
+
+def to_all_lanes(builder: ir.IRBuilder, value: Any, lanes: int) -> Any:
+    """A vector of `lanes` times a float."""
+    undefined = ir.Constant(ir.VectorType(FLOAT, lanes), ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(INT, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(INT, lanes), [0] * lanes))
+
+
+def fma(builder: ir.IRBuilder, x: Any, y: Any, z: Any) -> Any:
+    """`x * y + z` of vectors, rounded once."""
+    kind = ir.FunctionType(x.type, [x.type] * 3)
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{x.type.count}f32")
+    return builder.call(function, (x, y, z))
+
+
+def first_lanes(builder: ir.IRBuilder, count: Any, lanes: int) -> Any:
+    """The mask of the first `count` of `lanes` lanes."""
+    kind = ir.VectorType(INT, lanes)
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(undefined, builder.trunc(count, INT), ir.Constant(INT, 0))
+    counts = builder.shuffle_vector(first, undefined, ir.Constant(kind, [0] * lanes))
+    return builder.icmp_signed("<", ir.Constant(kind, list(range(lanes))), counts)
+
+
+def masked_load(builder: ir.IRBuilder, place: Any, mask: Any, otherwise: Any) -> Any:
+    """The elements of `mask`'s lanes from `place` on, and those of `otherwise`; no others are touched."""
+    kind = ir.FunctionType(otherwise.type, [FLOAT.as_pointer(), INT, mask.type, otherwise.type])
+    name = f"llvm.masked.load.v{mask.type.count}f32.p0"
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, (place, ir.Constant(INT, 4), mask, otherwise))
+
+
+def masked_store(builder: ir.IRBuilder, value: Any, place: Any, mask: Any) -> None:
+    """Store the elements of `mask`'s lanes from `place` on; no others are touched."""
+    kind = ir.FunctionType(ir.VoidType(), [value.type, FLOAT.as_pointer(), INT, mask.type])
+    name = f"llvm.masked.store.v{mask.type.count}f32.p0"
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    builder.call(function, (value, place, ir.Constant(INT, 4), mask))

@@ -18,12 +18,12 @@ from espalier.kernels.cpu.attention import (
     find_spans,
     flat_arena,
     geometry_of,
-    num_items,
+    scratch_for,
 )
-from espalier.kernels.cpu.linear import PANEL, ROWS, multiply_part, pack, parts_of, unpack
+from espalier.kernels.cpu.linear import PANEL, ROWS, multiply_part, pack, panels_of, parts_of, unpack
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
-from espalier.kernels.cpu.tiles import multiply_add
-from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
+from espalier.kernels.cpu.tiles import multiply_panel
+from espalier.kernels.cpu.workers import claim, claim_next, num_threads, run_together, wait_for
 from espalier.kernels.layer_weights import LayerShape, LayerWeights
 from espalier.kernels.layout import LayerKV
 
@@ -42,11 +42,13 @@ def _norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps:
 @numba.njit
 def _fill_part(item: int, parts: int, rows: int, bias: np.ndarray, out: np.ndarray) -> None:
     """Start the sums that `multiply_part` adds to with the bias, `[num_panels * PANEL]`."""
-    first, part = item // parts * ROWS, item % parts
-    panels = len(bias) // PANEL
+    first, (start, end) = item // parts * ROWS, panels_of(item, parts, len(bias) // PANEL)
+    start, end = start * PANEL, end * PANEL
+    given = bias[start:end]
     for r in range(first, min(first + ROWS, rows)):
-        for column in range(part * panels // parts * PANEL, (part + 1) * panels // parts * PANEL):
-            out[r * len(bias) + column] = bias[column]
+        written = out[r * len(bias) + start : r * len(bias) + end]
+        for i in range(len(given)):
+            written[i] = given[i]
 
 
 @numba.njit
@@ -98,6 +100,7 @@ def _add_rows(item: int, stride: int, bias: np.ndarray, out: np.ndarray) -> None
 def _gated_part(
     item: int,
     parts: int,
+    threads: int,
     x: np.ndarray,
     rows: int,
     inner: int,
@@ -107,19 +110,21 @@ def _gated_part(
     out: np.ndarray,
 ) -> None:
     """Write one work item's share of silu(gate) * up; arguments as `multiply_part`, up's panels after gate's."""
-    first, part = item // parts * ROWS, item % parts
-    count = min(ROWS, rows - first)
+    first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
+    count, size = min(ROWS, rows - first), inner * PANEL
     gate, up = np.empty(count * PANEL, np.float32), np.empty(count * PANEL, np.float32)
-    scratch = np.empty(count * PANEL, np.float32)
-    panel_size = inner * PANEL
-    for panel in range(part * num_panels // parts, (part + 1) * num_panels // parts):
+    for panel in range(start, end):
         gate[:] = np.float32(0.0)
         up[:] = np.float32(0.0)
-        at = panels_at + panel * panel_size
-        multiply_add(x, first * inner, inner, panels, at, gate, 0, PANEL, count, inner, PANEL)
-        at += num_panels * panel_size
-        multiply_add(x, first * inner, inner, panels, at, up, 0, PANEL, count, inner, PANEL)
-        silu_times(gate, up, scratch, out, (first * num_panels + panel) * PANEL, num_panels * PANEL, PANEL)
+        following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
+        gate_at, up_at, next_at = (
+            panels_at + panel * size,
+            panels_at + (num_panels + panel) * size,
+            panels_at + following * size,
+        )
+        multiply_panel(x, first * inner, inner, panels, gate_at, up_at, gate, 0, PANEL, count, inner)
+        multiply_panel(x, first * inner, inner, panels, up_at, next_at, up, 0, PANEL, count, inner)
+        silu_times(gate, up, out, (first * num_panels + panel) * PANEL, num_panels * PANEL, PANEL)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -137,6 +142,7 @@ def _forward(
     writes: tuple[np.ndarray, np.ndarray],
     scale: np.float32,
     parts: tuple[int, int, int],
+    threads: int,
     buffers: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
 ) -> None:
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
@@ -146,7 +152,7 @@ def _forward(
     wide, inner = geometry[3] * geometry[5], len(gated) // rows
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
     tiles, few = (rows + ROWS - 1) // ROWS, (rows + _FEW - 1) // _FEW
-    attend_items = num_items(geometry, spans)
+    attend_items, scratch = len(spans[1]), scratch_for(geometry, spans)
     phase = 0
     for layer in range(len(norms)):
         keys_at, values_at = places[layer, 0], places[layer, 1]
@@ -162,7 +168,7 @@ def _forward(
         while item < tiles * qkv_parts:
             _fill_part(item, qkv_parts, rows, qkv_bias[layer], qkv)
             at = layer * qkv_count * PANEL * width
-            multiply_part(item, qkv_parts, normed, rows, width, qkv_panels, at, qkv_count, qkv)
+            multiply_part(item, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, qkv)
             item = claim_next(counters, phase)
         wait_for(counters, phase, tiles * qkv_parts)
         phase += 1
@@ -177,7 +183,7 @@ def _forward(
 
         item = claim(counters, phase)
         while item < attend_items:
-            attend(item, scale, windows[layer], qkv, flat, keys_at, values_at, geometry, spans, mixed)
+            attend(item, scale, windows[layer], qkv, flat, keys_at, values_at, geometry, spans, scratch, mixed)
             item = claim_next(counters, phase)
         wait_for(counters, phase, attend_items)
         phase += 1
@@ -185,7 +191,7 @@ def _forward(
         item = claim(counters, phase)
         while item < tiles * hidden_parts:  # what goes into the residual stream is added to it in place
             at = layer * hidden_count * PANEL * wide
-            multiply_part(item, hidden_parts, mixed, rows, wide, out_panels, at, hidden_count, hidden)
+            multiply_part(item, hidden_parts, threads, mixed, rows, wide, out_panels, at, hidden_count, hidden)
             item = claim_next(counters, phase)
         wait_for(counters, phase, tiles * hidden_parts)
         phase += 1
@@ -200,7 +206,7 @@ def _forward(
         item = claim(counters, phase)
         while item < tiles * gated_parts:
             at = layer * 2 * gated_count * PANEL * width
-            _gated_part(item, gated_parts, normed, rows, width, gate_up_panels, at, gated_count, gated)
+            _gated_part(item, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gated)
             item = claim_next(counters, phase)
         wait_for(counters, phase, tiles * gated_parts)
         phase += 1
@@ -208,7 +214,7 @@ def _forward(
         item = claim(counters, phase)
         while item < tiles * hidden_parts:
             at = layer * hidden_count * PANEL * inner
-            multiply_part(item, hidden_parts, gated, rows, inner, down_panels, at, hidden_count, hidden)
+            multiply_part(item, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, hidden)
             item = claim_next(counters, phase)
         wait_for(counters, phase, tiles * hidden_parts)
         phase += 1
@@ -250,6 +256,7 @@ class CpuLayers:
         for index in range(count):
             for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
                 whole[index] = part
+        self._arrays = tuple(t.numpy() if t.dim() < 4 else t.view(-1).numpy() for t in self._packed)
 
     def __len__(self) -> int:
         return len(self._packed.norms)
@@ -295,7 +302,7 @@ class CpuLayers:
             _forward,
             _PHASES * len(self),
             stream.view(-1).numpy(),
-            tuple(t.numpy() if t.dim() < 4 else t.view(-1).numpy() for t in self._packed),
+            self._arrays,
             self._windows,
             np.float32(s.norm_eps),
             (cos[:, 0].numpy(), sin[:, 0].numpy()),
@@ -306,6 +313,7 @@ class CpuLayers:
             _writes(batch, rows, layer_kvs[0].keys.shape[1]),
             np.float32(s.head_dim**-0.5),
             tuple(parts_of(rows, columns // PANEL) for columns in (qkv_stride, stride, inner)),
+            num_threads(),
             buffers,
         )
         return stream[:, :width]

@@ -4,13 +4,13 @@ import numba
 import numpy as np
 import torch
 
-from espalier.kernels.cpu.tiles import WIDE, multiply_add
+from espalier.kernels.cpu.tiles import WIDE, multiply_panel
 from espalier.kernels.cpu.workers import claim, claim_next, num_threads, run_together, wait_for
 
 PANEL = WIDE
 """Columns of the product whose weights lie side by side: what one tile is wide."""
-ROWS = 64
-"""Rows of one work item at most: their inputs stay in a core's cache while the panels pass by."""
+ROWS = 256
+"""Rows of one work item at most: so many meet a panel each time it comes from memory."""
 _ITEMS_PER_THREAD = 4
 """So many that a thread that is held up leaves most of its share to others."""
 
@@ -33,9 +33,17 @@ def parts_of(rows: int, panels: int) -> int:
 
 
 @numba.njit
+def panels_of(item: int, parts: int, num_panels: int) -> tuple[int, int]:
+    """The first panel of a work item, and the one after its last."""
+    part = item % parts
+    return part * num_panels // parts, (part + 1) * num_panels // parts
+
+
+@numba.njit
 def multiply_part(
     item: int,
     parts: int,
+    threads: int,
     x: np.ndarray,
     rows: int,
     inner: int,
@@ -49,6 +57,7 @@ def multiply_part(
     Args:
         item: which of `ceil(rows / ROWS) * parts`.
         parts: see `parts_of`.
+        threads: how many take items in turn; the panel that this one wants next is brought near.
         x: flat float32 `[rows * inner]`.
         rows: of the product.
         inner: summed over.
@@ -57,33 +66,41 @@ def multiply_part(
         num_panels: panels of the weight.
         out: flat float32 `[rows * num_panels * PANEL]`.
     """
-    first, part = item // parts * ROWS, item % parts
-    stride = num_panels * PANEL
-    for panel in range(part * num_panels // parts, (part + 1) * num_panels // parts):
-        multiply_add(
+    first, stride, size = item // parts * ROWS, num_panels * PANEL, inner * PANEL
+    start, end = panels_of(item, parts, num_panels)
+    for panel in range(start, end):
+        following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
+        multiply_panel(
             x,
             first * inner,
             inner,
             panels,
-            panels_at + panel * inner * PANEL,
+            panels_at + panel * size,
+            panels_at + following * size,
             out,
             first * stride + panel * PANEL,
             stride,
             min(ROWS, rows - first),
             inner,
-            PANEL,
         )
 
 
 @numba.njit(nogil=True, cache=True)
 def _multiply(
-    counters: np.ndarray, x: np.ndarray, rows: int, inner: int, panels: np.ndarray, parts: int, out: np.ndarray
+    counters: np.ndarray,
+    x: np.ndarray,
+    rows: int,
+    inner: int,
+    panels: np.ndarray,
+    parts: int,
+    threads: int,
+    out: np.ndarray,
 ) -> None:
     items = (rows + ROWS - 1) // ROWS * parts
     num_panels = len(panels) // (inner * PANEL)
     item = claim(counters, 0)
     while item < items:
-        multiply_part(item, parts, x, rows, inner, panels, 0, num_panels, out)
+        multiply_part(item, parts, threads, x, rows, inner, panels, 0, num_panels, out)
         item = claim_next(counters, 0)
     wait_for(counters, 0, items)
 
@@ -105,5 +122,6 @@ def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: t
     if bias is not None:
         out[:, :out_features] = bias
     flat_x, flat_panels, flat_out = (t.contiguous().view(-1).numpy() for t in (x, panels, out))
-    run_together(_multiply, 1, flat_x, rows, inner, flat_panels, parts_of(rows, len(panels)), flat_out)
+    shares = parts_of(rows, len(panels)), num_threads()
+    run_together(_multiply, 1, flat_x, rows, inner, flat_panels, *shares, flat_out)
     return out[:, :out_features]

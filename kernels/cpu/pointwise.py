@@ -9,82 +9,76 @@ Loops run over slices: of `x[start + i]` LLVM cannot tell that the index is not 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 
-from espalier.kernels.cpu.emit import FLOAT, INT, caller, intrinsic, load, loop, reduce, store
+from espalier.kernels.cpu.emit import (
+    FLOAT,
+    INDEX,
+    INT,
+    caller,
+    first_lanes,
+    fma,
+    intrinsic,
+    load,
+    loop,
+    masked_load,
+    masked_store,
+    reduce,
+    store,
+    to_all_lanes,
+)
 
 LANES = 16
-"""Elements of the vectors that `exp_in_place` and `largest` work with."""
-_LOG2E = np.float32(math.log2(math.e))
+"""Elements of the vectors that are written out here."""
+_VECTOR = ir.VectorType(FLOAT, LANES)
 
 
 @intrinsic
-def _as_float(_: Any, bits: Any) -> Any:
-    """The float32 with these bits, an int32."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], FLOAT)
-
-    return types.float32(types.int32), generate
-
-
-@intrinsic
-def _as_int(_: Any, x: Any) -> Any:
-    """The bits of a float32, as int32."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], INT)
-
-    return types.int32(types.float32), generate
-
-
-@intrinsic
-def _largest_of_vectors(_: Any, x: Any, start: Any, vectors: Any) -> Any:
-    """The largest of `vectors` times LANES elements from `start` on; minus infinity of none."""
-    vector = ir.VectorType(FLOAT, LANES)
-
+def _largest(_: Any, x: Any, start: Any, count: Any) -> Any:
     def write(builder: ir.IRBuilder, args: Any) -> Any:
-        x, vectors = args
+        x, count = args
 
         def larger(one: Any, other: Any) -> Any:
             return builder.select(builder.fcmp_ordered(">", one, other), one, other)
 
         def compare(n: Any, tops: list[Any]) -> list[Any]:
-            return [larger(load(builder, _vector_of(builder, x, n), vector), tops[0])]
+            return [larger(load(builder, _vector_of(builder, x, n), _VECTOR), tops[0])]
 
-        lowest = ir.Constant(vector, [float("-inf")] * LANES)
-        return reduce(builder, loop(builder, vectors, [lowest], compare)[0], larger)
+        tops, rest, mask = _whole_vectors(builder, x, count, [_constant(float("-inf"))], compare)
+        last = masked_load(builder, rest, mask, _constant(float("-inf")))
+        return reduce(builder, larger(last, tops[0]), larger)
 
     return types.float32(x, types.intp, types.intp), caller("espalier_largest", (0,), write)
+
+
+def _constant(value: float) -> ir.Constant:
+    return ir.Constant(_VECTOR, [float(np.float32(value))] * LANES)
 
 
 def _vector_of(builder: ir.IRBuilder, x: Any, n: Any) -> Any:
     return builder.gep(x, [builder.mul(n, ir.Constant(n.type, LANES))])
 
 
+def _whole_vectors(
+    builder: ir.IRBuilder, x: Any, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]
+) -> tuple[list[Any], Any, Any]:
+    """`loop` over the whole vectors of `count` elements; what it gives, where the rest begin, and their mask."""
+    vectors = builder.sdiv(count, ir.Constant(INDEX, LANES))
+    left = builder.srem(count, ir.Constant(INDEX, LANES))
+    values = loop(builder, vectors, initial, body)
+    return values, _vector_of(builder, x, vectors), first_lanes(builder, left, LANES)
+
+
 @numba.njit
 def largest(x: np.ndarray, start: int, count: int) -> np.float32:
-    """The largest of `count` elements from `start` on."""
-    vectors = count // LANES
-    top = _largest_of_vectors(x, start, vectors)
-    for i in range(start + vectors * LANES, start + count):
-        top = max(top, x[i])
-    return top
-
-
-@intrinsic
-def _fma(_: Any, x: Any, y: Any, z: Any) -> Any:
-    """Multiply x and y and add z, rounded once."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fma(*args)
-
-    return types.float32(types.float32, types.float32, types.float32), generate
+    """The largest of `count` elements from `start` on; minus infinity of none."""
+    return _largest(x, start, count)
 
 
 @numba.njit(fastmath=True)
@@ -95,78 +89,54 @@ def _sum_of_squares(x: np.ndarray) -> np.float32:
     return total
 
 
-_COEFFICIENTS = (
-    1.535336188e-4, 1.339887440e-3, 9.618437357e-3, 5.550332548e-2, 2.402264791e-1, 6.931472028e-1, 1.0,
-)  # fmt: skip
-"""Of a polynomial for 2**f on [-0.5, 0.5], the highest power first (Cephes expf in base 2)."""
-_C = tuple(np.float32(c) for c in _COEFFICIENTS)
+_COEFFICIENTS = (1.326472731e-3, 9.671512991e-3, 5.550733581e-2, 2.402224243e-1, 6.931470037e-1, 1.0)
+"""Of a polynomial for 2**f on [-0.5, 0.5], the highest power first; the largest relative error, 9e-8, is least."""
+_ROUNDER = 1.5 * 2.0**23
+"""Added to a float32 of less than 2**22 it leaves the nearest integer in the lowest bits."""
+
+
+def _write_exp(builder: ir.IRBuilder, x: Any) -> Any:
+    """The exponential of a vector's elements, cut to +-87: a polynomial, and integer arithmetic on the exponent."""
+    whole = ir.VectorType(INT, LANES)
+    t = builder.fmul(x, _constant(math.log2(math.e)))
+    for limit, side in ((-126.0, "<"), (126.0, ">")):
+        t = builder.select(builder.fcmp_ordered(side, t, _constant(limit)), _constant(limit), t)
+    rounded = builder.fadd(t, _constant(_ROUNDER))
+    f = builder.fsub(t, builder.fsub(rounded, _constant(_ROUNDER)))
+    p = _constant(_COEFFICIENTS[0])
+    for c in _COEFFICIENTS[1:]:
+        p = fma(builder, p, f, _constant(c))
+    exponent = builder.shl(builder.bitcast(rounded, whole), ir.Constant(whole, [23] * LANES))
+    return builder.bitcast(builder.add(builder.bitcast(p, whole), exponent), _VECTOR)
 
 
 @intrinsic
-def _exp_vectors(_: Any, x: Any, start: Any, vectors: Any, shift: Any) -> Any:
-    """`_exp` of `vectors` times LANES elements from `start` on, in place, and their sum."""
-    vector, whole = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
-
+def _exp_in_place(_: Any, x: Any, start: Any, count: Any, shift: Any) -> Any:
     def write(builder: ir.IRBuilder, args: Any) -> Any:
-        x, vectors, shift = args
-
-        def constant(value: float) -> Any:
-            return ir.Constant(vector, [float(np.float32(value))] * LANES)
-
-        def call(name: str, *operands: Any) -> Any:
-            kind = ir.FunctionType(vector, [vector] * len(operands))
-            return builder.call(
-                cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32"), operands
-            )
-
-        undefined = ir.Constant(vector, ir.Undefined)
-        first = builder.insert_element(undefined, shift, ir.Constant(INT, 0))
-        shifts = builder.shuffle_vector(first, undefined, ir.Constant(whole, [0] * LANES))
+        x, count, shift = args
+        shifts = to_all_lanes(builder, shift, LANES)
 
         def exp(n: Any, sums: list[Any]) -> list[Any]:
             place = _vector_of(builder, x, n)
-            t = builder.fmul(builder.fsub(load(builder, place, vector), shifts), constant(float(_LOG2E)))
-            for limit, side in ((-126.0, "<"), (126.0, ">")):
-                t = builder.select(builder.fcmp_ordered(side, t, constant(limit)), constant(limit), t)
-            rounded = call("floor", builder.fadd(t, constant(0.5)))
-            f = builder.fsub(t, rounded)
-            p = constant(_COEFFICIENTS[0])
-            for c in _COEFFICIENTS[1:]:
-                p = call("fma", p, f, constant(c))
-            exponent = builder.shl(builder.fptosi(rounded, whole), ir.Constant(whole, [23] * LANES))
-            value = builder.bitcast(builder.add(builder.bitcast(p, whole), exponent), vector)
+            value = _write_exp(builder, builder.fsub(load(builder, place, _VECTOR), shifts))
             store(builder, [value], [place])
             return [builder.fadd(sums[0], value)]
 
-        return reduce(builder, loop(builder, vectors, [constant(0.0)], exp)[0], builder.fadd)
+        sums, rest, mask = _whole_vectors(builder, x, count, [_constant(0.0)], exp)
+        value = _write_exp(builder, builder.fsub(masked_load(builder, rest, mask, _constant(0.0)), shifts))
+        masked_store(builder, value, rest, mask)
+        return reduce(builder, builder.fadd(sums[0], builder.select(mask, value, _constant(0.0))), builder.fadd)
 
     return types.float32(x, types.intp, types.intp, types.float32), caller("espalier_exp", (0,), write)
-
-
-@numba.njit
-def _exp(x: np.float32) -> np.float32:
-    t = min(max(x * _LOG2E, np.float32(-126.0)), np.float32(126.0))
-    whole = np.floor(t + np.float32(0.5))
-    f = t - whole
-    p = _C[0]
-    for i in range(1, 7):
-        p = _fma(p, f, _C[i])
-    return _as_float(_as_int(p) + (np.int32(whole) << np.int32(23)))
 
 
 @numba.njit
 def exp_in_place(x: np.ndarray, start: int, count: int, shift: np.float32) -> np.float32:
     """Replace `count` elements from `start` on by exp(x - shift), the exponent cut to +-87, and return their sum.
 
-    A polynomial and integer arithmetic on the exponent: numba would call a scalar exp. Relative error below 3e-7. Each
-    element has the same bits wherever it stands.
+    Relative error below 3e-7; numba would call a scalar exp. Each element has the same bits wherever it stands.
     """
-    vectors = count // LANES
-    total = _exp_vectors(x, start, vectors, shift)
-    for i in range(start + vectors * LANES, start + count):
-        x[i] = _exp(x[i] - shift)
-        total += x[i]
-    return total
+    return _exp_in_place(x, start, count, shift)
 
 
 @numba.njit
@@ -187,23 +157,32 @@ def rms_norm(x: np.ndarray, x_start: int, weight: np.ndarray, eps: np.float32, o
         normed[i] = row[i] * factor * weight[i]
 
 
+@intrinsic
+def _silu_times(_: Any, gate: Any, g0: Any, up: Any, u0: Any, out: Any, o0: Any, vectors: Any) -> Any:
+    def write(builder: ir.IRBuilder, args: Any) -> Any:
+        gate, up, out, vectors = args
+
+        def multiply(n: Any, nothing: list[Any]) -> list[Any]:
+            g, u = (load(builder, _vector_of(builder, x, n), _VECTOR) for x in (gate, up))
+            e = _write_exp(builder, builder.fneg(g))
+            value = builder.fdiv(builder.fmul(g, u), builder.fadd(_constant(1.0), e))
+            store(builder, [value], [_vector_of(builder, out, n)])
+            return nothing
+
+        loop(builder, vectors, [], multiply)
+
+    place = types.intp
+    return types.void(gate, place, up, place, out, place, place), caller("espalier_silu_times", (0, 2, 4), write)
+
+
 @numba.njit
-def silu_times(
-    gate: np.ndarray, up: np.ndarray, scratch: np.ndarray, out: np.ndarray, start: int, stride: int, columns: int
-) -> None:
+def silu_times(gate: np.ndarray, up: np.ndarray, out: np.ndarray, start: int, stride: int, columns: int) -> None:
     """Write silu(gate) * up to `out`, rows of `columns` elements, from `start` on with `stride` between rows.
 
-    The others have no gaps, and are as long as each other.
+    The others have no gaps, and are as long as each other. `columns` is a multiple of LANES.
     """
-    for i in range(len(gate)):
-        scratch[i] = -gate[i]
-    exp_in_place(scratch, 0, len(gate), np.float32(0.0))
     for row in range(len(gate) // columns):
-        part = slice(row * columns, (row + 1) * columns)
-        some_gates, some_ups, denominators = gate[part], up[part], scratch[part]
-        written = out[start + row * stride : start + row * stride + columns]
-        for i in range(columns):
-            written[i] = some_gates[i] * some_ups[i] / (np.float32(1.0) + denominators[i])
+        _silu_times(gate, row * columns, up, row * columns, out, start + row * stride, columns // LANES)
 
 
 @numba.njit

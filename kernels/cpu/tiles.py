@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from espalier.kernels.cpu.emit import FLOAT, INDEX, caller, intrinsic, load, loop, store
+from espalier.kernels.cpu.emit import FLOAT, INDEX, caller, fma, intrinsic, load, loop, store, to_all_lanes
 
 _LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 TALL, WIDE = (8, 32) if _LARGE_REGISTERS else (4, 16)
@@ -40,6 +40,27 @@ def make_tile(rows: int, lanes: int) -> Callable[..., None]:
         place = types.intp
         signature = types.void(a, place, place, b, place, place, o, place, place, place)
         return signature, caller(f"espalier_tile_{rows}x{lanes}", (0, 3, 6), partial(_write_tile, rows, lanes))
+
+    return multiply_add
+
+
+def make_ahead_tile(rows: int, lanes: int) -> Callable[..., None]:
+    """As `make_tile`, for a `b` without gaps, while it has what is wanted next of `b` brought near.
+
+        tile(a, a_start, a_stride, b, b_start, out, out_start, out_stride, count, ahead, step)
+
+    That is `count * step` elements, `ahead` of `b_start`, `step` in each turn: many at once would fill up the queue
+    that what is needed now waits in.
+    """
+
+    @intrinsic
+    def multiply_add(
+        _: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, o: Any, o0: Any, so: Any, n: Any, ahead: Any, step: Any
+    ) -> Any:
+        place = types.intp
+        signature = types.void(a, place, place, b, place, o, place, place, place, place, place)
+        name = f"espalier_ahead_tile_{rows}x{lanes}"
+        return signature, caller(name, (0, 3, 5), partial(_write_ahead_tile, rows, lanes))
 
     return multiply_add
 
@@ -99,6 +120,22 @@ def _write_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None
     store(builder, _sum_products(builder, sums, _rows_of(builder, a, a_stride, rows), shared, count), out_rows)
 
 
+def _write_ahead_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
+    a, a_stride, b, out, out_stride, count, ahead, step = args
+    vector = ir.VectorType(FLOAT, lanes)
+    out_rows = _rows_of(builder, out, out_stride, rows)
+    sums = [load(builder, place, vector) for place in out_rows]
+    half = builder.sdiv(step, ir.Constant(INDEX, 2))
+
+    def shared(n: Any) -> Any:
+        place = builder.gep(b, [builder.add(ahead, builder.mul(n, step))])
+        for line in (place, builder.gep(place, [half])):  # a turn's share is two lines at most
+            _write_prefetch(builder, line)
+        return load(builder, _row_of(builder, b, ir.Constant(INDEX, lanes), n), vector)
+
+    store(builder, _sum_products(builder, sums, _rows_of(builder, a, a_stride, rows), shared, count), out_rows)
+
+
 def _write_pair_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
     a, a_stride, b, left, right, out, out_stride, count = args
     vector, half = ir.VectorType(FLOAT, lanes), ir.VectorType(FLOAT, lanes // 2)
@@ -147,33 +184,29 @@ def _sum_products(
     builder: ir.IRBuilder, sums: list[Any], a_rows: list[Any], load_shared: Callable[[Any], Any], count: Any
 ) -> list[Any]:
     """Add to each row's vector, for `n < count`, element n of its row of `a` times the vector `load_shared(n)`."""
-    vector = sums[0].type
-    lanes = vector.count
-    undefined = ir.Constant(vector, ir.Undefined)
-    to_all_lanes = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-    fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32")
 
     def add(n: Any, sums: list[Any]) -> list[Any]:
         shared = load_shared(n)
-        added = []
-        for total, a_row in zip(sums, a_rows, strict=True):
-            factor = builder.insert_element(undefined, builder.load(builder.gep(a_row, [n])), ir.Constant(INDEX, 0))
-            factors = builder.shuffle_vector(factor, undefined, to_all_lanes)
-            added.append(builder.call(fma, [factors, shared, total]))
-        return added
+        lanes = shared.type.count
+        factors = [to_all_lanes(builder, builder.load(builder.gep(row, [n])), lanes) for row in a_rows]
+        return [fma(builder, factor, shared, total) for factor, total in zip(factors, sums, strict=True)]
 
     return loop(builder, count, sums, add)
+
+
+def _write_prefetch(builder: ir.IRBuilder, place: Any) -> None:
+    flag = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), flag, flag, flag])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    address = builder.bitcast(place, _BYTE.as_pointer())
+    builder.call(function, [address, ir.Constant(flag, 0), ir.Constant(flag, 3), ir.Constant(flag, 1)])
 
 
 @intrinsic
 def _prefetch_line(_: Any, x: Any, place: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        address = builder.bitcast(builder.gep(data, [args[1]]), _BYTE.as_pointer())
-        flag = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [address, ir.Constant(flag, 0), ir.Constant(flag, 3), ir.Constant(flag, 1)])
+        _write_prefetch(builder, builder.gep(data, [args[1]]))
         return context.get_dummy_value()
 
     return types.void(x, types.intp), generate
@@ -199,6 +232,12 @@ _tall_pair, _4_pair, _2_pair, _1_pair = (
     make_pair_tile(4, WIDE),
     make_pair_tile(2, WIDE),
     make_pair_tile(1, WIDE),
+)
+_tall_ahead, _4_ahead, _2_ahead, _1_ahead = (
+    make_ahead_tile(TALL, WIDE),
+    make_ahead_tile(4, WIDE),
+    make_ahead_tile(2, WIDE),
+    make_ahead_tile(1, WIDE),
 )
 _tall_chain, _4_chain, _2_chain, _1_chain = (
     make_chain_tile(TALL, WIDE),
@@ -261,6 +300,41 @@ def multiply_add(
                     _1_1(a, x + r * a_stride, a_stride, b, w, columns, out, z + r * out_stride, out_stride, inner)
                 column += 1
         row += height
+
+
+@numba.njit
+def multiply_panel(
+    a: np.ndarray,
+    a_start: int,
+    a_stride: int,
+    b: np.ndarray,
+    b_start: int,
+    ahead: int,
+    out: np.ndarray,
+    out_start: int,
+    out_stride: int,
+    rows: int,
+    inner: int,
+) -> None:
+    """As `multiply_add` with `WIDE` columns, while `inner * WIDE` elements of `b` from `ahead` on are brought near."""
+    step = max(1, WIDE // ((rows + TALL - 1) // TALL))
+    row, behind = 0, ahead - b_start
+    while row < rows:
+        room = rows - row
+        x, z = a_start + row * a_stride, out_start + row * out_stride
+        if room >= TALL:
+            _tall_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, behind, step)
+            row += TALL
+        elif room >= 4:
+            _4_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, behind, step)
+            row += 4
+        elif room >= 2:
+            _2_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, behind, step)
+            row += 2
+        else:
+            _1_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, behind, step)
+            row += 1
+        behind += inner * step
 
 
 @numba.njit

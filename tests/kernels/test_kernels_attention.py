@@ -188,8 +188,25 @@ def test_chunks_that_every_token_has_passed_are_not_read():
 def test_tokens_that_share_nothing_are_in_work_items_of_their_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu_attention, "num_threads", lambda: 1)
     problem = family()
-    _, firsts, *_ = cpu_attention.find_spans(problem.batch, 64, cpu_attention.geometry_of(problem.layer_kv, 4, 128))
+    _, _, firsts, *_ = cpu_attention.find_spans(problem.batch, 64, cpu_attention.geometry_of(problem.layer_kv, 4, 128))
     assert firsts.tolist() == [0, 4, 5, 14, 17], "siblings, a stranger, a prompt, other siblings"
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_tokens_alone_read_all_kv_heads_of_a_block_together_where_they_are_many(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cpu_attention, "num_threads", lambda: 1)
+    problem = paged_problem([(37, 1), (5, 1), (64, 2), (300, 1), (40, 9)])
+    geometry = cpu_attention.geometry_of(problem.layer_kv, 4, 128)
+    _, items, *_ = cpu_attention.find_spans(problem.batch, 64, geometry)
+    assert items.tolist() == [[0, 0, 2], [1, 0, 2], [2, 0, 2], [3, 0, 2], [4, 0, 1], [4, 1, 1]]
+    together = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2, window)
+    expected = paged_attention_reference(problem.query, problem.layer_kv, problem.batch, 0.2, window)
+    torch.testing.assert_close(together, expected, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(cpu_attention, "_ITEMS_PER_THREAD", 100)
+    apart = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2, window)
+    assert torch.equal(together, apart)
 
 
 def test_siblings_read_a_shared_block_once():
