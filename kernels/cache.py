@@ -33,6 +33,11 @@ def copy_blocks(layout: KVLayout, arena: torch.Tensor, sources: list[int], desti
     """
     if not sources:
         return
+    if arena.device.type == "cpu":
+        from espalier.kernels.cpu.cache import copy_blocks_cpu  # numba takes half a second to import
+
+        copy_blocks_cpu(layout, arena, sources, destinations)
+        return
     blocks = layout.block_view(arena)
     slots = layout.blocks_per_sector
     source = torch.tensor(sources, dtype=torch.int64, device=arena.device)

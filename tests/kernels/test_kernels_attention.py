@@ -200,7 +200,8 @@ def test_tokens_alone_read_all_kv_heads_of_a_block_together_where_they_are_many(
     problem = paged_problem([(37, 1), (5, 1), (64, 2), (300, 1), (40, 9)])
     geometry = cpu_attention.geometry_of(problem.layer_kv, 4, 128)
     _, items, *_ = cpu_attention.find_spans(problem.batch, 64, geometry)
-    assert items.tolist() == [[0, 0, 2], [1, 0, 2], [2, 0, 2], [3, 0, 2], [4, 0, 1], [4, 1, 1]]
+    alone, eight_of_a_prompt, its_last = [[part, 0, 2] for part in range(4)], [[4, 0, 1], [4, 1, 1]], [[5, 0, 2]]
+    assert items.tolist() == alone + eight_of_a_prompt + its_last
     together = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2, window)
     expected = paged_attention_reference(problem.query, problem.layer_kv, problem.batch, 0.2, window)
     torch.testing.assert_close(together, expected, rtol=1e-5, atol=1e-5)
