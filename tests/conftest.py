@@ -1,6 +1,5 @@
 """Fixtures for every layer; heavy imports wait until a test asks for them."""
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's own; an engine's compiled parts share theirs, as everywhere
-
-# numba looks for changes in a compiled function's own file only, and kernels are made of several.
-_ROOT = Path(__file__).resolve().parents[1]
-_KERNELS = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((_ROOT / "kernels" / "cpu").glob("*.py"))))
-os.environ.setdefault("NUMBA_CACHE_DIR", str(_ROOT / "build" / "numba" / _KERNELS.hexdigest()[:16]))
 
 # The same examples in every run, however slow the machine; others with `--hypothesis-profile=default`.
 settings.register_profile("steady", deadline=None, derandomize=True)

@@ -79,9 +79,9 @@ def attend(
     _, _, block_size, heads, kv_heads, head_dim, query_stride = geometry
     chunk, items, firsts, visible, chunks, spans_of, spans, places = all_spans
     groups = heads // kv_heads
-    part, kv_head, num_kv_heads = items[item]
+    part, kv_head, num_kv_heads = items[item, 0], items[item, 1], items[item, 2]
     first = firsts[part]
-    rows = firsts[part + 1] - first
+    rows = int(firsts[part + 1] - first)
     of_head = rows * groups
     queries, width = num_kv_heads * of_head, chunk * block_size
     if chunks[part + 1] - chunks[part] == 1:
@@ -115,7 +115,7 @@ def attend(
                 head_dim, block_size,
             )  # fmt: skip
         for r in range(rows):
-            last = visible[first + r]
+            last = int(visible[first + r])
             seen, unseen = min(last - before, width), max(0, last - window - before)
             for h in range(num_kv_heads):
                 for q in range(h * of_head + r * groups, h * of_head + (r + 1) * groups):
@@ -370,8 +370,9 @@ def scratch_for(geometry: Geometry, all_spans: Spans) -> np.ndarray:
     _, _, block_size, heads, kv_heads, head_dim, _ = geometry
     chunk, items, firsts, _, _, _, _, _ = all_spans
     queries = 0
-    for part, _, num_kv_heads in items:
-        queries = max(queries, (firsts[part + 1] - firsts[part]) * num_kv_heads * heads // kv_heads)
+    for i in range(len(items)):
+        rows = firsts[items[i, 0] + 1] - firsts[items[i, 0]]
+        queries = max(queries, rows * items[i, 2] * heads // kv_heads)
     return np.empty(queries * (2 * head_dim + chunk * block_size + 2), np.float32)
 
 
