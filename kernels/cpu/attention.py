@@ -106,7 +106,7 @@ def attend(
     values_at += kv_head * block_size * head_dim
     passed = visible[first : first + rows].min() - window  # positions that no token sees any more
     for c in range(chunks[part], chunks[part + 1]):
-        before = (c - chunks[part]) * width
+        before = int(c - chunks[part]) * width
         if before + width <= passed:
             continue
         for i in range(spans_of[c], spans_of[c + 1]):
