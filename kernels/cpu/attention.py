@@ -28,6 +28,8 @@ _ITEMS_PER_THREAD = 4
 """So many that a thread that is held up leaves most of its share to others."""
 _CHUNK = 256
 """Positions whose logits a work item holds at a time, unless one block has more: they stay in a core's cache."""
+_NEAR = 2048
+"""Elements of values that all queries of an item meet before the next: they stay in a core's nearest cache."""
 UNLIMITED = 2**40
 """The window of a layer that has none."""
 
@@ -210,10 +212,14 @@ def _mix(
     count, blocks, last = span[1] * groups, span[3], span[4]
     a, out = span[0] * groups * width + span[2] * block_size, span[0] * groups * head_dim
     if num_kv_heads == 1:
-        multiply_add_chain(
-            logits, a, width, flat, values_at, places, first, blocks, block_size, last, mixed, out, head_dim, count,
-            head_dim,
-        )  # fmt: skip
+        few = max(1, _NEAR // (block_size * head_dim))
+        for k in range(0, blocks, few):
+            some = min(few, blocks - k)
+            size = last if k + some == blocks else block_size
+            multiply_add_chain(
+                logits, a + k * block_size, width, flat, values_at, places, first + k, some, block_size, size, mixed,
+                out, head_dim, count, head_dim,
+            )  # fmt: skip
         return
     for k in range(blocks):
         inner = last if k == blocks - 1 else block_size

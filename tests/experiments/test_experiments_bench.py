@@ -67,6 +67,18 @@ def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
     assert set(document["ratios"]) >= {"beam@2/1"}
 
 
+def test_search_benchmark_judges_all_contestants_by_the_problems_that_all_solve(monkeypatch):
+    from espalier.experiments.bench import search
+
+    outcome = vars(search)["_Run"]
+    monkeypatch.setattr(search, "_peers", lambda _: {"transformers": None})
+    monkeypatch.setattr(search, "_ours", lambda problems, *_: outcome(60.0, [True, False, False], 1.0, 1.0))
+    monkeypatch.setattr(search, "_theirs", lambda _, problems, *__: outcome(30.0, [True] * len(problems), 1.0, 1.0))
+    rows, ratios = search.run(2, 2, problems=3, peer_problems=1, repeats=1)
+    assert [row["accuracy %"] for row in rows] == [100.0] * len(rows)
+    assert ratios["beam@32/transformers"] == 2
+
+
 def test_prefix_benchmark_compares_shared_reading_with_plain(bench, tmp_path, monkeypatch):
     monkeypatch.setattr("espalier.experiments.bench.prefix.SHARED", (0, 40))
     file = tmp_path / "prefix.json"
