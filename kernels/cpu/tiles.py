@@ -318,23 +318,23 @@ def multiply_panel(
 ) -> None:
     """As `multiply_add` with `WIDE` columns, while `inner * WIDE` elements of `b` from `ahead` on are brought near."""
     step = max(1, WIDE // ((rows + TALL - 1) // TALL))
-    row, behind = 0, ahead - b_start
+    row, distance = 0, ahead - b_start
     while row < rows:
         room = rows - row
         x, z = a_start + row * a_stride, out_start + row * out_stride
         if room >= TALL:
-            _tall_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, behind, step)
+            _tall_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, distance, step)
             row += TALL
         elif room >= 4:
-            _4_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, behind, step)
+            _4_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, distance, step)
             row += 4
         elif room >= 2:
-            _2_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, behind, step)
+            _2_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, distance, step)
             row += 2
         else:
-            _1_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, behind, step)
+            _1_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, distance, step)
             row += 1
-        behind += inner * step
+        distance += inner * step
 
 
 @numba.njit
