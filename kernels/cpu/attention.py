@@ -288,7 +288,7 @@ def _find_spans(
 
 @numba.njit
 def _find_items(firsts: np.ndarray, enough: int, geometry: Geometry) -> np.ndarray:
-    """Work items of parts of the tokens: a kv head each, or all kv heads of tokens too few to fill a tile.
+    """Work items of parts of the tokens: a kv head each, or all kv heads of tokens too few for one to fill a tile.
 
     The kv heads of a block lie side by side: read together they come twice as fast from memory. That only where there
     are `enough` parts to share out among threads.
@@ -297,7 +297,8 @@ def _find_items(firsts: np.ndarray, enough: int, geometry: Geometry) -> np.ndarr
     parts = len(firsts) - 1
     items, count = np.empty((parts * kv_heads, 3), np.int64), 0
     for part in range(parts):
-        few = (firsts[part + 1] - firsts[part]) * (heads // kv_heads) <= TALL
+        rows = firsts[part + 1] - firsts[part]
+        few = rows * (heads // kv_heads) <= TALL and rows * heads <= TOKENS_PER_ITEM
         together = kv_heads if few and parts >= enough else 1
         for kv_head in range(0, kv_heads, together):
             items[count, 0], items[count, 1], items[count, 2] = part, kv_head, together

@@ -210,7 +210,9 @@ def test_tokens_alone_read_all_kv_heads_of_a_block_together_where_they_are_many(
     assert torch.equal(together, apart)
 
 
-def test_siblings_read_a_shared_block_once():
+def test_siblings_read_a_shared_block_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu_attention, "num_threads", lambda: 1)
+    monkeypatch.setattr(cpu_attention, "_ITEMS_PER_THREAD", 1)
     problem = paged_problem([(90, 1)] * 8)
     for sequence in range(1, 8):
         share_leading_blocks(problem, sequence, 0, 5)
