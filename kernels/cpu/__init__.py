@@ -18,7 +18,7 @@ _config: Any = config  # it has no attributes that a type checker could see
 def place_of_compiled(folder: Path, given: str) -> str:
     """Where what is compiled from the files of `folder` is kept: below `given`, below `folder` where that is empty.
 
-    Where `folder` cannot be written to, the answer is empty: numba finds a place for itself.
+    `given` itself where nothing can be written there; where that is empty, numba finds a place for itself.
     """
     state = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()[:16]
     place = (Path(given) if given else folder / "__pycache__") / state

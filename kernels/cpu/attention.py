@@ -47,6 +47,9 @@ first chunk; each chunk's first span; each span's first token within the part, t
 blocks, and positions of the last block; where each of its blocks begins, for the first layer's first kv head, `[spans *
 blocks of a chunk]`. All int64.
 """
+Shape = tuple[int, int, int, int, int, int]
+"""Of a work item: queries of a kv head; positions of a chunk; query heads of a kv head; kv heads; head_dim; tokens of a
+block."""
 
 
 @numba.njit
@@ -63,10 +66,10 @@ def attend(
     scratch: np.ndarray,
     output: np.ndarray,
 ) -> None:
-    """Run work item `item` of `all_spans`.
+    """Run one work item.
 
     Args:
-        item: which.
+        item: which of `all_spans`.
         scale: factor on the logits.
         window: positions that a token sees, its own the last.
         query: flat float32; a token's heads side by side, then what else a row holds.
@@ -88,6 +91,7 @@ def attend(
     queries, width = num_kv_heads * of_head, chunk * block_size
     if chunks[part + 1] - chunks[part] == 1:
         width = (visible[first : first + rows].max() + block_size - 1) // block_size * block_size
+    shape = of_head, width, groups, num_kv_heads, head_dim, block_size
     # A query is a row of these: groups of one token, then the next token's, then those of the next kv head.
     scaled = scratch[: queries * head_dim]
     logits = scratch[queries * head_dim : queries * (head_dim + width)]
@@ -112,32 +116,10 @@ def attend(
         if before + width <= passed:
             continue
         for i in range(spans_of[c], spans_of[c + 1]):
-            _dot(
-                scaled, flat, keys_at, places, i * chunk, spans[i], logits, width, of_head, groups, num_kv_heads,
-                head_dim, block_size,
-            )  # fmt: skip
-        for r in range(rows):
-            last = int(visible[first + r])
-            seen, unseen = min(last - before, width), max(0, last - window - before)
-            for h in range(num_kv_heads):
-                for q in range(h * of_head + r * groups, h * of_head + (r + 1) * groups):
-                    for i in range(q * width, q * width + min(seen, unseen)):
-                        logits[i] = np.float32(0.0)
-                    if seen <= unseen:
-                        continue
-                    top = largest(logits, q * width + unseen, seen - unseen)
-                    if totals[q] > 0:
-                        top = max(top, tops[q])
-                        factor = np.float32(math.exp(tops[q] - top))
-                        totals[q] *= factor
-                        scale_in_place(mixed, q * head_dim, head_dim, factor)
-                    tops[q] = top
-                    totals[q] += exp_in_place(logits, q * width + unseen, seen - unseen, top)
+            _dot(scaled, flat, keys_at, places, i * chunk, spans[i], logits, shape)
+        _soften(logits, visible[first : first + rows] - before, window, tops, totals, mixed, shape)
         for i in range(spans_of[c], spans_of[c + 1]):
-            _mix(
-                logits, flat, values_at, places, i * chunk, spans[i], mixed, width, of_head, groups, num_kv_heads,
-                head_dim, block_size,
-            )  # fmt: skip
+            _mix(logits, flat, values_at, places, i * chunk, spans[i], mixed, shape)
     q = 0
     for h in range(kv_head, kv_head + num_kv_heads):
         for r in range(first, first + rows):
@@ -158,14 +140,10 @@ def _dot(
     first: int,
     span: np.ndarray,
     logits: np.ndarray,
-    width: int,
-    of_head: int,
-    groups: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
+    shape: Shape,
 ) -> None:
     """Write the logits of a span's queries with the keys of its blocks, which begin at `places[first]` and so on."""
+    of_head, width, groups, num_kv_heads, head_dim, block_size = shape
     count, blocks = span[1] * groups, span[3]
     a, out, of_block = (
         span[0] * groups * head_dim,
@@ -193,6 +171,46 @@ def _dot(
 
 
 @numba.njit
+def _soften(
+    logits: np.ndarray,
+    seen: np.ndarray,
+    window: int,
+    tops: np.ndarray,
+    totals: np.ndarray,
+    mixed: np.ndarray,
+    shape: Shape,
+) -> None:
+    """Turn a chunk's logits into weights, those of positions that a window has passed into zeros.
+
+    Args:
+        logits: `[queries * width]`, written.
+        seen: how many of the positions from the chunk's first on each token sees, int64; perhaps more than it has.
+        window: see `attend`.
+        tops: the largest logit of each query so far, updated.
+        totals: the sum of its weights so far, 0 at first, updated.
+        mixed: what it has of values, rescaled where its largest logit has changed.
+        shape: see `Shape`.
+    """
+    of_head, width, groups, num_kv_heads, head_dim, _ = shape
+    for r in range(len(seen)):
+        start, end = max(0, seen[r] - window), min(seen[r], width)
+        for h in range(num_kv_heads):
+            for q in range(h * of_head + r * groups, h * of_head + (r + 1) * groups):
+                for i in range(q * width, q * width + min(start, end)):
+                    logits[i] = np.float32(0.0)
+                if end <= start:
+                    continue
+                top = largest(logits, q * width + start, end - start)
+                if totals[q] > 0:
+                    top = max(top, tops[q])
+                    factor = np.float32(math.exp(tops[q] - top))
+                    totals[q] *= factor
+                    scale_in_place(mixed, q * head_dim, head_dim, factor)
+                tops[q] = top
+                totals[q] += exp_in_place(logits, q * width + start, end - start, top)
+
+
+@numba.njit
 def _mix(
     logits: np.ndarray,
     flat: np.ndarray,
@@ -201,14 +219,10 @@ def _mix(
     first: int,
     span: np.ndarray,
     mixed: np.ndarray,
-    width: int,
-    of_head: int,
-    groups: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
+    shape: Shape,
 ) -> None:
     """Add the values of a span's blocks, weighted, to what its queries have; arguments as `_dot`."""
+    of_head, width, groups, num_kv_heads, head_dim, block_size = shape
     count, blocks, last = span[1] * groups, span[3], span[4]
     a, out = span[0] * groups * width + span[2] * block_size, span[0] * groups * head_dim
     if num_kv_heads == 1:
@@ -290,8 +304,8 @@ def _find_spans(
 def _find_items(firsts: np.ndarray, enough: int, geometry: Geometry) -> np.ndarray:
     """Work items of parts of the tokens: a kv head each, or all kv heads of tokens too few for one to fill a tile.
 
-    The kv heads of a block lie side by side: read together they come twice as fast from memory. That only where there
-    are `enough` parts to share out among threads.
+    The kv heads of a block lie side by side, and memory is faster the longer one reads on. That only where there are
+    `enough` parts to share out among threads, and where what is held for all the heads stays in a core's cache.
     """
     _, _, _, heads, kv_heads, _, _ = geometry
     parts = len(firsts) - 1

@@ -134,7 +134,8 @@ def _exp_in_place(_: Any, x: Any, start: Any, count: Any, shift: Any) -> Any:
 def exp_in_place(x: np.ndarray, start: int, count: int, shift: np.float32) -> np.float32:
     """Replace `count` elements from `start` on by exp(x - shift), the exponent cut to +-87, and return their sum.
 
-    Relative error below 3e-7; numba would call a scalar exp. Each element has the same bits wherever it stands.
+    Relative error below 3e-7 near zero, and below that times the exponent far from it; numba would call a scalar exp.
+    Each element has the same bits wherever it stands.
     """
     return _exp_in_place(x, start, count, shift)
 

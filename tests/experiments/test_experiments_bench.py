@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,12 +105,15 @@ def test_pool_benchmark_compares_the_shared_pool_with_every_split(bench, tmp_pat
     assert set(document["ratios"]) == ratios
 
 
-def test_pool_benchmark_has_no_rate_and_no_ratio_for_a_split_that_holds_no_search(bench, tmp_path, monkeypatch):
+def test_pool_benchmark_has_no_rate_and_no_ratio_for_a_split_that_cannot_hold_all_searches(
+    bench, tmp_path, monkeypatch
+):
     from espalier.experiments.bench import pool
 
-    monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=2 M=8"]})
+    (large,) = pool.WORKLOADS["beam N=2 M=8"]
+    monkeypatch.setattr(pool, "WORKLOADS", {"beam": [replace(large, beam_width=1, expansion=1), large]})
     file = tmp_path / "pool.json"
-    ran = bench("pool", "--memory", 32, "--problems", 1, "--repeats", 1, "--json", file)
+    ran = bench("pool", "--memory", 32, "--problems", 2, "--repeats", 1, "--json", file)
     assert ran.exit_code == 0, ran.output
     document = json.loads(file.read_text())
     rates = {row["pool"]: row["problems/min"] for row in document["rows"]}
