@@ -45,28 +45,31 @@ def build_batch(
     """
     ends = counts.cumsum()
     starts = ends - counts
-    sequence_of = np.repeat(np.arange(len(rows)), counts)
-    positions = np.arange(ends[-1]) - starts[sequence_of] + first[sequence_of]
-    row_of = rows[sequence_of]
+    sequence_of, row_of, positions = np.arange(len(rows)), rows, first
+    if ends[-1] > len(rows):
+        sequence_of = sequence_of.repeat(counts)
+        row_of = rows[sequence_of]
+        positions = np.arange(ends[-1]) + (first - starts)[sequence_of]
     contexts = (first + counts).astype(np.int32)
     size, slots = table.block_size, table.pool.layout.blocks_per_sector
     written = positions >= table.computed[row_of]
     whole = bool(written.all())
     write_rows = None if whole else np.flatnonzero(written)
     write_row_of, write_positions = (row_of, positions) if whole else (row_of[written], positions[written])
-    blocks = table.blocks[write_row_of, write_positions // size].astype(np.int64)
+    columns, offsets = np.divmod(write_positions, size)
+    sectors, block_slots = np.divmod(table.blocks[write_row_of, columns].astype(np.int64), slots)
 
     def tensor(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+        return torch.from_numpy(array).to(device, non_blocking=True)
 
     attention = AttentionBatch(
         query_starts=tensor(np.concatenate(([0], ends)).astype(np.int32)),
         row_sequences=tensor(sequence_of.astype(np.int32)),
         context_lengths=tensor(contexts),
         block_tables=tensor(table.blocks[rows, : -(-int(contexts.max()) // size)]),
-        write_sectors=tensor(blocks // slots),
-        write_slots=tensor(blocks % slots),
-        write_offsets=tensor(write_positions % size),
+        write_sectors=tensor(sectors),
+        write_slots=tensor(block_slots),
+        write_offsets=tensor(offsets),
         write_rows=None if write_rows is None else tensor(write_rows),
     )
     token_ids = tensor(table.tokens[row_of, positions].astype(np.int64))

@@ -10,6 +10,7 @@ from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layer_weights import LayerShape, LayerWeights
 from espalier.kernels.layers import Layers, prepare_layers
 from espalier.kernels.layout import LayerKV
+from espalier.kernels.norm import rms_norm
 from espalier.kernels.rotary import attention_factor, inverse_frequencies, rotary_table
 
 
@@ -60,7 +61,7 @@ class Decoder:
         cos, sin = rotary_table(self._inverse_frequencies, positions, self._attention_factor)
         hidden = F.embedding(token_ids, self.embedding)
         hidden = self.layers.forward(hidden, cos, sin, layer_kvs, batch)
-        return F.rms_norm(hidden, self.norm.shape, self.norm, self.config.norm_eps)
+        return rms_norm(hidden, self.norm, self.config.norm_eps)
 
 
 def load_decoder(

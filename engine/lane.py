@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -101,7 +102,7 @@ class Lane:
         for branch in self._running:
             if branch.work.owner == owner and not branch.work.in_place:
                 self.table.release(branch.sequence)
-        self._set_running([branch for branch in self._running if branch.work.owner != owner])
+        self._running = [branch for branch in self._running if branch.work.owner != owner]
 
     def drop_kv(self, owner: Hashable) -> None:
         """Give up all KV of `owner`, whose work goes on where it was once that is computed again; none in flight."""
@@ -167,6 +168,8 @@ class Lane:
                 branch.sequence = self.table.fork(branch.sequence)
             self.table.log_probabilities[branch.row] = 0.0
         if flight.arrays:
+            if flight.opened:
+                flight.arrays.find_rows()
             done += self._take_in(flight.arrays, token_ids, log_probabilities)
         return done
 
@@ -185,7 +188,7 @@ class Lane:
         """Queue what is wanted of the hidden states: head values of scores, a token for each sampling."""
         scored: list[Pending] = []
         opened: dict[Pending, Branch] = {}
-        sampled, sampled_rows = list(plan.branches), list(batch.ends[: len(plan.branches)])
+        sampled, places = list(plan.branches), list(range(len(plan.branches)))
         for i, chunk in enumerate(plan.chunks, start=len(plan.branches)):
             target = chunk.target
             target.count_computed(chunk.count)
@@ -200,15 +203,16 @@ class Lane:
             else:
                 opened[target] = self._open_branch(target, target.work)
                 sampled.append(opened[target])
-            sampled_rows.append(batch.ends[i])
+            places.append(i)
         read, values = self._read(plan.chunks, hidden, batch.starts[len(plan.branches) :])
         if not sampled:
             return _Flight(read, values, scored, opened)
         if self._running_arrays is None or self._running_arrays.branches != sampled:
-            self._running_arrays = _RunningArrays(sampled)
+            self._running_arrays = _RunningArrays(sampled, hidden.device)
         arrays = self._running_arrays
-        drawn = self._draw(arrays, hidden[torch.tensor(sampled_rows, device=hidden.device)])
-        return _Flight(read, values, scored, opened, arrays, *drawn)
+        if len(places) < len(hidden):  # else it is a token of each, in this order
+            hidden = hidden[torch.from_numpy(batch.ends[places]).to(hidden.device, non_blocking=True)]
+        return _Flight(read, values, scored, opened, arrays, *self._draw(arrays, hidden))
 
     def _read(
         self, chunks: list[Chunk], hidden: torch.Tensor, starts: np.ndarray
@@ -246,32 +250,29 @@ class Lane:
         logits = self._head(hidden)
         if len(arrays.branch_of) != len(arrays.branches):
             logits = logits[torch.from_numpy(arrays.branch_of).to(logits.device)]
-        starts = np.array([b.start for b in arrays.branches])[arrays.branch_of]
-        rows = np.array([b.row for b in arrays.branches])[arrays.branch_of]
-        return sample(logits, SamplingBatch(*arrays.parameters, self.table.lengths[rows] - starts))
+        return sample(logits, arrays.samplings, (self.table.lengths[arrays.rows] - arrays.starts)[arrays.branch_of])
 
     def _take_in(self, arrays: "_RunningArrays", token_ids: np.ndarray, log_probabilities: np.ndarray) -> list[Done]:
         """Append what was drawn, part branches whose samplings differ, and take out those that stop."""
         chosen = set(map(id, arrays.branches))
         rest = [branch for branch in self._running if id(branch) not in chosen]
-        parted, firsts = self._part(arrays, token_ids)
-        rows, token_ids = np.array([b.row for b in parted], dtype=np.int64), token_ids[firsts]
-        self.table.log_probabilities[rows] += log_probabilities[firsts]
-        self.table.append_each(rows, token_ids)
-        return self._take_out_stopped(parted, rows, token_ids, rest)
+        arrays, firsts = self._part(arrays, token_ids)
+        token_ids = token_ids[firsts]
+        self.table.log_probabilities[arrays.rows] += log_probabilities[firsts]
+        self.table.append_each(arrays.rows, token_ids)
+        return self._take_out_stopped(arrays, token_ids, rest)
 
-    def _part(self, arrays: "_RunningArrays", token_ids: np.ndarray) -> tuple[list[Branch], np.ndarray]:
+    def _part(self, arrays: "_RunningArrays", token_ids: np.ndarray) -> tuple["_RunningArrays", np.ndarray]:
         """Fork branches whose samplings drew different tokens; the lowest index keeps the sequence.
 
         Returns:
-            All branches, and for each which draw is its own.
+            All branches, and for each which of `token_ids` is its own.
         """
         branches = arrays.branches
         first_of = token_ids[arrays.firsts][arrays.branch_of]
         differs = np.unique(arrays.branch_of[token_ids != first_of])
         if len(differs) == 0:
-            return branches, arrays.firsts
-        self._running_arrays = None
+            return arrays, arrays.firsts
         parted, firsts = list(branches), arrays.firsts.tolist()
         for b in differs.tolist():
             branch, first = branches[b], firsts[b]
@@ -286,28 +287,20 @@ class Lane:
                 parted.append(Branch(branch.work, indices, sequence, branch.start, shared=length - branch.start))
                 firsts.append(first + places[0])
             branch.indices = [branch.indices[place] for place in next(iter(groups.values()))]
-        return parted, np.array(firsts)
+        self._running_arrays = _RunningArrays(parted, arrays.device)
+        return self._running_arrays, np.array(firsts)
 
-    def _take_out_stopped(
-        self, branches: list[Branch], rows: np.ndarray, token_ids: np.ndarray, rest: list[Branch]
-    ) -> list[Done]:
-        lengths = self.table.lengths[rows]
-        limits = np.array([b.start + b.work.max_tokens for b in branches])
-        over = lengths >= np.minimum(limits, self.model.config.max_positions)
+    def _take_out_stopped(self, arrays: "_RunningArrays", token_ids: np.ndarray, rest: list[Branch]) -> list[Done]:
+        over = self.table.lengths[arrays.rows] >= np.minimum(arrays.limits, self.model.config.max_positions)
         flagged = np.flatnonzero(over | self._is_eos[token_ids] | self._has_newline[token_ids])
         done, stopped = [], set()
         for i in flagged.tolist():
-            branch = branches[i]
+            branch = arrays.branches[i]
             if cause := self._stop_cause(branch, int(token_ids[i]), bool(over[i])):
                 done.append(self._finish(branch, cause))
                 stopped.add(i)
-        self._set_running([b for i, b in enumerate(branches) if i not in stopped] + rest)
+        self._running = [b for i, b in enumerate(arrays.branches) if i not in stopped] + rest
         return done
-
-    def _set_running(self, branches: list[Branch]) -> None:
-        if branches != self._running:
-            self._running_arrays = None
-        self._running = branches
 
     def _stop_cause(self, branch: Branch, token_id: int, over: bool) -> StopCause | None:
         if self._is_eos[token_id]:
@@ -388,21 +381,30 @@ class _RunningArrays:
     """Running branches as arrays, rebuilt only when they change.
 
     Attributes:
+        branches: whose they are.
+        device: where tokens are drawn.
         branch_of: int64 `[draws]`; each branch has a draw for each of its samplings, side by side.
         firsts: int64 `[branches]`, the first draw of each.
-        parameters: of every draw, in the order of `SamplingBatch`.
+        rows: int64 `[branches]`, of each one's sequence.
+        starts: int64 `[branches]`, that sequence's length before the first sampled token.
+        limits: int64 `[branches]`, the length that it stops at.
     """
 
-    def __init__(self, branches: list[Branch]) -> None:
+    def __init__(self, branches: list[Branch], device: torch.device) -> None:
         self.branches = branches
+        self.device = device
+        self.find_rows()
+        self.starts = np.array([b.start for b in branches])
+        self.limits = np.array([b.start + b.work.max_tokens for b in branches])
         counts = np.array([len(b.indices) for b in branches])
         self.branch_of = np.repeat(np.arange(len(branches)), counts)
         self.firsts = counts.cumsum() - counts
-        samplings = [b.work.samplings[i] for b in branches for i in b.indices]
-        self.parameters = (
-            np.array([s.temperature for s in samplings], dtype=np.float32),
-            np.array([s.top_k for s in samplings], dtype=np.int64),
-            np.array([s.top_p for s in samplings], dtype=np.float32),
-            np.array([s.min_p for s in samplings], dtype=np.float32),
-            np.array([s.key for s in samplings], dtype=np.uint64),
-        )
+
+    @cached_property
+    def samplings(self) -> SamplingBatch:
+        """Of every draw."""
+        return SamplingBatch([b.work.samplings[i] for b in self.branches for i in b.indices], self.device)
+
+    def find_rows(self) -> None:
+        """Find `rows` anew: a branch gets a sequence of its own once it has a token of its own."""
+        self.rows = np.array([b.row for b in self.branches])

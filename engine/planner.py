@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.fairness import fair_shares
 from espalier.engine.sequence import Sequence, SequenceTable
 from espalier.engine.work import Generate, Score, Work
@@ -146,16 +147,22 @@ class Planner:
             if not branches and not chunks:
                 return None
             rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
-            needed = self._table.blocks_needed(rows, np.ones_like(rows))
-            if needed.sum() <= self._pool.allocatable_blocks:
-                copies = self._table.prepare_write(rows, np.ones_like(rows))
-                chunks = self._place(chunks, copies)
-                if branches or chunks:
-                    break
+            counts = np.ones_like(rows)
+            try:
+                copies = self._table.prepare_write(rows, counts)
+            except PoolExhaustedError:
+                if not self._make_room(None):
+                    raise
+                continue
+            if not chunks:
+                break
+            chunks = self._place(chunks, copies)
+            if branches or chunks:
+                rows = np.concatenate((rows, np.array([c.row for c in chunks], dtype=np.int64)))
+                counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
+                break
             if not self._make_room(None):
                 self._pool.require(self._pool.allocatable_blocks + 1)
-        rows = np.concatenate((rows, np.array([c.row for c in chunks], dtype=np.int64)))
-        counts = np.array([1] * len(branches) + [chunk.count for chunk in chunks], dtype=np.int64)
         # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
         first = np.minimum(self._table.computed[rows], self._table.lengths[rows] - 1).astype(np.int64)
         return Plan(branches, chunks, rows, first, counts, copies)
@@ -192,8 +199,6 @@ class Planner:
 
     def _place(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> list[Chunk]:
         """Take blocks for those chunks that there is room for, in order; adds to `copies`."""
-        if not chunks:
-            return []
         placed: list[Chunk] = []
         plain = [chunk for chunk in chunks if not self._table.has_unknown(chunk.row)]
         for chunk in chunks:

@@ -1,6 +1,7 @@
 """Sampling a whole batch at once, with randomness that depends on the node and never on the batch."""
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,48 +48,53 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     Returns:
         float64 `[B]`.
     """
-    with np.errstate(over="ignore"):
-        x = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
+    x = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
     return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-@dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """The sampling parameters of B rows as arrays `[B]`: float32, but int64 `top_ks` and `positions`, uint64 `keys`."""
+    """The sampling parameters of B rows, where their logits are; made once for as long as the rows stay the same."""
 
-    temperatures: np.ndarray
-    top_ks: np.ndarray
-    top_ps: np.ndarray
-    min_ps: np.ndarray
-    keys: np.ndarray
-    positions: np.ndarray
+    def __init__(self, samplings: Sequence[Sampling], device: torch.device) -> None:
+        def tensor(values: Iterable[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.tensor(list(values), dtype=dtype, device=device)
+
+        self.keys = np.array([s.key for s in samplings], dtype=np.uint64)
+        self.temperatures = tensor(s.temperature for s in samplings)
+        self._filtered = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
+        some = [samplings[i] for i in self._filtered]
+        self._filters = (
+            tensor(s.temperature for s in some),
+            tensor((s.top_k for s in some), torch.int64),
+            tensor(s.top_p for s in some),
+            tensor(s.min_p for s in some),
+        )
+
+    def candidates(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits `[B, vocabulary]`, float32, of what the filters leave of each row; see `filter_logits`."""
+        if len(self._filtered) == len(logits):
+            return filter_logits(logits, *self._filters)
+        if not self._filtered:
+            return logits
+        candidates = logits.clone()
+        candidates[self._filtered] = filter_logits(logits[self._filtered], *self._filters)
+        return candidates
 
 
-def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row; a row's draw depends on its own logits and parameters alone.
+def sample(logits: torch.Tensor, batch: SamplingBatch, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row; a row's draw depends on its own logits, parameters and position alone.
 
     Args:
         logits: `[B, vocabulary]`.
         batch: parameters of each row.
+        positions: int `[B]`, of the tokens drawn.
 
     Returns:
         Token ids int64 `[B]`, and their log-probabilities under the untempered model float32 `[B]`.
     """
     logits = logits.float()
-
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(logits.device)
-
-    candidates = logits
-    if filtered := np.flatnonzero((batch.top_ks > 0) | (batch.top_ps < 1) | (batch.min_ps > 0)).tolist():
-        filters = [tensor(x[filtered]) for x in (batch.temperatures, batch.top_ks, batch.top_ps, batch.min_ps)]
-        if len(filtered) == len(logits):
-            candidates = filter_logits(logits, *filters)
-        else:
-            candidates = logits.clone()
-            candidates[filtered] = filter_logits(logits[filtered], *filters)
-    draws = uniforms(batch.keys, batch.positions)
-    return draw_tokens(logits, candidates, tensor(batch.temperatures), tensor(draws))
+    draws = torch.from_numpy(uniforms(batch.keys, positions)).to(logits.device, non_blocking=True)
+    return draw_tokens(logits, batch.candidates(logits), batch.temperatures, draws)

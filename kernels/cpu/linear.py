@@ -11,6 +11,8 @@ PANEL = WIDE
 """Columns of the product whose weights lie side by side: what one tile is wide."""
 ROWS = 256
 """Rows of one work item at most: so many meet a panel each time it comes from memory."""
+_SPEED = 4e10
+"""Multiply-adds that a thread does in a second, within a factor of two or so."""
 _ITEMS_PER_THREAD = 4
 """So many that a thread that is held up leaves most of its share to others."""
 
@@ -123,5 +125,6 @@ def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: t
         out[:, :out_features] = bias
     flat_x, flat_panels, flat_out = (t.contiguous().view(-1).numpy() for t in (x, panels, out))
     shares = parts_of(rows, len(panels)), num_threads()
-    run_together(_multiply, 1, flat_x, rows, inner, flat_panels, *shares, flat_out)
+    seconds = rows * flat_panels.size / _SPEED
+    run_together(_multiply, 1, flat_x, rows, inner, flat_panels, *shares, flat_out, seconds=seconds)
     return out[:, :out_features]

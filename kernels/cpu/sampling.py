@@ -14,6 +14,8 @@ from espalier.kernels.cpu.pointwise import exp_in_place, largest
 from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
 from espalier.kernels.sampling import FILTERED
 
+_FILTER_SPEED, _DRAW_SPEED = 1e8, 4e8
+"""Logits that a thread filters, or draws from, in a second, within a factor of two or so."""
 _BLOCK = 256
 """Tokens whose probabilities are summed before the cumulative distribution is looked at one by one."""
 _NOTHING = 1e-30
@@ -122,7 +124,8 @@ def filter_logits_cpu(
     """`filter_logits_reference` on CPU; same arguments and result."""
     out = torch.empty_like(logits)
     filters = [t.numpy() for t in (temperatures, top_ks, top_ps, min_ps)]
-    run_together(_filter, 1, logits.contiguous().view(-1).numpy(), logits.shape[1], *filters, out.view(-1).numpy())
+    args = logits.contiguous().view(-1).numpy(), logits.shape[1], *filters, out.view(-1).numpy()
+    run_together(_filter, 1, *args, seconds=logits.numel() / _FILTER_SPEED)
     return out
 
 
@@ -207,5 +210,5 @@ def draw_tokens_cpu(
     token_ids, log_probabilities = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
     flat = [t.contiguous().view(-1).numpy() for t in (logits, candidates)]
     rest = [t.numpy() for t in (temperatures, draws, token_ids, log_probabilities)]
-    run_together(_draw, 1, *flat, vocabulary, *rest)
+    run_together(_draw, 1, *flat, vocabulary, *rest, seconds=logits.numel() / _DRAW_SPEED)
     return token_ids, log_probabilities

@@ -16,6 +16,7 @@ fraction of a microsecond a phase, and a decoder's step has dozens.)
 """
 
 import atexit
+import math
 import os
 import platform
 import queue
@@ -33,6 +34,8 @@ from numba.extending import intrinsic
 _intrinsic: Any = intrinsic  # for a type checker, its result would want the typing context as an argument
 _LINE = 8
 """Elements of a cache line: counters that different threads write lie in lines of their own."""
+_WORTH_HELP = 400e-6
+"""Seconds of work that others are asked to help with; asking costs some 80 us: threads take turns in Python."""
 _SPINS = 2000
 """Looks at a counter before the core is offered to others, about 50 us."""
 
@@ -111,16 +114,17 @@ def num_threads() -> int:
     return _helpers.wanted + 1
 
 
-def run_together(function: Callable[..., None], phases: int, *args: Any) -> None:
+def run_together(function: Callable[..., None], phases: int, *args: Any, seconds: float = math.inf) -> None:
     """Call `function(counters, *args)` on this thread, helped by the others; returns when all its work is done.
 
     Args:
         function: compiled with `nogil`; takes part in `phases` phases as the module says, each call in the same ones.
         phases: how many.
         args: arrays and numbers.
+        seconds: about how long it takes without help; others are not asked where that would cost more than it saves.
     """
     counters = np.zeros((phases, 2 * _LINE), dtype=np.int64)
-    if _helpers.wanted:
+    if _helpers.wanted and seconds > _WORTH_HELP:
         _helpers.call(function, (counters, *args))
     function(counters, *args)
 

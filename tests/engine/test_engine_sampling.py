@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -7,27 +5,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from espalier.engine.sampling import SamplingBatch, sample, stream_key, uniforms
+from espalier.engine.sampling import Sampling, SamplingBatch, sample, stream_key, uniforms
 
 DRAWS = 20_000
 
 
-def batch(
-    rows: int, temperature: float = 1.0, top_p: float = 1.0, first_key: int = 0, top_k: int = 0, min_p: float = 0.0
-) -> SamplingBatch:
-    return SamplingBatch(
-        temperatures=np.full(rows, temperature, dtype=np.float32),
-        top_ks=np.full(rows, top_k, dtype=np.int64),
-        top_ps=np.full(rows, top_p, dtype=np.float32),
-        min_ps=np.full(rows, min_p, dtype=np.float32),
-        keys=np.array([stream_key(first_key + i, "problem", (0,)) for i in range(rows)], dtype=np.uint64),
-        positions=np.zeros(rows, dtype=np.int64),
-    )
+CPU = torch.device("cpu")
+
+
+def batch(rows: int, first_key: int = 0, **parameters: float) -> SamplingBatch:
+    keys = [stream_key(first_key + i, "problem", (0,)) for i in range(rows)]
+    return SamplingBatch([Sampling(**parameters, key=key) for key in keys], CPU)
+
+
+def draw(logits: torch.Tensor, samplings: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first token of each row."""
+    return sample(logits, samplings, np.zeros(len(logits), dtype=np.int64))
 
 
 def frequencies(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
     """How often each token is drawn by many streams from the same logits."""
-    drawn, _ = sample(logits.expand(DRAWS, -1), batch(DRAWS, temperature, top_p))
+    drawn, _ = draw(logits.expand(DRAWS, -1), batch(DRAWS, temperature=temperature, top_p=top_p))
     return torch.bincount(drawn, minlength=logits.shape[0]) / DRAWS
 
 
@@ -74,20 +72,20 @@ def test_temperature_shapes_the_nucleus_before_it_is_cut():
 
 def test_a_tiny_top_p_takes_the_most_likely_token():
     logits = torch.randn(50, 30)
-    drawn, _ = sample(logits, batch(50, top_p=1e-6))
+    drawn, _ = draw(logits, batch(50, top_p=1e-6))
     assert torch.equal(drawn, logits.argmax(dim=-1))
 
 
 def test_temperature_zero_takes_the_most_likely_token_whatever_top_p():
     logits = torch.randn(50, 30)
     for top_p in (1.0, 0.5):
-        drawn, _ = sample(logits, batch(50, temperature=0.0, top_p=top_p))
+        drawn, _ = draw(logits, batch(50, temperature=0.0, top_p=top_p))
         assert torch.equal(drawn, logits.argmax(dim=-1))
 
 
 def test_log_probabilities_are_those_of_the_untempered_model():
     logits = torch.randn(50, 30)
-    drawn, log_probabilities = sample(logits, batch(50, temperature=0.3, top_p=0.5))
+    drawn, log_probabilities = draw(logits, batch(50, temperature=0.3, top_p=0.5))
     expected = torch.log_softmax(logits, dim=-1).gather(1, drawn[:, None])[:, 0]
     torch.testing.assert_close(log_probabilities, expected)
 
@@ -109,14 +107,14 @@ def test_filters_leave_the_distribution_that_transformers_leave(filters: dict, w
     logits = random_logits() / 0.8
     for warper in warpers:
         logits = warper(torch.zeros(1, 0, dtype=torch.long), logits[None])[0]
-    drawn, _ = sample((random_logits()).expand(DRAWS, -1), batch(DRAWS, temperature=0.8, **filters))
+    drawn, _ = draw((random_logits()).expand(DRAWS, -1), batch(DRAWS, temperature=0.8, **filters))
     assert_drawn_as(torch.bincount(drawn, minlength=40) / DRAWS, torch.softmax(logits, dim=0))
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 1}, {"min_p": 1.0}])
 def test_the_narrowest_filters_take_the_most_likely_token(filters: dict):
     logits = torch.randn(50, 30)
-    drawn, _ = sample(logits, batch(50, **filters))
+    drawn, _ = draw(logits, batch(50, **filters))
     assert torch.equal(drawn, logits.argmax(dim=-1))
 
 
@@ -124,7 +122,7 @@ def test_impossible_tokens_are_never_drawn():
     logits = torch.full((2000, 10), float("-inf"))
     logits[:, 3], logits[:, 7] = 0.0, 0.0
     for top_p in (1.0, 0.99):
-        drawn, _ = sample(logits, batch(2000, top_p=top_p))
+        drawn, _ = draw(logits, batch(2000, top_p=top_p))
         assert set(drawn.tolist()) == {3, 7}
 
 
@@ -137,18 +135,13 @@ def test_a_draw_does_not_depend_on_the_batch_it_is_in(data: st.DataObject):
     top_ps = data.draw(st.lists(st.sampled_from([0.5, 0.9, 1.0]), min_size=rows, max_size=rows))
     top_ks = data.draw(st.lists(st.sampled_from([0, 3, 20]), min_size=rows, max_size=rows))
     min_ps = data.draw(st.lists(st.sampled_from([0.0, 0.1]), min_size=rows, max_size=rows))
-    whole = SamplingBatch(
-        np.array(temperatures, dtype=np.float32),
-        np.array(top_ks, dtype=np.int64),
-        np.array(top_ps, dtype=np.float32),
-        np.array(min_ps, dtype=np.float32),
-        np.arange(rows, dtype=np.uint64) * np.uint64(977),
-        np.arange(rows, dtype=np.int64) % 5,
-    )
-    drawn, log_probabilities = sample(logits, whole)
+    parameters = zip(temperatures, top_ks, top_ps, min_ps, range(rows), strict=True)
+    samplings = [Sampling(*given, key=977 * key) for *given, key in parameters]
+    positions = np.arange(rows) % 5
+    drawn, log_probabilities = sample(logits, SamplingBatch(samplings, CPU), positions)
     chosen = data.draw(st.permutations(range(rows)).map(lambda p: p[: 1 + p[0]]))
-    part = SamplingBatch(*(getattr(whole, field.name)[chosen] for field in dataclasses.fields(whole)))
-    again, again_log = sample(logits[chosen], part)
+    part = SamplingBatch([samplings[i] for i in chosen], CPU)
+    again, again_log = sample(logits[chosen], part, positions[chosen])
     assert torch.equal(again, drawn[chosen])
     assert torch.equal(again_log, log_probabilities[chosen])
 
@@ -156,7 +149,7 @@ def test_a_draw_does_not_depend_on_the_batch_it_is_in(data: st.DataObject):
 def test_sampling_leaves_the_logits_as_they_were():
     logits = torch.randn(6, 30)
     before = logits.clone()
-    sample(logits, batch(6, temperature=0.5, top_p=0.5))
+    draw(logits, batch(6, temperature=0.5, top_p=0.5))
     assert torch.equal(logits, before)
 
 

@@ -59,6 +59,18 @@ def test_every_item_runs_once_and_phases_follow_each_other(count: int, threads):
         check()
 
 
+def test_others_are_asked_to_help_where_there_is_enough_to_do(threads, monkeypatch: pytest.MonkeyPatch):
+    threads(3)
+    asked = []
+    monkeypatch.setattr(workers, "_WORTH_HELP", 0.1)
+    monkeypatch.setattr(workers._helpers, "call", lambda function, args: asked.append(function))
+    for seconds, calls in ((0.09, 0), (0.11, 1)):
+        values, touched = np.zeros((2, ITEMS), dtype=np.int64), np.zeros((1, ITEMS), dtype=np.int64)
+        run_together(_add_neighbours, 1, values, touched, seconds=seconds)
+        assert (touched == 1).all()
+        assert len(asked) == calls
+
+
 def test_several_callers_at_once_do_not_disturb_each_other(threads):
     threads(3)
     failures: list[BaseException] = []

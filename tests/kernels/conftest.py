@@ -1,0 +1,9 @@
+import pytest
+
+from espalier.kernels.cpu import workers
+
+
+@pytest.fixture(autouse=True)
+def help_is_always_asked_for(monkeypatch: pytest.MonkeyPatch):
+    """Threads share even what is quickly done alone: what tests compute is small."""
+    monkeypatch.setattr(workers, "_WORTH_HELP", 0.0)
