@@ -269,12 +269,11 @@ class Lane:
             All branches, and for each which of `token_ids` is its own.
         """
         branches = arrays.branches
-        first_of = token_ids[arrays.firsts][arrays.branch_of]
-        differs = np.unique(arrays.branch_of[token_ids != first_of])
-        if len(differs) == 0:
+        differs = token_ids != token_ids[arrays.firsts][arrays.branch_of]
+        if not differs.any():
             return arrays, arrays.firsts
         parted, firsts = list(branches), arrays.firsts.tolist()
-        for b in differs.tolist():
+        for b in np.unique(arrays.branch_of[differs]).tolist():
             branch, first = branches[b], firsts[b]
             groups: dict[int, list[int]] = {}  # places in `indices`, by token
             for place in range(len(branch.indices)):

@@ -147,7 +147,7 @@ class Planner:
             if not branches and not chunks:
                 return None
             rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
-            counts = np.ones_like(rows)
+            counts = np.ones(len(rows), dtype=np.int64)
             try:
                 copies = self._table.prepare_write(rows, counts)
             except PoolExhaustedError:

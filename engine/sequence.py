@@ -228,7 +228,7 @@ class SequenceTable:
         tails = self.blocks[rows, np.maximum(self.num_blocks[rows] - 1, 0)]
         shared = (counts > 0) & (computed % size != 0) & (self.pool.ref_counts[tails] > 1)
         needed = -(-(computed + counts) // size) - self.num_blocks[rows]
-        return tails, shared, needed.clip(min=0)
+        return tails, shared, np.maximum(needed, 0)  # several times faster than `clip`
 
     def prepare_write(self, rows: np.ndarray, counts: np.ndarray) -> tuple[list[int], list[int]]:
         """Make each row own the blocks that its next `counts` tokens go to.
@@ -246,10 +246,12 @@ class SequenceTable:
         Raises:
             PoolExhaustedError: when there are not enough blocks for all rows; nothing is changed then.
         """
-        self.reserve_columns(int((self.computed[rows] + counts).max(initial=0)))
-        tails, shared, needed = self._writes(rows, counts)
-        self.pool.require(int(shared.sum() + needed.sum()))
         sources, destinations = [], []
+        tails, shared, needed = self._writes(rows, counts)
+        if not (blocks := int(shared.sum() + needed.sum())):
+            return sources, destinations
+        self.pool.require(blocks)
+        self.reserve_columns(int((self.computed[rows] + counts).max()))
         for i in np.flatnonzero(shared):
             # Counts drop as owners leave: the last one keeps the block without a copy.
             if self.pool.ref_counts[tails[i]] > 1:

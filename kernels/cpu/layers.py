@@ -292,8 +292,7 @@ class CpuLayers:
         stride, qkv_stride, inner = (
             -(-n // PANEL) * PANEL for n in (width, self._packed.qkv_bias.shape[1], self._inner)
         )
-        stream = torch.zeros(rows, stride) if stride > width else torch.empty(rows, stride)
-        stream[:, :width] = hidden
+        stream = F.pad(hidden, (0, stride - width)) if stride > width else hidden.clone()
         buffers = tuple(
             np.empty(rows * columns, np.float32) for columns in (width, qkv_stride, s.num_heads * s.head_dim, inner)
         )
@@ -305,7 +304,7 @@ class CpuLayers:
             self._arrays,
             self._windows,
             np.float32(s.norm_eps),
-            (cos[:, 0].numpy(), sin[:, 0].numpy()),
+            (cos.squeeze(1).numpy(), sin.squeeze(1).numpy()),
             flat_arena(layer_kvs[0]),
             np.array([(kv.keys.storage_offset(), kv.values.storage_offset()) for kv in layer_kvs]),
             geometry,
@@ -316,7 +315,7 @@ class CpuLayers:
             num_threads(),
             buffers,
         )
-        return stream[:, :width]
+        return stream[:, :width] if stride > width else stream
 
 
 def _pack(layer: LayerWeights, shape: LayerShape) -> _Packed:
