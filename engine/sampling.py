@@ -65,20 +65,20 @@ class SamplingBatch:
         self.keys = np.array([s.key for s in samplings], dtype=np.uint64)
         self.temperatures = tensor(s.temperature for s in samplings)
         self._filtered = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
-        some = [samplings[i] for i in self._filtered]
-        self._filters = (
-            tensor(s.temperature for s in some),
-            tensor((s.top_k for s in some), torch.int64),
-            tensor(s.top_p for s in some),
-            tensor(s.min_p for s in some),
-        )
+        if some := [samplings[i] for i in self._filtered]:
+            self._filters = (
+                tensor(s.temperature for s in some),
+                tensor((s.top_k for s in some), torch.int64),
+                tensor(s.top_p for s in some),
+                tensor(s.min_p for s in some),
+            )
 
     def candidates(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits `[B, vocabulary]`, float32, of what the filters leave of each row; see `filter_logits`."""
-        if len(self._filtered) == len(logits):
-            return filter_logits(logits, *self._filters)
         if not self._filtered:
             return logits
+        if len(self._filtered) == len(logits):
+            return filter_logits(logits, *self._filters)
         candidates = logits.clone()
         candidates[self._filtered] = filter_logits(logits[self._filtered], *self._filters)
         return candidates
