@@ -1,37 +1,31 @@
 """The decoder: one implementation for the families of `engine.config`, reading and writing KV in blocks."""
 
 import torch
-import torch.nn.functional as F
 
 from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.config import DecoderConfig
 from espalier.engine.quantization import make_quantizer, stored_bytes
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layer_weights import LayerShape, LayerWeights
+from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layers import Layers, prepare_layers
 from espalier.kernels.layout import LayerKV
-from espalier.kernels.norm import rms_norm
-from espalier.kernels.rotary import attention_factor, inverse_frequencies, rotary_table
+from espalier.kernels.rotary import attention_factor, inverse_frequencies
 
 
 class Decoder:
     """Token ids to final hidden states, over a paged KV cache.
 
     Attributes:
+        layers: what runs, and most of its weights.
+        embedding: `[vocabulary, hidden]`, which a head may be tied to.
         weight_bytes: what all of its weights take.
     """
 
-    def __init__(
-        self, config: DecoderConfig, embedding: torch.Tensor, layers: Layers, norm: torch.Tensor, weight_bytes: int
-    ) -> None:
+    def __init__(self, config: DecoderConfig, layers: Layers, weight_bytes: int) -> None:
         self.config = config
-        self.weight_bytes = weight_bytes
-        self.embedding = embedding
         self.layers = layers
-        self.norm = norm
-        inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        self._inverse_frequencies = inverse.to(embedding.device)
-        self._attention_factor = attention_factor(config.rope_scaling)
+        self.embedding = layers.outer.embedding
+        self.weight_bytes = weight_bytes
 
     @property
     def device(self) -> torch.device:
@@ -58,10 +52,7 @@ class Decoder:
         Returns:
             Hidden states after the final norm, `[T, hidden]`.
         """
-        cos, sin = rotary_table(self._inverse_frequencies, positions, self._attention_factor)
-        hidden = F.embedding(token_ids, self.embedding)
-        hidden = self.layers.forward(hidden, cos, sin, layer_kvs, batch)
-        return rms_norm(hidden, self.norm, self.config.norm_eps)
+        return self.layers.forward(token_ids, positions, layer_kvs, batch)
 
 
 def load_decoder(
@@ -114,6 +105,8 @@ def load_decoder(
 
     shape = LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps, config.windows)
     embedding = take("embed_tokens.weight", config.vocab_size, hidden)  # first, as in most files
-    layers = prepare_layers(config.num_layers, layer, shape)
     norm = take("norm.weight", hidden)
-    return Decoder(config, embedding, layers, norm, weight_bytes + embedding.nbytes + norm.nbytes)
+    inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
+    outer = OuterWeights(embedding, norm, inverse, attention_factor(config.rope_scaling))
+    layers = prepare_layers(config.num_layers, layer, shape, outer)
+    return Decoder(config, layers, weight_bytes + embedding.nbytes + norm.nbytes)

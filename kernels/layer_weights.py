@@ -1,4 +1,4 @@
-"""The weights of a decoder's layers, as every path is given them."""
+"""The weights of a decoder, as every path is given them."""
 
 from dataclasses import dataclass
 
@@ -47,3 +47,20 @@ class LayerWeights:
     out_bias: torch.Tensor | None = None
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OuterWeights:
+    """What surrounds a decoder's layers.
+
+    Attributes:
+        embedding: `[vocabulary, hidden]`.
+        norm: `[hidden]`, of RMSNorm after the last layer.
+        inverse_frequencies: of the rotary embedding, float32 `[head_dim / 2]`; see `kernels.rotary`.
+        attention_factor: what cosines and sines are multiplied by.
+    """
+
+    embedding: torch.Tensor
+    norm: torch.Tensor
+    inverse_frequencies: torch.Tensor
+    attention_factor: float = 1.0

@@ -1,4 +1,4 @@
-"""A decoder's layers over paged KV: the torch reference and the choice of path.
+"""A decoder over paged KV, from token ids to final hidden states: the torch reference and the choice of path.
 
 A layer is normalisation, q, k and v in one product, their heads' own norms where there are such (Qwen3), rotary
 embedding, attention, and the gated MLP (Llama's order).
@@ -13,13 +13,19 @@ import torch.nn.functional as F
 from espalier.kernels.attention import Attend, prepare_attention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import write_kv
-from espalier.kernels.layer_weights import LayerShape, LayerWeights
+from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import LayerKV
-from espalier.kernels.rotary import apply_rotary
+from espalier.kernels.rotary import apply_rotary, rotary_table
 
 
 class Layers(Protocol):
-    """All layers of one decoder, their weights as the device's path wants them."""
+    """All layers of one decoder and what surrounds them, their weights as the device's path wants them.
+
+    Attributes:
+        outer: what surrounds the layers, as it was given.
+    """
+
+    outer: OuterWeights
 
     def __len__(self) -> int: ...
 
@@ -29,23 +35,24 @@ class Layers(Protocol):
 
     def forward(
         self,
-        hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
         layer_kvs: Sequence[LayerKV],
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """Take a step's tokens through every layer, writing their keys and values.
 
         Args:
-            hidden: embedded tokens, `[T, hidden]`.
-            cos: float32 `[T, 1, head_dim / 2]`, of each token's position.
-            sin: the same of sines.
+            token_ids: int64 `[T]`.
+            positions: int64 `[T]`.
             layer_kvs: one `KVLayout.layer_view` per layer, all of one arena.
             batch: where the tokens and their context lie.
 
         Returns:
-            What the last layer gives, `[T, hidden]`.
+            Hidden states after the last norm, `[T, hidden]`.
+
+        Raises:
+            IndexError: for a token id outside of the vocabulary.
         """
         ...
 
@@ -53,8 +60,9 @@ class Layers(Protocol):
 class TorchLayers:
     """`Layers` in plain torch: the reference, and the path of every device and dtype without one of its own."""
 
-    def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape) -> None:
+    def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights) -> None:
         """Keep `count` layers, which `load` gives."""
+        self.outer = outer
         self._layers = [load(index) for index in range(count)]
         self._shape = shape
 
@@ -67,14 +75,15 @@ class TorchLayers:
 
     def forward(
         self,
-        hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
         layer_kvs: Sequence[LayerKV],
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """See `Layers`."""
-        eps = self._shape.norm_eps
+        eps, outer = self._shape.norm_eps, self.outer
+        cos, sin = rotary_table(outer.inverse_frequencies, positions, outer.attention_factor)
+        hidden = F.embedding(token_ids, outer.embedding)
         attend = prepare_attention(layer_kvs[0], batch, self._shape.num_heads)
         for index, (layer, layer_kv) in enumerate(zip(self._layers, layer_kvs, strict=True)):
             normed = F.rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, eps)
@@ -82,7 +91,7 @@ class TorchLayers:
             normed = F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
             hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
-        return hidden
+        return F.rms_norm(hidden, outer.norm.shape, outer.norm, eps)
 
     def _attention(
         self,
@@ -106,13 +115,14 @@ class TorchLayers:
         return F.linear(mixed.flatten(1), layer.out, layer.out_bias)
 
 
-def prepare_layers(count: int, load: Callable[[int], LayerWeights], shape: LayerShape) -> Layers:
+def prepare_layers(count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights) -> Layers:
     """Layers ready for the fastest path of their device and dtype.
 
     Args:
         count: how many, at least one.
         load: gives one layer; called once for each, in order.
         shape: what they have in common.
+        outer: what surrounds them, of the same device and dtype.
     """
     first = load(0)
 
@@ -123,5 +133,5 @@ def prepare_layers(count: int, load: Callable[[int], LayerWeights], shape: Layer
     if plain and first.qkv.device.type == "cpu" and first.qkv.dtype == torch.float32:
         from espalier.kernels.cpu.layers import CpuLayers  # numba takes half a second to import
 
-        return CpuLayers(count, rest, shape)
-    return TorchLayers(count, rest, shape)
+        return CpuLayers(count, rest, shape, outer)
+    return TorchLayers(count, rest, shape, outer)

@@ -55,7 +55,7 @@ class DenseLoop:
             gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
             hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
         self._length = end
-        return F.rms_norm(hidden, (c.hidden_size,), self._decoder.norm, c.norm_eps)
+        return F.rms_norm(hidden, (c.hidden_size,), self._decoder.layers.outer.norm, c.norm_eps)
 
     def _attention(
         self,

@@ -1,5 +1,9 @@
-"""All layers of a decoder in one compiled call: all threads walk through the same phases, sharing the items."""
+"""A decoder, from token ids to final hidden states, in one compiled call.
 
+All threads walk through the same phases, sharing the items.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,13 +28,36 @@ from espalier.kernels.cpu.linear import PANEL, ROWS, multiply_part, pack, panels
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.tiles import multiply_panel
 from espalier.kernels.cpu.workers import claim, claim_next, num_threads, run_together, wait_for
-from espalier.kernels.layer_weights import LayerShape, LayerWeights
+from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import LayerKV
 
 _PHASES = 8
-"""Of one layer: norm; qkv; rotary and store; attention; out; norm; gate and up; down."""
+"""Of one layer: norm; qkv; rotary and store; attention; out; norm; gate and up; down. Another norm follows the last."""
 _FEW = 8
 """Rows of one work item where there is little to do for each."""
+Tokens = tuple[np.ndarray, np.ndarray]
+"""Ids and positions, int64 `[T]`."""
+Outer = tuple[np.ndarray, np.ndarray, np.ndarray, np.float32]
+"""`OuterWeights`, the embedding flat."""
+
+
+@numba.njit
+def _embed_rows(
+    item: int, tokens: Tokens, outer: Outer, stride: int, hidden: np.ndarray, rotary: tuple[np.ndarray, np.ndarray]
+) -> None:
+    """Begin a few tokens' residual stream with their embeddings, and find the cosines and sines of their positions."""
+    (token_ids, positions), (embedding, norm, inverse, factor), (cos, sin) = tokens, outer, rotary
+    width = len(norm)
+    for r in range(item * _FEW, min((item + 1) * _FEW, len(token_ids))):
+        start = token_ids[r] * width
+        given, written = embedding[start : start + width], hidden[r * stride : (r + 1) * stride]
+        for i in range(width):
+            written[i] = given[i]
+        written[width:] = np.float32(0.0)
+        position = np.float32(positions[r])
+        for i in range(len(inverse)):
+            angle = position * inverse[i]
+            cos[r, i], sin[r, i] = math.cos(angle) * factor, math.sin(angle) * factor
 
 
 @numba.njit
@@ -130,11 +157,11 @@ def _gated_part(
 @numba.njit(nogil=True, cache=True)
 def _forward(
     counters: np.ndarray,
-    hidden: np.ndarray,
+    tokens: Tokens,
+    outer: Outer,
     weights: tuple[np.ndarray, ...],
     windows: np.ndarray,
     eps: np.float32,
-    rotary: tuple[np.ndarray, np.ndarray],
     flat: np.ndarray,
     places: np.ndarray,
     geometry: Geometry,
@@ -143,10 +170,12 @@ def _forward(
     scale: np.float32,
     parts: tuple[int, int, int],
     threads: int,
-    buffers: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    buffers: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    rotary: tuple[np.ndarray, np.ndarray],
+    output: np.ndarray,
 ) -> None:
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
-    normed, qkv, mixed, gated = buffers
+    hidden, normed, qkv, mixed, gated = buffers
     qkv_parts, hidden_parts, gated_parts = parts
     rows, width, stride = len(rotary[0]), norms.shape[2], len(hidden) // len(rotary[0])
     wide, inner = geometry[3] * geometry[5], len(gated) // rows
@@ -159,6 +188,8 @@ def _forward(
 
         item = claim(counters, phase)
         while item < few:
+            if layer == 0:
+                _embed_rows(item, tokens, outer, stride, hidden, rotary)
             _norm_rows(item, hidden, stride, norms[layer, 0], eps, normed)
             item = claim_next(counters, phase)
         wait_for(counters, phase, few)
@@ -219,6 +250,12 @@ def _forward(
         wait_for(counters, phase, tiles * hidden_parts)
         phase += 1
 
+    item = claim(counters, phase)
+    while item < few:
+        _norm_rows(item, hidden, stride, outer[1], eps, output)
+        item = claim_next(counters, phase)
+    wait_for(counters, phase, few)
+
 
 class _Packed(NamedTuple):
     """Weights of all L layers.
@@ -244,8 +281,9 @@ class CpuLayers:
         tokens_per_item: see `attention.TOKENS_PER_ITEM`.
     """
 
-    def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape) -> None:
+    def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights) -> None:
         """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals."""
+        self.outer = outer
         self.tokens_per_item = TOKENS_PER_ITEM
         self._shape = shape
         first = load(0)
@@ -257,6 +295,8 @@ class CpuLayers:
             for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
                 whole[index] = part
         self._arrays = tuple(t.numpy() if t.dim() < 4 else t.view(-1).numpy() for t in self._packed)
+        tensors = outer.embedding.contiguous().view(-1), outer.norm, outer.inverse_frequencies
+        self._outer = (*(t.numpy() for t in tensors), np.float32(outer.attention_factor))
 
     def __len__(self) -> int:
         return len(self._packed.norms)
@@ -281,30 +321,33 @@ class CpuLayers:
 
     def forward(
         self,
-        hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
         layer_kvs: Sequence[LayerKV],
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """See `Layers`."""
-        s, (rows, width) = self._shape, hidden.shape
+        s, outer, rows, (vocabulary, width) = self._shape, self.outer, len(token_ids), self.outer.embedding.shape
+        ids = token_ids.numpy()
+        if (largest := int(ids.view(np.uint64).max())) >= vocabulary:  # one below 0 is larger than any other
+            raise IndexError(f"a token id is {np.int64(np.uint64(largest))}, the embedding has {vocabulary} rows")
         stride, qkv_stride, inner = (
             -(-n // PANEL) * PANEL for n in (width, self._packed.qkv_bias.shape[1], self._inner)
         )
-        stream = F.pad(hidden, (0, stride - width)) if stride > width else hidden.clone()
         buffers = tuple(
-            np.empty(rows * columns, np.float32) for columns in (width, qkv_stride, s.num_heads * s.head_dim, inner)
+            np.empty(rows * columns, np.float32)
+            for columns in (stride, width, qkv_stride, s.num_heads * s.head_dim, inner)
         )
-        geometry = geometry_of(layer_kvs[0], s.num_heads, qkv_stride)
+        output = torch.empty(rows, width)
+        geometry, half = geometry_of(layer_kvs[0], s.num_heads, qkv_stride), len(outer.inverse_frequencies)
         run_together(
             _forward,
-            _PHASES * len(self),
-            stream.view(-1).numpy(),
+            _PHASES * len(self) + 1,
+            (ids, positions.numpy()),
+            self._outer,
             self._arrays,
             self._windows,
             np.float32(s.norm_eps),
-            (cos.squeeze(1).numpy(), sin.squeeze(1).numpy()),
             flat_arena(layer_kvs[0]),
             np.array([(kv.keys.storage_offset(), kv.values.storage_offset()) for kv in layer_kvs]),
             geometry,
@@ -314,8 +357,10 @@ class CpuLayers:
             tuple(parts_of(rows, columns // PANEL) for columns in (qkv_stride, stride, inner)),
             num_threads(),
             buffers,
+            (np.empty((rows, half), np.float32), np.empty((rows, half), np.float32)),
+            output.view(-1).numpy(),
         )
-        return stream[:, :width] if stride > width else stream
+        return output
 
 
 def _pack(layer: LayerWeights, shape: LayerShape) -> _Packed:

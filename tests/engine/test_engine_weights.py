@@ -44,7 +44,7 @@ def load(folder: Path, load_format: LoadFormat = LoadFormat.AUTO, dtype: torch.d
 def tensors_of(model: Model) -> list[torch.Tensor]:
     decoder, head = model.decoder, model.head
     assert isinstance(head, Linear)
-    found = [decoder.embedding, decoder.norm, head.weight]
+    found = [decoder.embedding, decoder.layers.outer.norm, head.weight]
     for index in range(len(decoder.layers)):
         layer = decoder.layers.weights(index)
         found += [getattr(layer, name) for name in layer.__slots__ if getattr(layer, name) is not None]

@@ -1,4 +1,4 @@
-"""A whole decoder's layers: the compiled path beside the torch reference."""
+"""A whole decoder: the compiled path beside the torch reference."""
 
 import dataclasses
 import random
@@ -11,12 +11,12 @@ from paged_batch import paged_problem
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu import workers
 from espalier.kernels.cpu.layers import CpuLayers
-from espalier.kernels.layer_weights import LayerShape, LayerWeights
+from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layers import TorchLayers, prepare_layers
 from espalier.kernels.layout import KVLayout
-from espalier.kernels.rotary import inverse_frequencies, rotary_table
+from espalier.kernels.rotary import inverse_frequencies
 
-LAYERS = 3
+LAYERS, VOCABULARY = 3, 90
 
 
 def given_tensors(layer: LayerWeights) -> dict[str, torch.Tensor]:
@@ -46,6 +46,13 @@ def random_layer(
     )
 
 
+def random_outer(hidden: int, shape: LayerShape) -> OuterWeights:
+    generator = torch.Generator().manual_seed(hidden)
+    embedding = torch.randn(VOCABULARY, hidden, generator=generator)
+    norm = 1 + 0.1 * torch.randn(hidden, generator=generator)
+    return OuterWeights(embedding, norm, inverse_frequencies(shape.head_dim, 10_000.0, None), 1.25)
+
+
 @dataclasses.dataclass
 class Step:
     """Some tokens of paged sequences, as the layers are given them, over an arena of random KV."""
@@ -53,15 +60,14 @@ class Step:
     batch: AttentionBatch
     layout: KVLayout
     arena: torch.Tensor
-    hidden: torch.Tensor
-    cos: torch.Tensor
-    sin: torch.Tensor
+    token_ids: torch.Tensor
+    positions: torch.Tensor
 
     def run(self, layers: CpuLayers | TorchLayers) -> tuple[torch.Tensor, torch.Tensor]:
         """What the layers give, and the arena that they leave."""
         arena = self.arena.clone()
         kvs = [self.layout.layer_view(arena, i) for i in range(LAYERS)]
-        return layers.forward(self.hidden, self.cos, self.sin, kvs, self.batch), arena.view(torch.float32)
+        return layers.forward(self.token_ids, self.positions, kvs, self.batch), arena.view(torch.float32)
 
     def only(self, sequence: int) -> "Step":
         """The step of one sequence alone."""
@@ -78,17 +84,16 @@ class Step:
             write_offsets=b.write_offsets[rows],
             write_rows=None,
         )
-        return dataclasses.replace(self, batch=batch, hidden=self.hidden[rows], cos=self.cos[rows], sin=self.sin[rows])
+        return dataclasses.replace(self, batch=batch, token_ids=self.token_ids[rows], positions=self.positions[rows])
 
 
-def make_step(sequences: list[tuple[int, int]], hidden: int, shape: LayerShape) -> Step:
+def make_step(sequences: list[tuple[int, int]], shape: LayerShape) -> Step:
     problem = paged_problem(sequences, heads=shape.num_heads, kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
     generator = torch.Generator().manual_seed(1)
     layout = dataclasses.replace(problem.layout, num_layers=LAYERS)
     layout = dataclasses.replace(layout, sector_bytes=problem.layout.blocks_per_sector * layout.block_bytes + 64)
     sectors = problem.layer_kv.keys.shape[0]
     arena = torch.randn(sectors * layout.sector_bytes // 4, generator=generator).view(torch.uint8)
-    starts = problem.batch.query_starts.tolist()
     positions = torch.cat([torch.arange(c - n, c) for c, n in sequences])
     size, slots = layout.block_size, layout.blocks_per_sector
     blocks = torch.stack(
@@ -100,8 +105,8 @@ def make_step(sequences: list[tuple[int, int]], hidden: int, shape: LayerShape) 
     batch = dataclasses.replace(
         problem.batch, write_sectors=blocks // slots, write_slots=blocks % slots, write_offsets=positions % size
     )
-    cos, sin = rotary_table(inverse_frequencies(shape.head_dim, 10_000.0, None), positions)
-    return Step(batch, layout, arena, torch.randn(starts[-1], hidden, generator=generator), cos, sin)
+    token_ids = torch.randint(VOCABULARY, (len(positions),), generator=generator)
+    return Step(batch, layout, arena, token_ids, positions)
 
 
 SHAPES = {
@@ -114,9 +119,10 @@ SEQUENCES = [(40, 40), (7, 1), (65, 1), (33, 9), (16, 16), (1, 1), (80, 70)]
 
 @pytest.mark.parametrize(("hidden", "inner", "shape", "bias"), SHAPES.values(), ids=SHAPES.keys())
 def test_compiled_layers_equal_the_reference(hidden: int, inner: int, shape: LayerShape, bias: bool):
-    step = make_step(SEQUENCES, hidden, shape)
+    step = make_step(SEQUENCES, shape)
     one, other = (
-        make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape) for make in (CpuLayers, TorchLayers)
+        make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape))
+        for make in (CpuLayers, TorchLayers)
     )
     (output, arena), (expected, expected_arena) = step.run(one), step.run(other)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
@@ -129,9 +135,9 @@ def test_compiled_layers_equal_the_reference(hidden: int, inner: int, shape: Lay
 def test_compiled_layers_equal_the_reference_with_all_that_a_layer_may_have(windows, head_norms: bool, out_bias: bool):
     hidden, inner = 40, 50
     shape = LayerShape(4, 2, 12, 1e-6, windows)
-    step = make_step([*SEQUENCES, (700, 3), (530, 20)], hidden, shape)
+    step, outer = make_step([*SEQUENCES, (700, 3), (530, 20)], shape), random_outer(hidden, shape)
     one, other = (
-        make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, True, head_norms, out_bias), shape)
+        make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, True, head_norms, out_bias), shape, outer)
         for make in (CpuLayers, TorchLayers)
     )
     (output, arena), (expected, expected_arena) = step.run(one), step.run(other)
@@ -141,8 +147,10 @@ def test_compiled_layers_equal_the_reference_with_all_that_a_layer_may_have(wind
 
 def test_a_sequence_has_the_same_bits_alone_and_in_company_on_any_number_of_threads():
     hidden, inner, shape, bias = 40, 50, LayerShape(3, 1, 10, 1e-5, (None, 7, 40)), False
-    layers = CpuLayers(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias, True, True), shape)
-    step = make_step(SEQUENCES, hidden, shape)
+    layers = CpuLayers(
+        LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias, True, True), shape, random_outer(hidden, shape)
+    )
+    step = make_step(SEQUENCES, shape)
     together, _ = step.run(layers)
     before = workers.num_threads()
     try:
@@ -158,20 +166,24 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company_on_any_number_of_thre
 
 def test_bits_do_not_depend_on_where_arrays_happen_to_lie():
     hidden, inner, shape, bias = 48, 96, LayerShape(4, 2, 12, 1e-6), True
-    layers = CpuLayers(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape)
-    step = make_step(SEQUENCES[:4], hidden, shape)
+    layers = CpuLayers(
+        LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape)
+    )
+    step = make_step(SEQUENCES[:4], shape)
     expected, _ = step.run(layers)
     arena, sizes, kept = step.arena.clone(), random.Random(0), []
     kvs = [step.layout.layer_view(arena, i) for i in range(LAYERS)]
     for _ in range(500):
         kept = [*kept[-20:], np.empty(sizes.randint(1, 9000)), torch.empty(sizes.randint(1, 20_000))]
-        assert torch.equal(layers.forward(step.hidden, step.cos, step.sin, kvs, step.batch), expected)
+        assert torch.equal(layers.forward(step.token_ids, step.positions, kvs, step.batch), expected)
 
 
 def test_tokens_that_are_only_computed_again_write_nothing():
     hidden, inner, shape, bias = SHAPES["panels filled"]
-    layers = CpuLayers(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape)
-    step = make_step([(20, 3)], hidden, shape)
+    layers = CpuLayers(
+        LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape)
+    )
+    step = make_step([(20, 3)], shape)
     b = step.batch
     again = dataclasses.replace(
         b,
@@ -198,7 +210,7 @@ def test_weights_can_be_had_back(all_there_is: bool):
     def load(index: int) -> LayerWeights:
         return random_layer(index, hidden, inner, shape, *[all_there_is] * 3)
 
-    layers = CpuLayers(LAYERS, load, shape)
+    layers = CpuLayers(LAYERS, load, shape, random_outer(hidden, shape))
     for index in range(LAYERS):
         given, had = load(index), layers.weights(index)
         for name in LayerWeights.__slots__:
@@ -215,7 +227,19 @@ def test_each_layer_is_asked_for_once_and_the_path_goes_by_dtype():
         layer = random_layer(index, hidden, inner, shape, bias)
         return dataclasses.replace(layer, **{name: t.to(dtype) for name, t in given_tensors(layer).items()})
 
-    assert isinstance(prepare_layers(LAYERS, load, shape), CpuLayers)
+    outer = random_outer(hidden, shape)
+    assert isinstance(prepare_layers(LAYERS, load, shape, outer), CpuLayers)
     assert asked == [0, 1, 2]
-    assert isinstance(prepare_layers(LAYERS, lambda i: load(i, torch.bfloat16), shape), TorchLayers)
-    assert len(prepare_layers(LAYERS, load, shape)) == LAYERS
+    assert isinstance(prepare_layers(LAYERS, lambda i: load(i, torch.bfloat16), shape, outer), TorchLayers)
+    assert len(prepare_layers(LAYERS, load, shape, outer)) == LAYERS
+
+
+@pytest.mark.parametrize("make", [CpuLayers, TorchLayers])
+@pytest.mark.parametrize("token_id", [-1, VOCABULARY, 2**40])
+def test_a_token_that_the_embedding_does_not_have_is_refused(make: type[CpuLayers | TorchLayers], token_id: int):
+    hidden, inner, shape, bias = SHAPES["one group"]
+    layers = make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape))
+    step = make_step([(5, 3)], shape)
+    step.token_ids[1] = token_id
+    with pytest.raises(IndexError):
+        step.run(layers)
