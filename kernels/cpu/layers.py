@@ -329,8 +329,8 @@ class CpuLayers:
         """See `Layers`."""
         s, outer, rows, (vocabulary, width) = self._shape, self.outer, len(token_ids), self.outer.embedding.shape
         ids = token_ids.numpy()
-        if (largest := int(ids.view(np.uint64).max())) >= vocabulary:  # one below 0 is larger than any other
-            raise IndexError(f"a token id is {np.int64(np.uint64(largest))}, the embedding has {vocabulary} rows")
+        if ids.view(np.uint64).max() >= vocabulary:  # read so, one below 0 is larger than any other
+            raise IndexError(f"token ids are {ids.min()} to {ids.max()}, the embedding has {vocabulary} rows")
         stride, qkv_stride, inner = (
             -(-n // PANEL) * PANEL for n in (width, self._packed.qkv_bias.shape[1], self._inner)
         )
