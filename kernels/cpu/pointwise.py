@@ -47,12 +47,14 @@ def _largest(_: Any, x: Any, start: Any, count: Any) -> Any:
         def larger(one: Any, other: Any) -> Any:
             return builder.select(builder.fcmp_ordered(">", one, other), one, other)
 
-        def compare(n: Any, tops: list[Any]) -> list[Any]:
-            return [larger(load(builder, _vector_of(builder, x, n), _VECTOR), tops[0])]
+        def compare(place: Any, top: Any) -> Any:
+            return larger(load(builder, place, _VECTOR), top)
 
-        tops, rest, mask = _whole_vectors(builder, x, count, [_constant(float("-inf"))], compare)
-        last = masked_load(builder, rest, mask, _constant(float("-inf")))
-        return reduce(builder, larger(last, tops[0]), larger)
+        def compare_rest(place: Any, mask: Any, top: Any) -> Any:
+            return larger(masked_load(builder, place, mask, _constant(float("-inf"))), top)
+
+        top = _each_vector(builder, x, count, _constant(float("-inf")), compare, compare_rest)
+        return reduce(builder, top, larger)
 
     return types.float32(x, types.intp, types.intp), caller("espalier_largest", (0,), write)
 
@@ -65,14 +67,25 @@ def _vector_of(builder: ir.IRBuilder, x: Any, n: Any) -> Any:
     return builder.gep(x, [builder.mul(n, ir.Constant(n.type, LANES))])
 
 
-def _whole_vectors(
-    builder: ir.IRBuilder, x: Any, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]
-) -> tuple[list[Any], Any, Any]:
-    """`loop` over the whole vectors of `count` elements; what it gives, where the rest begin, and their mask."""
+def _each_vector(
+    builder: ir.IRBuilder,
+    x: Any,
+    count: Any,
+    value: Any,
+    whole: Callable[[Any, Any], Any],
+    rest: Callable[[Any, Any, Any], Any],
+) -> Any:
+    """Take `value` through `whole(place, value)` for each whole vector of `count` elements, and what is left of one.
+
+    That is `rest(place, mask, value)`, and nothing where nothing is left: an exponential of no elements takes as long
+    as that of sixteen.
+    """
     vectors = builder.sdiv(count, ir.Constant(INDEX, LANES))
     left = builder.srem(count, ir.Constant(INDEX, LANES))
-    values = loop(builder, vectors, initial, body)
-    return values, _vector_of(builder, x, vectors), first_lanes(builder, left, LANES)
+    (value,) = loop(builder, vectors, [value], lambda n, v: [whole(_vector_of(builder, x, n), v[0])])
+    place, mask = _vector_of(builder, x, vectors), first_lanes(builder, left, LANES)
+    some = builder.zext(builder.icmp_signed(">", left, ir.Constant(INDEX, 0)), INDEX)
+    return loop(builder, some, [value], lambda _, v: [rest(place, mask, v[0])])[0]
 
 
 @numba.njit
@@ -116,16 +129,17 @@ def _exp_in_place(_: Any, x: Any, start: Any, count: Any, shift: Any) -> Any:
         x, count, shift = args
         shifts = to_all_lanes(builder, shift, LANES)
 
-        def exp(n: Any, sums: list[Any]) -> list[Any]:
-            place = _vector_of(builder, x, n)
+        def exp(place: Any, total: Any) -> Any:
             value = _write_exp(builder, builder.fsub(load(builder, place, _VECTOR), shifts))
             store(builder, [value], [place])
-            return [builder.fadd(sums[0], value)]
+            return builder.fadd(total, value)
 
-        sums, rest, mask = _whole_vectors(builder, x, count, [_constant(0.0)], exp)
-        value = _write_exp(builder, builder.fsub(masked_load(builder, rest, mask, _constant(0.0)), shifts))
-        masked_store(builder, value, rest, mask)
-        return reduce(builder, builder.fadd(sums[0], builder.select(mask, value, _constant(0.0))), builder.fadd)
+        def exp_rest(place: Any, mask: Any, total: Any) -> Any:
+            value = _write_exp(builder, builder.fsub(masked_load(builder, place, mask, _constant(0.0)), shifts))
+            masked_store(builder, value, place, mask)
+            return builder.fadd(total, builder.select(mask, value, _constant(0.0)))
+
+        return reduce(builder, _each_vector(builder, x, count, _constant(0.0), exp, exp_rest), builder.fadd)
 
     return types.float32(x, types.intp, types.intp, types.float32), caller("espalier_exp", (0,), write)
 
