@@ -201,8 +201,9 @@ def _soften(
                 if end <= start:
                     continue
                 top = largest(logits, q * width + start, end - start)
-                if totals[q] > 0:
-                    top = max(top, tops[q])
+                if totals[q] > 0 and not top > tops[q]:
+                    top = tops[q]  # as it mostly is, once some chunks have passed
+                elif totals[q] > 0:
                     factor = np.float32(math.exp(tops[q] - top))
                     totals[q] *= factor
                     scale_in_place(mixed, q * head_dim, head_dim, factor)
