@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from espalier.experiments.options import parse_int_list
+from espalier.experiments.options import ReservedShare, parse_int_list
 from espalier.search.request import AlgorithmName
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -87,14 +87,16 @@ def pool(
     memory: Annotated[int, typer.Option(min=1, help="MiB of the pool.")] = 80,
     problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    reserved_share: ReservedShare = 0.25,
     json_path: JsonPath = None,
 ) -> None:
     """Problems a minute in a pool under pressure: shared by both models beside split in advance."""
     from espalier.experiments.bench.pool import run
     from espalier.experiments.bench.report import publish
 
-    rows, ratios = run(memory * 2**20, problems, repeats)
-    publish(f"a pool of {memory} MiB for {problems} problems", rows, ratios, json_path)
+    rows, ratios = run(memory * 2**20, problems, repeats, reserved_share)
+    title = f"a pool of {memory} MiB for {problems} problems, {reserved_share:.0%} of the worst case set aside"
+    publish(title, rows, ratios, json_path)
 
 
 @app.command()

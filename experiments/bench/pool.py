@@ -33,7 +33,9 @@ _SLICE = 0.1
 """Seconds of a turn at least."""
 
 
-def run(memory: int, problems: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def run(
+    memory: int, problems: int, repeats: int, reserved_share: float
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search the same problems in a shared pool of `memory` bytes and in each split of it.
 
     The pools take turns of a tenth of a second, so that whatever else the machine does falls on all of them alike; each
@@ -52,7 +54,7 @@ def run(memory: int, problems: int, repeats: int) -> tuple[list[dict[str, Any]],
         rates: dict[str, list[float]] = {"shared": [], **{name: [] for name in SPLITS}}
         last: dict[str, _Contestant] = {}
         for repeat in range(repeats + 1):
-            last = _race(memory, texts, [replace(search, seed=repeat) for search in searches])
+            last = _race(memory, reserved_share, texts, [replace(search, seed=repeat) for search in searches])
             if repeat:  # the first is the warm-up
                 for name, contestant in last.items():
                     rates[name].append(contestant.rate)
@@ -77,8 +79,10 @@ def run(memory: int, problems: int, repeats: int) -> tuple[list[dict[str, Any]],
     return rows, ratios
 
 
-def _race(memory: int, texts: list[str], searches: list[SearchRequest]) -> dict[str, "_Contestant"]:
-    contestants = {name: _Contestant(memory, texts, searches, share) for name, share in _SHARES.items()}
+def _race(
+    memory: int, reserved_share: float, texts: list[str], searches: list[SearchRequest]
+) -> dict[str, "_Contestant"]:
+    contestants = {name: _Contestant(memory, reserved_share, texts, searches, share) for name, share in _SHARES.items()}
     while running := [contestant for contestant in contestants.values() if contestant.busy]:
         for contestant in running:
             contestant.take_turn()
@@ -91,14 +95,24 @@ class _Contestant:
     """One pool, and what was measured in it; nothing but zeros where none of the searches fits."""
 
     def __init__(
-        self, memory: int, texts: list[str], searches: list[SearchRequest], generator_share: float | None
+        self,
+        memory: int,
+        reserved_share: float,
+        texts: list[str],
+        searches: list[SearchRequest],
+        generator_share: float | None,
     ) -> None:
         self.most_running = 0
         self._fits = True
         self._seconds = 0.0
         self._problems = len(texts)
         self._orchestrator = load_orchestrator(
-            RuntimeSettings(kv_memory_bytes=memory, max_running=len(texts), grouping=GroupingName.SPELLING)
+            RuntimeSettings(
+                kv_memory_bytes=memory,
+                reserved_share=reserved_share,
+                max_running=len(texts),
+                grouping=GroupingName.SPELLING,
+            )
         )
         arena = self._orchestrator.engine.arena
         if generator_share is not None:

@@ -105,6 +105,21 @@ def test_pool_benchmark_compares_the_shared_pool_with_every_split(bench, tmp_pat
     assert set(document["ratios"]) == ratios
 
 
+@pytest.mark.usefixtures("no_grader_pool")
+def test_pool_benchmark_sets_aside_as_much_as_it_is_told(bench, tmp_path, monkeypatch):
+    from espalier.experiments.bench import pool
+
+    monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=4 M=4"]})
+    in_flight = []
+    for share in (0.0, 1.0):
+        file = tmp_path / "pool.json"
+        options = "--memory", 60, "--problems", 5, "--repeats", 1, "--reserved-share", share, "--json", file
+        ran = bench("pool", *options)
+        assert ran.exit_code == 0, ran.output
+        in_flight.append(json.loads(file.read_text())["rows"][0]["in flight at most"])
+    assert in_flight == [5, 2]
+
+
 def test_pool_benchmark_has_no_rate_and_no_ratio_for_a_split_that_cannot_hold_all_searches(
     bench, tmp_path, monkeypatch
 ):
