@@ -50,10 +50,9 @@ def _embed_rows(
     width = len(norm)
     for r in range(item * _FEW, min((item + 1) * _FEW, len(token_ids))):
         start = token_ids[r] * width
-        given, written = embedding[start : start + width], hidden[r * stride : (r + 1) * stride]
+        given, written = embedding[start : start + width], hidden[r * stride : r * stride + width]
         for i in range(width):
             written[i] = given[i]
-        written[width:] = np.float32(0.0)
         position = np.float32(positions[r])
         for i in range(len(inverse)):
             angle = position * inverse[i]
