@@ -46,7 +46,7 @@ def build_batch(
     ends = counts.cumsum()
     starts = ends - counts
     sequence_of, row_of, positions = np.arange(len(rows)), rows, first
-    if ends[-1] > len(rows):
+    if ends[-1] > len(rows):  # else it is a token of each
         sequence_of = sequence_of.repeat(counts)
         row_of = rows[sequence_of]
         positions = np.arange(ends[-1]) + (first - starts)[sequence_of]

@@ -65,13 +65,13 @@ class SamplingBatch:
         self.keys = np.array([s.key for s in samplings], dtype=np.uint64)
         self.temperatures = tensor(s.temperature for s in samplings)
         self._filtered = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
-        if some := [samplings[i] for i in self._filtered]:
-            self._filters = (
-                tensor(s.temperature for s in some),
-                tensor((s.top_k for s in some), torch.int64),
-                tensor(s.top_p for s in some),
-                tensor(s.min_p for s in some),
-            )
+        some = [samplings[i] for i in self._filtered]
+        self._filters = (
+            tensor(s.temperature for s in some),
+            tensor((s.top_k for s in some), torch.int64),
+            tensor(s.top_p for s in some),
+            tensor(s.min_p for s in some),
+        )
 
     def candidates(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits `[B, vocabulary]`, float32, of what the filters leave of each row; see `filter_logits`."""

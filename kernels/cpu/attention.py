@@ -201,12 +201,13 @@ def _soften(
                 if end <= start:
                     continue
                 top = largest(logits, q * width + start, end - start)
-                if totals[q] > 0 and not top > tops[q]:
-                    top = tops[q]  # as it mostly is, once some chunks have passed
-                elif totals[q] > 0:
-                    factor = np.float32(math.exp(tops[q] - top))
-                    totals[q] *= factor
-                    scale_in_place(mixed, q * head_dim, head_dim, factor)
+                if totals[q] > 0:
+                    if top > tops[q]:  # seldom, once some chunks have passed
+                        factor = np.float32(math.exp(tops[q] - top))
+                        totals[q] *= factor
+                        scale_in_place(mixed, q * head_dim, head_dim, factor)
+                    else:
+                        top = tops[q]
                 tops[q] = top
                 totals[q] += exp_in_place(logits, q * width + start, end - start, top)
 
