@@ -10,6 +10,7 @@ import torch
 from espalier.engine.admission import Admission
 from espalier.engine.arena import Arena
 from espalier.engine.errors import NumericalError, PoolExhaustedError, PoolTooSmallError
+from espalier.engine.interrupts import interrupts_held
 from espalier.engine.lane import Lane
 from espalier.engine.model import Model
 from espalier.engine.preemption import Preemption
@@ -191,9 +192,11 @@ class Engine:
             NumericalError: when a model computes no numbers for some owners. Nothing else is lost: the next step goes
                 on, and without them once they are cancelled.
             PoolExhaustedError: when blocks run out and nobody can give any up.
+            KeyboardInterrupt: after the batch, whose finished work the next step returns.
         """
         if not any(self._failed.values()):
-            self._run_batch()
+            with interrupts_held():
+                self._run_batch()
         for role, owners in self._failed.items():
             if owners:
                 self._failed[role] = set()

@@ -5,10 +5,12 @@ on a process's main thread alone. A child has limits of both: one that overstays
 for more memory than it may have is refused it.
 """
 
+import signal
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Future, TimeoutError
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -17,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 
 from pebble import ProcessExpired, ProcessPool
+
+from espalier.engine.interrupts import interrupts_held
 
 _TIMEOUT_SECONDS = 5.0
 DEFAULT_MEMORY_BYTES = 2 * 2**30
@@ -110,7 +114,9 @@ class Grader:
             return future
 
     def _schedule(self, gold: str, answer: str) -> "Future[bool]":
-        return self._pool.schedule(is_equivalent, args=[gold, answer], timeout=self._timeout)
+        # A queue whose `put` is interrupted may wake nobody any more, and `stop` would wait for ever.
+        with interrupts_held(), _unseen_by_children():
+            return self._pool.schedule(is_equivalent, args=[gold, answer], timeout=self._timeout)
 
     def resolve(self, future: "Future[bool]") -> Grade:
         """Wait for a grade; a grader that dies, overstays or runs out of memory counts as wrong, and says so."""
@@ -128,6 +134,19 @@ class Grader:
     def grade(self, gold: str, answer: str) -> Grade:
         """Grade one answer."""
         return self.resolve(self.submit(gold, answer))
+
+
+@contextmanager
+def _unseen_by_children() -> Iterator[None]:
+    """Block SIGINT in what is started within: a terminal sends Ctrl-C to children too, whose end is up to the pool."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def is_equivalent(gold: str, answer: str) -> bool:

@@ -11,6 +11,7 @@ from functools import cached_property
 from espalier.engine.admission import Reservation
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, NumericalError, RequestTooLargeError, Violation
+from espalier.engine.interrupts import interrupts_held
 from espalier.engine.turns import GENERATOR, VERIFIER
 from espalier.engine.work import Done
 from espalier.prm.critic import Critic
@@ -178,17 +179,21 @@ class Orchestrator:
         """Admit what fits, run one engine step, and return the searches that ended.
 
         Never waits for a vote but where votes are all there is, and then briefly.
+
+        Raises:
+            KeyboardInterrupt: after the step; the next one goes on, and returns what this one ended.
         """
-        self._apply_cancellations()
-        self._admit()
-        for done in self._engine_step():
-            owner = str(done.work.owner)
-            search = (self._running.get(owner) or self._aside[owner]).search
-            assert search is not None
-            search.handle(done)
-        self._stop_late()
-        self._collect()
-        self._rest()
+        with interrupts_held():
+            self._apply_cancellations()
+            self._admit()
+            for done in self._engine_step():
+                owner = str(done.work.owner)
+                search = (self._running.get(owner) or self._aside[owner]).search
+                assert search is not None
+                search.handle(done)
+            self._stop_late()
+            self._collect()
+            self._rest()
         ended, self._ended = self._ended, []
         return ended
 

@@ -423,8 +423,7 @@ def test_interrupted_eval_says_so_keeps_its_samples_and_resumes(espalier, tmp_pa
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
         stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert stdout == ""
+    assert (process.returncode, stdout) == (130, ""), stderr
     assert "Traceback" not in stderr
     kept = _lines(out / "samples.jsonl")
     assert 3 <= kept < 40

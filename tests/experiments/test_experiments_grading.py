@@ -1,10 +1,13 @@
 """Grading happens in child processes that can be killed."""
 
 import multiprocessing
+import os
+import signal
 import sys
 import threading
 import time
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 from pebble import ProcessPool
@@ -176,6 +179,28 @@ def test_leaving_on_an_error_does_not_wait_for_a_running_grade():
     with pytest.raises(KeyboardInterrupt):
         grade_and_fail()
     assert time.monotonic() - started < 60
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc")
+def test_children_never_see_a_terminals_ctrl_c():
+    def sees_sigint(child: int) -> bool:
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines())
+        return not int(status["SigBlk"], 16) >> (signal.SIGINT - 1) & 1
+
+    def children() -> set[int]:
+        return {child.pid for child in multiprocessing.active_children()}
+
+    others = children()
+    with Grader() as grader:
+        assert grader.grade("3", "3") == Grade(True)
+        (first,) = children() - others
+        assert not sees_sigint(first)
+        os.kill(first, signal.SIGKILL)
+        while not grader.grade("3", "3").correct:
+            pass
+        (second,) = children() - others - {first}
+        assert not sees_sigint(second)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_name_holds_the_version_of_the_grader(grader):

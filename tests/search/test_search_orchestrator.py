@@ -1,5 +1,6 @@
 import dataclasses
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, RequestTooLargeError
 from espalier.engine.model import Model
 from espalier.engine.turns import StrictAlternation
+from espalier.engine.work import Done
 from espalier.prm.base import StepPath
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
@@ -469,3 +471,28 @@ def test_searches_share_what_was_computed_of_a_prompt_under_the_same_salt_alone(
         return orchestrator.engine.stats()[role].cache_hits - before
 
     assert [hits(salt) > 0 for salt in (b"alice", b"bob", b"alice", b"bob", b"")] == [False, False, True, True, False]
+
+
+def test_an_interrupted_step_is_carried_through_and_the_next_goes_on(
+    make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
+):
+    undisturbed = outcome(run(make_orchestrator(), BEAM).only)
+    orchestrator = make_orchestrator()
+    orchestrator.submit(BEAM)
+    step = Engine.step
+
+    def interrupt(engine: Engine) -> list[Done]:
+        done = step(engine)
+        signal.raise_signal(signal.SIGINT)
+        return done
+
+    results, interrupts = [], 0
+    while orchestrator.busy:
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "step", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                orchestrator.step()
+        interrupts += 1
+        results += orchestrator.step()
+    assert interrupts > 5
+    assert [outcome(result) for result in results] == [undisturbed]

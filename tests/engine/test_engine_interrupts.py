@@ -1,0 +1,151 @@
+"""Ctrl-C takes effect between steps, and nothing is lost by it."""
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import pytest
+from engine_driver import drain, release
+
+from espalier.engine import interrupts
+from espalier.engine.engine import Engine
+from espalier.engine.interrupts import interrupts_held
+from espalier.engine.lane import Lane
+from espalier.engine.sampling import Sampling
+from espalier.engine.work import Generate, Generated
+
+
+@pytest.fixture(autouse=True)
+def default_handler():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def handler(of_ours: Callable[..., None]):
+    signal.signal(signal.SIGINT, of_ours)
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_an_interrupt_waits_for_the_end_of_the_outermost_block():
+    reached = []
+
+    @interrupts_held()
+    def inner() -> None:
+        signal.raise_signal(signal.SIGINT)
+        reached.append("inner")
+
+    @interrupts_held()
+    def outer() -> None:
+        inner()
+        reached.append("outer")
+
+    with pytest.raises(KeyboardInterrupt):
+        outer()
+    assert reached == ["inner", "outer"]
+    with interrupts_held():
+        pass
+
+
+def test_a_second_interrupt_does_not_wait():
+    reached = []
+
+    @interrupts_held()
+    def block() -> None:
+        signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+        signal.raise_signal(signal.SIGINT)
+        reached.append(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert reached == [1]
+
+
+def test_a_block_that_takes_too_long_is_interrupted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(interrupts, "_PATIENCE", 0.05)
+    reached = []
+
+    @interrupts_held()
+    def block() -> None:
+        signal.raise_signal(signal.SIGINT)
+        for _ in range(1000):
+            threading.Event().wait(0.05)
+        reached.append("end")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert reached == []
+
+
+def test_a_held_interrupt_comes_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(interrupts, "_PATIENCE", 0.05)
+    with pytest.raises(KeyboardInterrupt), interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+    threading.Event().wait(0.2)
+
+
+def test_an_error_of_the_block_is_seen_below_the_interrupt():
+    @interrupts_held()
+    def block() -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("of the block")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        block()
+    assert str(caught.value.__context__) == "of the block"
+
+
+def test_handlers_of_others_are_left_alone():
+    seen = []
+    with handler(lambda number, _: seen.append(number)), interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+        assert seen == [signal.SIGINT]
+
+
+def test_threads_other_than_the_main_one_hold_nothing():
+    errors = []
+
+    def run() -> None:
+        try:
+            with interrupts_held():
+                assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        except BaseException as error:  # a failure here must reach the test's own thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert errors == []
+
+
+def test_an_interrupted_step_ends_its_batch_and_the_next_returns_its_work(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+):
+    launch = Lane.launch
+
+    def interrupt(lane: Lane, max_tokens: int) -> bool:
+        launched = launch(lane, max_tokens)
+        signal.raise_signal(signal.SIGINT)
+        return launched
+
+    texts = []
+    for interrupted in (True, False):
+        engine = make_engine()
+        prompt = engine.open("generator", list(range(20, 40)), owner="search")
+        engine.submit(Generate("search", prompt, (Sampling(key=1), Sampling(key=2)), 1, ""))
+        if interrupted:
+            with monkeypatch.context() as patch:
+                patch.setattr(Lane, "launch", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    engine.step()
+            engine.check_integrity()
+        done = drain(engine)
+        texts.append([(d.indices, d.token_ids) for d in done if isinstance(d, Generated)])
+        release(engine, prompt, *(d.sequence for d in done if isinstance(d, Generated)))
+        engine.check_drained()
+    assert texts[0] == texts[1] != []
