@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from multiprocessing import get_context
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from types import TracebackType
 
@@ -142,6 +143,7 @@ def _unseen_by_children() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
+    ensure_running()  # it starts with the first child, and unblocks SIGINT when it does
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
