@@ -12,7 +12,7 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.load_settings import LoadFormat, Quantization
 from espalier.engine.weight_files import TensorInfo, WeightFile, open_weight_file
-from espalier.engine.weight_index import weight_files
+from espalier.engine.weight_index import small_files, weight_files
 
 _OPEN_FILES = 2
 """Shards open at once: a layer may lie across two. One that is closed leaves memory."""
@@ -137,20 +137,18 @@ class Checkpoint:
         return self._read_json(name) if (self.folder / name).is_file() else {}
 
     def digest(self) -> str:
-        """sha256 over the weight files, in order of name, and over how they are kept when they are quantised.
+        """sha256 over all files that results depend on, and over how weights are kept when they are quantised.
 
-        With dummy weights it is over what they are made from. A file in the hub's cache is a link to a blob named by
-        its sha256, which saves reading it.
+        Those are the weight files and, beside them, configuration, tokenizer and chat template, in order of name. With
+        dummy weights it is over the latter alone. A weight file in the hub's cache is a link to a blob named by its
+        sha256, which saves reading it.
         """
-        total = hashlib.sha256()
-        if self.load_format is LoadFormat.DUMMY:
-            total.update(json.dumps(["dummy", self.config], sort_keys=True).encode())
-        for file in sorted({info.file for info in self.tensors.values()}):
+        dummy = self.load_format is LoadFormat.DUMMY
+        total = hashlib.sha256(f"{self.quantization} {dummy}".encode())
+        for file in small_files(self.folder) + sorted({info.file for info in self.tensors.values()}):
             blob = file.resolve().name
             known = re.fullmatch(r"[0-9a-f]{64}", blob) is not None
-            total.update((blob if known else _file_digest(file)).encode())
-        if self.quantization is not Quantization.NONE:
-            total.update(self.quantization.encode())
+            total.update(f"\n{file.name} {blob if known else _file_digest(file)}".encode())
         return total.hexdigest()
 
     def _count(self, name: str) -> None:

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.load_settings import LoadFormat
-from espalier.engine.weight_index import named_files, weight_lists
+from espalier.engine.weight_index import SMALL_FILES, named_files, weight_lists
 
 _ENTRY_POINTS = "espalier.checkpoints"
 _HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
-_SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
-"""Configuration, tokenizer, chat template, and the indices that say which weights there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ def _download(repository: str, revision: str | None, load_format: LoadFormat, hu
 
     offline = hub.offline or is_offline_mode()
     fetch = partial(_fetch, repository, offline=offline, cache_dir=hub.cache_dir)
-    folder = fetch(_SMALL_FILES, revision)
+    folder = fetch(SMALL_FILES, revision)
     if load_format is LoadFormat.DUMMY:
         return folder
     commit = folder.name  # what a branch means may change between two calls

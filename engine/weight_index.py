@@ -1,4 +1,4 @@
-"""Which files of a checkpoint hold its weights: one, or the shards that an index names."""
+"""Which files a checkpoint is made of: weights, in one file or the shards that an index names, and small ones."""
 
 import json
 from collections.abc import Iterator
@@ -7,8 +7,15 @@ from pathlib import Path
 from espalier.engine.errors import CheckpointError
 from espalier.engine.load_settings import LoadFormat
 
+SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
+"""Configuration, tokenizer, chat template, and the indices that say which weights there are."""
 _INDEX = ".index.json"
 _STEMS = {LoadFormat.SAFETENSORS: "model.safetensors", LoadFormat.BIN: "pytorch_model.bin"}
+
+
+def small_files(folder: Path) -> list[Path]:
+    """The files of a folder that tell what its weights mean, in order of name."""
+    return sorted(file for pattern in SMALL_FILES for file in folder.glob(pattern) if file.is_file())
 
 
 def weight_lists(load_format: LoadFormat) -> Iterator[str]:

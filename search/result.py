@@ -105,7 +105,7 @@ class SearchResult:
     """The outcome of one search.
 
     `answer` is empty when no path gave one; that is an outcome, not an error. `configuration` is the request with every
-    default filled in, `digests` the sha256 digests of both models' weights. `grader` is what told equal answers from
+    default filled in, `digests` the sha256 digests of both models' files. `grader` is what told equal answers from
     different ones in the vote: "math-verify" and its version, or "spelling" where no more was needed, wanted, or
     possible in time. `rounds` are what the algorithm asked for and was told; see `trace`. They stay where the search
     ran. `error` says why it failed, where it did.

@@ -6,7 +6,7 @@ A trace is one JSON object; this is version 1.
     version         1; another number means that a reader of this version must not guess
     search_id       name of the search
     configuration   the request with every default filled in
-    digests         sha256 of each model's weights, by role
+    digests         sha256 of each model's files, by role
     stop_reason     finished, budget, deadline, cancelled or failed
     answer, score   the elected ones; an empty answer and null where there is none
     grader          what told equal answers from different ones in the vote, with its version

@@ -13,6 +13,7 @@ from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.config import parse_decoder_config
 from espalier.engine.errors import CheckpointError
 from espalier.engine.hub import locate
+from espalier.engine.load_settings import LoadFormat, Quantization
 from espalier.engine.model import Model, load_generator
 
 QWEN2 = {
@@ -158,11 +159,28 @@ def test_a_tied_head_is_the_embedding_and_a_spare_copy_is_ignored(copy_of: Calla
     torch.testing.assert_close(model.head(hidden), hidden @ model.decoder.embedding.T)
 
 
-def test_the_digest_is_over_the_weight_files(tiny_checkpoints: dict[str, Path], load_model: Callable[[str], Model]):
-    file = tiny_checkpoints["qwen2-tied"] / "model.safetensors"
-    inner = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert load_model("qwen2-tied").digest == hashlib.sha256(inner.encode()).hexdigest()
-    assert load_model("qwen2-tied").digest != load_model("qwen2-untied").digest
+@pytest.mark.parametrize("changed", ["model.safetensors", "config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_the_digest_is_over_all_that_results_depend_on(
+    changed: str, copy_of: Callable[[str], Path], tiny_checkpoints: dict[str, Path]
+):
+    folder = copy_of("qwen2-tied")
+    (folder / "README.md").write_text("of no consequence")
+    before = Checkpoint(folder).digest()
+    assert before == Checkpoint(tiny_checkpoints["qwen2-tied"]).digest()
+    if changed == "model.safetensors":
+        edit_tensors(folder / changed, {"model.norm.weight": torch.zeros(32)})
+    else:
+        edit_json(folder / changed, {"chat_template": "{{ messages }}"})
+    assert Checkpoint(folder).digest() != before
+    assert Checkpoint(folder, quantization=Quantization.INT8).digest() != Checkpoint(folder).digest()
+
+
+def test_dummy_weights_have_a_digest_of_their_own(copy_of: Callable[[str], Path]):
+    folder = copy_of("qwen2-tied")
+    dummy = Checkpoint(folder, LoadFormat.DUMMY).digest()
+    assert dummy != Checkpoint(folder).digest()
+    edit_json(folder / "config.json", {"rope_theta": 123.0})
+    assert Checkpoint(folder, LoadFormat.DUMMY).digest() != dummy
 
 
 def test_a_hub_blobs_name_is_its_digest(copy_of: Callable[[str], Path], tmp_path: Path):
