@@ -1,5 +1,6 @@
 """Batch evaluation: every problem of a benchmark through one orchestrator, graded, with an interval."""
 
+import hashlib
 import json
 import time
 from collections import Counter
@@ -18,11 +19,13 @@ from espalier.search.ledger import Ledger
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
+from espalier.search.terms import Terms
 from espalier.search.voting import GroupingName
 
 REFUSED = "refused"
 """Stop reason of a problem that never ran."""
 
+_TERMS = Terms(timed_from_start=True)
 _BEFORE: dict[str, Any] = {
     **{f.name: f.default for f in fields(SearchRequest) if f.default is not MISSING},
     "top_k": 0,
@@ -44,7 +47,8 @@ class Sample:
     """One problem's outcome, one line of `samples.jsonl`.
 
     `answers` are those that candidates gave, with how many gave each. `error` says why a problem was refused or its
-    answer could not be graded; such a problem counts as not solved.
+    answer could not be graded; such a problem counts as not solved. `asked` is a digest of the problem and its gold
+    answer; empty in the samples of older versions.
     """
 
     unique_id: str
@@ -58,6 +62,16 @@ class Sample:
     text: str
     answers: dict[str, int]
     accounting: dict[str, Any]
+    asked: str = ""
+
+    def settles(self, problem: Problem) -> bool:
+        """Whether nothing would come of searching `problem` again.
+
+        Something may where it was refused or not graded, for there may be more memory or time now; and where a file of
+        the same name now holds another problem or answer.
+        """
+        same = self.asked == _digest(problem) if self.asked else self.gold == problem.answer
+        return same and not self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +120,11 @@ class RunFolder:
         field, and is written with it then.
 
         Raises:
-            EspalierError: when it cannot be made, or holds a run of another configuration or one that cannot be read.
+            EspalierError: when it cannot be made, or holds a run of another configuration or of none, or one that
+                cannot be read.
         """
         self.folder = folder
+        self._samples = folder / "samples.jsonl"
         config = folder / "config.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -117,11 +133,12 @@ class RunFolder:
             raise EspalierError(f"cannot use {folder} for a run: {error}") from error
         except ValueError as error:
             raise EspalierError(f"{config} is damaged: {error}; name another --out") from error
+        if self._samples.exists() and not config.is_file():
+            raise EspalierError(f"{folder} holds samples and no config.json to say of what run; name another --out")
         if differing := _differing(found, configuration):
             names = ", ".join(differing)
             raise EspalierError(f"{folder} holds a run of another configuration ({names} differ); name another --out")
         config.write_text(json.dumps(configuration, indent=2) + "\n", encoding="utf-8")
-        self._samples = folder / "samples.jsonl"
 
     def done(self) -> list[Sample]:
         """Samples of earlier runs, one for each problem; a last line cut short by a crash is left out.
@@ -129,7 +146,9 @@ class RunFolder:
         Raises:
             EspalierError: when a line before the last is damaged.
         """
-        lines = self._samples.read_text(encoding="utf-8").split("\n") if self._samples.is_file() else []
+        lines = (
+            self._samples.read_text(encoding="utf-8", errors="replace").split("\n") if self._samples.is_file() else []
+        )
         by_id: dict[str, Sample] = {}
         for number, line in enumerate(lines, start=1):
             try:
@@ -142,10 +161,19 @@ class RunFolder:
                 by_id[sample.unique_id] = sample
         return list(by_id.values())
 
+    def settled(self, problems: Iterable[Problem]) -> list[Sample]:
+        """Samples of earlier runs for those of `problems` that need not be searched again; see `Sample.settles`.
+
+        Raises:
+            EspalierError: as `done` does.
+        """
+        by_id = {problem.unique_id: problem for problem in problems}
+        return [s for s in self.done() if s.unique_id in by_id and s.settles(by_id[s.unique_id])]
+
     def open_samples(self) -> TextIO:
         """`samples.jsonl`, to append to; what follows its last whole line is cut off first."""
         if self._samples.is_file():
-            text = self._samples.read_text(encoding="utf-8")
+            text = self._samples.read_text(encoding="utf-8", errors="replace")
             last = text[text.rfind("\n") + 1 :]
             if last:
                 whole = text + "\n" if last in (json.dumps(asdict(s)) for s in self.done()) else text[: -len(last)]
@@ -188,6 +216,8 @@ def evaluate(
 ) -> Summary:
     """Search every problem, many at once, and grade the answers.
 
+    A time limit counts from the start of each search, for they are all submitted at once.
+
     Args:
         orchestrator: how many run at once is its to decide.
         problems: what to solve.
@@ -200,8 +230,7 @@ def evaluate(
     Raises:
         InvalidRequestError: and others of `Orchestrator.submit`, before any search starts.
     """
-    known = {p.unique_id for p in problems}
-    samples = [sample for sample in (folder.done() if folder else []) if sample.unique_id in known]
+    samples = folder.settled(problems) if folder else []
     finished = {sample.unique_id for sample in samples}
     started = time.monotonic()
     fresh = 0
@@ -233,7 +262,7 @@ def _run(
     try:
         for problem in problems:
             try:
-                by_search[orchestrator.submit(replace(request, problem=problem.problem))] = problem
+                by_search[orchestrator.submit(replace(request, problem=problem.problem), terms=_TERMS)] = problem
             except RequestTooLargeError as error:
                 yield _refused(problem, str(error))
             except InvalidRequestError as error:
@@ -270,6 +299,7 @@ def _sample(problem: Problem, result: SearchResult, future: "Future[bool]", grad
         text=result.best.text if result.best else "",
         answers=_answers(result),
         accounting=asdict(result.accounting),
+        asked=_digest(problem),
     )
 
 
@@ -295,7 +325,12 @@ def _refused(problem: Problem, why: str) -> Sample:
         text="",
         answers={},
         accounting=asdict(Ledger().close()),
+        asked=_digest(problem),
     )
+
+
+def _digest(problem: Problem) -> str:
+    return hashlib.sha256(json.dumps([problem.problem, problem.answer]).encode()).hexdigest()[:16]
 
 
 def summarise(

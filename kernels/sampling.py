@@ -4,6 +4,8 @@ import torch
 
 FILTERED = -1e30
 """Logit of a token that must not be drawn; finite, so that nothing depends on how infinities are treated."""
+LEAST_TEMPERATURE = 1e-6
+"""What a smaller one but 0 counts as: below it only the most likely tokens are drawn, and its inverse may overflow."""
 
 
 def filter_logits_reference(
@@ -26,13 +28,13 @@ def filter_logits_reference(
     """
     # Stable, so that equal probabilities keep the order of their ids on every machine.
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    probabilities = torch.softmax(ordered / temperatures[:, None].clamp(min=1e-6), dim=-1).double()
+    probabilities = torch.softmax(ordered / temperatures[:, None].clamp(min=LEAST_TEMPERATURE), dim=-1).double()
     ranks = torch.arange(ordered.shape[1], device=ordered.device)
     kept = torch.where((top_ks[:, None] == 0) | (ranks < top_ks[:, None]), probabilities, 0.0)
     before = kept.cumsum(dim=-1) - kept
     # The smallest set to reach top_p.
     kept = torch.where(before < top_ps[:, None] * kept.sum(dim=-1, keepdim=True), kept, 0.0)
-    keep = (kept > 0) & (kept >= min_ps[:, None] * probabilities[:, :1])
+    keep = (ranks == 0) | ((kept > 0) & (kept >= min_ps[:, None] * probabilities[:, :1]))
     return logits.scatter(1, order, torch.where(keep, ordered, FILTERED))
 
 
@@ -63,7 +65,8 @@ def draw_tokens_reference(
     """
     token_ids = candidates.argmax(dim=-1)
     warm = (temperatures > 0).nonzero()[:, 0]
-    cumulative = torch.softmax(candidates[warm] / temperatures[warm, None], dim=-1).double().cumsum(dim=-1)
+    scaled = candidates[warm] / temperatures[warm, None].clamp(min=LEAST_TEMPERATURE)
+    cumulative = torch.softmax(scaled, dim=-1).double().cumsum(dim=-1)
     index = torch.searchsorted(cumulative, draws[warm, None] * cumulative[:, -1:], right=True)[:, 0]
     # Rounding can put the target on the total itself; step back to the last entry with any mass.
     last = (cumulative < cumulative[:, -1:]).sum(dim=-1)

@@ -165,7 +165,8 @@ class Orchestrator:
         plan = replace(self._plan(request), salt=terms.salt)
         blocks = self._worst_case(plan)
         self.engine.admission.require_fits_alone(blocks)
-        entry = _Entry(plan, blocks, Ledger(self._clock, terms.waited), on_event or _ignore, terms.priority)
+        ledger = Ledger(self._clock, terms.waited, terms.timed_from_start)
+        entry = _Entry(plan, blocks, ledger, on_event or _ignore, terms.priority)
         # Behind all that go first or came before: the queue is in order of priority.
         place = next((i for i, other in enumerate(self._queue) if other.priority < terms.priority), len(self._queue))
         self._queue.insert(place, entry)

@@ -12,7 +12,7 @@ import torch
 
 from espalier.kernels.cpu.pointwise import exp_in_place, largest
 from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
-from espalier.kernels.sampling import FILTERED
+from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
 
 _FILTER_SPEED, _DRAW_SPEED = 1e8, 4e8
 """Logits that a thread filters, or draws from, in a second, within a factor of two or so."""
@@ -22,6 +22,7 @@ _NOTHING = 1e-30
 """Share of the most likely token's probability below which a token is never drawn; what is filtered is far below."""
 
 
+_LEAST = np.float32(LEAST_TEMPERATURE)
 _BINS_PER_NAT, _BINS = 64, 2048
 """Bins of log-probability below the most likely token; the last holds all the rest, from 32 nats on."""
 
@@ -46,6 +47,8 @@ def _weigh(
 def _bins_within_reach(bins: np.ndarray, masses: np.ndarray, top_k: int, top_p: float, min_p: float) -> int:
     """How many bins hold all tokens that the filters can leave."""
     if top_k == 0 and top_p >= 1:
+        if min_p <= 0:
+            return _BINS
         return min(_BINS, int(-math.log(min_p) * _BINS_PER_NAT) + 2)  # one more than its bin's index, one for rounding
     if top_k > 0:
         counts = np.zeros(_BINS, np.int64)
@@ -89,8 +92,8 @@ def _filter_row(
             total += shares[i]
     out[start : start + len(shares)] = FILTERED
     before = 0.0
-    for i in near:
-        if before >= top_p * total or shares[i] < min_p * shares[near[0]]:
+    for rank, i in enumerate(near):
+        if rank > 0 and (before >= top_p * total or shares[i] < min_p * shares[near[0]]):
             break
         out[start + i] = x[start + i]
         before += shares[i]
@@ -111,7 +114,7 @@ def _filter(
     shares, bins, masses = np.empty(vocabulary, np.float32), np.empty(vocabulary, np.int16), np.empty(_BINS)
     row = claim(counters, 0)
     while row < rows:
-        factor = np.float32(1.0) / max(temperatures[row], np.float32(1e-6))
+        factor = np.float32(1.0) / max(temperatures[row], _LEAST)
         filters = top_ks[row], np.float64(top_ps[row]), np.float64(min_ps[row])
         _filter_row(logits, row * vocabulary, factor, *filters, shares, bins, masses, out)
         row = claim_next(counters, 0)
@@ -184,17 +187,20 @@ def _draw(
         start = row * vocabulary
         top = largest(candidates, start, vocabulary)
         if not top > np.float32(-np.inf):  # nothing that could be drawn: no logit is a number
-            token_ids[row], log_probabilities[row] = -1, np.float32(np.nan)
-            row = claim_next(counters, 0)
-            continue
-        if temperatures[row] > 0:
-            total = _exp_sum(candidates, start, np.float32(1.0) / temperatures[row], top, scratch, sums)
+            token_ids[row] = -1
+        elif temperatures[row] > 0:
+            factor = np.float32(1.0) / max(temperatures[row], _LEAST)
+            total = _exp_sum(candidates, start, factor, top, scratch, sums)
             token_ids[row] = _invert(scratch, sums, draws[row] * total)
         else:
             i = start
             while candidates[i] != top:
                 i += 1
             token_ids[row] = i - start
+        if token_ids[row] < 0:
+            log_probabilities[row] = np.float32(np.nan)
+            row = claim_next(counters, 0)
+            continue
         top = largest(logits, start, vocabulary)
         total = _exp_sum(logits, start, np.float32(1.0), top, scratch, sums)
         log_probabilities[row] = logits[start + token_ids[row]] - top - math.log(total)

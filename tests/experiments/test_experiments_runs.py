@@ -13,6 +13,7 @@ from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments.benchmarks import Problem
 from espalier.experiments.evaluate import RunFolder, Sample, Summary, evaluate, run_configuration, summarise
 from espalier.experiments.statistics import wilson_interval
+from espalier.search.grading import Grade, Grader
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import AlgorithmName, SearchRequest
 
@@ -239,6 +240,59 @@ def test_sample_that_is_there_twice_counts_once(run, tmp_path):
     assert run(folder=RunFolder(tmp_path, CONFIGURATION)).problems == 4
 
 
+def test_problem_refused_for_want_of_memory_runs_once_there_is_enough(run, make_orchestrator, tmp_path):
+    small = make_orchestrator(kv_memory_bytes=2**15)
+    refused = run(orchestrator=small, folder=RunFolder(tmp_path, CONFIGURATION))
+    assert refused.refused == 4
+    again = run(folder=RunFolder(tmp_path, CONFIGURATION))
+    assert (again.refused, again.problems) == (0, 4)
+    assert again.correct == run().correct
+
+
+def test_answer_that_could_not_be_graded_is_graded_anew(run, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Grader, "resolve", lambda *_: Grade(False, "the grading process died"))
+        run(folder=RunFolder(tmp_path, CONFIGURATION))
+    assert run(folder=RunFolder(tmp_path, CONFIGURATION)).correct == run().correct
+    assert all(not sample.error for sample in RunFolder(tmp_path, CONFIGURATION).done())
+
+
+@pytest.mark.parametrize("change", [{"problem": "What is 7+1?"}, {"answer": "8"}])
+def test_problem_that_became_another_under_the_same_name_is_searched_again(run, tmp_path, change: dict[str, str]):
+    run(folder=RunFolder(tmp_path, CONFIGURATION))
+    new: list[Sample] = []
+    changed = [replace(PROBLEMS[0], **change), *PROBLEMS[1:]]
+    assert run(changed, folder=RunFolder(tmp_path, CONFIGURATION), on_sample=new.append).problems == 4
+    assert [s.unique_id for s in new] == ["p/0"]
+
+
+def test_samples_of_an_older_version_are_known_by_their_gold(run, tmp_path):
+    run(folder=RunFolder(tmp_path, CONFIGURATION))
+    file = tmp_path / "samples.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "asked"}) + "\n" for line in lines))
+    new: list[Sample] = []
+    changed = [replace(PROBLEMS[0], answer="8"), *PROBLEMS[1:]]
+    run(changed, folder=RunFolder(tmp_path, CONFIGURATION), on_sample=new.append)
+    assert [s.unique_id for s in new] == ["p/0"]
+
+
+def test_time_limit_counts_from_the_start_of_each_search(make_orchestrator, run, collect, monkeypatch):
+    samples, on_sample = collect
+    orchestrator = make_orchestrator(max_running=1)
+    # A second is a step of the engine.
+    monkeypatch.setattr(
+        orchestrator, "_clock", lambda: sum(role.steps for role in orchestrator.engine.stats().values())
+    )
+    problems = [replace(PROBLEMS[0], unique_id=str(i)) for i in range(20)]
+    run(problems, replace(REQUEST, time_limit=40.0), orchestrator, on_sample=on_sample)
+    assert {s.stop_reason for s in samples} == {"finished"}
+    assert max(s.accounting["seconds"] for s in samples) < 40 < max(s.accounting["queue_seconds"] for s in samples)
+    late: list[Sample] = []
+    run(problems, replace(REQUEST, time_limit=3.0), orchestrator, on_sample=late.append)
+    assert {s.stop_reason for s in late} == {"deadline"}
+
+
 def test_run_folder_holds_configuration_samples_and_summary(run, tmp_path):
     summary = run(folder=RunFolder(tmp_path / "a" / "b", CONFIGURATION))
     folder = tmp_path / "a" / "b"
@@ -390,6 +444,24 @@ def test_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EspalierError, match="file"):
         RunFolder(tmp_path / "file", CONFIGURATION)
+
+
+def test_samples_of_nobody_knows_what_are_refused(tmp_path: Path):
+    keep(RunFolder(tmp_path, CONFIGURATION), sample("a"))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(EspalierError, match=r"no config\.json.*--out"):
+        RunFolder(tmp_path, CONFIGURATION)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_last_line_of_bytes_that_are_no_text_is_dropped(tmp_path: Path):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    keep(folder, sample("a"))
+    with (tmp_path / "samples.jsonl").open("ab") as stream:
+        stream.write(b"\xff\xfe\x00")
+    assert [s.unique_id for s in folder.done()] == ["a"]
+    keep(folder, sample("b"))
+    assert [s.unique_id for s in folder.done()] == ["a", "b"]
 
 
 def test_damaged_configuration_is_refused_by_name(tmp_path: Path):

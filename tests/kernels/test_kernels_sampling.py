@@ -109,3 +109,40 @@ def test_a_row_has_the_same_bits_alone_and_in_company():
         alone = draw_tokens_cpu(logits[one], logits[one], temperatures[one], draws[one])
         assert torch.equal(alone[0], ids[one])
         assert torch.equal(alone[1], log_probabilities[one])
+
+
+@pytest.mark.parametrize("draw", [draw_tokens_cpu, draw_tokens_reference])
+@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 1e-38, 1e-7])
+def test_a_tiny_temperature_draws_the_most_likely_token(temperature: float, draw):
+    logits = problem(645)[0]
+    draws = torch.linspace(0, 1 - 2**-53, 200, dtype=torch.float64)
+    ids, log_probabilities = draw(logits, logits, torch.full((200,), temperature), draws)
+    assert torch.equal(ids, logits.argmax(-1))
+    assert log_probabilities.isfinite().all()
+
+
+def test_what_cannot_be_drawn_has_no_log_probability():
+    logits = torch.randn(2, 700)
+    logits[1, 3] = float("inf")  # of which no exponential is a number
+    draws = torch.full((2,), 0.5, dtype=torch.float64)
+    ids, log_probabilities = draw_tokens_cpu(logits, logits, torch.ones(2), draws)
+    assert ids[0] >= 0
+    assert log_probabilities.isnan().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("kept", [filter_logits_cpu, filter_logits_reference])
+@pytest.mark.parametrize("top_k", [0, 5])
+@pytest.mark.parametrize("top_p", [0.0, 1e-46, 1e-9])
+def test_the_smallest_share_leaves_the_most_likely_token(top_p: float, top_k: int, kept):
+    logits = problem(645)[0]
+    rows = (torch.ones(200), torch.full((200,), top_k), torch.full((200,), top_p), torch.zeros(200))
+    left = kept(logits, *rows)
+    assert torch.equal(left.argmax(-1), logits.argmax(-1))
+    assert ((left != FILTERED).sum(-1) == 1).all()
+
+
+@pytest.mark.parametrize("kept", [filter_logits_cpu, filter_logits_reference])
+def test_a_share_of_nothing_filters_nothing(kept):
+    logits, no_top_k = problem(645)[0], torch.zeros(200, dtype=torch.int64)
+    left = kept(logits, torch.ones(200), no_top_k, torch.ones(200), torch.full((200,), 1e-46))
+    assert torch.equal(left, logits)

@@ -200,3 +200,48 @@ def test_different_answers_stay_apart(one: str, other: str):
 @given(st.text(max_size=20))
 def test_canonical_takes_any_text_and_ignores_space_around_it(text: str):
     assert canonical(f" {text}\n") == canonical(text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1, 200", "1200"),
+        ("2 1/2", "21/2"),
+        ("1 2", "12"),
+        ("(1,200)", "(1200)"),
+        (r"\{1,200\}", r"\{1200\}"),
+        ("1,200,3", "1200,3"),
+        ("3,100,200", "3100,200"),
+    ],
+)
+def test_what_may_be_several_numbers_is_not_one(one: str, other: str):
+    assert canonical(one) != canonical(other)
+
+
+@pytest.mark.parametrize("text", ["1,200", " $1,200$ ", "1,\\!200", "\\$1,200", "1,200.0"])
+def test_commas_of_thousands_are_no_difference(text: str):
+    assert canonical(text) == canonical("1200")
+
+
+LONG = 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is 7" + " " * LONG + "x", "7"),
+        ("The answer is 7." + "\n" * LONG, "7"),
+        ("#### 1" + "." * LONG + "x", ""),
+        ("#### 1" + " " * LONG + "x", ""),
+        ("#" * LONG + "x", ""),
+        ("\\boxed{" * (LONG // 7), ""),
+        ("\\boxed{3}" + "\\boxed{" * (LONG // 7), "3"),
+        ("\\boxed{7" + "." * LONG + "x}", "7" + "." * LONG + "x"),
+        ("answer to the" + " " * LONG + "x", ""),
+    ],
+    ids=range(9),
+)
+def test_long_repetitions_are_read_in_time(text: str, answer: str):
+    """With a method whose time grows as the square of the text these would run for hours."""
+    assert extract_answer(text) == answer
+    canonical(text)
