@@ -40,7 +40,7 @@ def load_benchmark(name: str, limit: int | None = None) -> list[Problem]:
         raise BenchmarkError(f"no benchmark {name!r}: neither a file nor `demo`")
     try:
         # Not splitlines(), which also cuts at characters that may stand inside a record.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise BenchmarkError(f"{path} is not a text file in UTF-8: {error}") from error
     problems: list[Problem] = []
@@ -49,6 +49,8 @@ def load_benchmark(name: str, limit: int | None = None) -> list[Problem]:
             break
         if line.strip():
             problems.append(_parse(line, f"{path}:{number}", f"{path.stem}/{number}"))
+    if not problems:
+        raise BenchmarkError(f"{path} holds no problems")
     if len({p.unique_id for p in problems}) != len(problems):
         raise BenchmarkError(f"{path}: unique_id is not unique")
     return problems

@@ -1,5 +1,6 @@
 """The command line. Heavy imports stay inside the commands: `espalier --help` must answer at once."""
 
+import io
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ import typer
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments import options as opt
 from espalier.experiments.models import app as models_app
-from espalier.experiments.runtime_options import with_runtime
+from espalier.experiments.runtime_options import refuse_with_endpoint, with_runtime
 from espalier.search.algorithms import needs_verifier
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.runtime import RuntimeSettings
@@ -59,6 +60,7 @@ def _options(
 @app.command()
 @with_runtime
 def solve(
+    context: typer.Context,
     problem: Annotated[
         str | None, typer.Argument(help="The problem; '-' reads standard input; none takes one of the demo benchmark.")
     ] = None,
@@ -84,14 +86,15 @@ def solve(
     generator_budget: opt.GeneratorBudget = None,
     verifier_budget: opt.VerifierBudget = None,
     time_limit: opt.TimeLimit = None,
-    endpoint: Annotated[
-        str | None, typer.Option(help="HOST:PORT of an `espalier serve`; default: solve in this process.")
-    ] = None,
+    endpoint: opt.Endpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the search tree to this .svg, .png or .pdf.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write the whole tree and every choice to this .json; see `espalier replay`.")
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            callback=opt.output_file(opt.PLOT_SUFFIXES), help="Draw the search tree to this .svg, .png or .pdf."
+        ),
     ] = None,
+    trace: opt.Trace = None,
     *,
     runtime: RuntimeSettings,
 ) -> None:
@@ -101,8 +104,8 @@ def solve(
 
     from espalier.experiments.show import show_result
 
-    if trace and endpoint:
-        raise typer.BadParameter("a trace is written where the search runs; leave out --endpoint", param_hint="--trace")
+    if endpoint:
+        refuse_with_endpoint(context)
     text, gold = _problem_text(problem)
     request = SearchRequest(
         text, algorithm, beam_width, expansion, vote, aggregation,
@@ -262,8 +265,7 @@ def evaluate_command(
     verifier = _verifier_for(request, runtime.verifier)
     orchestrator = load_with_progress(replace(runtime, verifier=verifier, max_running=in_flight))
     folder = RunFolder(out, run_configuration(benchmark, request, orchestrator)) if out else None
-    known = {problem.unique_id for problem in problems}
-    before = sum(sample.unique_id in known for sample in folder.done()) if folder else 0
+    before = len(folder.settled(problems)) if folder else 0
     grader = Grader(memory_bytes=runtime.grader_memory_bytes)
     with _kept_on_interrupt(out), grader, sample_progress(len(problems), before) as on_sample:
         summary = evaluate(
@@ -346,6 +348,8 @@ def main() -> None:
 
 def run_app(commands: typer.Typer) -> None:
     """Run a Typer application; an error made on purpose becomes one line on standard error and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a result must not be lost for one character; stderr never fails
     try:
         commands()
     except InvalidRequestError as error:

@@ -1,11 +1,14 @@
 """Options that several commands share, each with its environment variable."""
 
+import os
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from espalier.engine.errors import EspalierError
 from espalier.engine.load_settings import LoadFormat, Quantization
 from espalier.search.request import Aggregation, AlgorithmName, Vote
 from espalier.search.voting import GroupingName
@@ -13,8 +16,17 @@ from espalier.search.voting import GroupingName
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
+PLOT_SUFFIXES = (".svg", ".png", ".pdf")
+"""What a plot may be written as; the help of every `--plot` names them."""
+
+_LARGEST_PORT = 65535
+
 _LEAST_GRADER_MEMORY = 64 * 2**20
 """Below some 16 MiB sympy cannot even read an answer, and every one would count as different."""
+
+
+class OptionError(EspalierError):
+    """The value of an option is refused; the text names the option."""
 
 
 def parse_grader_memory(text: str) -> int:
@@ -60,6 +72,61 @@ def parse_int_list(text: str, option: str | None = None) -> list[int]:
             f"{text!r} is not a list of different positive numbers; write 1,2,4", param_hint=option
         )
     return numbers
+
+
+FileCallback = Callable[[typer.Context, typer.CallbackParam, Path | None], Path | None]
+
+
+def output_file(suffixes: Sequence[str] = (), makes_folder: bool = False) -> FileCallback:
+    """The callback of an option for a file to write: what could not be written ends the command before its work.
+
+    Args:
+        suffixes: what the name must end in; empty for anything.
+        makes_folder: whether the file's folder is made where there is none.
+    """
+
+    def check(context: typer.Context, parameter: typer.CallbackParam, path: Path | None) -> Path | None:
+        if path is not None and not context.resilient_parsing:
+            if suffixes and path.suffix.lower() not in suffixes:
+                known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+                raise OptionError(f"{parameter.opts[0]}: {str(path)!r} must end in {known}")
+            try:
+                _try_to_write(path, makes_folder)
+            except OSError as error:
+                missing = isinstance(error, FileNotFoundError) and not path.parent.is_dir()
+                why = f"there is no folder {str(path.parent)!r}" if missing else error.strerror
+                raise OptionError(f"{parameter.opts[0]}: cannot write {str(path)!r}: {why}") from None
+        return path
+
+    return check
+
+
+def _try_to_write(path: Path, makes_folder: bool) -> None:
+    """Open `path` for writing and leave it as it was; only that tells, as root may be refused too."""
+    if makes_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not path.exists()
+    if fresh or path.is_file() or path.is_dir():  # the other end of a pipe would take this for the whole file
+        with path.open("ab"):
+            pass
+    if fresh:
+        path.resolve().unlink()  # what a dangling link names, not the link
+
+
+def _check_endpoint(text: str | None) -> str | None:
+    match = re.fullmatch(r"(?:\[[^\s\[\]]+\]|[^\s:/\[\]]+):(\d{1,5})", text or "", re.ASCII)
+    if text is not None and not (match and 1 <= int(match[1]) <= _LARGEST_PORT):
+        raise OptionError(f"--endpoint must be HOST:PORT, is {text!r}")
+    return text
+
+
+def _check_threads(count: int | None) -> int | None:
+    """Each thread is started at once and has a stack of its own, so that a slip of the finger could take all memory."""
+    processors = os.cpu_count() or 1
+    most = max(64, 4 * processors)
+    if count is not None and count > most:
+        raise OptionError(f"--threads must be at most {most} with {processors} processors, is {count}")
+    return count
 
 
 def _env(name: str) -> str:
@@ -213,7 +280,23 @@ InFlight = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(envvar=_env("THREADS"), min=1, help="CPU threads; default: all cores.", rich_help_panel="Models"),
+    typer.Option(
+        envvar=_env("THREADS"),
+        min=1,
+        callback=_check_threads,
+        help="CPU threads; default: all cores.",
+        rich_help_panel="Models",
+    ),
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(callback=_check_endpoint, help="HOST:PORT of an `espalier serve`; default: solve in this process."),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        callback=output_file(), help="Write the whole tree and every choice to this .json; see `espalier replay`."
+    ),
 ]
 
 Algorithm = Annotated[

@@ -4,6 +4,8 @@ import functools
 import inspect
 from collections.abc import Callable
 
+import typer
+
 from espalier.engine.load_settings import LoadFormat, Quantization
 from espalier.experiments import options as opt
 from espalier.search.runtime import RuntimeSettings
@@ -25,6 +27,29 @@ def with_runtime(command: Callable[..., None]) -> Callable[..., None]:
     kept = [parameter for parameter in own.parameters.values() if parameter.name != "runtime"]
     run.__signature__ = own.replace(parameters=[*kept, *shared.parameters.values()])  # pyright: ignore[reportAttributeAccessIssue] - what Typer reads
     return run
+
+
+def refuse_with_endpoint(context: typer.Context) -> None:
+    """Refuse what a server would never hear of: options of the models, and a trace, which is where the search runs.
+
+    What the environment sets may be meant for other commands and is let pass.
+
+    Raises:
+        OptionError: naming every such option on the command line.
+    """
+    local = {*inspect.signature(_runtime).parameters, "trace"}
+    flags = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in local and _is_on_the_line(context, parameter.name)
+    ]
+    if flags:
+        raise opt.OptionError(f"{', '.join(flags)}: for a search in this process only; leave out --endpoint")
+
+
+def _is_on_the_line(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _runtime(

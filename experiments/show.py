@@ -135,6 +135,18 @@ def show_cells(console: Console, cells: list[Cell]) -> None:
             f"[{_percent(s.low)}, {_percent(s.high)}]",
             f"{s.generated_tokens:.0f}",
             f"{s.verifier_tokens:.0f}",
-            "resumed" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",
+            _speed(s),
         )
     console.print(table)
+    if any(cell.summary.refused for cell in cells):
+        console.print("refused: problems that could not be searched; see their error in the cell's samples.jsonl")
+
+
+def _speed(summary: Summary) -> str:
+    """Problems a minute, or that all samples are of an earlier run; and how many problems were refused."""
+    speed = "resumed" if summary.problems_per_minute is None else f"{summary.problems_per_minute:.1f}"
+    if not summary.refused:
+        return speed
+    return (
+        f"{summary.refused} refused" if summary.refused == summary.problems else f"{speed}, {summary.refused} refused"
+    )

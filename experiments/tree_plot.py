@@ -38,7 +38,7 @@ def plot_tree(result: SearchResult, title: str, path: Path) -> None:
     axes.set_ylim(-1, height + 1)
     axes.axis("off")
     axes.set_title(textwrap.fill(title, 28 * (depth + 1)), fontsize=9, parse_math=False)
-    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
     plt.close(figure)
 
 

@@ -123,8 +123,10 @@ class SearchClient:
         match code:
             case grpc.StatusCode.UNAVAILABLE if not from_server:
                 # gRPC's own words when nobody listens, instead of when an established connection breaks.
-                if "failed to connect" in details or "DNS" in details or "name resol" in details.lower():
+                if "failed to connect" in details:
                     return f"no server at {self.endpoint}; start one with: espalier serve"
+                if "resolving" in details or "DNS" in details or "name resol" in details.lower():
+                    return f"cannot reach the server at {self.endpoint}: no address is known for that name"
                 return f"lost the connection to the server at {self.endpoint}"
             case grpc.StatusCode.DEADLINE_EXCEEDED if not from_server:
                 return f"no result from {self.endpoint} within the timeout; allow more time or ask for a smaller search"

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from espalier.experiments.options import ReservedShare, parse_int_list
+from espalier.experiments.options import PLOT_SUFFIXES, ReservedShare, output_file, parse_int_list
 from espalier.search.request import AlgorithmName
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -17,7 +17,14 @@ VllmPython = Annotated[
         "'none' leaves vLLM out."
     ),
 ]
-JsonPath = Annotated[Path | None, typer.Option("--json", help="Where to write rows, ratios, machine and versions.")]
+JsonPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        callback=output_file(makes_folder=True),
+        help="Where to write rows, ratios, machine and versions.",
+    ),
+]
 
 
 @app.callback()
@@ -142,7 +149,12 @@ def algorithms(
     out: Annotated[Path, typer.Option(help="Folder for the samples; the same command again resumes.")] = Path(
         "runs/algorithms"
     ),
-    plot: Annotated[Path | None, typer.Option(help="Draw accuracy against compute to this .svg, .png or .pdf.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            callback=output_file(PLOT_SUFFIXES), help="Draw accuracy against compute to this .svg, .png or .pdf."
+        ),
+    ] = None,
     json_path: JsonPath = None,
 ) -> None:
     """Accuracy of every algorithm against the tokens it generates, with paired differences to best-of-N."""

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from espalier.experiments.bench import report
 from espalier.experiments.bench.__main__ import app
+from espalier.experiments.options import OptionError
 from espalier.search.request import AlgorithmName
 
 
@@ -201,6 +202,23 @@ def test_algorithms_benchmark_within_a_budget(bench, tmp_path):
     assert document["ratios"] == {}
     folders = {folder.name for folder in (tmp_path / "runs").iterdir()}
     assert folders == {"best-of-n-4-budget25-seed0", "beam-4-budget25-seed0"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("redundancy", "--json", "."), "--json: cannot write '.': Is a directory"),
+        (("engine", "--json", "/proc/a/b.json"), "--json: cannot write '/proc/a/b.json'"),
+        (("algorithms", "--plot", "a.gif"), "--plot: 'a.gif' must end in .svg, .png or .pdf"),
+        (("algorithms", "--plot", "nowhere/a.svg"), "--plot: cannot write 'nowhere/a.svg': there is no folder"),
+    ],
+)
+def test_a_file_that_cannot_be_written_ends_a_benchmark_before_it_measures(bench, monkeypatch, arguments, said):
+    for name in ("redundancy", "engine", "algorithms"):
+        monkeypatch.setattr(f"espalier.experiments.bench.{name}.run", None)  # who calls it fails
+    error = bench(*arguments).exception
+    assert isinstance(error, OptionError)
+    assert said in str(error)
 
 
 def test_algorithms_benchmark_compares_each_with_best_of_n_and_resumes(bench, tmp_path):

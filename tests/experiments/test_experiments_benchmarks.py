@@ -111,6 +111,17 @@ def test_file_that_is_not_text_is_refused_by_name(tmp_path):
         load_benchmark(str(tmp_path / "picture.jsonl"))
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_record(tmp_path):
+    (tmp_path / "marked.jsonl").write_text(json.dumps(MATH) + "\n", encoding="utf-8-sig")
+    assert load_benchmark(str(tmp_path / "marked.jsonl")) == [Problem("a/1.json", "1+1?", "2", 3)]
+
+
+@pytest.mark.parametrize("lines", [(), ("", "  ", "")])
+def test_a_benchmark_without_problems_is_refused_by_name(write, lines):
+    with pytest.raises(BenchmarkError, match=r"some\.jsonl holds no problems"):
+        load_benchmark(write(*lines))
+
+
 def test_missing_file_is_refused_by_name(tmp_path):
     with pytest.raises(BenchmarkError, match=r"nowhere\.jsonl.*demo"):
         load_benchmark(str(tmp_path / "nowhere.jsonl"))

@@ -136,3 +136,16 @@ def test_table_shows_each_cell_with_its_interval():
     assert [field.strip() for field in one[1:-1]] == ["1", "2", "42.9", "[15.8, 75.0]", "123", "247", "7.0"]
     assert [field.strip() for field in other[1:4]] == ["4", "2", "100.0"]
     assert other[-2].strip() == "resumed"
+    assert "refused" not in out.getvalue()
+
+
+@pytest.mark.parametrize(("refused", "speed", "shown"), [(7, None, "7 refused"), (2, 3.0, "3.0, 2 refused")])
+def test_table_says_where_problems_were_refused(refused: int, speed: float | None, shown: str):
+    out = StringIO()
+    some = cell(1, 2, 0)
+    object.__setattr__(some.summary, "refused", refused)
+    object.__setattr__(some.summary, "problems_per_minute", speed)
+    show_cells(Console(file=out, width=160), [some])
+    (row,) = [line.split("│") for line in out.getvalue().splitlines() if line.startswith("│")]
+    assert row[-2].strip() == shown
+    assert "samples.jsonl" in out.getvalue()

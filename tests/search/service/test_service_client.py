@@ -45,6 +45,15 @@ def test_a_server_that_is_not_there_is_named_with_what_to_do(start):
             assert caught.value.code == "UNAVAILABLE"
 
 
+def test_a_name_without_an_address_is_told_apart_from_a_connection_that_broke():
+    with (
+        SearchClient("no-such-host.invalid:50051") as client,
+        pytest.raises(ServiceError, match=r"cannot reach the server at no-such-host\.invalid:50051") as caught,
+    ):
+        client.solve(SOLVE, PATIENCE)
+    assert caught.value.code == "UNAVAILABLE"
+
+
 def test_violations_come_back_as_the_error_the_orchestrator_raises(start):
     with SearchClient(start().address) as client, pytest.raises(InvalidRequestError) as caught:
         list(client.solve_stream(SearchRequest("x", beam_width=1000, max_steps=0), PATIENCE))
