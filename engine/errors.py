@@ -65,8 +65,8 @@ class PoolTooSmallError(RequestTooLargeError):
         self.needed_bytes = needed_bytes
         self.pool_bytes = pool_bytes
         super().__init__(
-            f"a search may need {needed_bytes / 2**20:.1f} MiB of KV memory and the pool holds "
-            f"{pool_bytes / 2**20:.1f} MiB; raise --kv-memory, or lower -N, -M, --max-tokens or --max-step-tokens"
+            f"a search may need {_size(needed_bytes)} of KV memory and the pool holds {_size(pool_bytes)}; "
+            "raise --kv-memory, or lower -N, -M, --max-tokens or --max-step-tokens"
         )
 
 
@@ -88,3 +88,7 @@ class InvalidRequestError(EspalierError):
     def __init__(self, violations: list[Violation]) -> None:
         self.violations = violations
         super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations))
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"

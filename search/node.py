@@ -31,7 +31,8 @@ class Node:
         num_tokens: tokens sampled for it.
         own_tokens: how many of these, its last ones, no sibling of a lower path has too.
         score: the verifier's score of this step, None where it has none.
-        verifier_tokens: the step's tokens as the verifier reads them; 0 where it was not read.
+        verifier_tokens: the step's tokens as the verifier reads them, the root's are the problem's; 0 where it was not
+            read.
         log_probability: summed log-probability of its tokens under the generator.
         multiplicity: sampled siblings with the same text and end, this one included; a beam cuts it to its places. Of
             independent paths, how many have grown alike so far.

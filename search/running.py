@@ -108,6 +108,7 @@ class RunningSearch:
         if self._verifier:
             begun = self._verifier.begin(self.plan.search_id, self.request.problem, self.plan.salt, self.request.seed)
             self._verification, root.verifier = begun, begun.root
+            self._root.verifier_tokens = begun.prompt_tokens
             self._ledger.verifier_tree_tokens += begun.prompt_tokens
             self._by_verifier[begun.root] = self._root
             if self._budget.covers_the_problem:

@@ -3,7 +3,8 @@
 A path's reward is a coefficient times the log-probability of its tokens under the PRM, less that under the model it was
 trained from; a step's is the reward of all tokens up to its end. Both models read the same tokens, so they run as one
 decoder over one KV layout (`prm.twin`). The score is the sigmoid of the reward, which orders paths as the reward does
-and is 0.5 where both models agree.
+and is 0.5 where both models agree. Rewards beyond `LIMIT` count as that, and later steps count from there: so a score
+is never 0 or 1, and the next step's reward can be told from it.
 
 Layout: the problem as the user's turn, then `Step 1: …`, each step with the blank line after it, which counts as the
 step's. (The authors' code ends a step at the token after that, and the last one at the end of the turn.) To be read for
@@ -28,6 +29,8 @@ from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped
 from espalier.prm.twin import TwinDecoder, log_ratio_head
 
 COEFFICIENT = 1e-3
+LIMIT = 36.0
+"""Largest size of a reward: the sigmoid of 37 is 1 in float64, and its logit not a number."""
 
 INFO = FamilyInfo(
     name="eurus-prm",
@@ -70,8 +73,9 @@ class EurusPrm(PrmFamily):
         return Reading(ids, tuple(range(len(prompt) - 1, len(ids))), whole=True, targets=tuple(targets))
 
     def score(self, values: np.ndarray, before: float | None) -> float:
-        """The sigmoid of the reward so far: what the step before had, and this one's tokens."""
+        """The sigmoid of the reward so far, within `LIMIT`: what the step before had, and this one's tokens."""
         reward = math.fsum(values[:, 0].tolist()) + (0.0 if before is None else _logit(before))
+        reward = max(min(reward, LIMIT), -LIMIT)  # in this order, what is not a number stays so
         return 1.0 / (1.0 + math.exp(-reward))
 
     def _prompt(self, problem: str) -> list[int]:

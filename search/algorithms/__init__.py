@@ -96,6 +96,10 @@ def _unscored(request: SearchRequest) -> bool:
     return False
 
 
+def _scored_by_its_vote(request: SearchRequest) -> bool:
+    return request.vote is not Vote.MAJORITY
+
+
 def _independent(request: SearchRequest, root: Node) -> SearchAlgorithm:
     return IndependentPaths(root, request.candidates, needs_verifier(request))
 
@@ -134,7 +138,9 @@ def _tree(request: SearchRequest) -> tuple[Demand, ...]:
 _TABLE: Mapping[AlgorithmName, Entry] = {
     AlgorithmName.GREEDY: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
     AlgorithmName.CHAIN: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
-    AlgorithmName.MAJORITY: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
+    AlgorithmName.MAJORITY: Entry(
+        _independent, _parting_paths, Vote.MAJORITY, _scored_by_its_vote, answers_suffice=True, revision=2
+    ),
     AlgorithmName.BEST_OF_N: Entry(_independent, _parting_paths, answers_suffice=True),
     AlgorithmName.ADAPTIVE: Entry(
         lambda r, root: AdaptivePaths(
@@ -142,10 +148,10 @@ _TABLE: Mapping[AlgorithmName, Entry] = {
         ),
         _parting_paths,
         Vote.MAJORITY,
-        scored=lambda r: r.vote is not Vote.MAJORITY,
+        _scored_by_its_vote,
         usual={"confidence": 0.95},
         answers_suffice=True,
-        revision=2,
+        revision=3,
     ),
     AlgorithmName.BEAM: Entry(
         lambda r, root: BeamSearch(root, r.beam_width, r.expansion, r.aggregation), _kept_and_children
@@ -186,6 +192,6 @@ _TABLE: Mapping[AlgorithmName, Entry] = {
         ),
         _open_children,
         usual={"rebase_temperature": 0.1},
-        revision=3,
+        revision=4,
     ),
 }

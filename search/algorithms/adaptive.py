@@ -39,8 +39,9 @@ class AdaptivePaths:
     """At most N independent paths, sampled M at a time, until nothing can change the vote any more, or hardly anything.
 
     A majority is decided when the paths not sampled yet could not lift another answer to the leader's votes, or when
-    `leader_stays_first` reaches `confidence`; a weighted vote when the paths not sampled yet could not close the gap
-    with a score of 1 each; a naive one when a path has the score 1. Paths that give no answer are samples spent.
+    `leader_stays_first` reaches a `confidence` below 1; a weighted vote when the paths not sampled yet could not close
+    the gap with a score of 1 each; a naive one when a path has the score 1. Paths that give no answer are samples
+    spent.
 
     Answers are counted by `canonical` spelling, as the ballot does at first. What the ballot then asks a grouping is
     not asked here, where nothing may wait: answers that may yet turn out to mean the same count as if they did, unless
@@ -58,6 +59,7 @@ class AdaptivePaths:
         self._confidence = confidence
         self._aggregation = aggregation
         self._complete: list[Node] = []
+        self._answers: dict[Node, str] = {}
         self._decided = False
 
     def ask(self) -> Sequence[Expand]:
@@ -67,7 +69,11 @@ class AdaptivePaths:
     def tell(self, nodes: Sequence[Node]) -> None:
         """Count the answers."""
         self._left -= sum(node.multiplicity for node in nodes)
-        self._complete += [node for node in nodes if node.complete]
+        complete = [node for node in nodes if node.complete]
+        self._complete += complete
+        for node in complete:
+            if answer := extract_answer(node.path_text()):
+                self._answers[node] = canonical(answer)
         self._decided = self._is_decided()
 
     def finished(self) -> bool:
@@ -80,9 +86,8 @@ class AdaptivePaths:
 
     def _is_decided(self) -> bool:
         votes: dict[str, list[Node]] = defaultdict(list)
-        for node in sorted(self._complete, key=lambda node: node.path):
-            if answer := extract_answer(node.path_text()):
-                votes[canonical(answer)].append(node)
+        for node in sorted(self._answers, key=lambda node: node.path):
+            votes[self._answers[node]].append(node)
         if not votes:
             return False
         if self._vote is Vote.NAIVE:
@@ -92,7 +97,10 @@ class AdaptivePaths:
             first, second = leader_and_rival(weights)
             return first > second + self._left
         first, second = leader_and_rival({key: sum(n.multiplicity for n in group) for key, group in votes.items()})
-        return first > second + self._left or leader_stays_first(first, second) >= self._confidence
+        if first > second + self._left:
+            return True
+        # A probability below 1 may round to it.
+        return self._confidence < 1.0 and leader_stays_first(first, second) >= self._confidence
 
     def _score(self, node: Node) -> float:
         return path_score(node, self._aggregation)

@@ -1,6 +1,7 @@
 """Choosing the search, its N and its M by how hard the first steps look and by what tokens are left."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from statistics import fmean
 
 from espalier.search.algorithms.base import Expand, SearchAlgorithm, path_score, viable
@@ -54,13 +55,16 @@ class AutoSearch:
     Where a budget might not pay for N*M paths, one subtree of two grows to its end first. It gives an answer early, it
     votes, and it tells what a path costs here: the rest has as many candidates a step as `MARGIN` of what is left will
     pay for, at most N*M. So a small budget buys few whole paths and not many beginnings. Nothing is sampled twice.
+    Steps of the pilot that the verifier did not read, for want of tokens or because they were cut short, count as if it
+    had read what was sampled: otherwise a pilot that it read nothing of would promise paths that cost nothing.
 
     Args:
         root: of the tree.
         candidates: N*M of the request.
         aggregation: how a path's score comes of its steps'.
         temperature: of REBASE.
-        budgets: limits on the search's tokens, the generator's and the verifier's; None for none.
+        budgets: limits on the search's tokens, the generator's and the verifier's, which pays for the problem too; None
+            for none.
         longest_path: the most tokens that a path may have.
     """
 
@@ -80,9 +84,8 @@ class AutoSearch:
         self._aggregation = aggregation
         self._temperature = temperature
         self._budgets = budgets
-        tight = any(budget is not None and budget < candidates * longest_path for budget in budgets)
-        self._pilot = DiverseTreeSearch(root, 1, _PILOT, aggregation) if tight and candidates > _PILOT else None
-        self._spent = [0, 0]
+        self._longest_path = longest_path
+        self._sampled = self._read = self._readable = 0
         self._first_scores: list[float] = []
         self._chosen: SearchAlgorithm | None = None
 
@@ -97,8 +100,9 @@ class AutoSearch:
         if self._chosen is None:
             self._first_scores += first_scores([node for node in nodes if node.parent is self._root], self._aggregation)
         if self._pilot and not self._pilot.finished():
-            self._spent[0] += sum(node.multiplicity * node.num_tokens for node in nodes)
-            self._spent[1] += sum(node.verifier_tokens for node in nodes)
+            self._sampled += sum(node.multiplicity * node.num_tokens for node in nodes)
+            self._read += sum(node.verifier_tokens for node in nodes)
+            self._readable += sum(node.verifier_tokens or node.num_tokens for node in nodes)
             self._pilot.tell(nodes)
             if self._pilot.finished():
                 self._candidates = self._affordable()
@@ -115,13 +119,26 @@ class AutoSearch:
         rest = self._chosen.kept() if self._chosen else [] if self.finished() else [self._root]
         return [*(self._pilot.kept() if self._pilot else []), *rest]
 
+    @cached_property
+    def _pilot(self) -> DiverseTreeSearch | None:
+        """The subtree that grows first; None where there is none. Made at the first `ask`, when the root is read."""
+        tight = any(left is not None and left < self._candidates * self._longest_path for left in self._left())
+        if not tight or self._candidates <= _PILOT:
+            return None
+        return DiverseTreeSearch(self._root, 1, _PILOT, self._aggregation)
+
     def _affordable(self) -> int:
         """Candidates a step that the budgets pay for, each as much as the pilot's: an even number, or N*M."""
         most = self._candidates
-        for budget, spent in zip(self._budgets, self._spent, strict=True):
-            if budget is not None and spent:
-                most = min(most, _PILOT * int(MARGIN * (budget - spent) / spent))
+        for left, cost in zip(self._left(), (self._sampled, self._readable), strict=True):
+            if left is not None:
+                most = min(most, _PILOT * int(MARGIN * left / max(1, cost)))
         return max(0, most)
+
+    def _left(self) -> list[int | None]:
+        """What is left of either budget."""
+        spent = self._sampled, self._root.verifier_tokens + self._read
+        return [None if budget is None else budget - gone for budget, gone in zip(self._budgets, spent, strict=True)]
 
     def _choose(self, mean_score: float) -> SearchAlgorithm:
         if mean_score >= EASY:

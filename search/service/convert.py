@@ -242,6 +242,28 @@ def event_to_wire(event: Event, include_nodes: bool) -> pb.SolveProblemStreamRes
             return pb.SolveProblemStreamResponse(result=result_to_wire(result, include_nodes))
 
 
+def fit_event(message: pb.SolveProblemStreamResponse, limit: int) -> pb.SolveProblemStreamResponse | None:
+    """`message`, cut until it takes at most `limit` bytes; None where that cannot be done.
+
+    A step report gives up the texts of its nodes, then the nodes, then the steps of its best path; a candidate its
+    steps. The result lists what is left out.
+    """
+    if message.ByteSize() <= limit:
+        return message
+    cut = pb.SolveProblemStreamResponse()
+    cut.CopyFrom(message)
+    if cut.HasField("step"):
+        for node in cut.step.kept:
+            node.ClearField("text")
+        if cut.ByteSize() > limit:
+            del cut.step.kept[:]
+        if cut.ByteSize() > limit and cut.step.HasField("best"):
+            del cut.step.best.steps[:]
+    elif cut.HasField("candidate"):
+        del cut.candidate.candidate.steps[:]
+    return cut if cut.ByteSize() <= limit else None
+
+
 def event_from_wire(message: pb.SolveProblemStreamResponse) -> Event | None:
     """The event in `message`; None for a kind of event this version does not know.
 

@@ -10,7 +10,7 @@ from typing import Any
 from espalier.search.result import Event, Finished, SearchResult, StopReason
 from espalier.search.service.admission import Admission
 from espalier.search.service.callers import Salts, caller_of
-from espalier.search.service.convert import checked_request, event_to_wire, fit_result, result_to_wire
+from espalier.search.service.convert import checked_request, event_to_wire, fit_event, fit_result, result_to_wire
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
 from espalier.search.service.errors import NotReadyError, SearchFailedError, SearchTimeoutError
 from espalier.search.service.settings import ServerSettings
@@ -56,7 +56,8 @@ class SolveServicer(SearchServiceServicer):
             event: Event | None = None
             while not isinstance(event, Finished):
                 event = await search.events.next()
-                await context.write(self._message(event, request.request.include_nodes))
+                if (message := self._message(event, request.request.include_nodes)) is not None:
+                    await context.write(message)
 
     @asynccontextmanager
     async def _search(self, message: pb.SolveProblemRequest, context: Any, progress: bool) -> AsyncIterator[Search]:
@@ -95,10 +96,11 @@ class SolveServicer(SearchServiceServicer):
             give_back()
             raise
 
-    def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse:
+    def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse | None:
+        """The message for an event, cut to fit; None for progress that does not fit in any way."""
         if isinstance(event, Finished):
             return pb.SolveProblemStreamResponse(result=self._result(event, include_nodes))
-        return event_to_wire(event, include_nodes)
+        return fit_event(event_to_wire(event, include_nodes), self._settings.max_send_bytes)
 
     def _result(self, event: Finished, include_nodes: bool) -> pb.SearchResult:
         """The result to send, cut to fit into a message."""

@@ -27,7 +27,8 @@ class ServerSettings:
         drain_seconds: on shutdown, how long running searches may take to end by themselves.
         event_buffer: events kept for one stream whose client reads slowly, before progress is merged.
         max_receive_bytes: largest message accepted.
-        max_send_bytes: largest message sent; a larger result leaves out its tree, then its last candidates.
+        max_send_bytes: largest message sent; a larger result leaves out its tree, then its last candidates, and larger
+            progress its texts and nodes.
 
     Raises:
         SettingsError: a value breaks its rule.

@@ -303,3 +303,33 @@ def test_what_rotary_parameters_lack_is_named(rope: dict[str, Any], lacking: str
 def test_a_missing_key_is_named():
     with pytest.raises(CheckpointError, match="lacks 'hidden_size'"):
         parse_decoder_config({k: v for k, v in QWEN2.items() if k != "hidden_size"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "x"}, "hidden_size in config.json must be a whole number from 1 on, is 'x'"),
+        ({"hidden_size": None}, "hidden_size .* is None"),
+        ({"hidden_size": 2}, "hidden_size 2, which is less than one for each of 4 heads"),
+        ({"vocab_size": 10.5}, "vocab_size .* is 10.5"),
+        ({"intermediate_size": -1}, "intermediate_size .* is -1"),
+        ({"num_hidden_layers": True}, "num_hidden_layers .* is True"),
+        ({"num_attention_heads": 0}, "num_attention_heads .* is 0"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads .* is 0"),
+        ({"head_dim": [16]}, r"head_dim .* is \[16\]"),
+        ({"max_position_embeddings": "long"}, "max_position_embeddings .* is 'long'"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps in config.json must be a number above 0, is 'small'"),
+        ({"rope_theta": 0}, "rope_theta .* is 0"),
+        ({"rope_scaling": "yarn"}, "rotary parameters .* must be an object, are 'yarn'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor .* is '2'"),
+        ({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 0}}, "original_max.* is 0"),
+        ({"model_type": ["qwen2"]}, r"\['qwen2'\] is not supported"),
+        ({"model_type": "mistral", "sliding_window": "all"}, "sliding_window .* is 'all'"),
+        ({"use_sliding_window": True, "max_window_layers": "x"}, "max_window_layers .* from 0 on, is 'x'"),
+        ({"use_sliding_window": True, "layer_types": 7}, "layer_types .* is 7"),
+        ({"eos_token_id": [1, "</s>"]}, "eos_token_id .* from 0 on, is '</s>'"),
+    ],
+)
+def test_a_value_that_means_nothing_is_named_with_its_field(changes: dict[str, Any], message: str):
+    with pytest.raises(CheckpointError, match=message):
+        parse_decoder_config({**QWEN2, **changes})

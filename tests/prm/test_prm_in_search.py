@@ -136,7 +136,9 @@ def test_an_outcome_model_scores_the_complete_answers_of_best_of_n(
 def test_a_search_that_reads_steps_is_refused_an_outcome_model_with_what_fits(algorithm: str, search_with: Make):
     orchestrator = search_with("outcome")
     request = replace(BEAM, algorithm=AlgorithmName(algorithm))
-    with pytest.raises(InvalidRequestError, match=r"outcome scores whole answers; choose best-of-n or adaptive"):
+    with pytest.raises(
+        InvalidRequestError, match=r"outcome scores whole answers; choose majority or best-of-n or adaptive"
+    ):
         orchestrator.submit(request)
     assert not orchestrator.busy
 

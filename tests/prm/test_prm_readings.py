@@ -172,3 +172,19 @@ def test_several_lines_have_the_worst_ones_score(verifier_of: Make):
     assert whole == min(scores)
     assert len(set(scores)) == 3
     release(engine, *sequences)
+
+
+@pytest.mark.parametrize("reward", [37.0, 40.0, -40.0, 800.0, -800.0])
+def test_an_implicit_reward_of_any_size_gives_a_score_that_the_next_step_can_go_on_from(
+    reward: float, load_family: Callable[[str], PrmFamily]
+):
+    def values(*rewards: float) -> np.ndarray:
+        return np.array(rewards)[:, None]
+
+    family = load_family("eurus-prm")
+    score = family.score(values(reward), None)
+    assert 0 < score < 1
+    assert abs(score - (reward > 0)) < 1e-15
+    assert family.score(values(0.0), score) == pytest.approx(score, rel=0.1)
+    back = family.score(values(-30.0 if reward > 0 else 30.0), score)
+    assert 1 / (1 + np.exp(-6.1)) > max(back, 1 - back) > 1 / (1 + np.exp(-5.9)), "6 are left of 36"

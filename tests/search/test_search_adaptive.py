@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_tree import BOXED, EOS, LENGTH, Step, drive
 
+from espalier.search.algorithms import adaptive as module
 from espalier.search.algorithms.adaptive import AdaptivePaths, leader_and_rival, leader_stays_first
+from espalier.search.answers import extract_answer
 from espalier.search.request import Aggregation, Vote
 from espalier.search.result import Candidate
 from espalier.search.voting import elect
@@ -79,6 +81,18 @@ def test_confidence_ends_the_search_earlier():
     assert sampled(drive(adaptive(16, 1, confidence=0.96), answers(*"a" * 16))) == 4
     assert sampled(drive(adaptive(16, 1, confidence=0.97), answers(*"a" * 16))) == 5
     assert sampled(drive(adaptive(16, 1, confidence=1.0), answers(*"a" * 16))) == 9
+
+
+def test_full_confidence_is_not_reached_by_a_probability_that_rounds_to_it():
+    assert leader_stays_first(53, 0) == 1.0
+    assert sampled(drive(adaptive(256, 1), answers(*"a" * 256))) == 129
+
+
+def test_each_paths_answer_is_extracted_once(monkeypatch):
+    read = []
+    monkeypatch.setattr(module, "extract_answer", lambda text: read.append(text) or extract_answer(text))
+    assert sampled(drive(adaptive(8, 1), answers(*"abcdef-."))) == 8
+    assert len(read) == 7  # all but the one that was cut short
 
 
 def test_the_posterior_by_hand():

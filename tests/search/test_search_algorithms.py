@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_tree import BOXED, EOS, LENGTH, Path, RandomTree, Step, drive
 
-from espalier.search.algorithms import make_algorithm, needs_verifier, with_defaults
+from espalier.search.algorithms import answers_suffice, make_algorithm, needs_verifier, with_defaults
 from espalier.search.algorithms.adaptive import AdaptivePaths
 from espalier.search.algorithms.auto import AutoSearch
 from espalier.search.algorithms.beam import BeamSearch
@@ -213,6 +213,11 @@ def test_a_field_left_open_takes_the_usual_value_of_the_algorithm_that_reads_it_
     assert with_defaults(SearchRequest("1+1?", AlgorithmName.MCTS, simulations=5)).simulations == 5
 
 
-def test_adaptive_reads_scores_where_its_vote_does():
-    for vote, reads in ((None, False), (Vote.MAJORITY, False), (Vote.WEIGHTED, True), (Vote.NAIVE, True)):
-        assert needs_verifier(SearchRequest("1+1?", AlgorithmName.ADAPTIVE, vote=vote)) is reads
+@pytest.mark.parametrize("name", [AlgorithmName.MAJORITY, AlgorithmName.ADAPTIVE])
+@pytest.mark.parametrize(
+    ("vote", "reads"), [(None, False), (Vote.MAJORITY, False), (Vote.WEIGHTED, True), (Vote.NAIVE, True)]
+)
+def test_majority_and_adaptive_read_scores_where_their_vote_does(name: AlgorithmName, vote: Vote | None, reads: bool):
+    request = SearchRequest("1+1?", name, vote=vote)
+    assert needs_verifier(request) is make_algorithm(request, Node(0, None, ())).uses_scores is reads
+    assert answers_suffice(request)

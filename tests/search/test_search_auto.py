@@ -148,3 +148,32 @@ def test_what_pays_for_the_longest_paths_needs_no_pilot(budgets: tuple[int | Non
 
 def test_two_candidates_a_step_need_no_pilot():
     assert drive(limited(2, 10), Costly()).asked == [[((), 2)], [((0,), 2)]]
+
+
+@pytest.mark.parametrize(("problem", "candidates"), [(0, 8), (15, 6), (30, 4), (75, 2), (76, 0), (200, 0)])
+def test_the_verifiers_budget_pays_for_the_problem_first(problem: int, candidates: int):
+    """Of 100 + 20 for the pilot, 0.8 of what the problem leaves buys pairs of 20."""
+
+    def make(root: Node) -> AutoSearch:
+        root.verifier_tokens = problem
+        return limited(16, verifier=120)(root)
+
+    asked = drive(make, Costly()).asked
+    assert asked[:2] == PILOT
+    assert [count for _, count in asked[2]] == [candidates] if candidates else len(asked) == 2
+
+
+def test_what_pays_for_the_longest_paths_but_not_for_the_problem_needs_a_pilot():
+    def make(root: Node) -> AutoSearch:
+        root.verifier_tokens = 1
+        return auto_search(16, budgets=(None, 16 * 10**6), longest_path=10**6)(root)
+
+    assert drive(make, Costly()).asked[:2] == PILOT
+
+
+def test_a_pilot_that_the_verifier_did_not_read_is_no_promise_of_paths_that_cost_nothing():
+    """Cut short after 20 tokens each, of which it read none: pairs of 40 then, out of 0.8 of 120."""
+    cut = Costly()
+    cut |= dict.fromkeys([(0,), (1,)], Step(None, LENGTH, tokens=20))
+    assert drive(limited(16, verifier=120), cut).asked[:2] == [[((), 2)], [((), 4)]]
+    assert drive(limited(16, verifier=49), cut).asked == [[((), 2)]]

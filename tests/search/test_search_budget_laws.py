@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_engine import VERIFIER_PROMPT, Row, begin, draw
@@ -12,6 +13,7 @@ from search_runs import run as run_whole
 
 from espalier.engine.sampling import Sampling, stream_key
 from espalier.search.algorithms import needs_verifier
+from espalier.search.algorithms.auto import AutoSearch
 from espalier.search.budget import Budget
 from espalier.search.ledger import Ledger
 from espalier.search.node import Node
@@ -88,6 +90,21 @@ def test_a_budget_cuts_the_same_in_any_order_of_completion(request: SearchReques
     assert first.ledger.generated_tokens == second.ledger.generated_tokens
     assert first.ledger.verifier_tree_tokens == second.ledger.verifier_tree_tokens
     assert first.result.rounds == second.result.rounds
+
+
+@laws
+@given(requests, orders, st.integers(VERIFIER_PROMPT, 150))
+def test_auto_reckons_with_what_is_left_of_the_verifiers_budget(request: SearchRequest, order: int, budget: int):
+    run = begin(replace(request, algorithm=AlgorithmName.AUTO, verifier_budget=budget), order)
+    affordable = AutoSearch._affordable
+
+    def watched(search: AutoSearch) -> int:
+        assert search._left()[1] == budget - run.ledger.verifier_tree_tokens
+        return affordable(search)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutoSearch, "_affordable", watched)
+        run.finish()
 
 
 @laws

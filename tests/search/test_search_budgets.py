@@ -8,7 +8,7 @@ from search_runs import ALL, BEAM, BEST_OF_N, MAJORITY, crowd, outcome, run
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.orchestrator import Orchestrator
-from espalier.search.request import SearchRequest
+from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import Candidate, SearchResult, StepDone, StopReason
 from espalier.search.terms import Terms
 
@@ -47,7 +47,8 @@ def test_the_verifiers_budget_is_never_exceeded(request_: SearchRequest, budget:
         assert accounting.verifier_tokens == accounting.generator_tokens == 0
         assert result.stop_reason is StopReason.BUDGET
     free = run(orchestrator, request_).only
-    if free.accounting.verifier_tree_tokens > budget:
+    if free.accounting.verifier_tree_tokens > budget and request_.algorithm is not AlgorithmName.AUTO:
+        # Auto may finish within a budget that does not pay for all it would do without one.
         assert result.stop_reason is StopReason.BUDGET
     assert complete(result.candidates, result)
     assert all(step.score is not None or not step.text.strip() for c in result.candidates for step in c.steps)

@@ -365,7 +365,7 @@ def test_a_prompt_that_fits_the_generator_but_not_the_verifier_is_refused(
 
 def test_a_search_that_could_never_fit_is_refused_with_the_numbers(make_orchestrator: Make):
     orchestrator = make_orchestrator(kv_memory_bytes=2**17)
-    with pytest.raises(PoolTooSmallError, match=r"pool holds 0\.1 MiB; raise --kv-memory") as caught:
+    with pytest.raises(PoolTooSmallError, match=r"pool holds [\d.]+ KiB; raise --kv-memory") as caught:
         orchestrator.submit(with_(BEAM, beam_width=16, expansion=16))
     assert caught.value.needed_bytes > caught.value.pool_bytes
     assert not orchestrator.busy

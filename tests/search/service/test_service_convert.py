@@ -21,6 +21,7 @@ from espalier.search.service.convert import (
     checked_request,
     event_from_wire,
     event_to_wire,
+    fit_event,
     fit_result,
     request_from_wire,
     request_to_wire,
@@ -241,3 +242,48 @@ def test_a_result_within_the_size_limit_is_left_alone():
     message = result_to_wire(RESULT, include_nodes=True)
 
     assert fit_result(message, message.ByteSize()) == message
+
+
+STEP = StepDone("s1", 3, 4, NODES[1:3] * 100, CANDIDATE)
+
+
+def step_within(limit: int) -> pb.StepDone:
+    message = fit_event(event_to_wire(STEP, include_nodes=False), limit)
+    assert message is not None
+    assert message.ByteSize() <= limit
+    return message.step
+
+
+def test_a_step_report_over_the_size_limit_gives_up_texts_then_nodes_then_its_best_path():
+    whole = event_to_wire(STEP, include_nodes=False)
+    assert step_within(whole.ByteSize()) == whole.step
+
+    without_texts = step_within(whole.ByteSize() - 1)
+    assert [(node.text, node.score) for node in without_texts.kept] == [("", 0.75), ("", 0.5)] * 100
+    assert without_texts.best == whole.step.best
+
+    without_nodes = step_within(200)
+    assert (len(without_nodes.kept), without_nodes.best) == (0, whole.step.best)
+
+    least = step_within(60)
+    assert (least.depth, least.scored, least.best.answer, len(least.best.steps)) == (3, 4, "42", 0)
+    assert whole == event_to_wire(STEP, include_nodes=False), "a copy was cut"
+
+
+def test_a_step_report_that_is_cut_names_no_best_path_where_there_is_none():
+    message = fit_event(event_to_wire(replace(STEP, best=None), include_nodes=False), 60)
+
+    assert message is not None
+    assert not message.step.HasField("best")
+
+
+def test_a_candidate_over_the_size_limit_gives_up_its_steps():
+    message = fit_event(event_to_wire(CandidateDone("s1", CANDIDATE), include_nodes=False), 40)
+
+    assert message is not None
+    assert (message.candidate.candidate.answer, len(message.candidate.candidate.steps)) == ("42", 0)
+
+
+@pytest.mark.parametrize("event", [STEP, CandidateDone("s1", CANDIDATE), Started("s1", FULL)])
+def test_progress_that_cannot_be_cut_to_the_size_limit_is_left_out(event):
+    assert fit_event(event_to_wire(event, include_nodes=False), 10) is None

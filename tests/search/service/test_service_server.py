@@ -244,6 +244,17 @@ def test_a_result_larger_than_a_message_may_be_is_cut_and_says_so(start):
     assert response.result.omitted_nodes in (0, 4)
 
 
+def test_progress_larger_than_a_message_may_be_is_cut_and_does_not_end_the_call(start, fake):
+    with SearchClient(start(max_send_bytes=1024).address) as client:
+        events = client.solve_stream(SearchRequest("flood"), PATIENCE)
+        cut = next(event for event in events if isinstance(event, StepDone))
+        fake.release.set()
+        rest = list(events)
+
+    assert [node.text for node in cut.kept] == [""], "of 10 kB"
+    assert isinstance(rest[-1], Finished)
+
+
 def test_a_request_larger_than_the_server_takes_is_refused(start):
     with SearchClient(start(max_receive_bytes=1024).address) as client, pytest.raises(ServiceError) as caught:
         client.solve(SearchRequest("x" * 2000), PATIENCE)
