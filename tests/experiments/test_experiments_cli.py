@@ -138,7 +138,7 @@ def test_wrong_value_names_its_option(espalier, arguments, option):
         ([*SOLVE, "--kv-memory", "0"], "--kv-memory"),
         ([*SOLVE, "--kv-memory", "1K"], "--kv-memory"),
         ([*SOLVE, "--kv-memory", "100000T"], "--kv-memory"),
-        ([*SOLVE, "--kv-memory", "1M", "-N", 64], "the pool holds 1.0 MiB; raise --kv-memory"),
+        ([*SOLVE, "--kv-memory", "1M", "-N", 64], "the pool holds 980.0 KiB; raise --kv-memory"),
         ([*SOLVE, "--generator", "nope"], "not one of demo-generator, demo-verifier"),
         ([*SOLVE, "--verifier", "nope"], "not one of demo-generator, demo-verifier"),
         ([*SOLVE, "--generator", "demo-verifier"], "not a generator"),
