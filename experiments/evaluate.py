@@ -64,6 +64,10 @@ class Sample:
     accounting: dict[str, Any]
     asked: str = ""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.correct, bool) or not isinstance(self.accounting, dict):
+            raise TypeError("correct must be true or false, and accounting an object")
+
     def settles(self, problem: Problem) -> bool:
         """Whether nothing would come of searching `problem` again.
 

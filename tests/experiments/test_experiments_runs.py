@@ -440,6 +440,15 @@ def test_damage_in_the_middle_does_not_cost_the_samples_behind_it(tmp_path):
     assert '"c"' in (tmp_path / "samples.jsonl").read_text()
 
 
+@pytest.mark.parametrize("damage", [{"correct": "maybe"}, {"accounting": None}])
+def test_sample_whose_fields_are_of_another_kind_is_refused_by_its_line(tmp_path: Path, damage: dict[str, Any]):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    line = json.dumps(asdict(sample("a")) | damage)
+    (tmp_path / "samples.jsonl").write_text(f"{line}\n")
+    with pytest.raises(EspalierError, match=r"samples\.jsonl:1 is damaged"):
+        folder.done()
+
+
 def test_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EspalierError, match="file"):
