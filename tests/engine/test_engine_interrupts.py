@@ -129,9 +129,8 @@ def test_an_interrupted_step_ends_its_batch_and_the_next_returns_its_work(
     launch = Lane.launch
 
     def interrupt(lane: Lane, max_tokens: int) -> bool:
-        launched = launch(lane, max_tokens)
         signal.raise_signal(signal.SIGINT)
-        return launched
+        return launch(lane, max_tokens)
 
     texts = []
     for interrupted in (True, False):
@@ -143,6 +142,7 @@ def test_an_interrupted_step_ends_its_batch_and_the_next_returns_its_work(
                 patch.setattr(Lane, "launch", interrupt)
                 with pytest.raises(KeyboardInterrupt):
                     engine.step()
+            assert engine.stats()["generator"].steps == 1
             engine.check_integrity()
         done = drain(engine)
         texts.append([(d.indices, d.token_ids) for d in done if isinstance(d, Generated)])

@@ -1,6 +1,8 @@
 """Grading happens in child processes that can be killed."""
 
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -209,6 +211,28 @@ def test_children_never_see_a_terminals_ctrl_c(tmp_path):
     script.write_text(SEES_CTRL_C)
     ran = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
     assert ran.stdout.splitlines() == ["first False", "second False", "itself True"]
+
+
+def test_an_interrupt_waits_until_an_answer_is_handed_over(monkeypatch: pytest.MonkeyPatch):
+    handed_over, end = [], threading.Event()
+
+    def hand_over(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # which any thread may take, whatever this one blocks
+        time.sleep(0.2)
+        handed_over.append(True)
+
+    other = threading.Thread(target=end.wait)
+    other.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(ProcessPool, "schedule", hand_over)
+        with pytest.raises(KeyboardInterrupt):
+            Grader().submit("3", "3")
+    finally:
+        signal.signal(signal.SIGINT, before)
+        end.set()
+        other.join()
+    assert handed_over
 
 
 def test_name_holds_the_version_of_the_grader(grader):

@@ -12,6 +12,7 @@ from espalier.search.answers import canonical, extract_answer, last_boxed
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{ x^{2^{3}} }", "x^{2^{3}}"),
+        (r"\boxed{7\;}", r"7\;"),
         (r"First \boxed{1}, then \boxed{2}", "2"),
         (r"\boxed{3} and an open \boxed{4", "3"),
         (r"\boxed{}", ""),
