@@ -263,13 +263,13 @@ class Lane:
         return self._take_out_stopped(arrays, token_ids, rest)
 
     def _part(self, arrays: "_RunningArrays", token_ids: np.ndarray) -> tuple["_RunningArrays", np.ndarray]:
-        """Fork branches whose samplings drew different tokens; the lowest index keeps the sequence.
+        """Fork branches whose samplings drew different tokens, or are to part anyway; the lowest index keeps the sequence.
 
         Returns:
             All branches, and for each which of `token_ids` is its own.
         """
         branches = arrays.branches
-        differs = token_ids != token_ids[arrays.firsts][arrays.branch_of]
+        differs = (token_ids != token_ids[arrays.firsts][arrays.branch_of]) | arrays.apart
         if not differs.any():
             return arrays, arrays.firsts
         parted, firsts = list(branches), arrays.firsts.tolist()
@@ -277,7 +277,7 @@ class Lane:
             branch, first = branches[b], firsts[b]
             groups: dict[int, list[int]] = {}  # places in `indices`, by token
             for place in range(len(branch.indices)):
-                groups.setdefault(int(token_ids[first + place]), []).append(place)
+                groups.setdefault(int(token_ids[first + place]) if branch.work.merge_equal else place, []).append(place)
             length = int(self.table.lengths[branch.sequence.row])
             for places in list(groups.values())[1:]:
                 sequence = self.table.fork(branch.sequence)
@@ -387,6 +387,7 @@ class _RunningArrays:
         rows: int64 `[branches]`, of each one's sequence.
         starts: int64 `[branches]`, that sequence's length before the first sampled token.
         limits: int64 `[branches]`, the length that it stops at.
+        apart: bool `[draws]`, draws that must part from the others of their branch, alike or not.
     """
 
     def __init__(self, branches: list[Branch], device: torch.device) -> None:
@@ -398,6 +399,7 @@ class _RunningArrays:
         counts = np.array([len(b.indices) for b in branches])
         self.branch_of = np.repeat(np.arange(len(branches)), counts)
         self.firsts = counts.cumsum() - counts
+        self.apart = np.array([not b.work.merge_equal and len(b.indices) > 1 for b in branches])[self.branch_of]
 
     @cached_property
     def samplings(self) -> SamplingBatch:

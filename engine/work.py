@@ -24,8 +24,8 @@ class Generate:
     """Sample one step for each of `samplings`, from one sequence.
 
     The sequence's pending tokens are computed once. Samplings that draw the same tokens are one child: a sequence is
-    forked where they part, so that nothing is computed twice. The sequence stays its owner's; the children become the
-    owner's too.
+    forked where they part, so that nothing is computed twice; without `merge_equal`, each is a child of its own from
+    its first token on. The sequence stays its owner's; the children become the owner's too.
 
     Attributes:
         owner: whose work this is; `Engine.cancel` goes by it.
@@ -33,6 +33,7 @@ class Generate:
         max_tokens: limit on each child's new tokens.
         delimiter: text that ends a step once the step has other content; empty for no such stop.
         in_place: extend the sequence itself instead of forking it; needs exactly one sampling.
+        merge_equal: whether samplings that draw the same tokens are one child.
     """
 
     owner: Hashable
@@ -41,6 +42,7 @@ class Generate:
     max_tokens: int
     delimiter: str = "\n\n"
     in_place: bool = False
+    merge_equal: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

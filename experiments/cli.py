@@ -86,6 +86,7 @@ def solve(
     generator_budget: opt.GeneratorBudget = None,
     verifier_budget: opt.VerifierBudget = None,
     time_limit: opt.TimeLimit = None,
+    merge_duplicates: opt.MergeDuplicates = True,
     endpoint: opt.Endpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
     plot: Annotated[
@@ -111,7 +112,7 @@ def solve(
         text, algorithm, beam_width, expansion, vote, aggregation,
         temperature, top_k, top_p, min_p, max_steps, max_step_tokens, max_tokens, seed,
         lookahead_steps, simulations, exploration, rebase_temperature, iterations, confidence,
-        generator_budget, verifier_budget, time_limit,
+        generator_budget, verifier_budget, time_limit, merge_duplicates,
     )  # fmt: skip
     console = Console()
     if not as_json:
@@ -241,6 +242,7 @@ def evaluate_command(
     generator_budget: opt.GeneratorBudget = None,
     verifier_budget: opt.VerifierBudget = None,
     time_limit: opt.TimeLimit = None,
+    merge_duplicates: opt.MergeDuplicates = True,
     in_flight: opt.InFlight = 32,
     *,
     runtime: RuntimeSettings,
@@ -260,7 +262,7 @@ def evaluate_command(
         "-", algorithm, beam_width, expansion, vote, aggregation,
         temperature, top_k, top_p, min_p, max_steps, max_step_tokens, max_tokens, seed,
         lookahead_steps, simulations, exploration, rebase_temperature, iterations, confidence,
-        generator_budget, verifier_budget, time_limit,
+        generator_budget, verifier_budget, time_limit, merge_duplicates,
     )  # fmt: skip
     verifier = _verifier_for(request, runtime.verifier)
     orchestrator = load_with_progress(replace(runtime, verifier=verifier, max_running=in_flight))
@@ -300,6 +302,7 @@ def sweep_command(
     max_step_tokens: opt.MaxStepTokens = 256,
     max_tokens: opt.MaxTokens = None,
     seed: opt.Seed = 0,
+    merge_duplicates: opt.MergeDuplicates = True,
     in_flight: opt.InFlight = 32,
     *,
     runtime: RuntimeSettings,
@@ -322,7 +325,7 @@ def sweep_command(
     request = SearchRequest(
         "-", AlgorithmName.BEAM, vote=vote, aggregation=aggregation, temperature=temperature, top_k=top_k,
         top_p=top_p, min_p=min_p, max_steps=max_steps, max_step_tokens=max_step_tokens, max_tokens=max_tokens,
-        seed=seed,
+        seed=seed, merge_duplicates=merge_duplicates,
     )  # fmt: skip
     orchestrator = load_with_progress(replace(runtime, max_running=in_flight))
     total = len(problems) * len(widths) * len(expansions)

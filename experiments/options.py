@@ -409,6 +409,14 @@ TimeLimit = Annotated[
         show_default=False,
     ),
 ]
+MergeDuplicates = Annotated[
+    bool,
+    typer.Option(
+        "--merge-duplicates/--no-merge-duplicates",
+        help="Compute equal samples of a step once and count them; without, each is decoded and scored by itself.",
+        rich_help_panel="Search",
+    ),
+]
 LookaheadSteps = Annotated[
     int | None,
     typer.Option(

@@ -81,9 +81,15 @@ class Generator:
         return tokenizer.encode(render_prompt(tokenizer, self.system_prompt, problem))
 
     def generate(
-        self, owner: Hashable, parent: Sequence, samplings: tuple[Sampling, ...], max_tokens: int, in_place: bool
+        self,
+        owner: Hashable,
+        parent: Sequence,
+        samplings: tuple[Sampling, ...],
+        max_tokens: int,
+        in_place: bool,
+        merge_equal: bool = True,
     ) -> Generate:
         """Queue one step for each sampling, and return the work that was queued; see `Generate`."""
-        work = Generate(owner, parent, samplings, max_tokens, in_place=in_place)
+        work = Generate(owner, parent, samplings, max_tokens, in_place=in_place, merge_equal=merge_equal)
         self._engine.submit(work)
         return work

@@ -102,6 +102,9 @@ class SearchRequest:
         generator_budget: limit on the tokens sampled in the whole search; None for none.
         verifier_budget: limit on the verifier's tokens of the whole search, the problem's included; None for none.
         time_limit: seconds after which the search ends with what it has, counted from its submission; None for none.
+        merge_duplicates: whether samples of one step that draw the same tokens are computed once, and equal siblings
+            become one node that counts for all. Without, each sample is decoded and scored by itself: the same
+            distribution of answers for more work, to measure what a model that words its steps freely would cost.
     """
 
     problem: str
@@ -127,6 +130,7 @@ class SearchRequest:
     generator_budget: int | None = None
     verifier_budget: int | None = None
     time_limit: float | None = None
+    merge_duplicates: bool = True
 
     @property
     def candidates(self) -> int:

@@ -201,7 +201,8 @@ class RunningSearch:
         limits = self.plan.generator_limits
         left = min(limits.step_tokens, limits.path_tokens - node.path_tokens(), self._budget.generator_left(node, stem))
         self._by_generator[sequence] = node
-        work = self._generator.generate(self.plan.search_id, sequence, samplings, left, in_place)
+        merge = request.merge_duplicates
+        work = self._generator.generate(self.plan.search_id, sequence, samplings, left, in_place, merge)
         self._samplings[work] = Sampled(first, to_end, greedy, stem)
 
     def _on_generated(self, done: Generated) -> None:
@@ -227,7 +228,8 @@ class RunningSearch:
         if not growth.to_end:
             self._outstanding -= count - 1
             # Only alike ends merge: the same text may be a complete answer here and cut off there.
-            if (twin := self._siblings.setdefault((parent, node.text, node.termination), node)) is not node:
+            alike = parent, node.text, node.termination
+            if self.request.merge_duplicates and (twin := self._siblings.setdefault(alike, node)) is not node:
                 self._merge(node, twin)
                 return
         elif node.termination is None:

@@ -36,7 +36,7 @@ from espalier.v1 import search_pb2 as pb
 MAX_PRIORITY = 100
 
 _ENUMS: dict[str, WireEnum[Any]] = {"algorithm": ALGORITHM, "vote": VOTE, "aggregation": AGGREGATION}
-_NUMBERS = (
+_PLAIN = (
     "beam_width",
     "expansion",
     "temperature",
@@ -55,6 +55,7 @@ _NUMBERS = (
     "confidence",
     "generator_budget",
     "verifier_budget",
+    "merge_duplicates",
 )
 _COUNTS = (
     "generator_tokens",
@@ -97,7 +98,7 @@ def request_to_wire(
         except (KeyError, TypeError, ValueError):
             violations.append(Violation(field, "cannot be sent: wrong type, unknown, or out of range"))
 
-    for field in ("problem", *_NUMBERS, *_ENUMS):
+    for field in ("problem", *_PLAIN, *_ENUMS):
         put(field, getattr(request, field))
     if request.time_limit is not None:
         try:
@@ -117,7 +118,7 @@ def request_from_wire(message: pb.SolveProblemRequest) -> tuple[SearchRequest, l
     """The request in `message`, defaults where it says nothing, and what in it has no meaning here."""
     values: dict[str, Any] = {"problem": message.problem}
     violations: list[Violation] = []
-    for field in _NUMBERS:
+    for field in _PLAIN:
         if message.HasField(field):
             values[field] = getattr(message, field)
     if message.HasField("time_limit"):

@@ -466,7 +466,8 @@ def test_every_search_option_lands_in_its_own_field(espalier):
         "generator-budget": (900, 900), "verifier-budget": (901, 901), "time-limit": (55.5, 55.5),
     }  # fmt: skip
     flags = [part for name, (given, _) in options.items() for part in (f"--{name}", given)]
-    ran = espalier(*SOLVE, *flags, "--json")
+    options["merge-duplicates"] = ("no-merge-duplicates", False)
+    ran = espalier(*SOLVE, *flags, "--no-merge-duplicates", "--json")
     assert ran.code == 0, ran.err
     configuration = json.loads(ran.out)["configuration"]
     for name, (_, expected) in options.items():

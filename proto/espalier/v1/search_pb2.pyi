@@ -97,7 +97,7 @@ TERMINATION_PRUNED: Termination
 TERMINATION_CANCELLED: Termination
 
 class SolveProblemRequest(_message.Message):
-    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence", "generator_budget", "verifier_budget", "time_limit", "priority")
+    __slots__ = ("problem", "algorithm", "beam_width", "expansion", "vote", "aggregation", "temperature", "top_p", "max_steps", "max_step_tokens", "max_tokens", "seed", "include_nodes", "top_k", "min_p", "lookahead_steps", "simulations", "exploration", "rebase_temperature", "iterations", "confidence", "generator_budget", "verifier_budget", "time_limit", "priority", "merge_duplicates")
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     BEAM_WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class SolveProblemRequest(_message.Message):
     VERIFIER_BUDGET_FIELD_NUMBER: _ClassVar[int]
     TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MERGE_DUPLICATES_FIELD_NUMBER: _ClassVar[int]
     problem: str
     algorithm: Algorithm
     beam_width: int
@@ -148,7 +149,8 @@ class SolveProblemRequest(_message.Message):
     verifier_budget: int
     time_limit: _duration_pb2.Duration
     priority: int
-    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ..., generator_budget: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    merge_duplicates: bool
+    def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ..., generator_budget: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ..., merge_duplicates: bool = ...) -> None: ...
 
 class SolveProblemResponse(_message.Message):
     __slots__ = ("result",)

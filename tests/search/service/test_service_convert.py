@@ -55,6 +55,7 @@ FULL = SearchRequest(
     generator_budget=5000,
     verifier_budget=2**33,
     time_limit=12.5,
+    merge_duplicates=False,
 )
 ONLY_HERE = {"rounds", "error"}
 """Of a result. One that failed leaves the server as a status."""
