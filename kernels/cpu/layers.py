@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.cpu.amx import aligned
 from espalier.kernels.cpu.attention import (
     TOKENS_PER_ITEM,
     UNLIMITED,
@@ -24,15 +25,29 @@ from espalier.kernels.cpu.attention import (
     geometry_of,
     scratch_for,
 )
-from espalier.kernels.cpu.linear import PANEL, ROWS, multiply_part, pack, panels_of, parts_of, unpack
+from espalier.kernels.cpu.linear import (
+    PACKS,
+    PANEL,
+    ROWS,
+    multiply_part,
+    pack,
+    panels_of,
+    parts_of,
+    product,
+    stored_rows,
+    unit,
+    unpack,
+)
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
-from espalier.kernels.cpu.tiles import multiply_panel
 from espalier.kernels.cpu.workers import claim, claim_next, num_threads, run_together, wait_for
 from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import LayerKV
 
-_PHASES = 8
-"""Of one layer: norm; qkv; rotary and store; attention; out; norm; gate and up; down. Another norm follows the last."""
+_PHASES = 9
+"""Of one layer: norm; qkv; rotary and store; attention; its result stored; out; norm; gate and up; down.
+
+Another norm follows the last.
+"""
 _FEW = 8
 """Rows of one work item where there is little to do for each."""
 Tokens = tuple[np.ndarray, np.ndarray]
@@ -63,6 +78,24 @@ def _embed_rows(
 def _norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray) -> None:
     for r in range(item * _FEW, min((item + 1) * _FEW, len(out) // len(weight))):
         rms_norm(x, r * x_stride, weight, eps, out, r * len(weight))
+
+
+@numba.njit
+def _norm_and_store_rows(
+    item: int, rows: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray
+) -> None:
+    """As `_norm_rows`, to where a product takes its left side from."""
+    width = len(weight)
+    normed = np.empty(width, np.float32)
+    for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
+        rms_norm(x, r * x_stride, weight, eps, normed, 0)
+        unit.store_row(normed, 0, width, 0, width, out, r)
+
+
+@numba.njit
+def _store_rows(item: int, rows: int, width: int, x: np.ndarray, out: np.ndarray) -> None:
+    for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
+        unit.store_row(x, r * width, width, 0, width, out, r)
 
 
 @numba.njit
@@ -134,23 +167,29 @@ def _gated_part(
     panels_at: int,
     num_panels: int,
     out: np.ndarray,
+    halves: tuple[np.ndarray, np.ndarray],
+    scratch: np.ndarray,
 ) -> None:
-    """Write one work item's share of silu(gate) * up; arguments as `multiply_part`, up's panels after gate's."""
+    """Store one work item's share of silu(gate) * up as the left side of the next product.
+
+    Arguments as `multiply_part`, up's panels after gate's; `halves` have room for ROWS rows of a panel's sums.
+    """
     first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
-    count, size = min(ROWS, rows - first), inner * PANEL
-    gate, up = np.empty(count * PANEL, np.float32), np.empty(count * PANEL, np.float32)
+    count, size, (gate, up) = min(ROWS, rows - first), inner * PANEL, halves
     for panel in range(start, end):
-        gate[:] = np.float32(0.0)
-        up[:] = np.float32(0.0)
+        gate[: count * PANEL] = np.float32(0.0)
+        up[: count * PANEL] = np.float32(0.0)
         following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
         gate_at, up_at, next_at = (
             panels_at + panel * size,
             panels_at + (num_panels + panel) * size,
             panels_at + following * size,
         )
-        multiply_panel(x, first * inner, inner, panels, gate_at, up_at, gate, 0, PANEL, count, inner)
-        multiply_panel(x, first * inner, inner, panels, up_at, next_at, up, 0, PANEL, count, inner)
-        silu_times(gate, up, out, (first * num_panels + panel) * PANEL, num_panels * PANEL, PANEL)
+        unit.multiply_panel(x, first, count, inner, panels, gate_at, up_at, gate, 0, PANEL, scratch)
+        unit.multiply_panel(x, first, count, inner, panels, up_at, next_at, up, 0, PANEL, scratch)
+        silu_times(gate, up, count * PANEL)
+        for r in range(count):
+            unit.store_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -169,18 +208,23 @@ def _forward(
     scale: np.float32,
     parts: tuple[int, int, int],
     threads: int,
-    buffers: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    buffers: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     rotary: tuple[np.ndarray, np.ndarray],
     output: np.ndarray,
 ) -> None:
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
-    hidden, normed, qkv, mixed, gated = buffers
+    hidden, normed, qkv, mixed, attended, gated = buffers
     qkv_parts, hidden_parts, gated_parts = parts
-    rows, width, stride = len(rotary[0]), norms.shape[2], len(hidden) // len(rotary[0])
-    wide, inner = geometry[3] * geometry[5], len(gated) // rows
+    rows, width, wide = len(rotary[0]), norms.shape[2], geometry[3] * geometry[5]
+    stride = (width + PANEL - 1) // PANEL * PANEL
+    inner = len(down_panels) // (len(norms) * stride)
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
     tiles, few = (rows + ROWS - 1) // ROWS, (rows + _FEW - 1) // _FEW
-    attend_items, scratch = len(spans[1]), scratch_for(geometry, spans)
+    packed = few if PACKS else 0
+    attend_items, attend_scratch = len(spans[1]), scratch_for(geometry, spans)
+    scratch, sums = unit.scratch(), aligned(2 * ROWS * PANEL)
+    halves = sums[: ROWS * PANEL], sums[ROWS * PANEL :]
+    unit.configure()
     phase = 0
     for layer in range(len(norms)):
         keys_at, values_at = places[layer, 0], places[layer, 1]
@@ -189,7 +233,7 @@ def _forward(
         while item < few:
             if layer == 0:
                 _embed_rows(item, tokens, outer, stride, hidden, rotary)
-            _norm_rows(item, hidden, stride, norms[layer, 0], eps, normed)
+            _norm_and_store_rows(item, rows, hidden, stride, norms[layer, 0], eps, normed)
             item = claim_next(counters, phase)
         wait_for(counters, phase, few)
         phase += 1
@@ -198,7 +242,7 @@ def _forward(
         while item < tiles * qkv_parts:
             _fill_part(item, qkv_parts, rows, qkv_bias[layer], qkv)
             at = layer * qkv_count * PANEL * width
-            multiply_part(item, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, qkv)
+            multiply_part(item, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, qkv, scratch)
             item = claim_next(counters, phase)
         wait_for(counters, phase, tiles * qkv_parts)
         phase += 1
@@ -213,22 +257,31 @@ def _forward(
 
         item = claim(counters, phase)
         while item < attend_items:
-            attend(item, scale, windows[layer], qkv, flat, keys_at, values_at, geometry, spans, scratch, mixed)
+            attend(item, scale, windows[layer], qkv, flat, keys_at, values_at, geometry, spans, attend_scratch, mixed)
             item = claim_next(counters, phase)
         wait_for(counters, phase, attend_items)
         phase += 1
 
         item = claim(counters, phase)
+        while item < packed:
+            _store_rows(item, rows, wide, mixed, attended)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, packed)
+        phase += 1
+
+        item = claim(counters, phase)
         while item < tiles * hidden_parts:  # what goes into the residual stream is added to it in place
             at = layer * hidden_count * PANEL * wide
-            multiply_part(item, hidden_parts, threads, mixed, rows, wide, out_panels, at, hidden_count, hidden)
+            multiply_part(
+                item, hidden_parts, threads, attended, rows, wide, out_panels, at, hidden_count, hidden, scratch
+            )
             item = claim_next(counters, phase)
         wait_for(counters, phase, tiles * hidden_parts)
         phase += 1
 
         item = claim(counters, phase)
         while item < few:
-            _norm_rows(item, hidden, stride, norms[layer, 1], eps, normed)
+            _norm_and_store_rows(item, rows, hidden, stride, norms[layer, 1], eps, normed)
             item = claim_next(counters, phase)
         wait_for(counters, phase, few)
         phase += 1
@@ -236,7 +289,9 @@ def _forward(
         item = claim(counters, phase)
         while item < tiles * gated_parts:
             at = layer * 2 * gated_count * PANEL * width
-            _gated_part(item, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gated)
+            _gated_part(
+                item, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gated, halves, scratch
+            )
             item = claim_next(counters, phase)
         wait_for(counters, phase, tiles * gated_parts)
         phase += 1
@@ -244,7 +299,9 @@ def _forward(
         item = claim(counters, phase)
         while item < tiles * hidden_parts:
             at = layer * hidden_count * PANEL * inner
-            multiply_part(item, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, hidden)
+            multiply_part(
+                item, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, hidden, scratch
+            )
             item = claim_next(counters, phase)
         wait_for(counters, phase, tiles * hidden_parts)
         phase += 1
@@ -253,6 +310,7 @@ def _forward(
     while item < few:
         _norm_rows(item, hidden, stride, outer[1], eps, output)
         item = claim_next(counters, phase)
+    unit.release()
     wait_for(counters, phase, few)
 
 
@@ -333,9 +391,15 @@ class CpuLayers:
         stride, qkv_stride, inner = (
             -(-n // PANEL) * PANEL for n in (width, self._packed.qkv_bias.shape[1], self._inner)
         )
-        buffers = tuple(
-            np.empty(rows * columns, np.float32)
-            for columns in (stride, width, qkv_stride, s.num_heads * s.head_dim, inner)
+        wide = s.num_heads * s.head_dim
+        mixed = np.empty(rows * wide, np.float32)
+        buffers = (
+            product(rows, stride),
+            stored_rows(rows, width),
+            product(rows, qkv_stride),
+            mixed,
+            stored_rows(rows, wide) if PACKS else mixed,
+            stored_rows(rows, inner),
         )
         output = torch.empty(rows, width)
         geometry, half = geometry_of(layer_kvs[0], s.num_heads, qkv_stride), len(outer.inverse_frequencies)

@@ -173,31 +173,27 @@ def rms_norm(x: np.ndarray, x_start: int, weight: np.ndarray, eps: np.float32, o
 
 
 @intrinsic
-def _silu_times(_: Any, gate: Any, g0: Any, up: Any, u0: Any, out: Any, o0: Any, vectors: Any) -> Any:
+def _silu_times(_: Any, gate: Any, g0: Any, up: Any, u0: Any, vectors: Any) -> Any:
     def write(builder: ir.IRBuilder, args: Any) -> Any:
-        gate, up, out, vectors = args
+        gate, up, vectors = args
 
         def multiply(n: Any, nothing: list[Any]) -> list[Any]:
             g, u = (load(builder, _vector_of(builder, x, n), _VECTOR) for x in (gate, up))
             e = _write_exp(builder, builder.fneg(g))
             value = builder.fdiv(builder.fmul(g, u), builder.fadd(_constant(1.0), e))
-            store(builder, [value], [_vector_of(builder, out, n)])
+            store(builder, [value], [_vector_of(builder, gate, n)])
             return nothing
 
         loop(builder, vectors, [], multiply)
 
     place = types.intp
-    return types.void(gate, place, up, place, out, place, place), caller("espalier_silu_times", (0, 2, 4), write)
+    return types.void(gate, place, up, place, place), caller("espalier_silu_times", (0, 2), write)
 
 
 @numba.njit
-def silu_times(gate: np.ndarray, up: np.ndarray, out: np.ndarray, start: int, stride: int, columns: int) -> None:
-    """Write silu(gate) * up to `out`, rows of `columns` elements, from `start` on with `stride` between rows.
-
-    The others have no gaps, and are as long as each other. `columns` is a multiple of LANES.
-    """
-    for row in range(len(gate) // columns):
-        _silu_times(gate, row * columns, up, row * columns, out, start + row * stride, columns // LANES)
+def silu_times(gate: np.ndarray, up: np.ndarray, count: int) -> None:
+    """Replace the first `count` elements of `gate` by silu(gate) * up; `count` is a multiple of LANES."""
+    _silu_times(gate, 0, up, 0, count // LANES)
 
 
 @numba.njit

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.cpu.linear import PANEL, ROWS, pack, parts_of
-from espalier.kernels.cpu.tiles import multiply_add
+from espalier.kernels.cpu.linear import PACKS, PANEL, ROWS, pack, parts_of, product, store_all, stored_rows, unit
 from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
 
 _CHUNK = 256
@@ -90,15 +89,17 @@ def quantized_linear_cpu(x: torch.Tensor, weight: QuantizedWeight, bias: torch.T
     """
     (rows, inner), out_features = x.shape, weight.shape[0]
     num_panels = len(weight.values)
-    out = torch.zeros(rows, num_panels * PANEL)
+    columns = num_panels * PANEL
+    out = torch.from_numpy(product(rows, columns)).view(-1, columns)
+    out[:rows] = 0
     if bias is not None:
-        out[:, :out_features] = bias
+        out[:rows, :out_features] = bias
+    given = x.contiguous().view(-1).numpy()
+    stored = stored_rows(rows, inner) if PACKS else given
     arrays = tuple(t.view(-1).numpy() for t in (weight.values, weight.scales, weight.zeros))
     parts = parts_of(rows, num_panels)
-    run_together(
-        _multiply, 1, x.contiguous().view(-1).numpy(), rows, inner, *arrays, num_panels, parts, out.view(-1).numpy()
-    )
-    return out[:, :out_features]
+    run_together(_multiply, 2, given, stored, rows, inner, *arrays, num_panels, parts, out.view(-1).numpy())
+    return out[:rows, :out_features]
 
 
 @numba.njit
@@ -135,6 +136,7 @@ def _dequantize(
 @numba.njit(nogil=True, cache=True)
 def _multiply(
     counters: np.ndarray,
+    given: np.ndarray,
     x: np.ndarray,
     rows: int,
     inner: int,
@@ -147,8 +149,10 @@ def _multiply(
 ) -> None:
     items, stride = (rows + ROWS - 1) // ROWS * parts, num_panels * PANEL
     groups = len(scales) // stride
-    factors = np.empty(min(_CHUNK, inner) * PANEL, np.float32)
-    item = claim(counters, 0)
+    factors, scratch = np.empty(min(_CHUNK, inner) * PANEL, np.float32), unit.scratch()
+    store_all(counters, given, rows, inner, x)
+    unit.configure()
+    item = claim(counters, 1)
     while item < items:
         top, part = item // parts * ROWS, item % parts
         count = min(ROWS, rows - top)
@@ -156,9 +160,10 @@ def _multiply(
             for first in range(0, inner, _CHUNK):
                 last = min(first + _CHUNK, inner)
                 _dequantize(panel, first, last, inner, values, scales, zeros, groups, factors)
-                multiply_add(
-                    x, top * inner + first, inner, factors, 0, out, top * stride + panel * PANEL, stride,
-                    count, last - first, PANEL,
-                )  # fmt: skip
-        item = claim_next(counters, 0)
-    wait_for(counters, 0, items)
+                place = top * stride + panel * PANEL
+                unit.multiply_columns(
+                    x, top, count, inner, first, last - first, factors, 0, out, place, stride, scratch
+                )
+        item = claim_next(counters, 1)
+    unit.release()
+    wait_for(counters, 1, items)

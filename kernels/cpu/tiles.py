@@ -19,6 +19,9 @@ _LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 TALL, WIDE = (8, 32) if _LARGE_REGISTERS else (4, 16)
 """Rows and lanes of the largest tile: as many sums as the machine's registers hold beside what goes into them."""
 
+TILE_ROWS = 1
+"""Rows that `multiply_columns` writes at a time."""
+
 _BYTE = ir.IntType(8)
 
 
@@ -130,7 +133,7 @@ def _write_ahead_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -
     def shared(n: Any) -> Any:
         place = builder.gep(b, [builder.add(ahead, builder.mul(n, step))])
         for line in (place, builder.gep(place, [half])):  # a turn's share is two lines at most
-            _write_prefetch(builder, line)
+            write_prefetch(builder, line)
         return load(builder, _row_of(builder, b, ir.Constant(INDEX, lanes), n), vector)
 
     store(builder, _sum_products(builder, sums, _rows_of(builder, a, a_stride, rows), shared, count), out_rows)
@@ -194,7 +197,8 @@ def _sum_products(
     return loop(builder, count, sums, add)
 
 
-def _write_prefetch(builder: ir.IRBuilder, place: Any) -> None:
+def write_prefetch(builder: ir.IRBuilder, place: Any) -> None:
+    """Have the cache line at `place` brought near."""
     flag = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), flag, flag, flag])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
@@ -206,7 +210,7 @@ def _write_prefetch(builder: ir.IRBuilder, place: Any) -> None:
 def _prefetch_line(_: Any, x: Any, place: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        _write_prefetch(builder, builder.gep(data, [args[1]]))
+        write_prefetch(builder, builder.gep(data, [args[1]]))
         return context.get_dummy_value()
 
     return types.void(x, types.intp), generate
@@ -303,36 +307,98 @@ def multiply_add(
 
 
 @numba.njit
+def configure() -> None:
+    """Nothing: this unit needs no preparation. As what follows, `amx` has a function of this name, too."""
+
+
+@numba.njit
+def release() -> None:
+    """Nothing."""
+
+
+def x_size(rows: int, inner: int) -> int:
+    """Float32 elements that `store_row` needs for `rows` rows of `inner` elements."""
+    return rows * inner
+
+
+@numba.njit
+def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: np.ndarray, r: int) -> None:
+    """Store `count` elements of a flat array, from `start` on, as row `r` of `x`, from column `first` on."""
+    given, written = row[start : start + count], x[r * inner + first : r * inner + first + count]
+    for i in range(count):
+        written[i] = given[i]
+
+
+@numba.njit
+def scratch() -> np.ndarray:
+    """What `multiply_columns` needs besides: nothing."""
+    return np.empty(0, np.float32)
+
+
+@numba.njit
+def multiply_columns(
+    x: np.ndarray,
+    first: int,
+    rows: int,
+    inner: int,
+    column: int,
+    count: int,
+    panel: np.ndarray,
+    panel_at: int,
+    out: np.ndarray,
+    out_start: int,
+    out_stride: int,
+    _terms: np.ndarray,
+) -> None:
+    """Add the product of some columns of `x` and `WIDE` columns of a weight to `out`.
+
+    Args:
+        x: flat float32 `[rows, inner]`.
+        first: of its rows.
+        rows: how many.
+        inner: columns of `x`.
+        column: the first that is multiplied.
+        count: of these columns.
+        panel: flat float32 `[count, WIDE]` from `panel_at` on.
+        panel_at: see `panel`.
+        out: flat float32, rows `out_stride` apart, from `out_start` on.
+        out_start: see `out`.
+        out_stride: see `out`.
+    """
+    multiply_add(x, first * inner + column, inner, panel, panel_at, out, out_start, out_stride, rows, count, WIDE)
+
+
+@numba.njit
 def multiply_panel(
-    a: np.ndarray,
-    a_start: int,
-    a_stride: int,
-    b: np.ndarray,
-    b_start: int,
+    x: np.ndarray,
+    first: int,
+    rows: int,
+    inner: int,
+    panels: np.ndarray,
+    panel_at: int,
     ahead: int,
     out: np.ndarray,
     out_start: int,
     out_stride: int,
-    rows: int,
-    inner: int,
+    _terms: np.ndarray,
 ) -> None:
-    """As `multiply_add` with `WIDE` columns, while `inner * WIDE` elements of `b` from `ahead` on are brought near."""
+    """`multiply_columns` of all columns, while the panel that begins at `ahead` is brought near."""
     step = max(1, WIDE // ((rows + TALL - 1) // TALL))
-    row, distance = 0, ahead - b_start
+    row, distance = 0, ahead - panel_at
     while row < rows:
         room = rows - row
-        x, z = a_start + row * a_stride, out_start + row * out_stride
+        a, z = (first + row) * inner, out_start + row * out_stride
         if room >= TALL:
-            _tall_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, distance, step)
+            _tall_ahead(x, a, inner, panels, panel_at, out, z, out_stride, inner, distance, step)
             row += TALL
         elif room >= 4:
-            _4_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, distance, step)
+            _4_ahead(x, a, inner, panels, panel_at, out, z, out_stride, inner, distance, step)
             row += 4
         elif room >= 2:
-            _2_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, distance, step)
+            _2_ahead(x, a, inner, panels, panel_at, out, z, out_stride, inner, distance, step)
             row += 2
         else:
-            _1_ahead(a, x, a_stride, b, b_start, out, z, out_stride, inner, distance, step)
+            _1_ahead(x, a, inner, panels, panel_at, out, z, out_stride, inner, distance, step)
             row += 1
         distance += inner * step
 

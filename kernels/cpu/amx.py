@@ -1,0 +1,337 @@
+"""Float32 matrix products on AMX, the tile unit of recent x86 servers, which multiplies bfloat16 alone.
+
+A float32 has 24 significant bits, a bfloat16 eight, so each number is the exact sum of three bfloat16 terms, the first
+two rounded to nearest. Of the nine products of two numbers' terms the six largest are summed in float32; the three that
+are left out are below 2**-25 of the whole, half of what one rounding of a float32 sum may lose. (Henry, Tang and
+Heinecke, 2019, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations".)
+
+Layouts, T = 16 rows of a tile, K = 32 elements of the inner dimension, which is padded with zeros to a multiple of K:
+
+    terms of x       [rows / T, inner / K, term, T, K] bfloat16: a tile is 1 KiB without gaps
+    terms of a panel [inner / K, term, half, K / 2, 16 columns, 2] bfloat16: neighbours of the inner dimension in pairs
+
+An output adds the products of each K elements to what is there, in order, so it depends on nothing but its own row.
+"""
+
+from functools import partial
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import register_jitable
+
+from espalier.kernels.cpu.emit import FLOAT, INDEX, INT, caller, intrinsic, loop
+from espalier.kernels.cpu.tiles import write_prefetch
+
+TILE_ROWS, TILE_INNER = 16, 32
+_LANES = 16
+_TILE_BYTES = 1024
+_TERMS = 3
+X_TILE = _TERMS * _TILE_BYTES // 4
+"""Float32 elements that the terms of 16 rows and 32 inner elements take."""
+PANEL_TILE = 2 * X_TILE
+"""The same of 32 columns."""
+_MOST_LINES = 16
+"""Cache lines that are asked for at once at most."""
+_PAIRS = ((2, 0), (1, 0), (1, 1), (0, 1), (0, 0), (0, 2))
+"""Terms of x and of the panel whose products are summed, in an order in which each shares one with the next."""
+CHUNK = 256
+"""Of the inner dimension, whose terms of a panel are made at a time: they stay in a core's nearer caches."""
+_BYTE = ir.IntType(8)
+_BYTES = _BYTE.as_pointer()
+_WORDS = ir.VectorType(INT, _LANES)
+_FLOATS = ir.VectorType(FLOAT, _LANES)
+
+
+def _call(builder: ir.IRBuilder, name: str, *operands: Any) -> None:
+    """Call LLVM's instruction `name`; numbers are tiles."""
+    operands = tuple(ir.Constant(_BYTE, operand) if isinstance(operand, int) else operand for operand in operands)
+    kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), operands)
+
+
+def _at(builder: ir.IRBuilder, place: Any, offset: Any) -> Any:
+    return builder.gep(place, [offset if not isinstance(offset, int) else ir.Constant(INDEX, offset)])
+
+
+def _write_product(row_tiles: int, builder: ir.IRBuilder, args: Any) -> None:
+    """Sums in tiles 0 to 3 (row, half), terms of x in 4 and 5, of the panel in 6 and 7."""
+    x, x_stride, panel, out, out_stride, steps, ahead, lines = args
+    line = ir.Constant(INDEX, 64)
+    x, panel, out = (builder.bitcast(place, _BYTES) for place in (x, panel, out))
+    x_stride, out_stride = (builder.shl(stride, ir.Constant(INDEX, 2)) for stride in (x_stride, out_stride))
+    sums = []
+    for row in range(row_tiles):
+        first = _at(builder, out, builder.mul(out_stride, ir.Constant(INDEX, row * TILE_ROWS)))
+        for half in range(2):
+            sums.append((2 * row + half, _at(builder, first, half * 64)))
+    for tile, place in sums:
+        _call(builder, "tileloadd64", tile, place, out_stride)
+
+    def prefetch(n: Any, places: list[Any]) -> list[Any]:
+        write_prefetch(builder, places[0])
+        return [_at(builder, places[0], 64)]
+
+    def step(n: Any, places: list[Any]) -> list[Any]:
+        places = loop(builder, lines, places, prefetch)
+        x_at = _at(builder, x, builder.mul(n, ir.Constant(INDEX, _TERMS * _TILE_BYTES)))
+        panel_at = _at(builder, panel, builder.mul(n, ir.Constant(INDEX, 2 * _TERMS * _TILE_BYTES)))
+        before = None, None
+        for x_term, panel_term in _PAIRS:
+            if panel_term != before[1]:
+                for half in range(2):
+                    place = _at(builder, panel_at, (2 * panel_term + half) * _TILE_BYTES)
+                    _call(builder, "tileloadd64", 6 + half, place, line)
+            if x_term != before[0]:
+                for row in range(row_tiles):
+                    place = _at(builder, x_at, x_term * _TILE_BYTES)
+                    if row:
+                        place = _at(builder, place, x_stride)
+                    _call(builder, "tileloadd64", 4 + row, place, line)
+            for row in range(row_tiles):
+                for half in range(2):
+                    _call(builder, "tdpbf16ps", 2 * row + half, 4 + row, 6 + half)
+            before = x_term, panel_term
+        return places
+
+    loop(builder, steps, [builder.bitcast(ahead, _BYTES)], step)
+    for tile, place in sums:
+        _call(builder, "tilestored64", tile, place, out_stride)
+
+
+def _make_product(row_tiles: int) -> Any:
+    @intrinsic
+    def multiply(
+        _: Any, x: Any, x0: Any, sx: Any, panel: Any, p0: Any, o: Any, o0: Any, so: Any, n: Any, w: Any, w0: Any, k: Any
+    ) -> Any:
+        place = types.intp
+        signature = types.void(x, place, place, panel, place, o, place, place, place, w, place, place)
+        return signature, caller(f"espalier_amx_{row_tiles}", (0, 3, 5, 9), partial(_write_product, row_tiles))
+
+    return multiply
+
+
+_one, _two = _make_product(1), _make_product(2)
+
+
+def _high(builder: ir.IRBuilder, bits: Any, rounded: bool) -> Any:
+    """The bfloat16 nearest to each float32, or the one its upper half is, with zeros below."""
+    if rounded:
+        bits = builder.add(bits, ir.Constant(_WORDS, [0x8000] * _LANES))
+    return builder.and_(bits, ir.Constant(_WORDS, [0xFFFF0000] * _LANES))
+
+
+def _split(builder: ir.IRBuilder, value: Any) -> list[Any]:
+    """The three terms of each element, as the upper halves of words."""
+    terms = []
+    for term in range(_TERMS):
+        high = _high(builder, builder.bitcast(value, _WORDS), rounded=term < _TERMS - 1)
+        terms.append(high)
+        if term < _TERMS - 1:
+            value = builder.fsub(value, builder.bitcast(high, _FLOATS))
+    return terms
+
+
+def _down(builder: ir.IRBuilder, words: Any) -> Any:
+    return builder.lshr(words, ir.Constant(_WORDS, [16] * _LANES))
+
+
+def _load_lanes(builder: ir.IRBuilder, place: Any) -> Any:
+    return builder.load(builder.bitcast(place, _FLOATS.as_pointer()), align=4)
+
+
+def _write_panel_terms(builder: ir.IRBuilder, args: Any) -> None:
+    """Rows `2 p` and `2 p + 1` of the panel, which are neighbours of the inner dimension, become row p of each tile."""
+    panel, terms, count = args
+    zero = ir.Constant(_FLOATS, [0.0] * _LANES)
+    steps = builder.sdiv(builder.add(count, ir.Constant(INDEX, TILE_INNER - 1)), ir.Constant(INDEX, TILE_INNER))
+
+    def pair(n: Any, values: list[Any]) -> list[Any]:
+        step, row = builder.sdiv(n, ir.Constant(INDEX, TILE_INNER // 2)), builder.srem(n, ir.Constant(INDEX, 16))
+        place = builder.add(
+            builder.mul(step, ir.Constant(INDEX, PANEL_TILE)), builder.mul(row, ir.Constant(INDEX, _LANES))
+        )
+        k = builder.shl(n, ir.Constant(INDEX, 1))
+        inside = [builder.icmp_signed("<", builder.add(k, ir.Constant(INDEX, i)), count) for i in range(2)]
+        k = [builder.select(inside[i], builder.add(k, ir.Constant(INDEX, i)), ir.Constant(INDEX, 0)) for i in range(2)]
+        for half in range(2):
+            parts = []
+            for i in range(2):
+                at = builder.add(builder.mul(k[i], ir.Constant(INDEX, 32)), ir.Constant(INDEX, half * _LANES))
+                value = _load_lanes(builder, builder.gep(panel, [at]))
+                parts.append(_split(builder, builder.select(inside[i], value, zero)))
+            for term, (first, second) in enumerate(zip(*parts, strict=True)):
+                word = builder.or_(_down(builder, first), second)
+                at = builder.add(place, ir.Constant(INDEX, (2 * term + half) * _TILE_BYTES // 4))
+                builder.store(word, builder.bitcast(builder.gep(terms, [at]), _WORDS.as_pointer()), align=4)
+        return values
+
+    loop(builder, builder.mul(steps, ir.Constant(INDEX, TILE_INNER // 2)), [], pair)
+
+
+@intrinsic
+def _panel_terms(_: Any, panel: Any, p0: Any, terms: Any, t0: Any, count: Any) -> Any:
+    place = types.intp
+    signature = types.void(panel, place, terms, place, place)
+    return signature, caller("espalier_amx_panel_terms", (0, 2), _write_panel_terms)
+
+
+def _write_row_terms(builder: ir.IRBuilder, args: Any) -> None:
+    row, terms, steps = args
+    shorts = ir.VectorType(ir.IntType(16), _LANES)
+    both = ir.Constant(ir.VectorType(INT, 2 * _LANES), list(range(2 * _LANES)))
+
+    def step(n: Any, values: list[Any]) -> list[Any]:
+        at = builder.gep(row, [builder.mul(n, ir.Constant(INDEX, TILE_INNER))])
+        parts = [_split(builder, _load_lanes(builder, _at(builder, at, i * _LANES))) for i in range(2)]
+        for term, pieces in enumerate(zip(*parts, strict=True)):
+            halves = [builder.trunc(_down(builder, piece), shorts) for piece in pieces]
+            whole = builder.shuffle_vector(halves[0], halves[1], both)
+            place = builder.add(builder.mul(n, ir.Constant(INDEX, X_TILE)), ir.Constant(INDEX, term * _TILE_BYTES // 4))
+            place = builder.gep(terms, [place])
+            builder.store(whole, builder.bitcast(place, whole.type.as_pointer()), align=4)
+        return values
+
+    loop(builder, steps, [], step)
+
+
+@intrinsic
+def _row_terms(_: Any, row: Any, r0: Any, terms: Any, t0: Any, steps: Any) -> Any:
+    place = types.intp
+    signature = types.void(row, place, terms, place, place)
+    return signature, caller("espalier_amx_row_terms", (0, 2), _write_row_terms)
+
+
+_CONFIGURATION = bytes(
+    [1, 0, *[0] * 14, *[64, 0] * 8, *[0] * 16, *[TILE_ROWS] * 8, *[0] * 8]
+)  # palette 1; 8 tiles of 64 bytes a row, 16 rows
+
+
+@intrinsic
+def configure(_: Any) -> Any:
+    """Give all eight tiles of this thread their full size."""
+
+    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.ArrayType(_BYTE, len(_CONFIGURATION))
+        place = builder.alloca(kind)
+        builder.store(ir.Constant(kind, bytearray(_CONFIGURATION)), place)
+        _call(builder, "ldtilecfg", builder.bitcast(place, _BYTES))
+        return context.get_dummy_value()
+
+    return types.void(), write
+
+
+@intrinsic
+def release(_: Any) -> Any:
+    """Give the tiles up, so that the system need not keep them when it switches threads."""
+
+    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _call(builder, "tilerelease")
+        return context.get_dummy_value()
+
+    return types.void(), write
+
+
+@register_jitable
+def aligned(size: int) -> np.ndarray:
+    """A new float32 array whose first element begins a cache line, as the rows of its tiles then do."""
+    room = np.empty(size + _LANES, np.float32)
+    start = -room.ctypes.data % 64 // 4
+    return room[start : start + size]
+
+
+def x_size(rows: int, inner: int) -> int:
+    """Float32 elements that `store_row` needs for `rows` rows of `inner` elements."""
+    return -(-rows // TILE_ROWS) * -(-inner // TILE_INNER) * X_TILE
+
+
+@numba.njit
+def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: np.ndarray, r: int) -> None:
+    """Store `count` elements of a flat array, from `start` on, as row `r` of `x`, from column `first` on.
+
+    `first` is a multiple of TILE_INNER, and `count` too but at the end of the row.
+    """
+    steps, whole = (inner + TILE_INNER - 1) // TILE_INNER, count // TILE_INNER
+    at = (r // TILE_ROWS * steps + first // TILE_INNER) * X_TILE + r % TILE_ROWS * TILE_INNER // 2
+    _row_terms(row, start, x, at, whole)
+    if count % TILE_INNER:
+        rest = np.zeros(TILE_INNER, np.float32)
+        for i in range(whole * TILE_INNER, count):
+            rest[i - whole * TILE_INNER] = row[start + i]
+        _row_terms(rest, 0, x, at + whole * X_TILE, 1)
+
+
+@numba.njit
+def scratch() -> np.ndarray:
+    """What `multiply_columns` needs besides; each thread's own."""
+    return aligned(CHUNK // TILE_INNER * PANEL_TILE)
+
+
+@numba.njit
+def multiply_columns(
+    x: np.ndarray,
+    first: int,
+    rows: int,
+    inner: int,
+    column: int,
+    count: int,
+    panel: np.ndarray,
+    panel_at: int,
+    out: np.ndarray,
+    out_start: int,
+    out_stride: int,
+    terms: np.ndarray,
+    ahead: int = -1,
+) -> None:
+    """Add the product of some columns of `x` and 32 columns of a weight to `out`.
+
+    Args:
+        x: rows of `inner` elements, from `store_row`.
+        first: of its rows, a multiple of TILE_ROWS.
+        rows: how many; as many as fill the last tile are written.
+        inner: columns of `x`.
+        column: the first that is multiplied, a multiple of TILE_INNER.
+        count: of these columns, at most CHUNK.
+        panel: flat float32 `[count, 32]` from `panel_at` on.
+        panel_at: see `panel`.
+        out: flat float32, rows `out_stride` apart, from `out_start` on.
+        out_start: see `out`.
+        out_stride: see `out`.
+        terms: from `scratch`.
+        ahead: where in `panel` begins what is wanted next, which is brought near meanwhile; -1 for nothing.
+    """
+    all_steps, steps = (inner + TILE_INNER - 1) // TILE_INNER, (count + TILE_INNER - 1) // TILE_INNER
+    stride = all_steps * X_TILE
+    pairs = (rows + 2 * TILE_ROWS - 1) // (2 * TILE_ROWS)
+    lines = min(_MOST_LINES, (2 * count + pairs * steps - 1) // (pairs * steps)) if ahead >= 0 else 0
+    _panel_terms(panel, panel_at, terms, 0, count)
+    for row in range(0, rows, 2 * TILE_ROWS):
+        at = (first + row) // TILE_ROWS * stride + column // TILE_INNER * X_TILE
+        if rows - row > TILE_ROWS:
+            _two(x, at, stride, terms, 0, out, out_start + row * out_stride, out_stride, steps, panel, ahead, lines)
+        else:
+            _one(x, at, stride, terms, 0, out, out_start + row * out_stride, out_stride, steps, panel, ahead, lines)
+        ahead += lines * steps * 16
+
+
+@numba.njit
+def multiply_panel(
+    x: np.ndarray,
+    first: int,
+    rows: int,
+    inner: int,
+    panels: np.ndarray,
+    panel_at: int,
+    ahead: int,
+    out: np.ndarray,
+    out_start: int,
+    out_stride: int,
+    terms: np.ndarray,
+) -> None:
+    """`multiply_columns` of all columns; `ahead` is where the panel that is wanted next begins."""
+    for column in range(0, inner, CHUNK):
+        count, at = min(CHUNK, inner - column), panel_at + column * 32
+        following = at + count * 32 if column + count < inner else ahead
+        multiply_columns(x, first, rows, inner, column, count, panels, at, out, out_start, out_stride, terms, following)
