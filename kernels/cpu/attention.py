@@ -5,6 +5,9 @@ block by block; tokens whose sequences have the same block there, as siblings do
 everywhere, meet its keys and values together, while those are in registers. The softmax is taken over chunks of
 positions, each result rescaled when a later chunk has a larger logit (Milakov and Gimelshein, 2018). Chunks begin at
 fixed positions, so a token's output has the same bits alone and in any company.
+
+Neighbouring tokens of a sequence meet a block that they see different parts of together, with weights of zero for what
+comes after a token: where that is not a number, neither is the token's output. It is of the same sequence.
 """
 
 import math
@@ -14,6 +17,7 @@ import numpy as np
 import torch
 
 from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.cpu.emit import flush_denormals, restore_denormals
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
 from espalier.kernels.cpu.tiles import TALL, WIDE, multiply_add, multiply_add_chain, multiply_pair, prefetch
 from espalier.kernels.cpu.workers import claim, claim_next, num_threads, run_together, wait_for
@@ -41,7 +45,7 @@ Spans = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, n
 """What the tokens of a batch read together, found once for all layers and heads.
 
 The tokens are cut into parts. A span is some neighbouring tokens of a part and some neighbouring blocks of a chunk that
-all of them see, the last block perhaps in part. In order: the blocks of a chunk; each work item's part, first kv head
+all of them see, the last block perhaps in part, and some less of it than others. In order: the blocks of a chunk; each work item's part, first kv head
 and kv heads; each part's first token, and their number at the end; the positions each token sees, `[T]`; each part's
 first chunk; each chunk's first span; each span's first token within the part, tokens, first block within the chunk,
 blocks, and positions of the last block; where each of its blocks begins, for the first layer's first kv head, `[spans *
@@ -180,7 +184,7 @@ def _soften(
     mixed: np.ndarray,
     shape: Shape,
 ) -> None:
-    """Turn a chunk's logits into weights, those of positions that a window has passed into zeros.
+    """Turn a chunk's logits into weights: zeros where a window has passed, and in a block beyond what a token sees.
 
     Args:
         logits: `[queries * width]`, written.
@@ -191,15 +195,18 @@ def _soften(
         mixed: what it has of values, rescaled where its largest logit has changed.
         shape: see `Shape`.
     """
-    of_head, width, groups, num_kv_heads, head_dim, _ = shape
+    of_head, width, groups, num_kv_heads, head_dim, block_size = shape
     for r in range(len(seen)):
         start, end = max(0, seen[r] - window), min(seen[r], width)
+        beyond = (end + block_size - 1) // block_size * block_size
         for h in range(num_kv_heads):
             for q in range(h * of_head + r * groups, h * of_head + (r + 1) * groups):
                 for i in range(q * width, q * width + min(start, end)):
                     logits[i] = np.float32(0.0)
                 if end <= start:
                     continue
+                for i in range(q * width + end, q * width + beyond):
+                    logits[i] = np.float32(0.0)
                 top = largest(logits, q * width + start, end - start)
                 if totals[q] > 0:
                     if top > tops[q]:  # seldom, once some chunks have passed
@@ -337,7 +344,8 @@ def _find_chunk(
 ) -> int:
     """Count the spans of one item and chunk up from `found`, and write them; block `before` is the chunk's first.
 
-    Rows that share a block are a run. A block whose runs are those of the block before, seen whole, prolongs its spans.
+    Rows that share a block are a run, those too that see less of it than others, as earlier tokens of a sequence do. A
+    block whose runs are those of the block before, seen whole, prolongs its spans.
     """
     sector_stride, slots, block_size, _, kv_heads, head_dim, _ = geometry
     rows, longest = len(visible), (visible.max() + block_size - 1) // block_size
@@ -351,9 +359,8 @@ def _find_chunk(
             if seen <= 0:
                 continue
             block = tables[sequences[start], b]
-            while (
-                r < rows and min(visible[r] - b * block_size, block_size) == seen and tables[sequences[r], b] == block
-            ):
+            while r < rows and visible[r] > b * block_size and tables[sequences[r], b] == block:
+                seen = max(seen, min(visible[r] - b * block_size, block_size))
                 r += 1
             runs[num_runs, 0], runs[num_runs, 1], runs[num_runs, 2] = start, r - start, seen
             n = num_runs
@@ -422,9 +429,11 @@ def _attend_all(
     output: np.ndarray,
 ) -> None:
     item, items, scratch = claim(counters, 0), len(all_spans[1]), scratch_for(geometry, all_spans)
+    denormals = flush_denormals()
     while item < items:
         attend(item, scale, window, query, flat, keys_at, values_at, geometry, all_spans, scratch, output)
         item = claim_next(counters, 0)
+    restore_denormals(denormals)
     wait_for(counters, 0, items)
 
 

@@ -25,6 +25,7 @@ from espalier.kernels.cpu.attention import (
     geometry_of,
     scratch_for,
 )
+from espalier.kernels.cpu.emit import flush_denormals, restore_denormals
 from espalier.kernels.cpu.linear import (
     PACKS,
     PANEL,
@@ -225,6 +226,7 @@ def _forward(
     scratch, sums = unit.scratch(), aligned(2 * ROWS * PANEL)
     halves = sums[: ROWS * PANEL], sums[ROWS * PANEL :]
     unit.configure()
+    denormals = flush_denormals()
     phase = 0
     for layer in range(len(norms)):
         keys_at, values_at = places[layer, 0], places[layer, 1]
@@ -311,6 +313,7 @@ def _forward(
         _norm_rows(item, hidden, stride, outer[1], eps, output)
         item = claim_next(counters, phase)
     unit.release()
+    restore_denormals(denormals)
     wait_for(counters, phase, few)
 
 
