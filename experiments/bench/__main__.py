@@ -56,21 +56,25 @@ def engine(
 def search(
     beam_width: Annotated[int, typer.Option("-N", help="Beam width N.")] = 4,
     expansion: Annotated[int, typer.Option("-M", help="Expansion M.")] = 4,
+    algorithms: Annotated[str, typer.Option(help="Which of beam, dvts and best-of-n, with commas between.")] = "beam",
     problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 64,
     peer_problems: Annotated[int, typer.Option(min=1, help="How many of them the baseline solves in each run.")] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
     vllm_python: VllmPython = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Problems a minute of beam search, 1, 8 and 32 at once, beside search-and-learn on transformers and on vLLM."""
+    """Problems a minute of searches, 1, 8 and 32 at once, beside search-and-learn's way on transformers and on vLLM."""
     from espalier.experiments.bench.report import publish
     from espalier.experiments.bench.search import run, vllm_settings
     from espalier.experiments.peers.vllm_process import optional_vllm
 
+    chosen = [AlgorithmName(name) for name in algorithms.split(",") if name in ("beam", "dvts", "best-of-n")]
+    if len(chosen) != len(algorithms.split(",")):
+        raise typer.BadParameter("takes beam, dvts and best-of-n, with commas between", param_hint="--algorithms")
     with optional_vllm(vllm_python, vllm_settings(beam_width * expansion)) as vllm:
-        rows, ratios = run(beam_width, expansion, problems, min(peer_problems, problems), repeats, vllm)
+        rows, ratios = run(chosen, beam_width, expansion, problems, min(peer_problems, problems), repeats, vllm)
     beside = f", {vllm.description}" if vllm else ""
-    publish(f"beam search N={beam_width} M={expansion}, {problems} problems{beside}", rows, ratios, json_path)
+    publish(f"{algorithms}, N={beam_width} M={expansion}, {problems} problems{beside}", rows, ratios, json_path)
 
 
 @app.command()

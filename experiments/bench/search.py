@@ -1,8 +1,9 @@
-"""Problems a minute of beam search: one, 8 and 32 at once, beside search-and-learn's way on transformers and vLLM."""
+"""Problems a minute of a search: one, 8 and 32 at once, beside search-and-learn's way on transformers and vLLM."""
 
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from espalier.experiments.peers.search_and_learn import SearchAndLearn
 from espalier.experiments.peers.vllm_process import VllmProcess, VllmSettings
 from espalier.experiments.statistics import wilson_interval
 from espalier.search.answers import canonical
-from espalier.search.request import SearchRequest
+from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator
 from espalier.search.voting import GroupingName
 
@@ -33,6 +34,7 @@ class _Run:
 
 
 def run(
+    algorithms: Sequence[AlgorithmName],
     beam_width: int,
     expansion: int,
     problems: int,
@@ -42,39 +44,53 @@ def run(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search the same problems by every contestant, in turn, `repeats` times with another seed each.
 
-    The baseline, being slower, takes the first `peer_problems` of the same problems in each repetition. It runs on
-    transformers and, with `vllm`, on vLLM as generator and verifier, which goes on sampling from one seed throughout.
-    Answers are compared by spelling, which decides the demo benchmark's whole numbers.
+    Every algorithm samples N*M candidates at a time. Espalier runs twice: as it is, and without merging equal samples,
+    which is what a model that words its steps freely would see. The baseline, being slower, takes the first
+    `peer_problems` of the same problems in each repetition. It runs on transformers and, with `vllm`, on vLLM as
+    generator and verifier, which goes on sampling from one seed throughout. Answers are compared by spelling, which
+    decides the demo benchmark's whole numbers.
 
     Returns:
         Rows of medians over repetitions, with the accuracy of all of them on the problems that every contestant solves
         and its interval, every answer counted; and ratios, each the median of the pairs: `beam@F/1` of F in flight over
-        one at a time, `beam@F/transformers` and, with `vllm`, `beam@F/vllm` over the baseline on each.
+        one at a time, `beam@F/transformers` and, with `vllm`, `beam@F/vllm` over the baseline on each, and the same of
+        `beam, unmerged@F` and of the other algorithms.
     """
     chosen = load_benchmark("demo", problems)  # levels take turns in it, so any share has the same mix
     for_peer = chosen[:peer_problems]
     peers, threads = _peers(vllm), torch.get_num_threads()
-    ours: dict[int, list[_Run]] = {count: [] for count in IN_FLIGHT}
-    theirs: dict[str, list[_Run]] = {name: [] for name in peers}
-    for repeat in range(repeats + 1):
-        for count, runs in ours.items():
-            runs.append(_ours(chosen, count, beam_width, expansion, repeat))
-        torch.set_num_threads(threads)  # ours leaves torch one, having threads of its own
-        for name, runs in theirs.items():
-            runs.append(_theirs(peers[name], for_peer, beam_width, expansion, repeat))
-    for runs in (*ours.values(), *theirs.values()):
-        del runs[0]  # the warm-up
-    judged = len(for_peer)
-    rows = [_row(f"espalier, {count} in flight", runs, judged) for count, runs in ours.items()]
-    rows += [_row(f"search-and-learn on {_TITLES[name]}", runs, judged) for name, runs in theirs.items()]
-    ratios = {f"beam@{n}/1": _ratio(ours[n], ours[IN_FLIGHT[0]]) for n in IN_FLIGHT[1:]}
-    ratios |= {f"beam@{n}/{name}": _ratio(mine, runs) for name, runs in theirs.items() for n, mine in ours.items()}
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, float] = {}
+    for algorithm in algorithms:
+        width = beam_width * expansion if algorithm is AlgorithmName.BEST_OF_N else beam_width
+        request = SearchRequest("-", algorithm, beam_width=width, expansion=expansion)
+        ours: dict[tuple[bool, int], list[_Run]] = {(merge, n): [] for merge in (True, False) for n in IN_FLIGHT}
+        theirs: dict[str, list[_Run]] = {name: [] for name in peers}
+        for repeat in range(repeats + 1):
+            for (merge, count), runs in ours.items():
+                runs.append(_ours(chosen, count, replace(request, seed=repeat, merge_duplicates=merge)))
+            torch.set_num_threads(threads)  # ours leaves torch one, having threads of its own
+            for name, runs in theirs.items():
+                runs.append(_theirs(peers[name], for_peer, algorithm, beam_width, expansion, repeat))
+        for runs in (*ours.values(), *theirs.values()):
+            del runs[0]  # the warm-up
+        for (merge, count), runs in ours.items():
+            name = f"{algorithm}" if merge else f"{algorithm}, unmerged"
+            rows.append(_row(f"espalier {name}, {count} in flight", runs, len(for_peer)))
+            if count != IN_FLIGHT[0]:
+                ratios[f"{name}@{count}/{IN_FLIGHT[0]}"] = _ratio(runs, ours[merge, IN_FLIGHT[0]])
+            for peer, of_peer in theirs.items():
+                ratios[f"{name}@{count}/{peer}"] = _ratio(runs, of_peer)
+        rows += [
+            _row(f"search-and-learn {algorithm} on {_TITLES[peer]}", runs, len(for_peer))
+            for peer, runs in theirs.items()
+        ]
     return rows, ratios
 
 
 def vllm_settings(candidates: int) -> VllmSettings:
-    """Both models, and room for all candidates of a problem in one batch."""
-    return VllmSettings(locate(GENERATOR), locate(VERIFIER), max_sequences=max(candidates, 16))
+    """Both models, and room for all candidates of a problem in one batch, or vLLM's own limit where that is more."""
+    return VllmSettings(locate(GENERATOR), locate(VERIFIER), max_sequences=max(candidates, 256))
 
 
 def _peers(vllm: VllmProcess | None) -> dict[str, SearchAndLearn]:
@@ -85,14 +101,13 @@ def _peers(vllm: VllmProcess | None) -> dict[str, SearchAndLearn]:
     return peers
 
 
-def _ours(problems: list[Problem], in_flight: int, beam_width: int, expansion: int, seed: int) -> _Run:
+def _ours(problems: list[Problem], in_flight: int, request: SearchRequest) -> _Run:
     orchestrator = load_orchestrator(
         RuntimeSettings(GENERATOR, VERIFIER, max_running=in_flight, grouping=GroupingName.SPELLING)
     )
     gold = {}
     for problem in problems:
-        request = SearchRequest(problem.problem, beam_width=beam_width, expansion=expansion, seed=seed)
-        gold[orchestrator.submit(request)] = problem.answer
+        gold[orchestrator.submit(replace(request, problem=problem.problem))] = problem.answer
     ended = {}
     start = time.perf_counter()
     while orchestrator.busy:
@@ -108,11 +123,18 @@ def _ours(problems: list[Problem], in_flight: int, beam_width: int, expansion: i
     )
 
 
-def _theirs(peer: SearchAndLearn, problems: list[Problem], beam_width: int, expansion: int, seed: int) -> _Run:
+def _theirs(
+    peer: SearchAndLearn,
+    problems: list[Problem],
+    algorithm: AlgorithmName,
+    beam_width: int,
+    expansion: int,
+    seed: int,
+) -> _Run:
     torch.manual_seed(seed)
     peer.generated_tokens = peer.verifier_tokens = 0
     start = time.perf_counter()
-    answers = [peer.solve(problem.problem, beam_width * expansion, expansion) for problem in problems]
+    answers = peer.solve_all([p.problem for p in problems], algorithm, beam_width * expansion, expansion)
     seconds = time.perf_counter() - start
     count = len(problems)
     right = [canonical(a) == canonical(p.answer) for a, p in zip(answers, problems, strict=True)]

@@ -35,7 +35,8 @@ HAS_AMX = _has_amx()
 def place_of_compiled(folder: Path, given: str, kind: str = "") -> str:
     """Where what is compiled from the files of `folder` is kept: below `given`, below `folder` where that is empty.
 
-    What is compiled differently from the same files is of another `kind`. `given` itself where nothing can be written there; where that is empty, numba finds a place for itself.
+    What is compiled differently from the same files is of another `kind`. `given` itself where nothing can be written
+    there; where that is empty, numba finds a place for itself.
     """
     state = hashlib.sha256(
         b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))) + kind.encode()

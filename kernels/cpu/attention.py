@@ -45,11 +45,11 @@ Spans = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, n
 """What the tokens of a batch read together, found once for all layers and heads.
 
 The tokens are cut into parts. A span is some neighbouring tokens of a part and some neighbouring blocks of a chunk that
-all of them see, the last block perhaps in part, and some less of it than others. In order: the blocks of a chunk; each work item's part, first kv head
-and kv heads; each part's first token, and their number at the end; the positions each token sees, `[T]`; each part's
-first chunk; each chunk's first span; each span's first token within the part, tokens, first block within the chunk,
-blocks, and positions of the last block; where each of its blocks begins, for the first layer's first kv head, `[spans *
-blocks of a chunk]`. All int64.
+all of them see, the last block perhaps in part, and some less of it than others. In order: the blocks of a chunk; each
+work item's part, first kv head and kv heads; each part's first token, and their number at the end; the positions each
+token sees, `[T]`; each part's first chunk; each chunk's first span; each span's first token within the part, tokens,
+first block within the chunk, blocks, and positions of the last block that any token sees; where each of its blocks
+begins, for the first layer's first kv head, `[spans * blocks of a chunk]`. All int64.
 """
 Shape = tuple[int, int, int, int, int, int]
 """Of a work item: queries of a kv head; positions of a chunk; query heads of a kv head; kv heads; head_dim; tokens of a

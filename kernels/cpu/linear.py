@@ -99,7 +99,7 @@ def multiply_part(
 
 @numba.njit
 def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, x: np.ndarray) -> None:
-    """Phase 0 of a product: store `given`, flat float32 `[rows * inner]`, as its left side `x`, where that is another."""
+    """Phase 0 of a product: store `given`, flat float32 `[rows * inner]`, as its left side `x`, if that is another."""
     few = (rows + _FEW - 1) // _FEW if PACKS else 0
     item = claim(counters, 0)
     while item < few:

@@ -281,3 +281,22 @@ def test_scoring_is_not_starved_by_endless_generation(make_engine: Callable[...,
     drain(engine)
     release(engine, scored, prompt)
     assert not waits, "200 steps passed and the verifier had no turn"
+
+
+def test_samplings_that_need_not_be_one_child_are_children_of_their_own_with_the_same_tokens(make_engine):
+    samplings = [Sampling(temperature=0.0)] * 2 + [Sampling(key=key) for key in (5, 6)]
+    drawn = {}
+    for merge in (True, False):
+        engine = make_engine()
+        parent = engine.open("generator", [5] * 10)
+        children = generate(engine, parent, *samplings, tokens=6, merge_equal=merge)
+        drawn[merge] = {index: tuple(child.token_ids) for child in children for index in child.indices}
+        if not merge:
+            assert [child.indices for child in children] == [(0,), (1,), (2,), (3,)]
+            assert all(child.own_tokens == len(child.token_ids) for child in children)
+            pending = 10
+            computed = [child.computed_tokens for child in children]
+            assert computed == [pending + len(children[0].token_ids) - 1, *(len(c.token_ids) - 1 for c in children[1:])]
+        release(engine, parent, *(child.sequence for child in children))
+        engine.check_drained()
+    assert drawn[True] == drawn[False]

@@ -60,13 +60,27 @@ def test_engine_benchmark_writes_rows_ratios_and_machine(bench, tmp_path):
 @pytest.mark.usefixtures("no_grader_pool")
 def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
     file = tmp_path / "search.json"
-    ran = bench(*("search", "-N", 2, "-M", 2, "--problems", 2, "--repeats", 1, "--vllm-python", "none", "--json", file))
+    ran = bench(
+        *("search", "-N", 2, "-M", 2, "--algorithms", "beam,best-of-n", "--problems", 2, "--repeats", 1),
+        *("--vllm-python", "none", "--json", file),
+    )
     assert ran.exit_code == 0, ran.output
     document = json.loads(file.read_text())
     assert len(document["rows"]) >= 2
     assert all(row["problems/min"] > 0 for row in document["rows"])
     assert all(row["95% low"] <= row["accuracy %"] <= row["95% high"] for row in document["rows"])
-    assert set(document["ratios"]) >= {"beam@2/1"}
+    searches = ("beam", "beam, unmerged", "best-of-n", "best-of-n, unmerged")
+    assert set(document["ratios"]) == {
+        f"{s}@{of}" for s in searches for of in ("2/1", "1/transformers", "2/transformers")
+    }
+    tokens = {row["contestant"]: row["verifier tokens"] for row in document["rows"]}
+    assert tokens["espalier beam, unmerged, 2 in flight"] > tokens["espalier beam, 2 in flight"]
+
+
+def test_search_benchmark_refuses_an_algorithm_that_the_baseline_does_not_have(bench):
+    ran = bench("search", "--algorithms", "beam,mcts", "--vllm-python", "none")
+    assert ran.exit_code == 2
+    assert "--algorithms" in ran.output
 
 
 def test_search_benchmark_judges_all_contestants_by_the_problems_that_all_solve(monkeypatch):
@@ -76,7 +90,7 @@ def test_search_benchmark_judges_all_contestants_by_the_problems_that_all_solve(
     monkeypatch.setattr(search, "_peers", lambda _: {"transformers": None})
     monkeypatch.setattr(search, "_ours", lambda problems, *_: outcome(60.0, [True, False, False], 1.0, 1.0))
     monkeypatch.setattr(search, "_theirs", lambda _, problems, *__: outcome(30.0, [True] * len(problems), 1.0, 1.0))
-    rows, ratios = search.run(2, 2, problems=3, peer_problems=1, repeats=1)
+    rows, ratios = search.run([AlgorithmName.BEAM], 2, 2, problems=3, peer_problems=1, repeats=1)
     assert [row["accuracy %"] for row in rows] == [100.0] * len(rows)
     assert ratios["beam@32/transformers"] == 2
 

@@ -22,6 +22,7 @@ from espalier.experiments.bench.__main__ import app
 from espalier.experiments.peers.dense_loop import DenseLoop
 from espalier.experiments.peers.search_and_learn import SearchAndLearn, _Beam
 from espalier.experiments.peers.vllm_process import NO_VLLM, VllmError, VllmProcess, VllmSettings, optional_vllm
+from espalier.search.request import AlgorithmName
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -85,7 +86,7 @@ def baseline() -> SearchAndLearn:
 
 def test_baseline_scores_a_path_as_the_verifiers_reference_does(baseline):
     beams = [_Beam([], text, 0.0, complete=False) for text in TEXTS]
-    baseline._score(baseline._prompt_ids(PROBLEM), beams)
+    baseline._score([baseline._prompt_ids(PROBLEM)] * len(beams), beams)
     for beam in beams:
         steps = [step for step in beam.text.split("\n\n") if step]
         scores = plain_classifier_scores(locate("demo-verifier"), PROBLEM, steps, "\n\n", chat=True)
@@ -102,14 +103,22 @@ def test_baseline_solves_and_counts_what_it_reads_again(baseline):
     assert baseline.verifier_tokens > 4 * prompt + baseline.generated_tokens  # the prompt for each candidate and step
 
 
+@pytest.mark.parametrize("algorithm", [AlgorithmName.BEAM, AlgorithmName.DVTS, AlgorithmName.BEST_OF_N])
+def test_baseline_answers_each_of_several_problems(baseline, algorithm):
+    torch.manual_seed(0)
+    other = PROBLEM.replace("25", "31")
+    answers = baseline.solve_all([PROBLEM, other], algorithm, 8, 2)
+    assert answers == ["48", "54"]
+
+
 class Cut:
     """Models whose every step is cut off at its limit."""
 
     def __init__(self) -> None:
-        self.samplings = 0
+        self.rows: list[int] = []
 
     def sample(self, rows: list[list[int]], stop_ids: Sequence[int], max_tokens: int) -> list[list[int]]:
-        self.samplings += 1
+        self.rows.append(len(rows))
         return [[7] * max_tokens for _ in rows]
 
     def classify(self, rows: list[list[int]]) -> list[list[float]]:
@@ -119,7 +128,14 @@ class Cut:
 def test_a_step_cut_off_at_its_limit_ends_its_beam():
     models = Cut()
     SearchAndLearn(locate("demo-generator"), locate("demo-verifier"), models).solve(PROBLEM, 4, 2)
-    assert models.samplings == 1
+    assert models.rows == [4]
+
+
+def test_dvts_samples_every_open_beam_of_every_problem_at_once_and_ends_with_the_last():
+    models = Cut()
+    search = SearchAndLearn(locate("demo-generator"), locate("demo-verifier"), models)
+    search.solve_all([PROBLEM] * 3, AlgorithmName.DVTS, 4, 2)
+    assert models.rows == [3 * 4]
 
 
 # A stand-in for vLLM: it keeps time by a clock of its own, on which the first token takes 5 s and every other 0.25 s.

@@ -18,7 +18,8 @@ def test_what_is_compiled_is_kept_apart_for_each_state_of_the_folder(tmp_path: P
     assert places == {place_of_compiled(folder, "")}
     (folder / "two.py").write_text("b = 2\n")
     places.add(place_of_compiled(folder, ""))
-    assert len(places) == 2
+    places.add(place_of_compiled(folder, "", "another kind"))
+    assert len(places) == 3
     assert all(Path(place).parent == folder / "__pycache__" for place in places)
 
 

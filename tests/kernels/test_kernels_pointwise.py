@@ -1,6 +1,10 @@
+import platform
+
+import numba
 import numpy as np
 import pytest
 
+from espalier.kernels.cpu.emit import flush_denormals, restore_denormals
 from espalier.kernels.cpu.pointwise import LANES, exp_in_place, largest
 
 COUNTS = [1, LANES - 1, LANES, LANES + 1, 3 * LANES + 5, 256]
@@ -43,3 +47,23 @@ def test_largest_finds_it_at_any_place(low: float, count: int):
         marked = x.copy()
         marked[place] = -0.5
         assert largest(marked, 1, count) == np.float32(-0.5)
+
+
+@numba.njit
+def _flush() -> int:
+    return flush_denormals()
+
+
+@numba.njit
+def _restore(given: int) -> None:
+    restore_denormals(np.int32(given))
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="a setting of x86")
+def test_numbers_below_the_least_normal_one_are_zeros_while_asked_for_and_not_after():
+    small, smaller = np.full(16, 1e-30, np.float32), np.full(16, 1e-10, np.float32)
+    before = _flush()
+    flushed = small * smaller
+    _restore(before)
+    assert (flushed == 0).all()
+    assert (small * smaller > 0).all()
