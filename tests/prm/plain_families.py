@@ -8,7 +8,14 @@ from pathlib import Path
 import torch
 from family_models import tensors
 from plain import hf_tokenizer, plain_classifier_scores, plain_math_prm_scores
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, LlamaForSequenceClassification, Qwen2Config, Qwen2Model
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    Qwen2Config,
+    Qwen2Model,
+)
 
 
 def _encode(folder: Path, text: str) -> list[int]:
@@ -89,6 +96,18 @@ def math_shepherd(folder: Path, problem: str, steps: list[str]) -> list[float]:
         at.append(tags[count - 1])
         tags = tags[count:]
     return torch.softmax(logits[at][:, [good, bad]], dim=-1)[:, 0].tolist()
+
+
+def pure(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    """The authors' evaluation: p1 - p0 at the newline after each step, and here half of that and a half."""
+    (separator,) = _encode(folder, "\n")
+    ids, score_ids = _encode(folder, problem), []
+    for step in steps:  # a solution split at its blank lines, each part without the space after it
+        ids += [*_encode(folder, step.strip("\n").rstrip()), separator]
+        score_ids.append(len(ids) - 1)
+    model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    wrong, right = torch.softmax(model.eval()(torch.tensor([ids])).logits[0, score_ids], dim=-1).T
+    return ((1 + (right - wrong)) / 2).tolist()
 
 
 def universal(folder: Path, problem: str, steps: list[str]) -> list[float]:
@@ -174,7 +193,7 @@ def plain_scores(name: str, folders: dict[str, Path], problem: str, steps: list[
         "math-shepherd": math_shepherd,
         "token-classifier": lambda *args: plain_classifier_scores(*args, "\n", False),
         "chat-classifier": lambda *args: plain_classifier_scores(*args, "\n\n", True),
-        "pure": lambda *args: plain_classifier_scores(*args, "\n\n", False),
+        "pure": pure,
         "universal-prm": universal,
         "eurus-prm": lambda *args: eurus(*args, folders["eurus-reference"]),
     }
