@@ -352,7 +352,11 @@ AggregationOption = Annotated[
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(help="Default: the checkpoint's own, else 0.8.", rich_help_panel="Search", show_default=False),
+    typer.Option(
+        help="0 is greedy; default: the checkpoint's own, whatever its do_sample says, else 0.8.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
 ]
 TopK = Annotated[
     int | None,
