@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from espalier.engine.checkpoint import Checkpoint
-from espalier.engine.config import DecoderConfig, parse_decoder_config
+from espalier.engine.config import GENERATOR_CLASSES, DecoderConfig, parse_decoder_config
 from espalier.engine.decoder import Decoder, load_decoder
 from espalier.engine.errors import CheckpointError
 from espalier.engine.tokenizer import TextTokenizer
@@ -85,8 +85,8 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
     """
     if not checkpoint.architecture.endswith("ForCausalLM"):
         raise CheckpointError(
-            f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}, not a generator; "
-            "give a *ForCausalLM checkpoint to --generator"
+            f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}, and generators are "
+            f"{', '.join(GENERATOR_CLASSES)}; give one of these to --generator, and a reward model to --verifier"
         )
     tokenizer = TextTokenizer(checkpoint)  # what is wrong with it is said before gigabytes are read
     decoder = load_trunk(checkpoint, dtype, device)

@@ -14,7 +14,6 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.model import Model, load_trunk
 from espalier.engine.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step, without_marks
-from espalier.prm.evidence import has_ids
 from espalier.prm.heads import probability_of, stacked_head, take_token_rows
 from espalier.prm.tokens import require_published_ids, require_token
 
@@ -83,13 +82,6 @@ class RlhFlow(PrmFamily):
     def _plain(self, text: str) -> str:
         # Templates of this kind trim what they are given; trimmed here, both ways of rendering agree under any.
         return without_marks(stripped_step(text).strip(), self._marks)
-
-
-def evidence(checkpoint: Checkpoint) -> str | None:
-    """Llama 3's vocabulary. An instruction-tuned Llama 3 has it too: a generator given as verifier looks the same."""
-    if not has_ids(checkpoint, _IDS):
-        return None
-    return "its vocabulary, in which + is 10 and - is 12 (a Llama 3 generator has it too: its scores mean nothing)"
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> RlhFlow:

@@ -83,6 +83,16 @@ def rlhflow(folder: Path, problem: str, steps: list[str]) -> list[float]:
     return scores
 
 
+def versaprm(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    """The published usage: one text, read wherever the tokenizer gives the separator's token."""
+    tokenizer = hf_tokenizer(folder)
+    text = problem + " \n\n" + " \n\n\n\n".join(step.strip() for step in steps) + " \n\n\n\n"
+    ids = [tokenizer.bos_token_id, *_encode(folder, text)]
+    bad, good, tag = (tokenizer.convert_tokens_to_ids(token) for token in ("-", "+", "ĠĊĊĊĊ"))
+    logits = _llama(folder)(torch.tensor([ids])).logits[0][:, [bad, good]]
+    return torch.softmax(logits, dim=-1)[torch.tensor(ids) == tag, 1].tolist()
+
+
 def math_shepherd(folder: Path, problem: str, steps: list[str]) -> list[float]:
     tokenizer = hf_tokenizer(folder)
     good, bad, tag = (tokenizer.convert_tokens_to_ids(token) for token in ("▁+", "▁-", "▁ки"))
@@ -190,6 +200,7 @@ def plain_scores(name: str, folders: dict[str, Path], problem: str, steps: list[
         "reasonflux-prm": reasonflux,
         "skywork-o1-open-prm": skywork,
         "rlhflow": rlhflow,
+        "versaprm": versaprm,
         "math-shepherd": math_shepherd,
         "token-classifier": lambda *args: plain_classifier_scores(*args, "\n", False),
         "chat-classifier": lambda *args: plain_classifier_scores(*args, "\n\n", True),

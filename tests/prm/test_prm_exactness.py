@@ -24,6 +24,7 @@ STEPWISE = [
     "reasonflux-prm",
     "skywork-o1-open-prm",
     "rlhflow",
+    "versaprm",
     "math-shepherd",
     "token-classifier",
     "chat-classifier",
