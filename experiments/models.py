@@ -43,9 +43,9 @@ def inspect_command(
 ) -> None:
     """Show what checkpoints would be used as, how they are read, and what they take; no weights are read.
 
-    A local folder's tensors are all accounted for by name and shape. Sizes are those of the dtype that they would run in
-    on --device, float32 on a CPU, unless --dtype names another. --verifier-family makes those verifiers that may as well
-    be generators.
+    A local folder's tensors are all accounted for by name and shape. Sizes are those of the dtype that they would run
+    in on --device, float32 on a CPU, unless --dtype names another. --verifier-family makes those verifiers that may as
+    well be generators.
     """
     from espalier.engine.hub import HubSettings
     from espalier.search.inspection import inspect_checkpoint, paths_that_fit

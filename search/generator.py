@@ -109,7 +109,5 @@ def _configured(defaults: dict[str, Any], name: str, default: float, least: floa
     if (value := defaults.get(name)) is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise CheckpointError(
-            f"{name} in generation_config.json must be a number from {least} to {most}, is {value!r}"
-        )
+        raise CheckpointError(f"{name} in generation_config.json must be a number from {least} to {most}, is {value!r}")
     return float(value)

@@ -177,10 +177,14 @@ def _unknown(checkpoint: Checkpoint) -> str:
     name = checkpoint.architecture
     if name.endswith("ForCausalLM"):
         found = ", ".join(families_of(name))
-        whose = f"the class of generators and of the verifiers {found}; nothing in it says which" if found else "a generator"
+        whose = (
+            f"the class of generators and of the verifiers {found}; nothing in it says which"
+            if found
+            else "a generator"
+        )
         return (
-            f"{checkpoint.folder} is a {name}, {whose}. Name a verifier's family with --verifier-family, or describe it in "
-            "an adapter file and give that; give a generator to --generator"
+            f"{checkpoint.folder} is a {name}, {whose}. Name a verifier's family with --verifier-family, or describe "
+            "it in an adapter file and give that; give a generator to --generator"
         )
     named = ", ".join(entry.info.name for entry in entries() if entry.evidence is _by_flag_only)
     return (

@@ -3,8 +3,12 @@
 Layout: a chat in which the user's first turn is the problem, a space and the first step, every further turn one step,
 and the assistant's turns are `+`. A step's score is read where its answer is to begin, at the last token of the
 assistant's header, so one before the `+`: softmax over the logits of `+` and `-`. What is appended for the next step
-begins with the `+` that was not fed yet.
-Source: github.com/RLHFlow/RLHF-Reward-Modeling (math-rm).
+begins with the `+` that was not fed yet. The class and the vocabulary are those of any Llama 3, and of verifiers with
+other layouts, so the flag alone chooses it.
+
+Source: github.com/RLHFlow/RLHF-Reward-Modeling, `math-rm/prm_evaluate.py`: one chat a step, closed by `+` and the
+turn's end, read three tokens before its end, which is the header's last. What differs: the space around a problem goes
+too, as a template takes it from the turn's ends anyway.
 """
 
 import torch

@@ -10,8 +10,8 @@ token, as the probability of label 1. `config.json` may carry a `prm` object tha
 PURE's layout is TRL's: a solution is split at its blank lines, and what ends a step is given up for a single newline,
 whose token is read; spaces at a step's end go with it. It reads p1 - p0, from -1 to 1; as p0 = 1 - p1, the score here,
 p1, is half of that and a half: the same order, the same minimum of a path, and what it calls right is above 0.5. (For
-best-of-N and training the authors weigh the steps' rewards so that their sum is nearly the least; `--aggregation min` is
-that.)
+best-of-N and training the authors weigh the steps' rewards so that their sum is nearly the least; `--aggregation min`
+is that.)
 Source: TRL's documentation of PRMTrainer and how its `tokenize_row` joins prompt, steps and separators; for PURE the
 model card of jinachris/PURE-PRM-7B, its evaluation, and the trainer of github.com/CJReinforce/PURE, which takes the
 blank line off each step of a sample and puts the token of `prm_step_separator`, a newline, in its place.

@@ -58,17 +58,24 @@ def reasonflux(folder: Path, problem: str, steps: list[str]) -> list[float]:
 
 
 def skywork(folder: Path, problem: str, steps: list[str]) -> list[float]:
-    newline = _encode(folder, "\n")
-    ids, ends = _encode(folder, f"<|endoftext|>{problem}\n"), []
-    for i, step in enumerate(steps):
-        ids += newline if i else []
-        ends.append([])
-        for line in step.strip("\n").split("\n"):
-            ids += (_encode(folder, line) if line else []) + newline
-            ends[-1] += [len(ids) - 1] if line.strip() else []
-    hidden, w = _qwen_trunk(folder)(torch.tensor([ids])).last_hidden_state[0], tensors(folder)
-    values = torch.sigmoid(hidden @ w["v_head.summary.weight"].T + w["v_head.summary.bias"])[:, 0]
-    return [min(values[at].tolist()) for at in ends]
+    """The authors' `prepare_input` on the whole answer, which reads after each line, blank ones too.
+
+    The steps' scores are the least of their lines' that are not blank.
+    """
+    (newline,) = _encode(folder, "\n")
+    ids, read_at = _encode(folder, f"<|endoftext|>{problem}\n"), []
+    bare = [step.strip("\n") for step in steps]
+    for line in "\n\n".join(bare).split("\n"):
+        ids += [*(_encode(folder, line) if line else []), newline]
+        read_at.append(len(ids) - 1)
+    hidden, w = _qwen_trunk(folder)(torch.tensor([ids])).last_hidden_state[0, read_at], tensors(folder)
+    rewards = iter(torch.sigmoid(hidden @ w["v_head.summary.weight"].T + w["v_head.summary.bias"])[:, 0].tolist())
+    scores = []
+    for step in bare:
+        lines = [(line, next(rewards)) for line in step.split("\n")]
+        scores.append(min(reward for line, reward in lines if line.strip()))
+        next(rewards, None)  # the blank line between two steps
+    return scores
 
 
 def rlhflow(folder: Path, problem: str, steps: list[str]) -> list[float]:
@@ -179,9 +186,12 @@ def eurus(folder: Path, problem: str, steps: list[str], reference: Path) -> list
     logs = []
     for part in (folder, reference):
         model = AutoModelForCausalLM.from_pretrained(part, dtype=torch.float32, attn_implementation="eager").eval()
-        logs.append(torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0])
-    rewards = 0.001 * (logs[0] - logs[1]).double().cumsum(0)
-    ends = torch.tensor([len(part) for part in parts]).cumsum(0) - 1
+        logs.append(torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0])
+    counted = torch.arange(1, ids.shape[1]) >= len(prompt) - 1  # their label mask begins with the header's last token
+    rewards = (0.001 * (logs[0] - logs[1]).double() * counted).cumsum(0)
+    ends = (
+        len(prompt) + torch.tensor([len(part) for part in parts]).cumsum(0) - 2
+    )  # of what is asked about the token after
     return torch.sigmoid(rewards[ends]).tolist()
 
 

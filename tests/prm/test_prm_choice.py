@@ -99,7 +99,10 @@ def test_a_published_vocabulary_is_no_evidence_for_models_of_several_layouts_sha
     with pytest.raises(CheckpointError) as error:
         load_verifier(Checkpoint(folder), torch.float32, "cpu")
     message = str(error.value)
-    assert "is a LlamaForCausalLM, the class of generators and of the verifiers rlhflow, versaprm, math-shepherd" in message
+    assert (
+        "is a LlamaForCausalLM, the class of generators and of the verifiers rlhflow, versaprm, math-shepherd"
+        in message
+    )
     assert "--verifier-family" in message
     assert "--generator" in message
     assert not caplog.records
@@ -109,7 +112,9 @@ def test_a_published_vocabulary_is_no_evidence_for_models_of_several_layouts_sha
 def test_a_generators_class_that_no_family_has_is_sent_to_the_generators_flag(copy_of: Callable[[str], Path]):
     folder = copy_of("rlhflow")
     edit_json(folder / "config.json", {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})
-    with pytest.raises(CheckpointError, match=r"is a Qwen3ForCausalLM, a generator\. .* give a generator to --generator"):
+    with pytest.raises(
+        CheckpointError, match=r"is a Qwen3ForCausalLM, a generator\. .* give a generator to --generator"
+    ):
         chosen(folder)
 
 

@@ -82,7 +82,9 @@ def test_a_generator_given_as_verifier_is_refused_in_one_short_message_with_the_
     tiny_checkpoints: dict[str, Path],
 ):
     folder = tiny_checkpoints["qwen2-tied"]
-    with pytest.raises(CheckpointError, match=r"Qwen2ForCausalLM.* eurus-prm, thinkprm.*--verifier-family.*--gen") as error:
+    with pytest.raises(
+        CheckpointError, match=r"Qwen2ForCausalLM.* eurus-prm, thinkprm.*--verifier-family.*--gen"
+    ) as error:
         load(folder)
     assert len(str(error.value).replace(str(folder), "")) < 260
 
@@ -90,14 +92,20 @@ def test_a_generator_given_as_verifier_is_refused_in_one_short_message_with_the_
 def test_a_verifiers_class_that_nobody_knows_is_refused_with_those_that_are(copy_of: Callable[[str], Path]):
     folder = copy_of("math-prm")
     edit_json(folder / "config.json", {"architectures": ["Qwen2ForQuestionAnswering"]})
-    with pytest.raises(CheckpointError, match=r"by their class are Qwen2ForProcessRewardModel, .*universal-prm") as error:
+    with pytest.raises(
+        CheckpointError, match=r"by their class are Qwen2ForProcessRewardModel, .*universal-prm"
+    ) as error:
         load(folder)
     assert "ForCausalLM" not in str(error.value)
 
 
-def test_a_verifier_given_as_generator_is_refused_in_one_short_message_with_the_flags(tiny_checkpoints: dict[str, Path]):
+def test_a_verifier_given_as_generator_is_refused_in_one_short_message_with_the_flags(
+    tiny_checkpoints: dict[str, Path],
+):
     folder = tiny_checkpoints["math-prm"]
-    with pytest.raises(CheckpointError, match=r"Qwen2ForProcessRewardModel.*Qwen3ForCausalLM.*--generator.*--ver") as error:
+    with pytest.raises(
+        CheckpointError, match=r"Qwen2ForProcessRewardModel.*Qwen3ForCausalLM.*--generator.*--ver"
+    ) as error:
         load_generator(Checkpoint(folder), torch.float32, "cpu")
     assert len(str(error.value).replace(str(folder), "")) < 260
 

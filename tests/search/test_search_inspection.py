@@ -177,7 +177,9 @@ def test_an_unsupported_model_is_an_error_that_names_the_classes_of_generators(
 ):
     folder = copy_of("qwen2-untied")
     edit_json(folder / "config.json", config)
-    with pytest.raises(CheckpointError, match="LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3For") as error:
+    with pytest.raises(
+        CheckpointError, match="LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3For"
+    ) as error:
         inspect_checkpoint(str(folder), torch.float32)
     assert len(str(error.value).replace(str(folder), "")) < 400
 
