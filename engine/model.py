@@ -84,9 +84,10 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
         CheckpointError: when it is another kind of model, or incomplete.
     """
     if not checkpoint.architecture.endswith("ForCausalLM"):
+        name = checkpoint.architecture or "model without architecture"
         raise CheckpointError(
-            f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}, and generators are "
-            f"{', '.join(GENERATOR_CLASSES)}; give one of these to --generator, and a reward model to --verifier"
+            f"{checkpoint.folder} is a {name}, not a generator; give one of {', '.join(GENERATOR_CLASSES)} to "
+            "--generator, and a reward model to --verifier"
         )
     tokenizer = TextTokenizer(checkpoint)  # what is wrong with it is said before gigabytes are read
     decoder = load_trunk(checkpoint, dtype, device)

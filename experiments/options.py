@@ -172,7 +172,7 @@ VerifierFamily = Annotated[
     typer.Option(
         envvar=_env("VERIFIER_FAMILY"),
         help="Family of the process reward model, by name (the README lists them) or an adapter file ending in .toml; "
-        "default: told from the checkpoint.",
+        "a *ForCausalLM needs one; default: told from the checkpoint.",
         rich_help_panel="Models",
         show_default=False,
     ),

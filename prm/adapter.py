@@ -5,8 +5,8 @@ r"""Adapter files: a family of process reward models described in TOML, so that 
     architectures = ["Qwen2ForMyPrm"]      model classes in config.json; a * at the start stands for any beginning
     source = "https://…"                   where the format is written down
 
-    [evidence]                             of a family that comes along: all of it must hold for it to be chosen without
-                                           --verifier-family; nothing here says which of causal models judge
+    [evidence]                             of families that come along: all of it must hold for one to be chosen without
+                                           --verifier-family; a family of causal models has none
     tensors = ["score.0.weight"]           tensors the checkpoint has
     rope_theta = 1000000.0                 base of the rotary embedding
 

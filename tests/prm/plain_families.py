@@ -152,14 +152,23 @@ def thinkprm_prompt(folder: Path, problem: str, steps: list[str]) -> str:
 
 @torch.inference_mode()
 def thinkprm(folder: Path, problem: str, steps: list[str], critiques: list[list[int]]) -> float:
-    """The mean over critiques, already cut, of P(" yes") against P(" no") after them and the question."""
-    model, (yes, no) = _causal(folder), (_encode(folder, label)[0] for label in (" yes", " no"))
-    prompt = _encode(folder, thinkprm_prompt(folder, problem, steps))
+    """The mean over critiques, already cut, of the authors' verdict after them.
+
+    The server that they ask appends `yes` and `no` to the text and averages the log-probabilities of what that adds to
+    the question; they take the softmax of the two.
+    """
+    model, prompt = _causal(folder), _encode(folder, thinkprm_prompt(folder, problem, steps))
     question = _encode(folder, "\nIs the solution correct?")
     scores = []
     for critique in critiques:
-        logits = model(torch.tensor([[*prompt, *critique, *question]])).logits[0, -1]
-        scores.append(torch.softmax(logits[[yes, no]], dim=0)[0].item())
+        choices = []
+        for label in ("yes", "no"):
+            asked = _encode(folder, f"\nIs the solution correct? {label}")
+            assert asked[: len(question)] == question
+            ids = torch.tensor([*prompt, *critique, *asked])
+            logs = torch.log_softmax(model(ids[None]).logits[0, :-1], dim=-1).gather(1, ids[1:, None])[:, 0]
+            choices.append(logs[len(question) - len(asked) :].mean())
+        scores.append(torch.softmax(torch.stack(choices), dim=0)[0].item())
     return sum(scores) / len(scores)
 
 
