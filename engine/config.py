@@ -10,6 +10,8 @@ from espalier.kernels.rotary import ROPE_TYPES
 
 _TRUNKS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Supported values of `model_type`, and what the names of their classes begin with."""
+GENERATOR_CLASSES = tuple(f"{name}ForCausalLM" for name in _TRUNKS.values())
+"""What a generator's `config.json` names."""
 _NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 """What rotary parameters of a type must say."""
 _TRAINED_LENGTH = "original_max_position_embeddings"
@@ -58,8 +60,10 @@ def parse_decoder_config(raw: dict[str, Any]) -> DecoderConfig:
     """
     model_type = raw.get("model_type", "")
     if not isinstance(model_type, str) or model_type not in _TRUNKS:
-        supported = ", ".join(f"{kind} ({name}For*)" for kind, name in _TRUNKS.items())
-        raise CheckpointError(f"model type {model_type!r} is not supported; supported are {supported}")
+        raise CheckpointError(
+            f"model type {model_type!r} is not supported; {', '.join(_TRUNKS)} are: generators of the classes "
+            f"{', '.join(GENERATOR_CLASSES)}, and reward models over them"
+        )
     if raw.get("hidden_act", "silu") != "silu":
         raise CheckpointError(f"activation {raw['hidden_act']!r} is not supported; silu is")
     if raw.get("mlp_bias"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from espalier.engine.checkpoint import Checkpoint
-from espalier.engine.config import DecoderConfig, parse_decoder_config
+from espalier.engine.config import GENERATOR_CLASSES, DecoderConfig, parse_decoder_config
 from espalier.engine.decoder import Decoder, load_decoder
 from espalier.engine.errors import CheckpointError
 from espalier.engine.tokenizer import TextTokenizer
@@ -84,9 +84,10 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
         CheckpointError: when it is another kind of model, or incomplete.
     """
     if not checkpoint.architecture.endswith("ForCausalLM"):
+        name = checkpoint.architecture or "model without architecture"
         raise CheckpointError(
-            f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}, not a generator; "
-            "give a *ForCausalLM checkpoint to --generator"
+            f"{checkpoint.folder} is a {name}, not a generator; give one of {', '.join(GENERATOR_CLASSES)} to "
+            "--generator, and a reward model to --verifier"
         )
     tokenizer = TextTokenizer(checkpoint)  # what is wrong with it is said before gigabytes are read
     decoder = load_trunk(checkpoint, dtype, device)

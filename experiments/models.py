@@ -32,7 +32,8 @@ def inspect_command(
         str | None, typer.Option(help="Memory of the device, like 24G: how many paths fit beside the weights.")
     ] = None,
     path_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one path, prompt included, for that.")] = 1024,
-    dtype: Annotated[str, typer.Option(help="Of weights and KV: float32, bfloat16 or float16.")] = "bfloat16",
+    device: opt.Device = "auto",
+    dtype: opt.Dtype = "auto",
     quantization: Annotated[Quantization, typer.Option(help="Of the weights: none, int8 or int4.")] = Quantization.NONE,
     verifier_family: opt.VerifierFamily = None,
     verifier_reference: opt.VerifierReference = "",
@@ -42,16 +43,17 @@ def inspect_command(
 ) -> None:
     """Show what checkpoints would be used as, how they are read, and what they take; no weights are read.
 
-    A local folder's tensors are all accounted for by name and shape. --verifier-family makes those verifiers that may
-    as well be generators.
+    A local folder's tensors are all accounted for by name and shape. Sizes are those of the dtype that they would run
+    in on --device, float32 on a CPU, unless --dtype names another. --verifier-family makes those verifiers that may as
+    well be generators.
     """
     from espalier.engine.hub import HubSettings
     from espalier.search.inspection import inspect_checkpoint, paths_that_fit
-    from espalier.search.runtime import parse_dtype
+    from espalier.search.runtime import resolve_dtype
 
     available = opt.parse_bytes(memory, "--memory")
     hub = HubSettings(offline, cache_dir)
-    kind = parse_dtype(dtype)
+    kind = resolve_dtype(dtype, device)
     how = quantization, verifier_family, verifier_reference, hub
     found = [inspect_checkpoint(name, kind, *how) for name in checkpoints]
     fit = None if available is None else paths_that_fit(found, available, path_tokens)

@@ -172,7 +172,7 @@ VerifierFamily = Annotated[
     typer.Option(
         envvar=_env("VERIFIER_FAMILY"),
         help="Family of the process reward model, by name (the README lists them) or an adapter file ending in .toml; "
-        "default: told from the checkpoint.",
+        "a *ForCausalLM needs one; default: told from the checkpoint.",
         rich_help_panel="Models",
         show_default=False,
     ),
@@ -352,7 +352,11 @@ AggregationOption = Annotated[
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(help="Default: the checkpoint's own, else 0.8.", rich_help_panel="Search", show_default=False),
+    typer.Option(
+        help="0 is greedy; default: the checkpoint's own, whatever its do_sample says, else 0.8.",
+        rich_help_panel="Search",
+        show_default=False,
+    ),
 ]
 TopK = Annotated[
     int | None,

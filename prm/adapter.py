@@ -5,9 +5,9 @@ r"""Adapter files: a family of process reward models described in TOML, so that 
     architectures = ["Qwen2ForMyPrm"]      model classes in config.json; a * at the start stands for any beginning
     source = "https://…"                   where the format is written down
 
-    [evidence]                             all of it must hold for the family to be chosen without --verifier-family
+    [evidence]                             of families that come along: all of it must hold for one to be chosen without
+                                           --verifier-family; a family of causal models has none
     tensors = ["score.0.weight"]           tensors the checkpoint has
-    tokens = { "▁+" = 648 }                ids the tokenizer gives
     rope_theta = 1000000.0                 base of the rotary embedding
 
     [prompt]
@@ -74,7 +74,6 @@ class Adapter:
     architectures: tuple[str, ...]
     source: str
     evidence_tensors: tuple[str, ...]
-    evidence_tokens: dict[str, int]
     evidence_rope_theta: float | None
     prompt_kind: str
     prompt_system: str | None
@@ -99,7 +98,7 @@ class Adapter:
     @property
     def has_evidence(self) -> bool:
         """Whether the family can be told from the checkpoint."""
-        return bool(self.evidence_tensors or self.evidence_tokens or self.evidence_rope_theta)
+        return bool(self.evidence_tensors or self.evidence_rope_theta)
 
 
 _REQUIRED = object()
@@ -109,7 +108,6 @@ _KEYS: dict[str, tuple[type, Any]] = {  # the type of each key's value, and what
     "architectures": (tuple, ()),
     "source": (str, ""),
     "evidence.tensors": (tuple, ()),
-    "evidence.tokens": (dict, {}),
     "evidence.rope_theta": (float, None),
     "prompt.kind": (str, "chat"),
     "prompt.system": (str, None),

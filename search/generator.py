@@ -19,6 +19,8 @@ STEP_SYSTEM_PROMPT = (
     r'"Therefore, the final answer is: $\boxed{answer}$."'
 )
 """Asks an instruction-tuned model for steps that end in a blank line, which is where a step ends."""
+_LEAST_TOP_P = 1e-9
+"""Keeps the most likely token alone; a request's own must be above 0."""
 
 
 def render_prompt(tokenizer: TextTokenizer, system_prompt: str, problem: str) -> str:
@@ -41,7 +43,17 @@ def render_prompt(tokenizer: TextTokenizer, system_prompt: str, problem: str) ->
 
 
 class Generator:
-    """Renders problems for one generator and asks the engine for steps."""
+    """Renders problems for one generator and asks the engine for steps.
+
+    Attributes:
+        temperature: what requests that say nothing sample with, as the three below. The checkpoint's own values are
+            taken as they are, 0 included, which is greedy; what it does not set is 0.8 here, and all tokens. Its
+            `do_sample` says whether `generate()` of transformers samples when nobody asks, and is not looked at: a
+            search does nothing without samples that differ, and greedy decoding is a search of its own.
+        top_k: 0 keeps all, as does a configured -1.
+        top_p: a configured 0 keeps the most likely token alone, as in transformers.
+        min_p: 0 keeps all.
+    """
 
     def __init__(self, engine: Engine, system_prompt: str, defaults: dict[str, Any]) -> None:
         """Make a generator.
@@ -50,13 +62,16 @@ class Generator:
             engine: the engine that holds the generator's model.
             system_prompt: text of the system message; empty for none.
             defaults: the checkpoint's `generation_config.json`.
+
+        Raises:
+            CheckpointError: when one of its values that are used is no number, or out of range.
         """
         self._engine = engine
         self.system_prompt = system_prompt
-        self.temperature = float(defaults.get("temperature") or 0.8)
-        self.top_k = int(defaults.get("top_k") or 0)
-        self.top_p = float(defaults.get("top_p") or 1.0)
-        self.min_p = float(defaults.get("min_p") or 0.0)
+        self.temperature = _configured(defaults, "temperature", 0.8, 0, 10)
+        self.top_k = max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0)
+        self.top_p = max(_configured(defaults, "top_p", 1, 0, 1), _LEAST_TOP_P)
+        self.min_p = _configured(defaults, "min_p", 0, 0, 1)
 
     @property
     def model(self) -> Model:
@@ -93,3 +108,12 @@ class Generator:
         work = Generate(owner, parent, samplings, max_tokens, in_place=in_place, merge_equal=merge_equal)
         self._engine.submit(work)
         return work
+
+
+def _configured(defaults: dict[str, Any], name: str, default: float, least: float, most: float) -> float:
+    """A value of `generation_config.json`, or the default where it has none."""
+    if (value := defaults.get(name)) is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise CheckpointError(f"{name} in generation_config.json must be a number from {least} to {most}, is {value!r}")
+    return float(value)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from espalier.engine.checkpoint import Outline
-from espalier.engine.config import DecoderConfig
+from espalier.engine.config import GENERATOR_CLASSES, DecoderConfig, parse_decoder_config
 from espalier.engine.errors import CheckpointError
 from espalier.engine.hub import HubSettings, locate
 from espalier.engine.load_settings import LoadFormat, Quantization
@@ -16,7 +16,7 @@ from espalier.engine.tokenizer import TextTokenizer
 from espalier.engine.turns import GENERATOR, VERIFIER
 from espalier.engine.weight_index import named_files, weight_lists
 from espalier.prm.base import PrmFamily, StepPath
-from espalier.prm.families import Choice, identify, load_verifier
+from espalier.prm.families import Choice, families_of, identify, known_classes, load_verifier
 from espalier.prm.twin import TwinDecoder
 from espalier.search.generator import STEP_SYSTEM_PROMPT, render_prompt
 
@@ -84,6 +84,7 @@ def inspect_checkpoint(
         CheckpointError: for all that would be wrong when it is loaded, weights cut short among it.
     """
     outline = _outline(name, hub)
+    parse_decoder_config(outline.config)
     other = _outline(reference, hub) if reference else None
     choice, note = _choose(outline, family, other is not None)
     if choice is None:
@@ -143,15 +144,20 @@ def _has_weights(folder: Path) -> bool:
 
 def _choose(outline: Outline, family: str | None, has_reference: bool) -> tuple[Choice | None, str]:
     """The family, None for a generator, and a note on what else it may be."""
+    name = outline.architecture
     if family is not None or has_reference:
         return identify(outline, family, has_reference), ""
-    if not outline.architecture.endswith("ForCausalLM"):
-        return identify(outline), ""
+    if name.endswith("ForCausalLM"):
+        families = ", ".join(families_of(name))
+        return None, f"a verifier, where --verifier-family names its family: {families}" if families else ""
     try:
-        choice = identify(outline)
-    except CheckpointError:
-        return None, ""
-    return None, f"given as --verifier it would be read as {choice.info.name}, by {choice.reason}"
+        return identify(outline), ""
+    except CheckpointError as unknown:
+        raise CheckpointError(
+            f"{outline.folder} is a {name or 'model without architecture'}; generators are "
+            f"{', '.join(GENERATOR_CLASSES)}; verifiers known by their class are {', '.join(known_classes())}, and any "
+            "other needs --verifier-family"
+        ) from unknown
 
 
 def _readings(family: PrmFamily, tokenizer: TextTokenizer) -> tuple[tuple[str, str], ...]:

@@ -204,6 +204,15 @@ def _default_kv_memory(device: torch.device) -> int:
     return min(4 * 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
 
 
+def resolve_dtype(name: str, device: str) -> torch.dtype:
+    """What `load_orchestrator` makes of a dtype on a device, both named as in `RuntimeSettings`.
+
+    Raises:
+        CheckpointError: for an unknown name, or a device that is not there.
+    """
+    return _dtype(name, _device(device))
+
+
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     import torch
 
@@ -211,17 +220,4 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in DTYPES:
         raise CheckpointError(f"unknown dtype {name!r}; --dtype takes one of {', '.join(DTYPES)}")
-    return parse_dtype(name)
-
-
-def parse_dtype(name: str) -> torch.dtype:
-    """One of `DTYPES` other than `auto`.
-
-    Raises:
-        CheckpointError: for another name.
-    """
-    import torch
-
-    if name not in DTYPES[1:]:
-        raise CheckpointError(f"unknown dtype {name!r}; --dtype takes one of {', '.join(DTYPES[1:])}")
     return getattr(torch, name)

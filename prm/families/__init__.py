@@ -1,11 +1,11 @@
 """Process-reward-model families, one small file each, and the choice among them.
 
-A family is chosen by the class that `config.json` names and then by configuration, tensors and vocabulary, never by a
-repository's name; `--verifier-family` overrules that. Where a class may as well be a generator's, a family needs
-evidence of its own or the flag. A user's own family is an adapter file (`prm.adapter`).
+A family is chosen by the class that `config.json` names and then by configuration and tensors, never by a repository's
+name; `--verifier-family` overrules that. Where a class may as well be a generator's, only the flag chooses: several
+families and any generator share a base model's vocabulary, and scores read in another family's layout mean nothing.
+A user's own family is an adapter file (`prm.adapter`).
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,10 +19,8 @@ from espalier.engine.load_settings import LoadFormat
 from espalier.prm.adapted import info_of, load_adapted
 from espalier.prm.adapter import Adapter, read_adapter
 from espalier.prm.base import FamilyInfo, PrmFamily
-from espalier.prm.evidence import fits, has_ids, rope_theta
+from espalier.prm.evidence import fits, rope_theta
 from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, thinkprm, token_classifier, universal
-
-log = logging.getLogger("espalier.prm")
 
 Load = Callable[[Checkpoint, torch.dtype, torch.device | str], PrmFamily]
 Evidence = Callable[[Checkpoint], str | None]
@@ -62,7 +60,8 @@ def entries() -> tuple[Entry, ...]:
         Entry(qwen_math.INFO, qwen_math.evidence, qwen_math.load),
         _adapted("reasonflux-prm"),
         _adapted("skywork-o1-open-prm"),
-        Entry(rlhflow.INFO, rlhflow.evidence, rlhflow.load),
+        Entry(rlhflow.INFO, _by_flag_only, rlhflow.load),
+        _adapted("versaprm"),
         _adapted("math-shepherd"),
         Entry(token_classifier.INFO, token_classifier.evidence, token_classifier.load),
         Entry(token_classifier.PURE_INFO, _by_flag_only, token_classifier.load_pure),
@@ -95,6 +94,17 @@ def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool 
     raise CheckpointError(_unknown(checkpoint))
 
 
+def families_of(architecture: str) -> tuple[str, ...]:
+    """Names of the families whose checkpoints may name this class, whatever else they hold."""
+    return tuple(entry.info.name for entry in entries() if fits(architecture, entry.info.architectures))
+
+
+def known_classes() -> tuple[str, ...]:
+    """Classes that make a checkpoint a verifier without a flag; `*` stands for any beginning."""
+    known = (entry.info.architectures for entry in entries() if entry.evidence is not _by_flag_only)
+    return tuple(dict.fromkeys(name for names in known for name in names))
+
+
 def load_verifier(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
@@ -103,8 +113,6 @@ def load_verifier(
     reference: Checkpoint | None = None,
 ) -> PrmFamily:
     """Load a process reward model.
-
-    Warns where only the vocabulary says that a checkpoint of a generator's class is one.
 
     Args:
         checkpoint: the verifier's.
@@ -117,17 +125,7 @@ def load_verifier(
         CheckpointError: when no family fits, a tensor or token is missing, or a reference is given to a family that
             has none.
     """
-    choice = identify(checkpoint, family, reference is not None)
-    if family is None and reference is None and checkpoint.architecture.endswith("ForCausalLM"):
-        log.warning(
-            "%s is taken for a verifier of the family %s (%s); if it is a generator, its scores mean nothing. "
-            "--verifier-family %s says that it is one",
-            checkpoint.folder,
-            choice.info.name,
-            choice.reason,
-            choice.info.name,
-        )
-    entry = choice.entry
+    entry = identify(checkpoint, family, reference is not None).entry
     if entry.load is None:
         return eurus.load(checkpoint, reference, dtype, device)
     if reference is not None:
@@ -154,20 +152,18 @@ def _adapted(name: str) -> Entry:
 
 
 def _from_adapter(adapter: Adapter) -> Entry:
-    return Entry(info_of(adapter), partial(_adapter_evidence, adapter), partial(load_adapted, adapter))
+    evidence = partial(_adapter_evidence, adapter) if adapter.has_evidence else _by_flag_only
+    return Entry(info_of(adapter), evidence, partial(load_adapted, adapter))
 
 
 def _adapter_evidence(adapter: Adapter, checkpoint: Checkpoint) -> str | None:
     theta = adapter.evidence_rope_theta
-    if not adapter.has_evidence or (theta is not None and rope_theta(checkpoint) != theta):
+    if theta is not None and rope_theta(checkpoint) != theta:
         return None
     tensors = adapter.evidence_tensors if checkpoint.load_format is not LoadFormat.DUMMY else ()
     if any(name not in checkpoint for name in tensors):
         return None
-    if adapter.evidence_tokens and not has_ids(checkpoint, adapter.evidence_tokens):
-        return None
     said = [f"tensor {name}" for name in tensors]
-    said += [f"token {token} = {i}" for token, i in adapter.evidence_tokens.items()]
     said += [] if theta is None else [f"rotary base {theta:,.0f}"]
     return ", ".join(["its architecture", *said])
 
@@ -179,12 +175,20 @@ def _by_flag_only(checkpoint: Checkpoint) -> str | None:
 def _unknown(checkpoint: Checkpoint) -> str:
     """What to say of a checkpoint that no family claims."""
     name = checkpoint.architecture
-    possible = [entry.info.name for entry in entries() if fits(name, entry.info.architectures)]
-    unclear = f", which may be a generator or {' or '.join(possible)}, and nothing in it says which" if possible else ""
-    classes = dict.fromkeys(pattern for entry in entries() for pattern in entry.info.architectures)
-    families = ", ".join(entry.info.name for entry in entries())
+    if name.endswith("ForCausalLM"):
+        found = ", ".join(families_of(name))
+        whose = (
+            f"the class of generators and of the verifiers {found}; nothing in it says which"
+            if found
+            else "a generator"
+        )
+        return (
+            f"{checkpoint.folder} is a {name}, {whose}. Name a verifier's family with --verifier-family, or describe "
+            "it in an adapter file and give that; give a generator to --generator"
+        )
+    named = ", ".join(entry.info.name for entry in entries() if entry.evidence is _by_flag_only)
     return (
-        f"{checkpoint.folder} is a {name or 'model without architecture'}{unclear}; supported process reward models "
-        f"are of the classes {', '.join(classes)}; if it is one, name its family with --verifier-family ({families}), "
-        "or describe it in an adapter file and give that"
+        f"{checkpoint.folder} is a {name or 'model without architecture'}; verifiers known by their class are "
+        f"{', '.join(known_classes())}. Name another's family with --verifier-family ({named}), or describe it in an "
+        "adapter file and give that"
     )

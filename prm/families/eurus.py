@@ -7,10 +7,14 @@ and is 0.5 where both models agree. Rewards beyond `LIMIT` count as that, and la
 is never 0 or 1, and the next step's reward can be told from it.
 
 Layout: the problem as the user's turn, then `Step 1: …`, each step with the blank line after it, which counts as the
-step's. (The authors' code ends a step at the token after that, and the last one at the end of the turn.) To be read for
-its first token a step needs the hidden state of the token before it, so the last token of a path is always fed with the
-step that follows.
-Source: arXiv:2412.01981, arXiv:2502.01456 and the model card of PRIME-RL/EurusPRM-Stage2; the coefficient is theirs.
+step's. To be read for its first token a step needs the hidden state of the token before it, so the last token of a path
+is always fed with the step that follows. The last token of the assistant's header is counted with the first step, as in
+the authors' code: all paths of a problem have it in common.
+
+Source: the usage on the model card of PRIME-RL/EurusPRM-Stage2; arXiv:2412.01981 and arXiv:2502.01456; the coefficient
+is theirs. What differs: their code ends a step one token after its blank line (two, where a tokenizer merges the line
+with the full stop before it), and the last step with the end of the turn, so that a step's reward would depend on what
+follows it; here it ends with the blank line. Their rewards are the sums themselves.
 """
 
 import hashlib
@@ -38,7 +42,7 @@ INFO = FamilyInfo(
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),
     head="`lm_head` of both models",
     layout="chat template, `Step {number}: {step}` and a blank line after a step",
-    read_at="every token up to the step's end, in both models",
+    read_at="every token from the header's last to the step's end, in both models",
     score="sigmoid of 0.001 · (log p − log p of the reference), summed",
     source="arXiv:2412.01981 and the model card of PRIME-RL/EurusPRM-Stage2",
 )
@@ -52,25 +56,26 @@ class EurusPrm(PrmFamily):
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.mark_tokens = len(model.tokenizer.encode("Step 100: \n\n"))
+        self.mark_tokens = 1 + len(model.tokenizer.encode("Step 100: \n\n"))  # and the header's last, of the first step
 
     def prompt_ids(self, problem: str) -> list[int]:
-        """The problem's turn and the opening of the assistant's, but for the last token."""
-        return self._prompt(problem)[:-1]
+        """The problem's turn and the opening of the assistant's, but for the last two tokens."""
+        return self._prompt(problem)[:-2]
 
     def read(self, path: StepPath) -> Reading:
         """The token before the step and the step's but the last: each is asked about the one after it."""
         number = len(path.steps)
-        targets = self._step(path.steps[-1], number)
-        before = self._step(path.steps[-2], number - 1) if number > 1 else self._prompt(path.problem)
-        return Reading((before[-1], *targets[:-1]), tuple(range(len(targets))), targets=tuple(targets))
+        step = self._step(path.steps[-1], number)
+        before = self._step(path.steps[-2], number - 1)[-1:] if number > 1 else self._prompt(path.problem)[-2:]
+        ids, targets = (*before, *step[:-1]), (*before[1:], *step)
+        return Reading(ids, tuple(range(len(ids))), targets=targets)
 
     def whole(self, path: StepPath) -> Reading:
         """All of it at once: the sum over the whole path needs no score of the step before."""
         prompt = self._prompt(path.problem)
-        targets = [i for number, step in enumerate(path.steps, start=1) for i in self._step(step, number)]
-        ids = (*prompt, *targets[:-1])
-        return Reading(ids, tuple(range(len(prompt) - 1, len(ids))), whole=True, targets=tuple(targets))
+        steps = [i for number, step in enumerate(path.steps, start=1) for i in self._step(step, number)]
+        ids, targets = (*prompt, *steps[:-1]), (prompt[-1], *steps)
+        return Reading(ids, tuple(range(len(prompt) - 2, len(ids))), whole=True, targets=targets)
 
     def score(self, values: np.ndarray, before: float | None) -> float:
         """The sigmoid of the reward so far, within `LIMIT`: what the step before had, and this one's tokens."""

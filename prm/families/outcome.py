@@ -1,9 +1,15 @@
 """Outcome reward models: one number for a complete answer, such as Skywork-Reward and Qwen2.5-Math-RM.
 
 Layout: the problem as the user's turn and the whole answer as the assistant's, through the chat template; read at the
-last token of the closed turn. The score is the sigmoid of the logit: it orders answers as the logit does, and lies in
-[0, 1] so that a weighted vote means something. Steps have no score, so searches that choose among steps are refused.
-Source: the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwen2.5-Math-RM-72B.
+last token of it that is not config.json's `pad_token_id`, where transformers' `*ForSequenceClassification` read: a
+template may end in that very token. The score is the sigmoid of the logit: it orders answers as the logit does, and
+lies in [0, 1] so that a weighted vote means something. Steps have no score, so searches that choose among steps are
+refused.
+
+The card of Qwen/Qwen2.5-Math-RM-72B gives its system message; its template puts in the same one where none is given.
+Source: the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwen2.5-Math-RM-72B; transformers 5.23,
+`modeling_layers.GenericForSequenceClassification`. (Older versions read the token before the first that is
+`pad_token_id`, which is another one where a template has it between turns.)
 """
 
 import torch
@@ -20,7 +26,7 @@ INFO = FamilyInfo(
     architectures=("*ForSequenceClassification", "Qwen2ForRewardModel"),
     head="`score`, or `score.0` → ReLU → `score.2`",
     layout="chat template: the problem, and the whole answer as the closed turn of the assistant",
-    read_at="last token",
+    read_at="last token that is not `pad_token_id`",
     score="sigmoid of the logit, of whole answers only",
     source="the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwen2.5-Math-RM-72B",
     incremental=False,
@@ -33,8 +39,9 @@ class OutcomeModel(PrmFamily):
 
     info = INFO
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, pad_id: int | None) -> None:
         self.model = model
+        self._pad_id = pad_id
         self.mark_tokens = len(model.tokenizer.encode(self._chat("", "a"))) - len(self.prompt_ids(""))
 
     def prompt_ids(self, problem: str) -> list[int]:
@@ -42,10 +49,11 @@ class OutcomeModel(PrmFamily):
         return self.model.tokenizer.encode(self.model.tokenizer.render_chat([{"role": "user", "content": problem}]))
 
     def read(self, path: StepPath) -> Reading:
-        """The whole answer, read at its last token."""
+        """The whole answer up to its last token that is not padding, read there."""
         answer = "\n\n".join(stripped_step(step) for step in path.steps)
         ids = self.model.tokenizer.encode(self._chat(path.problem, answer))
-        return Reading(tuple(ids), (len(ids) - 1,), whole=True)
+        end = max((i for i, token in enumerate(ids) if token != self._pad_id), default=0)
+        return Reading(tuple(ids[: end + 1]), (end,), whole=True)
 
     def _chat(self, problem: str, answer: str) -> str:
         messages = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
@@ -69,4 +77,5 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     head = stacked_head(take_layers(checkpoint, names, decoder, labels=1, bias=None), torch.sigmoid)
     checkpoint.ignore("lm_head.weight")
     checkpoint.require_all_taken()
-    return OutcomeModel(Model(decoder, head, tokenizer, (), checkpoint.digest()))
+    model = Model(decoder, head, tokenizer, (), checkpoint.digest())
+    return OutcomeModel(model, checkpoint.config.get("pad_token_id"))

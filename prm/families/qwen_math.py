@@ -6,7 +6,9 @@ head with ReLU, softmax over two classes in float32, class 1. The closing `<|im_
 grow.
 
 The model card's example, ProcessBench's gsm8k-0, gives 1.0, 0.1904, 0.9766, 1.0 in bfloat16.
-Source: the model card of Qwen/Qwen2.5-Math-PRM-7B.
+Source: the usage on the model card of Qwen/Qwen2.5-Math-PRM-7B. What differs: newlines around a step are left out,
+which the card's steps do not have; an `<extra_0>` that a text holds itself is spelt as plain text and is no place to
+read.
 """
 
 import torch

@@ -3,8 +3,12 @@
 Layout: a chat in which the user's first turn is the problem, a space and the first step, every further turn one step,
 and the assistant's turns are `+`. A step's score is read where its answer is to begin, at the last token of the
 assistant's header, so one before the `+`: softmax over the logits of `+` and `-`. What is appended for the next step
-begins with the `+` that was not fed yet.
-Source: github.com/RLHFlow/RLHF-Reward-Modeling (math-rm).
+begins with the `+` that was not fed yet. The class and the vocabulary are those of any Llama 3, and of verifiers with
+other layouts, so the flag alone chooses it.
+
+Source: github.com/RLHFlow/RLHF-Reward-Modeling, `math-rm/prm_evaluate.py`: one chat a step, closed by `+` and the
+turn's end, read three tokens before its end, which is the header's last. What differs: the space around a problem goes
+too, as a template takes it from the turn's ends anyway.
 """
 
 import torch
@@ -14,7 +18,6 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.model import Model, load_trunk
 from espalier.engine.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step, without_marks
-from espalier.prm.evidence import has_ids
 from espalier.prm.heads import probability_of, stacked_head, take_token_rows
 from espalier.prm.tokens import require_published_ids, require_token
 
@@ -83,13 +86,6 @@ class RlhFlow(PrmFamily):
     def _plain(self, text: str) -> str:
         # Templates of this kind trim what they are given; trimmed here, both ways of rendering agree under any.
         return without_marks(stripped_step(text).strip(), self._marks)
-
-
-def evidence(checkpoint: Checkpoint) -> str | None:
-    """Llama 3's vocabulary. An instruction-tuned Llama 3 has it too: a generator given as verifier looks the same."""
-    if not has_ids(checkpoint, _IDS):
-        return None
-    return "its vocabulary, in which + is 10 and - is 12 (a Llama 3 generator has it too: its scores mean nothing)"
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> RlhFlow:

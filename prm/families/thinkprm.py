@@ -10,10 +10,23 @@ The prompt, the ends of a critique, the verdict's lead-in, the two labels, their
 authors' `prm/thinkprm_api.py` and `utils/helper.py`; one greedy chain is their beam search's setting (`prm_temperature:
 0.0`). A `prm` object in config.json sets others: `chains`, `temperature` and `critique_tokens`.
 
-Assumed: the labels are one token each with the space before them, where theirs are strings that their server scores;
-of a token that reaches into one of the texts that end a critique nothing is kept; `4096` tokens a critique, which the
-longest of the 1,000 they trained on (3,669) fits in. They also put `</think>` in no verdict's text, and so does this.
-Source: arXiv:2504.16828 and github.com/mukhal/ThinkPRM. The class is any generator's, so the flag alone chooses it.
+Their verdict is a softmax, at temperature 1, over SGLang's length-normalised log-probabilities of the choices `yes` and
+`no` after `Is the solution correct? `. SGLang appends each choice to the text and tokenises that anew, so that the
+space becomes part of ` yes` and ` no`. It averages over the tokens from the last but one of the text before, the
+question mark, whose own value is not among them: what is left is the label. So the numbers are log P(" yes") and log
+P(" no"), and their softmax is the one here. A label of several tokens would be averaged over these; a tokenizer that
+has one is refused.
+
+What differs: a critique's own tokens are kept as they were drawn, and the lead-in's follow them, where their client
+tokenises the whole text anew (a full stop and the newline after it are then one token). Of a token that reaches into
+one of the texts that end a critique nothing is kept, where theirs is cut within it. `4096` tokens a critique, which the
+longest of the 1,000 they trained on (3,669) fits in, where their limit is 8172. Steps are the search's, where theirs
+are what stands between labels `Step k:`; the step that there is not is found by number, where they compare the numbers
+as texts, so that of ten steps and more the tenth ends a critique. They also put `</think>` in no verdict's text, and so
+does this.
+Source: arXiv:2504.16828, github.com/mukhal/ThinkPRM, and of github.com/sgl-project/sglang `lang/backend/
+runtime_endpoint.py` (`select`, `compute_normalized_prompt_logprobs`) and how its scheduler gives back the
+log-probabilities of a prompt. The class is any generator's, so the flag alone chooses it.
 """
 
 import re

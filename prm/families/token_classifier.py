@@ -7,12 +7,15 @@ token, as the probability of label 1. `config.json` may carry a `prm` object tha
     step_separator   text after each step; TRL's default is one newline
     score            `p1`, the probability of label 1
 
-PURE is the same with a blank line as the separator. It reads p1 - p0, from -1 to 1; as p0 = 1 - p1, the score here, p1,
-is half of that and a half: the same order, the same minimum of a path, and what it calls right is above 0.5.
-Source: TRL's documentation of PRMTrainer; the model card of jinachris/PURE-PRM-7B.
+PURE's layout is TRL's: a solution is split at its blank lines, and what ends a step is given up for a single newline,
+whose token is read; spaces at a step's end go with it. It reads p1 - p0, from -1 to 1; as p0 = 1 - p1, the score here,
+p1, is half of that and a half: the same order, the same minimum of a path, and what it calls right is above 0.5. (For
+best-of-N and training the authors weigh the steps' rewards so that their sum is nearly the least; `--aggregation min`
+is that.)
+Source: TRL's documentation of PRMTrainer and how its `tokenize_row` joins prompt, steps and separators; for PURE the
+model card of jinachris/PURE-PRM-7B, its evaluation, and the trainer of github.com/CJReinforce/PURE, which takes the
+blank line off each step of a sample and puts the token of `prm_step_separator`, a newline, in its place.
 """
-
-from typing import Any
 
 import torch
 
@@ -26,7 +29,6 @@ from espalier.prm.heads import probability_of, stacked_head, take_layers
 _PROMPTS = ("raw", "chat")
 _SCORES = ("p1",)
 _TRL = {"prompt": "raw", "step_separator": "\n", "score": "p1"}
-_PURE = {"prompt": "raw", "step_separator": "\n\n", "score": "p1"}
 
 INFO = FamilyInfo(
     name="token-classifier",
@@ -43,10 +45,10 @@ PURE_INFO = FamilyInfo(
     models="jinachris/PURE-PRM-7B",
     architectures=("*ForTokenClassification",),
     head="`score`",
-    layout="the problem as it is, a blank line after a step",
+    layout="the problem as it is, a newline after a step",
     read_at="last token of the separator",
     score="softmax, label 1: (1 + (p1 − p0)) / 2 of what PURE reads",
-    source="arXiv:2504.15275 and the model card of jinachris/PURE-PRM-7B",
+    source="arXiv:2504.15275, github.com/CJReinforce/PURE and the model card of jinachris/PURE-PRM-7B",
 )
 
 
@@ -75,15 +77,25 @@ class TokenClassifier(PrmFamily):
 
     def read(self, path: StepPath) -> Reading:
         """The step's ids and the separator's, read at the last."""
-        ids = self.model.tokenizer.encode(stripped_step(path.steps[-1])) + self._separator_ids
+        ids = self.model.tokenizer.encode(self._text(path.steps[-1])) + self._separator_ids
         return Reading(tuple(ids), (len(ids) - 1,))
+
+    def _text(self, step: str) -> str:
+        return stripped_step(step)
+
+
+class Pure(TokenClassifier):
+    """See the module."""
+
+    def _text(self, step: str) -> str:
+        return stripped_step(step).rstrip()
 
 
 def evidence(checkpoint: Checkpoint) -> str | None:
     """Its own architecture; a `prm` object in the configuration says the rest."""
     if "prm" in checkpoint.config:
         return "its architecture and the prm object of its config.json"
-    return "its architecture, in TRL's layout (--verifier-family pure for a blank line after each step)"
+    return "its architecture, in TRL's layout (--verifier-family pure takes spaces off the ends of steps)"
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> TokenClassifier:
@@ -95,7 +107,8 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     settings = _TRL | checkpoint.config.get("prm", {})
     if settings["prompt"] not in _PROMPTS or settings["score"] not in _SCORES:
         raise CheckpointError(f"{checkpoint.folder}: prm.prompt is one of {_PROMPTS}, prm.score one of {_SCORES}")
-    return _load(INFO, settings, checkpoint, dtype, device)
+    model = _load_model(checkpoint, dtype, device)
+    return TokenClassifier(INFO, model, settings["step_separator"], settings["prompt"] == "chat")
 
 
 def load_pure(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> TokenClassifier:
@@ -104,19 +117,12 @@ def load_pure(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device |
     Raises:
         CheckpointError: when it does not have two labels.
     """
-    return _load(PURE_INFO, _PURE, checkpoint, dtype, device)
+    return Pure(PURE_INFO, _load_model(checkpoint, dtype, device), _TRL["step_separator"], chat_prompt=False)
 
 
-def _load(
-    info: FamilyInfo,
-    settings: dict[str, Any],
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> TokenClassifier:
+def _load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Model:
     tokenizer = TextTokenizer(checkpoint)
     decoder = load_trunk(checkpoint, dtype, device)
     head = stacked_head(take_layers(checkpoint, ("score",), decoder, labels=2, bias=None), probability_of(1))
     checkpoint.require_all_taken()
-    model = Model(decoder, head, tokenizer, (), checkpoint.digest())
-    return TokenClassifier(info, model, settings["step_separator"], settings["prompt"] == "chat")
+    return Model(decoder, head, tokenizer, (), checkpoint.digest())

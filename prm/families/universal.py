@@ -7,7 +7,8 @@ tokens before them as if it had never been there.
 
 The head's tensors are taken as `score` or as `score.0`, `score.2`, with one value; the published checkpoint's own names
 could not be looked at where this was written, so the family is only chosen by its flag.
-Source: the model card of infly/Universal-PRM-7B; arXiv:2502.11520.
+Source: the usage on the model card of infly/Universal-PRM-7B, one text a step, as here; arXiv:2502.11520. The card puts
+a reference answer there where one is known.
 """
 
 import torch

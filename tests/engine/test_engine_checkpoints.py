@@ -232,7 +232,10 @@ def test_what_a_configuration_leaves_out_has_the_usual_meaning():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, r"'mamba' is not supported; supported are llama \(LlamaFor\*\), mistral"),
+        (
+            {"model_type": "mamba"},
+            r"'mamba' is not supported; llama, mistral, qwen2, qwen3 are: .* LlamaForCausalLM, Mist",
+        ),
         ({"hidden_act": "gelu"}, "'gelu' is not supported"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "'longrope' is not supported; default, linear"),

@@ -142,7 +142,7 @@ def test_wrong_value_names_its_option(espalier, arguments, option):
         ([*SOLVE, "--generator", "nope"], "not one of demo-generator, demo-verifier"),
         ([*SOLVE, "--verifier", "nope"], "not one of demo-generator, demo-verifier"),
         ([*SOLVE, "--generator", "demo-verifier"], "not a generator"),
-        ([*SOLVE, "--verifier", "demo-generator"], "supported process reward models"),
+        ([*SOLVE, "--verifier", "demo-generator"], "nothing in it says which"),
         ([*SOLVE, "--verifier", ""], "set --verifier"),
         ([*SOLVE, "--endpoint", "127.0.0.1:9"], "no server at 127.0.0.1:9; start one with: espalier serve"),
         (["eval", "--benchmark", "nowhere.jsonl"], "neither a file nor `demo`"),

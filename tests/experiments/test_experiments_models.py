@@ -1,11 +1,13 @@
 import json
 
+import torch
+
 
 def test_inspect_shows_what_a_pair_is_and_what_fits(espalier):
     shown = espalier("models", "inspect", "demo-generator", "demo-verifier", "--memory", "1G")
     assert shown.code == 0, shown.err
     text = " ".join(shown.out.split())
-    for part in ("role generator", "verifier: token-classifier", "every tensor accounted for", "2,560 bytes a token"):
+    for part in ("role generator", "verifier: token-classifier", "every tensor accounted for"):
         assert part in text
     assert "paths of 1,024 tokens" in text
     assert "▸⏎⏎◂" in text
@@ -17,6 +19,27 @@ def test_inspect_as_json_has_the_same_figures(espalier):
     (found,) = document["checkpoints"]
     assert (found["role"], found["family"], found["kv_bytes_per_token"]) == ("verifier", "token-classifier", 8960)
     assert document["fit"]["paths"] == document["fit"]["kv_bytes"] // (1024 * 8960)
+
+
+def test_inspect_shows_the_dtype_that_would_run_unless_a_flag_names_another(espalier, monkeypatch):
+    def shown(*flags: str) -> tuple[str, int]:
+        document = json.loads(espalier("models", "inspect", "demo-generator", "--json", *flags).out)
+        (found,) = document["checkpoints"]
+        return found["dtype"], found["kv_bytes_per_token"]
+
+    assert shown("--device", "cpu") == ("float32", 5120)
+    assert shown("--device", "cpu", "--dtype", "bfloat16") == ("bfloat16", 2560)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert shown() == ("bfloat16", 2560)
+
+
+def test_swapped_roles_are_one_short_line_with_the_flags(espalier):
+    shown = espalier("solve", "1+1?", "--generator", "demo-verifier", "--verifier", "demo-generator")
+    assert shown.code != 0
+    text = " ".join(shown.err.split())
+    assert "--generator" in text
+    assert "--verifier" in text
+    assert len(text) < 500
 
 
 def test_inspect_says_when_weights_do_not_fit(espalier):

@@ -41,6 +41,7 @@ def write_families(root: Path, tiny: dict[str, Path]) -> dict[str, Path]:
         "reasonflux-prm": _reasonflux(root / "reasonflux", tiny["math-prm"]),
         "skywork-o1-open-prm": _skywork(root / "skywork", tiny["qwen2-tied"]),
         "rlhflow": _llama(root / "rlhflow", llama),
+        "versaprm": _versaprm(root / "versaprm", llama),
         "math-shepherd": _math_shepherd(root / "math-shepherd"),
         "token-classifier": tiny["classifier"],
         "chat-classifier": tiny["chat-classifier"],
@@ -139,6 +140,14 @@ def _llama(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
     randomize(LlamaForCausalLM(_llama_config(len(tokenizer))), 24).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _versaprm(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A vocabulary in which a space and four newlines are one token, as in Llama 3's."""
+    texts = [f"{text} \n\n\n\nso \n\n" for text in _CORPUS]
+    retrained = tokenizer.train_new_from_iterator(texts, len(tokenizer), show_progress=False)
+    assert retrained.tokenize("a \n\n\n\nb \n\nc") == ["a", "ĠĊĊĊĊ", "b", "ĠĊĊ", "c"]
+    return _llama(folder, retrained)
 
 
 def _outcome(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Path:

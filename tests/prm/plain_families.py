@@ -8,7 +8,14 @@ from pathlib import Path
 import torch
 from family_models import tensors
 from plain import hf_tokenizer, plain_classifier_scores, plain_math_prm_scores
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, LlamaForSequenceClassification, Qwen2Config, Qwen2Model
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    Qwen2Config,
+    Qwen2Model,
+)
 
 
 def _encode(folder: Path, text: str) -> list[int]:
@@ -51,17 +58,24 @@ def reasonflux(folder: Path, problem: str, steps: list[str]) -> list[float]:
 
 
 def skywork(folder: Path, problem: str, steps: list[str]) -> list[float]:
-    newline = _encode(folder, "\n")
-    ids, ends = _encode(folder, f"<|endoftext|>{problem}\n"), []
-    for i, step in enumerate(steps):
-        ids += newline if i else []
-        ends.append([])
-        for line in step.strip("\n").split("\n"):
-            ids += (_encode(folder, line) if line else []) + newline
-            ends[-1] += [len(ids) - 1] if line.strip() else []
-    hidden, w = _qwen_trunk(folder)(torch.tensor([ids])).last_hidden_state[0], tensors(folder)
-    values = torch.sigmoid(hidden @ w["v_head.summary.weight"].T + w["v_head.summary.bias"])[:, 0]
-    return [min(values[at].tolist()) for at in ends]
+    """The authors' `prepare_input` on the whole answer, which reads after each line, blank ones too.
+
+    The steps' scores are the least of their lines' that are not blank.
+    """
+    (newline,) = _encode(folder, "\n")
+    ids, read_at = _encode(folder, f"<|endoftext|>{problem}\n"), []
+    bare = [step.strip("\n") for step in steps]
+    for line in "\n\n".join(bare).split("\n"):
+        ids += [*(_encode(folder, line) if line else []), newline]
+        read_at.append(len(ids) - 1)
+    hidden, w = _qwen_trunk(folder)(torch.tensor([ids])).last_hidden_state[0, read_at], tensors(folder)
+    rewards = iter(torch.sigmoid(hidden @ w["v_head.summary.weight"].T + w["v_head.summary.bias"])[:, 0].tolist())
+    scores = []
+    for step in bare:
+        lines = [(line, next(rewards)) for line in step.split("\n")]
+        scores.append(min(reward for line, reward in lines if line.strip()))
+        next(rewards, None)  # the blank line between two steps
+    return scores
 
 
 def rlhflow(folder: Path, problem: str, steps: list[str]) -> list[float]:
@@ -74,6 +88,16 @@ def rlhflow(folder: Path, problem: str, steps: list[str]) -> list[float]:
         logits = model(torch.tensor([_encode(folder, _chat(folder, *turns, "+", generation=False))])).logits[0]
         scores.append(float(torch.softmax(logits[-3, [good, bad]], dim=-1)[0]))  # before "+" and the turn's end
     return scores
+
+
+def versaprm(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    """The published usage: one text, read wherever the tokenizer gives the separator's token."""
+    tokenizer = hf_tokenizer(folder)
+    text = problem + " \n\n" + " \n\n\n\n".join(step.strip() for step in steps) + " \n\n\n\n"
+    ids = [tokenizer.bos_token_id, *_encode(folder, text)]
+    bad, good, tag = (tokenizer.convert_tokens_to_ids(token) for token in ("-", "+", "ĠĊĊĊĊ"))
+    logits = _llama(folder)(torch.tensor([ids])).logits[0][:, [bad, good]]
+    return torch.softmax(logits, dim=-1)[torch.tensor(ids) == tag, 1].tolist()
 
 
 def math_shepherd(folder: Path, problem: str, steps: list[str]) -> list[float]:
@@ -89,6 +113,18 @@ def math_shepherd(folder: Path, problem: str, steps: list[str]) -> list[float]:
         at.append(tags[count - 1])
         tags = tags[count:]
     return torch.softmax(logits[at][:, [good, bad]], dim=-1)[:, 0].tolist()
+
+
+def pure(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    """The authors' evaluation: p1 - p0 at the newline after each step, and here half of that and a half."""
+    (separator,) = _encode(folder, "\n")
+    ids, score_ids = _encode(folder, problem), []
+    for step in steps:  # a solution split at its blank lines, each part without the space after it
+        ids += [*_encode(folder, step.strip("\n").rstrip()), separator]
+        score_ids.append(len(ids) - 1)
+    model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    wrong, right = torch.softmax(model.eval()(torch.tensor([ids])).logits[0, score_ids], dim=-1).T
+    return ((1 + (right - wrong)) / 2).tolist()
 
 
 def universal(folder: Path, problem: str, steps: list[str]) -> list[float]:
@@ -116,14 +152,23 @@ def thinkprm_prompt(folder: Path, problem: str, steps: list[str]) -> str:
 
 @torch.inference_mode()
 def thinkprm(folder: Path, problem: str, steps: list[str], critiques: list[list[int]]) -> float:
-    """The mean over critiques, already cut, of P(" yes") against P(" no") after them and the question."""
-    model, (yes, no) = _causal(folder), (_encode(folder, label)[0] for label in (" yes", " no"))
-    prompt = _encode(folder, thinkprm_prompt(folder, problem, steps))
+    """The mean over critiques, already cut, of the authors' verdict after them.
+
+    The server that they ask appends `yes` and `no` to the text and averages the log-probabilities of what that adds to
+    the question; they take the softmax of the two.
+    """
+    model, prompt = _causal(folder), _encode(folder, thinkprm_prompt(folder, problem, steps))
     question = _encode(folder, "\nIs the solution correct?")
     scores = []
     for critique in critiques:
-        logits = model(torch.tensor([[*prompt, *critique, *question]])).logits[0, -1]
-        scores.append(torch.softmax(logits[[yes, no]], dim=0)[0].item())
+        choices = []
+        for label in ("yes", "no"):
+            asked = _encode(folder, f"\nIs the solution correct? {label}")
+            assert asked[: len(question)] == question
+            ids = torch.tensor([*prompt, *critique, *asked])
+            logs = torch.log_softmax(model(ids[None]).logits[0, :-1], dim=-1).gather(1, ids[1:, None])[:, 0]
+            choices.append(logs[len(question) - len(asked) :].mean())
+        scores.append(torch.softmax(torch.stack(choices), dim=0)[0].item())
     return sum(scores) / len(scores)
 
 
@@ -150,9 +195,12 @@ def eurus(folder: Path, problem: str, steps: list[str], reference: Path) -> list
     logs = []
     for part in (folder, reference):
         model = AutoModelForCausalLM.from_pretrained(part, dtype=torch.float32, attn_implementation="eager").eval()
-        logs.append(torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0])
-    rewards = 0.001 * (logs[0] - logs[1]).double().cumsum(0)
-    ends = torch.tensor([len(part) for part in parts]).cumsum(0) - 1
+        logs.append(torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0])
+    counted = torch.arange(1, ids.shape[1]) >= len(prompt) - 1  # their label mask begins with the header's last token
+    rewards = (0.001 * (logs[0] - logs[1]).double() * counted).cumsum(0)
+    ends = (
+        len(prompt) + torch.tensor([len(part) for part in parts]).cumsum(0) - 2
+    )  # of what is asked about the token after
     return torch.sigmoid(rewards[ends]).tolist()
 
 
@@ -171,10 +219,11 @@ def plain_scores(name: str, folders: dict[str, Path], problem: str, steps: list[
         "reasonflux-prm": reasonflux,
         "skywork-o1-open-prm": skywork,
         "rlhflow": rlhflow,
+        "versaprm": versaprm,
         "math-shepherd": math_shepherd,
         "token-classifier": lambda *args: plain_classifier_scores(*args, "\n", False),
         "chat-classifier": lambda *args: plain_classifier_scores(*args, "\n\n", True),
-        "pure": lambda *args: plain_classifier_scores(*args, "\n\n", False),
+        "pure": pure,
         "universal-prm": universal,
         "eurus-prm": lambda *args: eurus(*args, folders["eurus-reference"]),
     }

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from espalier.prm.verifier import Verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 BY_ITSELF = ["qwen2.5-math-prm", "reasonflux-prm", "skywork-o1-open-prm", "token-classifier", "outcome"]
-BY_FLAG = ["rlhflow", "math-shepherd", "pure", "universal-prm", "eurus-prm", "thinkprm"]
+BY_FLAG = ["rlhflow", "versaprm", "math-shepherd", "pure", "universal-prm", "eurus-prm", "thinkprm"]
 MINIMAL = {
     "name": '"mine"',
     "step.tag": '"<extra_0>"',
@@ -78,13 +77,9 @@ def test_a_class_that_could_be_another_family_or_a_generator_is_not_guessed(name
         assert choice.info.name == "token-classifier"
         assert "--verifier-family pure" in choice.reason
         return
-    with pytest.raises(CheckpointError, match=r"--verifier-family \(qwen2\.5-math-prm, .*thinkprm\)") as error:
+    with pytest.raises(CheckpointError, match=r"--verifier-family") as error:
         chosen(family_folders[name])
-    if name != "universal-prm":
-        flag = "eurus-prm or thinkprm"
-        known = {"eurus-prm": flag, "thinkprm": flag, "rlhflow": "rlhflow or math-shepherd"}
-        possible = known.get(name, "math-shepherd")
-        assert f"may be a generator or {possible}" in str(error.value)
+    assert name in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -92,37 +87,35 @@ def test_a_class_that_could_be_another_family_or_a_generator_is_not_guessed(name
     [
         ("math-shepherd", {"▁ки": 12902, "▁+": 648, "▁-": 387}),
         ("rlhflow", {"+": 10, "-": 12, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "ĊĊ": 271}),
+        ("versaprm", {"+": 10, "-": 12, "<|begin_of_text|>": 128000, "ĠĊĊĊĊ": 23535}),
     ],
 )
-def test_the_published_vocabulary_is_evidence(name: str, ids: dict[str, int], copy_of: Callable[[str], Path]):
-    folder = copy_of(name)
-    give_ids(folder, ids)
-    choice = chosen(folder)
-    assert choice.info.name == name
-    first, second = (next(token for token in ids if sign in token) for sign in "+-")
-    assert f"{ids[first]}" in choice.reason
-    give_ids(folder, ids | {second: 5})
-    with pytest.raises(CheckpointError, match="nothing in it says which"):
-        chosen(folder)
-
-
-@pytest.mark.parametrize("family", [None, "math-shepherd"])
-def test_a_verifier_known_by_its_vocabulary_alone_is_warned_of(
-    family: str | None,
-    family_folders: dict[str, Path],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_published_vocabulary_is_no_evidence_for_models_of_several_layouts_share_it(
+    name: str, ids: dict[str, int], copy_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ):
-    known = chosen(family_folders["math-shepherd"], "math-shepherd")
-    monkeypatch.setattr(families, "identify", lambda *_: replace(known, reason="of its ids"))
-    load_verifier(Checkpoint(family_folders["math-shepherd"]), torch.float32, "cpu", family)
-    warnings = [record.getMessage() for record in caplog.records]
-    if family is None:
-        (warning,) = warnings
-        assert "of the family math-shepherd (of its ids)" in warning
-        assert "--verifier-family math-shepherd" in warning
-    else:
-        assert not warnings
+    folder = copy_of(name)
+    edit_json(folder / "config.json", {"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
+    give_ids(folder, ids)
+    with pytest.raises(CheckpointError) as error:
+        load_verifier(Checkpoint(folder), torch.float32, "cpu")
+    message = str(error.value)
+    assert (
+        "is a LlamaForCausalLM, the class of generators and of the verifiers rlhflow, versaprm, math-shepherd"
+        in message
+    )
+    assert "--verifier-family" in message
+    assert "--generator" in message
+    assert not caplog.records
+    assert chosen(folder, name).info.name == name
+
+
+def test_a_generators_class_that_no_family_has_is_sent_to_the_generators_flag(copy_of: Callable[[str], Path]):
+    folder = copy_of("rlhflow")
+    edit_json(folder / "config.json", {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})
+    with pytest.raises(
+        CheckpointError, match=r"is a Qwen3ForCausalLM, a generator\. .* give a generator to --generator"
+    ):
+        chosen(folder)
 
 
 def give_ids(folder: Path, ids: dict[str, int]) -> None:
@@ -258,7 +251,7 @@ def test_another_adapter_file_of_the_same_name_is_another_verifier(
         ({"head.output": '"sigmoid"'}, r"head\.output = 'sigmoid' goes with one label; head\.labels is 2"),
         ({"head.index": "2"}, r"head\.index is 2 and there are 2 labels"),
         ({"head.labels": "true"}, r"head\.labels is True and should be a whole number"),
-        ({"evidence.tokens": '{"+" = "x"}'}, r"evidence\.tokens is .* and should be a table of whole numbers"),
+        ({"ids.tokens": '{"+" = "x"}'}, r"ids\.tokens is .* and should be a table of whole numbers"),
         ({"evidence.rope_theta": '"big"'}, r"evidence\.rope_theta is 'big' and should be a number"),
     ],
 )

@@ -1,5 +1,6 @@
 """Every family: scores added step by step equal its published recipe fed whole to transformers."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +9,13 @@ import pytest
 import torch
 from engine_driver import release
 from paths import PROBLEM, STEPS, begin, score_path, score_step, settle
+from tiny_models import edit_json
 
+from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.engine import Engine
 from espalier.engine.errors import RequestTooLargeError
 from espalier.prm.base import PrmFamily, StepPath
+from espalier.prm.families import load_verifier
 from espalier.prm.verifier import Verifier
 
 Make = Callable[..., tuple[Engine, Verifier]]
@@ -20,6 +24,7 @@ STEPWISE = [
     "reasonflux-prm",
     "skywork-o1-open-prm",
     "rlhflow",
+    "versaprm",
     "math-shepherd",
     "token-classifier",
     "chat-classifier",
@@ -136,6 +141,24 @@ def test_an_outcome_models_score_is_that_of_the_whole_answer(
         expected = plain_families.outcome(family_folders["outcome"], PROBLEM, steps)
     assert score == pytest.approx(expected, abs=1e-5)
     assert verifier.reopened == 0
+
+
+@pytest.mark.parametrize("pad", ["<|eot_id|>", "<|end_header_id|>", None])
+def test_an_outcome_model_whose_template_ends_in_its_padding_is_read_where_transformers_read_it(
+    pad: str | None, verifier_of: Make, family_folders: dict[str, Path], tmp_path: Path
+):
+    folder = Path(shutil.copytree(family_folders["outcome"], tmp_path / "outcome"))
+    pad_id = None if pad is None else plain_families.hf_tokenizer(folder).convert_tokens_to_ids(pad)
+    edit_json(folder / "config.json", {"pad_token_id": pad_id})
+    engine, verifier = verifier_of(load_verifier(Checkpoint(folder), torch.float32, "cpu"))
+    verification = begin(engine, verifier)
+    score, sequence = score_step(engine, verification, verification.root, *STEPS["two steps"])
+    release(engine, verification.root, sequence)
+    with torch.inference_mode():
+        expected = plain_families.outcome(folder, PROBLEM, STEPS["two steps"])
+        at_the_end = plain_families.outcome(family_folders["outcome"], PROBLEM, STEPS["two steps"])
+    assert score == pytest.approx(expected, abs=1e-5)
+    assert (abs(expected - at_the_end) > 1e-3) == (pad == "<|eot_id|>"), "only a template that ends in it tells"
 
 
 @pytest.mark.parametrize("name", STEPWISE)

@@ -10,6 +10,7 @@ from tiny_models import edit_json, edit_tensors
 
 from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
+from espalier.engine.model import load_generator
 from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import load_verifier
 
@@ -77,9 +78,36 @@ def test_a_math_prm_whose_tokenizer_lacks_the_tag_is_refused(copy_of: Callable[[
         load(folder)
 
 
-def test_a_generator_given_as_verifier_is_refused_with_what_is_supported(tiny_checkpoints: dict[str, Path]):
-    with pytest.raises(CheckpointError, match=r"Qwen2ForCausalLM.*Qwen2ForProcessRewardModel"):
-        load(tiny_checkpoints["qwen2-tied"])
+def test_a_generator_given_as_verifier_is_refused_in_one_short_message_with_the_flags(
+    tiny_checkpoints: dict[str, Path],
+):
+    folder = tiny_checkpoints["qwen2-tied"]
+    with pytest.raises(
+        CheckpointError, match=r"Qwen2ForCausalLM.* eurus-prm, thinkprm.*--verifier-family.*--gen"
+    ) as error:
+        load(folder)
+    assert len(str(error.value).replace(str(folder), "")) < 260
+
+
+def test_a_verifiers_class_that_nobody_knows_is_refused_with_those_that_are(copy_of: Callable[[str], Path]):
+    folder = copy_of("math-prm")
+    edit_json(folder / "config.json", {"architectures": ["Qwen2ForQuestionAnswering"]})
+    with pytest.raises(
+        CheckpointError, match=r"by their class are Qwen2ForProcessRewardModel, .*universal-prm"
+    ) as error:
+        load(folder)
+    assert "ForCausalLM" not in str(error.value)
+
+
+def test_a_verifier_given_as_generator_is_refused_in_one_short_message_with_the_flags(
+    tiny_checkpoints: dict[str, Path],
+):
+    folder = tiny_checkpoints["math-prm"]
+    with pytest.raises(
+        CheckpointError, match=r"ProcessRewardModel, not a generator; .*Qwen3ForCausalLM to --generator.*--ver"
+    ) as error:
+        load_generator(Checkpoint(folder), torch.float32, "cpu")
+    assert len(str(error.value).replace(str(folder), "")) < 260
 
 
 @pytest.mark.parametrize("wrong", [{"prompt": "poem"}, {"score": "p1-p0"}])

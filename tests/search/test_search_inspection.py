@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -163,8 +164,27 @@ def test_no_weight_is_read(tiny_checkpoints: dict[str, Path], monkeypatch: pytes
         assert inspect_checkpoint(str(tiny_checkpoints[name]), torch.float32).weight_bytes
 
 
-def test_an_unsupported_model_is_an_error(copy_of: Callable[[str], Path]):
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
+        {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"},
+        {"architectures": ["Qwen2ForQuestionAnswering"]},
+    ],
+)
+def test_an_unsupported_model_is_an_error_that_names_the_classes_of_generators(
+    config: dict[str, Any], copy_of: Callable[[str], Path]
+):
     folder = copy_of("qwen2-untied")
-    edit_json(folder / "config.json", {"architectures": ["MambaForCausalLM"], "model_type": "mamba"})
-    with pytest.raises(CheckpointError, match="'mamba' is not supported"):
+    edit_json(folder / "config.json", config)
+    with pytest.raises(
+        CheckpointError, match="LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3For"
+    ) as error:
         inspect_checkpoint(str(folder), torch.float32)
+    assert len(str(error.value).replace(str(folder), "")) < 400
+
+
+def test_a_generator_is_shown_with_the_families_that_a_flag_would_make_it(tiny_checkpoints: dict[str, Path]):
+    found = inspect_checkpoint(str(tiny_checkpoints["qwen2-untied"]), torch.float32)
+    assert found.role == "generator"
+    assert found.note == "a verifier, where --verifier-family names its family: eurus-prm, thinkprm"
