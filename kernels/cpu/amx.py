@@ -1,9 +1,10 @@
 """Float32 matrix products on AMX, the tile unit of recent x86 servers, which multiplies bfloat16 alone.
 
-A float32 has 24 significant bits, a bfloat16 eight, so each number is the exact sum of three bfloat16 terms, the first
-two rounded to nearest. Of the nine products of two numbers' terms the six largest are summed in float32; the three that
-are left out are below 2**-25 of the whole, half of what one rounding of a float32 sum may lose. (Henry, Tang and
-Heinecke, 2019, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations".)
+A float32 has 24 significant bits, a bfloat16 eight, so each number is the exact sum of three bfloat16 terms: those of x
+are rounded to nearest, those of weights cut, which is quicker. Of the nine products of two numbers' terms the six
+largest are summed in float32; the three that are left out are below 2**-24 of the whole, what one rounding of a float32
+sum may lose. (Henry, Tang and Heinecke, 2019, "Leveraging the bfloat16 artificial intelligence datatype for
+higher-precision computations".)
 
 Layouts, T = 16 rows of a tile, K = 32 elements of the inner dimension, which is padded with zeros to a multiple of K:
 
@@ -33,8 +34,8 @@ X_TILE = _TERMS * _TILE_BYTES // 4
 """Float32 elements that the terms of 16 rows and 32 inner elements take."""
 PANEL_TILE = 2 * X_TILE
 """The same of 32 columns."""
-_MOST_LINES = 16
-"""Cache lines that are asked for at once at most."""
+_AHEAD = 8192 // 4
+"""Elements that a panel is brought near before they are needed."""
 _PAIRS = ((2, 0), (1, 0), (1, 1), (0, 1), (0, 0), (0, 2))
 """Terms of x and of the panel whose products are summed, in an order in which each shares one with the next."""
 CHUNK = 256
@@ -56,12 +57,82 @@ def _at(builder: ir.IRBuilder, place: Any, offset: Any) -> Any:
     return builder.gep(place, [offset if not isinstance(offset, int) else ir.Constant(INDEX, offset)])
 
 
-def _write_product(row_tiles: int, builder: ir.IRBuilder, args: Any) -> None:
-    """Sums in tiles 0 to 3 (row, half), terms of x in 4 and 5, of the panel in 6 and 7."""
-    x, x_stride, panel, out, out_stride, steps, ahead, lines = args
+def _split(builder: ir.IRBuilder, value: Any, rounded: bool) -> list[Any]:
+    """The three terms of each element, as the upper halves of words; the last is exact, and its lower half is zeros."""
+    upper = ir.Constant(_WORDS, [0xFFFF0000] * _LANES)
+    terms = []
+    for _ in range(_TERMS - 1):
+        bits = builder.bitcast(value, _WORDS)
+        if rounded:
+            bits = builder.add(bits, ir.Constant(_WORDS, [0x8000] * _LANES))
+        terms.append(builder.and_(bits, upper))
+        value = builder.fsub(value, builder.bitcast(terms[-1], _FLOATS))
+    return [*terms, builder.bitcast(value, _WORDS)]
+
+
+def _down(builder: ir.IRBuilder, words: Any) -> Any:
+    return builder.lshr(words, ir.Constant(_WORDS, [16] * _LANES))
+
+
+def _load_lanes(builder: ir.IRBuilder, place: Any) -> Any:
+    return builder.load(builder.bitcast(place, _FLOATS.as_pointer()), align=4)
+
+
+def _split_columns(builder: ir.IRBuilder, panel: Any, count: Any, terms: Any, step: Any) -> None:
+    """Store the terms of a step's K rows of a panel: those 2 p and 2 p + 1 become row p of each tile.
+
+    What lies `_AHEAD` behind them is brought near. The panel has `count` rows; those after them are zeros.
+    """
+    zero, start, end = ir.Constant(_FLOATS, [0.0] * _LANES), ir.Constant(INDEX, 0), ir.Constant(INDEX, TILE_INNER // 2)
+    tile = builder.gep(terms, [builder.mul(step, ir.Constant(INDEX, PANEL_TILE))])
+    left = builder.sub(count, builder.mul(step, ir.Constant(INDEX, TILE_INNER)))
+    panel = builder.gep(panel, [builder.mul(step, ir.Constant(INDEX, TILE_INNER * 2 * _LANES))])
+
+    def split_pair(p: Any, whole: bool) -> None:
+        place = builder.gep(tile, [builder.mul(p, ir.Constant(INDEX, _LANES))])
+        for half in range(2):
+            parts = []
+            for i in range(2):
+                k = builder.add(builder.shl(p, ir.Constant(INDEX, 1)), ir.Constant(INDEX, i))
+                inside = builder.icmp_signed("<", k, left)
+                k = k if whole else builder.select(inside, k, ir.Constant(INDEX, 0))
+                at = builder.gep(panel, [builder.mul(k, ir.Constant(INDEX, 2 * _LANES))])
+                at = _at(builder, at, half * _LANES)
+                write_prefetch(builder, _at(builder, at, _AHEAD))
+                value = _load_lanes(builder, at)
+                parts.append(_split(builder, value if whole else builder.select(inside, value, zero), rounded=False))
+            for term, (even, odd) in enumerate(zip(*parts, strict=True)):
+                at = _at(builder, place, (2 * term + half) * _TILE_BYTES // 4)
+                word = builder.or_(_down(builder, even), odd)
+                builder.store(word, builder.bitcast(at, _WORDS.as_pointer()), align=4)
+
+    def pairs(start: Any, end: Any, whole: bool) -> None:
+        def pair(p: Any, values: list[Any]) -> list[Any]:
+            split_pair(builder.add(start, p), whole)
+            return values
+
+        loop(builder, builder.sub(end, start), [], pair)
+
+    middle = builder.ashr(left, ir.Constant(INDEX, 1))  # pairs from there on are not whole
+    middle = builder.select(builder.icmp_signed("<", middle, end), middle, end)
+    middle = builder.select(builder.icmp_signed("<", middle, start), start, middle)
+    pairs(start, middle, whole=True)
+    some = builder.icmp_signed(">", left, ir.Constant(INDEX, 0))  # else it is the step after the last
+    pairs(middle, builder.select(some, end, middle), whole=False)
+
+
+def _write_product(row_tiles: int, splits: bool, builder: ir.IRBuilder, args: Any) -> None:
+    """Sums in tiles 0 to 3 (row, half), terms of x in 4 and 5, of the panel in 6 and 7.
+
+    Where it `splits`, it makes the panel's terms too, those of the next step while the tile unit is busy with one.
+    """
+    x, x_stride, terms, out, out_stride, steps, *rest = args
     line = ir.Constant(INDEX, 64)
-    x, panel, out = (builder.bitcast(place, _BYTES) for place in (x, panel, out))
+    x, terms_at, out = (builder.bitcast(place, _BYTES) for place in (x, terms, out))
     x_stride, out_stride = (builder.shl(stride, ir.Constant(INDEX, 2)) for stride in (x_stride, out_stride))
+    if splits:
+        panel, count = rest
+        _split_columns(builder, panel, count, terms, ir.Constant(INDEX, 0))
     sums = []
     for row in range(row_tiles):
         first = _at(builder, out, builder.mul(out_stride, ir.Constant(INDEX, row * TILE_ROWS)))
@@ -70,14 +141,11 @@ def _write_product(row_tiles: int, builder: ir.IRBuilder, args: Any) -> None:
     for tile, place in sums:
         _call(builder, "tileloadd64", tile, place, out_stride)
 
-    def prefetch(n: Any, places: list[Any]) -> list[Any]:
-        write_prefetch(builder, places[0])
-        return [_at(builder, places[0], 64)]
-
-    def step(n: Any, places: list[Any]) -> list[Any]:
-        places = loop(builder, lines, places, prefetch)
+    def step(n: Any, values: list[Any]) -> list[Any]:
+        if splits:
+            _split_columns(builder, panel, count, terms, builder.add(n, ir.Constant(INDEX, 1)))
         x_at = _at(builder, x, builder.mul(n, ir.Constant(INDEX, _TERMS * _TILE_BYTES)))
-        panel_at = _at(builder, panel, builder.mul(n, ir.Constant(INDEX, 2 * _TERMS * _TILE_BYTES)))
+        panel_at = _at(builder, terms_at, builder.mul(n, ir.Constant(INDEX, 2 * _TERMS * _TILE_BYTES)))
         before = None, None
         for x_term, panel_term in _PAIRS:
             if panel_term != before[1]:
@@ -94,88 +162,42 @@ def _write_product(row_tiles: int, builder: ir.IRBuilder, args: Any) -> None:
                 for half in range(2):
                     _call(builder, "tdpbf16ps", 2 * row + half, 4 + row, 6 + half)
             before = x_term, panel_term
-        return places
+        return values
 
-    loop(builder, steps, [builder.bitcast(ahead, _BYTES)], step)
+    loop(builder, steps, [], step)
     for tile, place in sums:
         _call(builder, "tilestored64", tile, place, out_stride)
 
 
 def _make_product(row_tiles: int) -> Any:
+    """product(x, start, stride, terms, start, out, start, stride, steps) adds to 16 or 32 rows of `out`."""
+
+    @intrinsic
+    def multiply(_: Any, x: Any, x0: Any, sx: Any, terms: Any, t0: Any, o: Any, o0: Any, so: Any, n: Any) -> Any:
+        place = types.intp
+        signature = types.void(x, place, place, terms, place, o, place, place, place)
+        return signature, caller(f"espalier_amx_{row_tiles}", (0, 3, 5), partial(_write_product, row_tiles, False))
+
+    return multiply
+
+
+def _make_splitting_product(row_tiles: int) -> Any:
+    """As `_make_product`, with (panel, start, rows of it) at the end, whose terms it leaves in `terms`."""
+
     @intrinsic
     def multiply(
-        _: Any, x: Any, x0: Any, sx: Any, panel: Any, p0: Any, o: Any, o0: Any, so: Any, n: Any, w: Any, w0: Any, k: Any
+        _: Any, x: Any, x0: Any, sx: Any, terms: Any, t0: Any, o: Any, o0: Any, so: Any, n: Any, w: Any, w0: Any, k: Any
     ) -> Any:
         place = types.intp
-        signature = types.void(x, place, place, panel, place, o, place, place, place, w, place, place)
-        return signature, caller(f"espalier_amx_{row_tiles}", (0, 3, 5, 9), partial(_write_product, row_tiles))
+        signature = types.void(x, place, place, terms, place, o, place, place, place, w, place, place)
+        name = f"espalier_amx_splitting_{row_tiles}"
+        return signature, caller(name, (0, 3, 5, 9), partial(_write_product, row_tiles, True))
 
     return multiply
 
 
 _one, _two = _make_product(1), _make_product(2)
-
-
-def _high(builder: ir.IRBuilder, bits: Any, rounded: bool) -> Any:
-    """The bfloat16 nearest to each float32, or the one its upper half is, with zeros below."""
-    if rounded:
-        bits = builder.add(bits, ir.Constant(_WORDS, [0x8000] * _LANES))
-    return builder.and_(bits, ir.Constant(_WORDS, [0xFFFF0000] * _LANES))
-
-
-def _split(builder: ir.IRBuilder, value: Any) -> list[Any]:
-    """The three terms of each element, as the upper halves of words."""
-    terms = []
-    for term in range(_TERMS):
-        high = _high(builder, builder.bitcast(value, _WORDS), rounded=term < _TERMS - 1)
-        terms.append(high)
-        if term < _TERMS - 1:
-            value = builder.fsub(value, builder.bitcast(high, _FLOATS))
-    return terms
-
-
-def _down(builder: ir.IRBuilder, words: Any) -> Any:
-    return builder.lshr(words, ir.Constant(_WORDS, [16] * _LANES))
-
-
-def _load_lanes(builder: ir.IRBuilder, place: Any) -> Any:
-    return builder.load(builder.bitcast(place, _FLOATS.as_pointer()), align=4)
-
-
-def _write_panel_terms(builder: ir.IRBuilder, args: Any) -> None:
-    """Rows `2 p` and `2 p + 1` of the panel, which are neighbours of the inner dimension, become row p of each tile."""
-    panel, terms, count = args
-    zero = ir.Constant(_FLOATS, [0.0] * _LANES)
-    steps = builder.sdiv(builder.add(count, ir.Constant(INDEX, TILE_INNER - 1)), ir.Constant(INDEX, TILE_INNER))
-
-    def pair(n: Any, values: list[Any]) -> list[Any]:
-        step, row = builder.sdiv(n, ir.Constant(INDEX, TILE_INNER // 2)), builder.srem(n, ir.Constant(INDEX, 16))
-        place = builder.add(
-            builder.mul(step, ir.Constant(INDEX, PANEL_TILE)), builder.mul(row, ir.Constant(INDEX, _LANES))
-        )
-        k = builder.shl(n, ir.Constant(INDEX, 1))
-        inside = [builder.icmp_signed("<", builder.add(k, ir.Constant(INDEX, i)), count) for i in range(2)]
-        k = [builder.select(inside[i], builder.add(k, ir.Constant(INDEX, i)), ir.Constant(INDEX, 0)) for i in range(2)]
-        for half in range(2):
-            parts = []
-            for i in range(2):
-                at = builder.add(builder.mul(k[i], ir.Constant(INDEX, 32)), ir.Constant(INDEX, half * _LANES))
-                value = _load_lanes(builder, builder.gep(panel, [at]))
-                parts.append(_split(builder, builder.select(inside[i], value, zero)))
-            for term, (first, second) in enumerate(zip(*parts, strict=True)):
-                word = builder.or_(_down(builder, first), second)
-                at = builder.add(place, ir.Constant(INDEX, (2 * term + half) * _TILE_BYTES // 4))
-                builder.store(word, builder.bitcast(builder.gep(terms, [at]), _WORDS.as_pointer()), align=4)
-        return values
-
-    loop(builder, builder.mul(steps, ir.Constant(INDEX, TILE_INNER // 2)), [], pair)
-
-
-@intrinsic
-def _panel_terms(_: Any, panel: Any, p0: Any, terms: Any, t0: Any, count: Any) -> Any:
-    place = types.intp
-    signature = types.void(panel, place, terms, place, place)
-    return signature, caller("espalier_amx_panel_terms", (0, 2), _write_panel_terms)
+_splitting_one, _splitting_two = _make_splitting_product(1), _make_splitting_product(2)
 
 
 def _write_row_terms(builder: ir.IRBuilder, args: Any) -> None:
@@ -185,7 +207,7 @@ def _write_row_terms(builder: ir.IRBuilder, args: Any) -> None:
 
     def step(n: Any, values: list[Any]) -> list[Any]:
         at = builder.gep(row, [builder.mul(n, ir.Constant(INDEX, TILE_INNER))])
-        parts = [_split(builder, _load_lanes(builder, _at(builder, at, i * _LANES))) for i in range(2)]
+        parts = [_split(builder, _load_lanes(builder, _at(builder, at, i * _LANES)), rounded=True) for i in range(2)]
         for term, pieces in enumerate(zip(*parts, strict=True)):
             halves = [builder.trunc(_down(builder, piece), shorts) for piece in pieces]
             whole = builder.shuffle_vector(halves[0], halves[1], both)
@@ -283,7 +305,6 @@ def multiply_columns(
     out_start: int,
     out_stride: int,
     terms: np.ndarray,
-    ahead: int = -1,
 ) -> None:
     """Add the product of some columns of `x` and 32 columns of a weight to `out`.
 
@@ -300,20 +321,20 @@ def multiply_columns(
         out_start: see `out`.
         out_stride: see `out`.
         terms: from `scratch`.
-        ahead: where in `panel` begins what is wanted next, which is brought near meanwhile; -1 for nothing.
     """
     all_steps, steps = (inner + TILE_INNER - 1) // TILE_INNER, (count + TILE_INNER - 1) // TILE_INNER
     stride = all_steps * X_TILE
-    pairs = (rows + 2 * TILE_ROWS - 1) // (2 * TILE_ROWS)
-    lines = min(_MOST_LINES, (2 * count + pairs * steps - 1) // (pairs * steps)) if ahead >= 0 else 0
-    _panel_terms(panel, panel_at, terms, 0, count)
     for row in range(0, rows, 2 * TILE_ROWS):
-        at = (first + row) // TILE_ROWS * stride + column // TILE_INNER * X_TILE
+        at, to = (first + row) // TILE_ROWS * stride + column // TILE_INNER * X_TILE, out_start + row * out_stride
         if rows - row > TILE_ROWS:
-            _two(x, at, stride, terms, 0, out, out_start + row * out_stride, out_stride, steps, panel, ahead, lines)
+            if row:
+                _two(x, at, stride, terms, 0, out, to, out_stride, steps)
+            else:
+                _splitting_two(x, at, stride, terms, 0, out, to, out_stride, steps, panel, panel_at, count)
+        elif row:
+            _one(x, at, stride, terms, 0, out, to, out_stride, steps)
         else:
-            _one(x, at, stride, terms, 0, out, out_start + row * out_stride, out_stride, steps, panel, ahead, lines)
-        ahead += lines * steps * 16
+            _splitting_one(x, at, stride, terms, 0, out, to, out_stride, steps, panel, panel_at, count)
 
 
 @numba.njit
@@ -324,14 +345,13 @@ def multiply_panel(
     inner: int,
     panels: np.ndarray,
     panel_at: int,
-    ahead: int,
+    _ahead: int,
     out: np.ndarray,
     out_start: int,
     out_stride: int,
     terms: np.ndarray,
 ) -> None:
-    """`multiply_columns` of all columns; `ahead` is where the panel that is wanted next begins."""
+    """`multiply_columns` of all columns. What is wanted next lies behind the panel, and is brought near with it."""
     for column in range(0, inner, CHUNK):
         count, at = min(CHUNK, inner - column), panel_at + column * 32
-        following = at + count * 32 if column + count < inner else ahead
-        multiply_columns(x, first, rows, inner, column, count, panels, at, out, out_start, out_stride, terms, following)
+        multiply_columns(x, first, rows, inner, column, count, panels, at, out, out_start, out_stride, terms)
