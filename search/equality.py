@@ -23,6 +23,8 @@ _DIGITS = 60
 _UNEQUAL = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 _EQUALS = re.compile(r"(?<![\\<>!])=")
 _SETS = re.compile(r"^[\[(].*[\])]$|\\(?:cup|cap|setminus|mathbb|emptyset)(?![A-Za-z])")
+_CAPITAL = re.compile(r"\\(?:begin|end|text|math[a-z]+)\s*\{[^{}]*\}|\\[A-Za-z]+|([A-Z])(?:_\{?(\w+)\}?)?(?!\()")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
 _DELIMITERS = {"(": ")]", "[": ")]", "\\{": ("\\}",), "\\langle": ("\\rangle",)}
 
 
@@ -140,7 +142,8 @@ def _same_members(one: Members, other: Members, exact: bool) -> bool:
     if one.ordered != other.ordered:
         bare = one if not one.ordered else other
         tuple_ = other if bare is one else one
-        unbracketed = bare.opening == "" and (tuple_.opening, tuple_.closing) == ("(", ")")
+        brackets = tuple_.opening + tuple_.closing
+        unbracketed = bare.opening == "" and (brackets == "()" or (brackets == "[]" and len(one.members) > 2))
         return unbracketed and not exact and all(map(same, one.members, other.members))
     if one.ordered:
         return one[:2] == other[:2] and all(map(same, one.members, other.members))
@@ -237,7 +240,7 @@ def _parsed(formula: str) -> Any:
     spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
     try:
         found = parse(
-            f"${formula.replace('$', '')}$",
+            f"${_parseable(formula)}$",
             [LatexExtractionConfig(normalization_config=spelling)],
             # Without limits of its own, whose end is a silent "wrong": the pool's limit kills, and says so.
             parsing_timeout=None,  # pyright: ignore[reportArgumentType]
@@ -251,6 +254,16 @@ def _parsed(formula: str) -> Any:
     if not isinstance(expression, Basic | MatrixBase):
         return None
     return expression.xreplace({number: Rational(str(number)) for number in expression.atoms(Float)})
+
+
+def _parseable(formula: str) -> str:
+    radians = _DEGREES.sub(r"{\\frac{\1 \\pi}{180}}", formula)
+    return _CAPITAL.sub(_small, radians).replace("$", "")
+
+
+def _small(capital: re.Match[str]) -> str:
+    """A variable in place of a capital letter, which math-verify takes for the small one; commands stay."""
+    return f" y_{{77{ord(capital[1])}{capital[2] or ''}}}" if capital[1] else capital[0]
 
 
 def _is_constant(expression: Any) -> bool:

@@ -55,6 +55,8 @@ _SIGNS = {
     "√": "\\sqrt ",
     "∛": "\\sqrt[3] ",
     "⁄": "/",
+    "。": ".",
+    "、": ",",
     "\u2061": "",
     "\u200b": "",
     "\ufeff": "",
@@ -106,10 +108,12 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
         (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"\*\*", "^"),
+        (r"(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])", ""),
         (rf"\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}", lambda f: f"\\frac{_braced(f[1])}{_braced(f[2])}"),
         (r"\s+", " "),
     )
 )
+_BRACES_WITHIN = re.compile(r"[{}]")
 _DRESS = (("**", "**"), ("__", "__"), ("`", "`"), ('"', '"'), ("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
 
 
@@ -124,7 +128,11 @@ def plain(text: str) -> str:
         text = unicodedata.normalize("NFKC", text.translate(_TABLE)).translate(_TABLE)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    return text.strip()
+    text = text.strip()
+    # Braces around the whole say nothing to TeX; around a list, in plain text, they are a set's.
+    if text.startswith("{") and text.endswith("}") and not _BRACES_WITHIN.search(text, 1, len(text) - 1):
+        return f"\\{{{text[1:-1]}\\}}" if "," in text else text[1:-1].strip()
+    return text
 
 
 def undressed(answer: str) -> str:

@@ -23,7 +23,7 @@ _CHOICE = re.compile(_LETTER % r"\)?")
 _CHOICE_AND_VALUE = re.compile(_LETTER % r"(?:[).]|[.:]?\s*\})(?=\s)" + r"(?![-+*/^=,&()\s.:}]|and\b|or\b)(.+)")
 _NAME = (
     r"(?>(?:[A-Za-z][a-z]{2,}+|[A-Z]{2,3}|[A-Za-z]|\\(?:alpha|beta|gamma|theta|lambda|mu|phi|omega)|"
-    r"\\(?:angle|overline|triangle)\s*+\{?[A-Z]{1,3}\}?)(?:_\{?\w+\}?|')?(?:\([A-Za-z](?:\s*,\s*[A-Za-z])*\))?)"
+    r"\\(?:angle|overline|triangle)\s*+\{?[A-Z]{1,3}\}?)(?:_\{?\w+\}?|')?(?:\((?:[A-Za-z]|-?\d+)(?:\s*,\s*(?:[A-Za-z]|-?\d+))*\))?)"
 )
 _NAMED = re.compile(rf"({_NAME}(?:\s*+[-+]?\s*+{_NAME})*+)\s*+(?:=|\\in(?![A-Za-z])|:=)\s*+(?=\S)")
 _UNEQUAL = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
@@ -37,7 +37,7 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _UNIT_QUOTIENT = re.compile(r"\\frac\{\s*\\text\{([^{}]*)\}\s*\}\{\s*\\text\{([^{}]*)\}\s*\}")
 _TAIL_WORD = re.compile(r"(?:/\s*)?(?:[A-Za-z][A-Za-z'-]*|[$€£¥₹¢])\.?(?:\^?\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)*[.,;]?|/")
 _GLUED = re.compile(r"(.*[\d)}])((?:[A-Za-z]{2,}|[¢€£$¥₹])(?:\^?\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)?)")
-_BASE = re.compile(r"(.*[0-9A-F])\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_BASE = re.compile(r"(.*[0-9A-F])\s*(?:_\s*\{?|base)\s*(\d{1,2})\s*\}?")
 _FREE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
 _VALUE = re.compile(r"[\d\\]")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\*?\}|\\math[a-z]+\{[A-Za-z]\}")
@@ -56,7 +56,7 @@ _NOT_A_UNIT = _FUNCTIONS | frozenset(
 _FILLERS = frozenset(
     "unit total more left altogether overall in of the a an per each every for to on at from with by and so far now".split()
 )
-_STOPS = re.compile(r"(?<!\d)[,.;!?\"'](?!\d)|[,.;!?\"'](?!\w)|(?<!\w)(?:the|an?)(?!\w)", re.IGNORECASE)
+_STOPS = re.compile(r"(?<!\d)[,.;!?\"'](?!\d)|[,.;!?\"'](?!\w)|(?<!\w)(?:the|an?|there\s+(?:is|are))(?!\w)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
