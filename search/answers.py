@@ -20,6 +20,7 @@ _BESIDE = re.compile(
 )
 """What stands between two boxes that are one answer."""
 _MOST_BETWEEN = 40
+_MOST_BOXES = 16
 # Text may be long and repeat itself without end, so nothing is tried twice: what is repeated is not given back (`++`).
 _HASHES = re.compile(
     r"^####\s*+[*\\$]*+(-?[\\$]*+(?=[.,/]*+\d)[\d.,/]++[^\S\n]*+\\?%?)(?:[*$.]|[^\S\n])*+$", re.MULTILINE
@@ -38,7 +39,7 @@ _ANOTHER = re.compile(r"\s*(?:,|and\b|or\b)\s*(?:\$|\\[(\[]|-?\d)")
 _PRICE = re.compile(r"\d[\d.,]*\s+[A-Za-z]{2,}")
 _SENTENCE = re.compile(r".*?(?=\.(?:\s|\*|\"|$)|\*\*(?:\W|$)|$)", re.MULTILINE)
 _REASON = re.compile(
-    r"[,;]?(?<!\s)\s++[(-]*(?:because|since|which|where|so|due\s+to|given\s+that|as\s+(?:we|it|the|there|required))\b.*|;\s.*",
+    r"[,;]?(?<!\s)\s++(?:[(-]++\s*+)?(?:because|since|which|where|so|due\s+to|given\s+that|as\s+(?:we|it|the|there|required|desired|shown|above))\b.*|;\s.*",
     re.IGNORECASE,
 )
 _STATES_NOTHING = re.compile(
@@ -131,12 +132,15 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
     for box in reversed(boxes):
         braced = box.end() in closings
         end = closings[box.end()] + 1 if braced else box.end()
-        if said and not (0 <= after - end <= _MOST_BETWEEN and _BESIDE.fullmatch(text, end, after)):
+        beside = 0 <= after - end <= _MOST_BETWEEN and _BESIDE.fullmatch(text, end, after)
+        if said and (not beside or len(said) == _MOST_BOXES):
             break
         inside = text[box.end() + 1 : end - 1] if braced else _unbraced(text, box.end())
         if content := _undressed(inside):
-            said, after = ([content] if content not in said else []) + said, box.start()
-    return ", ".join(said)
+            said.append(content)
+            after = box.start()
+    by_value = {canonical(content): content for content in said}
+    return ", ".join(reversed(by_value.values()))
 
 
 def _unbraced(text: str, start: int) -> str:

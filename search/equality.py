@@ -1,8 +1,47 @@
-r"""Whether two answers are equal, by what they say and by math-verify.
+r"""Whether two answers are equal, by what they say and, for formulas, by math-verify.
 
 Much is told without math-verify: plain numbers, words, units, and the kind of a list, whose members are compared one by
-one. It compares formulas; left alone it reads the letters of a word as variables, drops units and subscripts, and
-rounds to six decimals. What is right beside a gold answer, and which verdicts are known to be wrong: see `ANSWERS.md`.
+one. Left alone it reads the letters of a word as variables, drops units, subscripts and capitals, and rounds to six
+decimals.
+
+Right is an answer with the gold answer's value, where
+
+- a name before `=`, a unit and what is counted may be left out or added, but not contradict: 10 cm is not 10 m, x = 5 not
+  y = 5, 18 apples not 18 eggs. The base of a number may be left out and not added;
+- a percentage is its hundredth part or, above 1, the number before the sign: 20% is 0.2 and is 20, 0.5% is not 0.5;
+- a decimal with six digits or more stands for what it was cut or rounded from;
+- (C) 5 is C and is 5;
+- the members of a list or set may come in any order, those of a tuple or interval may not; a tuple may lose its
+  parentheses.
+
+In a vote only the exact value counts, without all this, so that equality is an equivalence: 5% is 0.05 and not 5. Of names
+and units there see `voting.elect`; what is counted does not matter.
+
+These verdicts are known to be wrong, and no others of the pairs that the tests hold. Wrong, and passed for right:
+
+- gold `4 m`: `4`
+
+Right, and passed for wrong:
+
+- gold `12\text{ students}`: `12 people`
+- gold `1\text{ m}`: `100 cm`
+- gold `5`: `5m`
+- gold `18.50`: `18 dollars and 50 cents`
+- gold `2.5`: `two and a half`
+- gold `5`: `five`
+- gold `3.5`: `3,5`
+- gold `10000`: `10 000`
+- gold `(-\infty, 2) \cup (3, \infty)`: `x<2 or x>3`
+- gold `\emptyset`: `no solution`
+- gold `yes`: `Yes, because it is even`
+- gold `all real numbers`: `(-\infty,\infty)`
+- gold `all real numbers`: `\mathbb{R}`
+- gold `90^\circ`: `\frac{\pi}{2}`
+- gold `52_8`: `52_{\text{eight}}`
+- gold `3:30 PM`: `15:30`
+- gold `May 5`: `5 May`
+- gold `1:2`: `\frac{1}{2}`
+- gold `1:2`: `2:4`
 """
 
 import re

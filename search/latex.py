@@ -89,7 +89,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\text\s+\{", r"\\text{"),
         (r"\\text(?:dollar)(?![A-Za-z])|\\\$", "$"),
         (r"\\%", "%"),
-        (r"\\(?:degrees?|textdegree)(?![A-Za-z])|\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\^\s*°", "°"),
+        (r"\\(?:degrees?|textdegree)(?![A-Za-z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])|\^\s*°", "°"),
         (r"\\leqs?lant(?![A-Za-z])|\\leq(?![A-Za-z])|<=|≦", r"\\le "),
         (r"\\geqs?lant(?![A-Za-z])|\\geq(?![A-Za-z])|>=|≧", r"\\ge "),
         (r"\\neq(?![A-Za-z])|(?<=\s)!=", r"\\ne "),
@@ -153,5 +153,7 @@ def _braced(argument: str) -> str:
 
 def _without_stops(text: str) -> str:
     r"""`text` without the points, commas and colons at its end, but for one behind a backslash, as in `\;`."""
-    bare = text.rstrip(".,;:")
-    return text[: len(bare) + 1] if bare.endswith("\\") else bare
+    end = len(text)
+    while end and (text[end - 1] in ".,;:" or text[end - 1].isspace()):
+        end -= 1
+    return text[: end + 1] if text[:end].endswith("\\") else text[:end]

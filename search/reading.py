@@ -43,7 +43,7 @@ _VALUE = re.compile(r"[\d\\]")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\*?\}|\\math[a-z]+\{[A-Za-z]\}")
 _JOINED = re.compile(r",?\s*(?:\\text\{\s*(?:and|or)\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z]))\s*")
 _CALLED = re.compile(r"([^=:<>,;\d+*/^]{2,60}+)[=:]\s*(?=[^\s=])")
-_HOUR = re.compile(r"(?<=\d)\s*([AaPp])\.?\s?[Mm]\b\.?")
+_HOUR = re.compile(r"(?<=\d)\s*(?:\\text\{\s*)?([AaPp])\.?\s?[Mm]\b\.?\s*\}?")
 _COLONS = re.compile(r"\d+(?:\s*:\s*\d+)+")
 _FUNCTIONS = frozenset("sin cos tan cot sec csc log exp max gcd lcm det dim arcsin arccos arctan sinh cosh tanh".split())
 _NOT_A_UNIT = _FUNCTIONS | frozenset(
