@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator
 
 from espalier.search.latex import undressed
-from espalier.search.reading import read
+from espalier.search.reading import letter_of, read
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BRACE = re.compile(r"(?<!\\)[{}]")
-_UNBRACED = re.compile(r"\([^()\n]{1,80}\)|-?\\?[^\s${}\\]+(?:\{[^{}\n]{0,80}\}){0,2}")
+_UNBRACED = re.compile(r"(?!-?\\(?:boxed|fbox))(?:\([^()\n]{1,80}\)|-?\\?[^\s${}\\]+(?:\{[^{}\n]{0,80}\}){0,2})")
 """What a box without braces holds: TeX would take one digit, and models mean the whole number."""
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _BESIDE = re.compile(
@@ -48,17 +48,15 @@ _STATES_NOTHING = re.compile(
     r"found|obtained|shown|below|above|as follows|yet)\b",
     re.IGNORECASE,
 )
-_SOLVED_BY_NOTHING = re.compile(r"no\s+(?:real\s+|such\s+|integer\s+)?(?:solutions?|answers?|values?|roots?)$", re.IGNORECASE)
+_SOLVED_BY_NOTHING = re.compile(
+    r"no\s+(?:real\s+|such\s+|integer\s+)?(?:solutions?|answers?|values?|roots?)$", re.IGNORECASE
+)
 _MOST_WORDS = 3
 _MOST_WORDS_OF_A_UNIT = 10
 _LONGEST = 1000
 """Characters after "the answer is" of which an answer must be made."""
 _LAST = 64
 """Places where a text may say its answer that are looked at, from the end on."""
-_CHOICE = re.compile(
-    r"(?:\\(?:text|textbf|textrm|textsf|mathrm|mathbf|mathsf|mbox|bf)\s*\{\s*)*"
-    r"(?:\(\s*([A-J])\s*\)|([A-J])\)?)[\s.:}]*"
-)
 _CHOSEN = re.compile(
     r"(?:(?:option|choice)\s+)?(?:\(([A-J])\)|([A-J])(?:[).:]|$))(?!\s*(?:(?:,|and|or|&)\s*\(?[A-J]\b|[-+*/^=]))"
 )
@@ -154,9 +152,8 @@ def _hashed(text: str) -> Iterator[str]:
     for line in reversed(list(_HASHED_LINE.finditer(text))[-_LAST:]):
         said = _undressed(_REASON.sub("", line[1]))
         reading = read(said)
-        if reading.number is not None and not re.search(r"\d\s+[A-Z][a-z]", said):
-            yield said
-        elif reading.choice or (said and line[1].lstrip().startswith(("$", "\\"))):
+        counts = reading.number is not None and not re.search(r"\d\s+[A-Z][a-z]", said)
+        if counts or reading.choice or (said and line[1].lstrip().startswith(("$", "\\"))):
             yield said
 
 
@@ -200,8 +197,7 @@ def _short(said: str) -> str:
 def _undressed(answer: str) -> str:
     """`answer` without what only sets it off: markdown, quotes, dollars, punctuation; a choice as its letter."""
     text = undressed(answer)
-    choice = _CHOICE.fullmatch(text)
-    return (choice[1] or choice[2]) if choice else text
+    return letter_of(text) or text
 
 
 def _closing_braces(text: str) -> dict[int, int]:

@@ -6,16 +6,16 @@ decimals.
 
 Right is an answer with the gold answer's value, where
 
-- a name before `=`, a unit and what is counted may be left out or added, but not contradict: 10 cm is not 10 m, x = 5 not
-  y = 5, 18 apples not 18 eggs. The base of a number may be left out and not added;
+- a name before `=`, a unit and what is counted may be left out or added, but not contradict: 10 cm is not 10 m, x = 5
+  not y = 5, 18 apples not 18 eggs. The base of a number may be left out and not added;
 - a percentage is its hundredth part or, above 1, the number before the sign: 20% is 0.2 and is 20, 0.5% is not 0.5;
 - a decimal with six digits or more stands for what it was cut or rounded from;
 - (C) 5 is C and is 5;
 - the members of a list or set may come in any order, those of a tuple or interval may not; a tuple may lose its
   parentheses.
 
-In a vote only the exact value counts, without all this, so that equality is an equivalence: 5% is 0.05 and not 5. Of names
-and units there see `voting.elect`; what is counted does not matter.
+In a vote only the exact value counts, without all this, so that equality is an equivalence: 5% is 0.05 and not 5. Of
+names and units there see `voting.elect`; what is counted does not matter.
 
 These verdicts are known to be wrong, and no others of the pairs that the tests hold. Wrong, and passed for right:
 
@@ -118,6 +118,8 @@ def _marks_agree(gold: Reading, answer: Reading) -> bool:
     """Whether no name, unit or noun of one contradicts the other's."""
     if gold.name and answer.name and gold.name != answer.name:
         return False
+    if gold.label and answer.label and not gold.label & answer.label:
+        return False
     if answer.unit.startswith("_") and answer.unit != gold.unit:
         return False
     if gold.unit.startswith("_") and not answer.unit:
@@ -169,12 +171,13 @@ def _same_value(one: Reading, other: Reading, exact: bool) -> bool:
 
 
 def _rounded(one: Reading, other: Reading) -> bool:
-    assert one.number is not None and other.number is not None
+    assert one.number is not None
+    assert other.number is not None
     return rounds_to(one.number, other.value) or rounds_to(other.number, one.value)
 
 
 def _same_members(one: Members, other: Members, exact: bool) -> bool:
-    """Whether two lists of a kind have the same members; a tuple may stand without its parentheses beside a gold one."""
+    """Whether two lists have the same members and are of a kind; where not exact, a tuple may lose its parentheses."""
     if len(one.members) != len(other.members):
         return False
     same: Callable[[str, str], bool] = _is_same_member if exact else is_right
@@ -204,7 +207,7 @@ def _in_any_order(one: Sequence[str], other: Sequence[str], same: Callable[[str,
 
 
 def _members(value: str) -> Members | None:
-    """The members between the commas of a list; None where `value` is none. Each `\\pm` in a set is two members."""
+    r"""The members between the commas of a list; None where `value` is none. Each `\pm` in a set is two members."""
     opening = next((mark for mark in _DELIMITERS if value.startswith(mark)), "")
     closing = next((mark for mark in _DELIMITERS.get(opening, "") if value.endswith(mark)), "")
     inside = value[len(opening) : len(value) - len(closing)] if closing else ""

@@ -2,6 +2,7 @@ r"""One plain spelling for the many ways in which an answer may be set: Unicode,
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 _SIGNS = {
     "π": "\\pi ",
@@ -75,7 +76,8 @@ _MARKS = (
 )
 """What NFKC would take the meaning of: it makes a 2 of ², and 31⁄2 of 3½."""
 
-_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+_Replacement = str | Callable[[re.Match[str]], str]
+_RULES: tuple[tuple[re.Pattern[str], _Replacement], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         # Size and space say nothing. A backslash before another one ends a row of a matrix.

@@ -52,7 +52,7 @@ _LETTERS = {"m", "g", "s", "h", "L"}
 """Units of one letter; other single letters are variables."""
 _POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cu": "3", "cubed": "3"}
 _WORD = re.compile(r"([^\W\d_]+|[$€£¥₹¢°])\.?(?:\^?\{?(\d)\}?)?")
-_PREPOSITIONS = frozenset("in of for to on at from with by after before left each every total altogether".split())
+_PREPOSITIONS = ("in", "of", "for", "to", "on", "at", "from", "with", "by", "after", "before", "left", "each", "every")
 
 
 def symbol(word: str) -> str:

@@ -169,14 +169,18 @@ def test_math500_solutions_are_graded_right_by_their_own_golds(grader: Grader):
 
 
 @pytest.mark.parametrize("name", ["gsm8k_test", "math500", "amc23"])
-@pytest.mark.parametrize("says", ["{}", "Thus \\boxed{{{}}}.", "<answer>{}</answer>", "The answer is ${}$.", "**Answer:** $${}$$"])
+@pytest.mark.parametrize(
+    "says", ["{}", "Thus \\boxed{{{}}}.", "<answer>{}</answer>", "The answer is ${}$.", "**Answer:** $${}$$"]
+)
 def test_golds_of_public_benchmarks_are_right_beside_themselves_however_said(name: str, says: str):
     golds = {p.answer for p in load_benchmark(str(copy(f"{name}.jsonl")))}
     said = {gold: gold if says == "{}" else extract_answer(says.format(gold)) for gold in golds}
     assert [gold for gold, answer in said.items() if not is_right(gold, answer)] == []
 
 
-@pytest.mark.parametrize("says", ["The answer is {} dollars.", "The answer is: ${}.00", "#### {} eggs", "\\boxed{{{}\\text{{ people}}}}"])
+@pytest.mark.parametrize(
+    "says", ["The answer is {} dollars.", "The answer is: ${}.00", "#### {} eggs", "\\boxed{{{}\\text{{ people}}}}"]
+)
 def test_gsm8k_golds_are_right_with_a_unit(says: str):
     golds = {p.answer for p in load_benchmark(str(copy("gsm8k_test.jsonl"))) if "." not in p.answer}
     assert [gold for gold in golds if not is_right(gold, extract_answer(says.format(gold)))] == []

@@ -52,8 +52,9 @@ def test_the_verdicts_known_to_be_wrong_are_those_that_the_docs_name(passed: boo
 VALUES = [
     "5", r"5\%", "0.05", "5.0", "5 dollars", "x=5", "y=5", "5%", "1/20", "0.5", r"\frac{1}{2}", "50%",
     "1/3", "0.333333", "0.3333333", "0.333334", "(1,2)", "[1,2]", "1,2", "2,1", "(2,1)", r"\{1,2\}", r"\{2,1\}",
-    r"\sqrt{8}", r"2\sqrt{2}", "2.828427", "2.82842712", "x+1", "1+x", "1+X", "(C)", "(C) 5", "C", "Evelyn", r"\text{evelyn}",
-    "x>5", r"(5,\infty)", "5<x", "1e-9", "1e-10", "2^{-60}", "2^{-61}", "3R^2", "3r^2", "10 cm", "10 m", "10",
+    r"\sqrt{8}", r"2\sqrt{2}", "2.828427", "2.82842712", "x+1", "1+x", "1+X", "(C)", "(C) 5", "C", "Evelyn",
+    r"\text{evelyn}", "x>5", r"(5,\infty)", "5<x", "1e-9", "1e-10", "2^{-60}", "2^{-61}", "3R^2", "3r^2", "10 cm", "10 m",
+    "10",
 ]  # fmt: skip
 
 
@@ -133,7 +134,10 @@ def test_any_text_is_read_and_right_beside_itself(text: str):
     assert is_right(text, text) == bool(reading.whole)
 
 
-@pytest.mark.parametrize("piece", ["a", "ab ", "A", "AB", "x+", "x=", "(", "{", r"\text{", r"\frac", r"\frac1", "½", "1,", "1 a ", "/a", "A)"])
+@pytest.mark.parametrize(
+    "piece",
+    ["a", "ab ", "A", "AB", "x+", "x=", "(", "{", r"\text{", r"\frac", r"\frac1", "½", "1,", "1 a ", "/a", "A)"],
+)
 @pytest.mark.parametrize("end", ["", "!", "=5", "}", " a"])
 def test_no_answer_takes_long_to_read(piece: str, end: str):
     """With a pattern that tries everything twice these would never end."""
