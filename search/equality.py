@@ -87,6 +87,8 @@ def is_right(gold: str, answer: str) -> bool:
         MemoryError: math-verify let one pass. sympy may also catch it itself and go on, to "not equal" at worst.
     """
     one, other = read(gold), read(answer)
+    if one.label and other.label and not one.label & other.label:
+        return False
     if without_blanks(one.whole) == without_blanks(other.whole):
         return bool(one.whole)
     if one.choice and other.choice:
@@ -117,8 +119,6 @@ def is_same_value(one: str, other: str) -> bool:
 def _marks_agree(gold: Reading, answer: Reading) -> bool:
     """Whether no name, unit or noun of one contradicts the other's."""
     if gold.name and answer.name and gold.name != answer.name:
-        return False
-    if gold.label and answer.label and not gold.label & answer.label:
         return False
     if answer.unit.startswith("_") and answer.unit != gold.unit:
         return False

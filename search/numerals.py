@@ -49,8 +49,10 @@ def rounds_to(exact: Fraction, text: str) -> bool:
     """Whether `text` is such a decimal of `exact`, cut or rounded."""
     if not is_decimal(text):
         return False
-    places = len(text.strip().rpartition(".")[2])
-    return abs(Fraction(re.sub(r"\s", "", text)) - exact) < Fraction(1, 10**places)
+    last = Fraction(1, 10 ** len(text.strip().rpartition(".")[2]))
+    shown = Fraction(re.sub(r"\s", "", text))
+    rounded, cut = abs(shown - exact) <= last / 2, 0 <= abs(exact) - abs(shown) < last
+    return rounded or (cut and shown * exact > 0)
 
 
 def _size(text: str) -> Fraction | None:
