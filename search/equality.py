@@ -136,7 +136,7 @@ def _right_value(gold: Reading, answer: Reading) -> bool:
     if gold.percent and answer.percent:
         return _right_value(_bare(gold), _bare(answer))
     percentage, other = (gold, answer) if gold.percent else (answer, gold)
-    if percentage.number is None or other.number is None:
+    if percentage.number is None or other.number is None or other.unit:
         return False
     number = percentage.number
     return other.number == number / 100 or (other.number == number and number > 1)

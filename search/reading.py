@@ -58,7 +58,8 @@ _FUNCTIONS = "sin cos tan cot sec csc log exp max gcd lcm det dim arcsin arccos 
 _NOT_A_UNIT = f"""{_FUNCTIONS} or and to than plus minus over factorial choose mod modulo is are was not no if when
 where but half halves third thirds fourth fourths quarters fifth fifths sixth sixths seventh sevenths eighth eighths
 ninth ninths tenth tenths hundredth hundredths thousandth thousandths hundred thousand million billion trillion dozen
-dozens score negative squared cubed root roots base infinity remainder through until between from"""
+dozens score negative squared cubed root roots base infinity remainder through until between from
+january february march april may june july august september october november december"""
 """Words after a number that make it another one, or something else than a number."""
 _FILLERS = """unit total more left altogether overall in of the a an per each every for to on at from with by and so far
 now"""
