@@ -20,7 +20,6 @@ names and units there see `voting.elect`; what is counted does not matter.
 These verdicts are known to be wrong, and no others of the pairs that the tests hold. Wrong, and passed for right:
 
 - gold `4 m`: `4`
-- gold `\text{HT}`: `TH`
 
 Right, and passed for wrong:
 
