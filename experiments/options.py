@@ -335,7 +335,7 @@ Grouping = Annotated[
     GroupingName,
     typer.Option(
         envvar=_env("GROUPING"),
-        help="What tells equal answers from different ones in the vote; math-verify also finds 1/2 in \\frac{1}{2}.",
+        help="What tells equal answers from others in the vote; math-verify also finds 2\\sqrt{2} in \\sqrt{8}.",
         rich_help_panel="Search",
     ),
 ]

@@ -14,11 +14,13 @@ from espalier.search.voting import SPELLING, elect, is_decided
 class Ballot:
     """Groups the answers of a search's candidates and elects one.
 
-    Answers that are spelled alike, by `canonical`, are of one group from the start. The spellings are then taken in the
-    order in which they first occur among the candidates, each by the first of its answers, and each joins the first
-    earlier group whose first answer it equals, or founds one. Whether it does is asked of a grouping, with the earlier
-    answer as the gold one, each pair once at most, and never of two plain numbers. The order matters, as equality to
-    math-verify is neither symmetric nor transitive; nothing depends on which question is answered first.
+    Answers whose values are spelled alike, by `canonical`, are of one group from the start. The spellings are then
+    taken in the order in which they first occur among the candidates, each by the first of its answers, and each joins
+    the first earlier group whose first answer it equals, or founds one. Whether it does is asked of a grouping, with
+    the earlier answer first, each pair once at most, and never of two plain numbers. A grouping says yes only to equal
+    values, and may miss some: therefore the order may matter, and which question is answered first does not.
+
+    Names and units are told apart last, by `voting.elect`.
 
     A vote of one path, `naive`, has no groups and asks nothing; nor does one where a spelling outweighs all others.
     """

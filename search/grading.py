@@ -1,4 +1,4 @@
-"""Whether two answers are equal: math-verify, in child processes that can be killed.
+"""Telling whether answers are equal in child processes that can be killed; `equality` is what they run.
 
 math-verify parses LaTeX with sympy, which can run away in time and memory, and guards itself with SIGALRM, which works
 on a process's main thread alone. A child has limits of both: one that overstays is killed and replaced, one that asks
@@ -7,12 +7,11 @@ for more memory than it may have is refused it.
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, TimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import version
 from multiprocessing import get_context
 from multiprocessing.resource_tracker import ensure_running
@@ -22,6 +21,7 @@ from types import TracebackType
 from pebble import ProcessExpired, ProcessPool
 
 from espalier.engine.interrupts import interrupts_held
+from espalier.search.equality import is_right, is_same_value
 
 _TIMEOUT_SECONDS = 5.0
 DEFAULT_MEMORY_BYTES = 2 * 2**30
@@ -29,8 +29,6 @@ DEFAULT_MEMORY_BYTES = 2 * 2**30
 
 _TASKS_PER_CHILD = 1000
 """Then a fresh one takes its place: sympy's caches grow."""
-_READINGS = 256
-"""Answers read that a child keeps: a vote compares each with many, and reading one costs as much as comparing two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +102,28 @@ class Grader:
         if not answer:
             future.set_result(False)
             return future
+        return self._ask(is_right, gold, answer)
+
+    def compare(self, one: str, other: str) -> "Future[bool]":
+        """Start telling whether two answers have exactly the same value, as a vote asks; see `is_same_value`."""
+        return self._ask(is_same_value, one, other)
+
+    def _ask(self, question: Callable[[str, str], bool], one: str, other: str) -> "Future[bool]":
         try:
-            return self._schedule(gold, answer)
+            return self._schedule(question, one, other)
         except RuntimeError:  # pebble's, of a pool whose children could not be started; perhaps they can be now
             self.stop()
         try:
-            return self._schedule(gold, answer)
+            return self._schedule(question, one, other)
         except RuntimeError as error:
+            future: Future[bool] = Future()
             future.set_exception(BrokenProcessPool(str(error)))
             return future
 
-    def _schedule(self, gold: str, answer: str) -> "Future[bool]":
+    def _schedule(self, question: Callable[[str, str], bool], one: str, other: str) -> "Future[bool]":
         # A queue whose `put` is interrupted may wake nobody any more, and `stop` would wait for ever.
         with interrupts_held(), _unseen_by_children():
-            return self._pool.schedule(is_equivalent, args=[gold, answer], timeout=self._timeout)
+            return self._pool.schedule(question, args=[one, other], timeout=self._timeout)
 
     def resolve(self, future: "Future[bool]") -> Grade:
         """Wait for a grade; a grader that dies, overstays or runs out of memory counts as wrong, and says so."""
@@ -149,34 +155,6 @@ def _unseen_by_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def is_equivalent(gold: str, answer: str) -> bool:
-    """Whether `answer` means the same as `gold` by math-verify; both are LaTeX without dollars. Runs in a child.
-
-    Raises:
-        MemoryError: math-verify let one pass. sympy may also catch it itself and go on, to "not equal" at worst.
-    """
-    from math_verify import verify
-
-    def compare(strict: bool) -> bool:
-        one, other = _read(gold, strict), _read(answer, strict)
-        return bool(verify(one, other, timeout_seconds=None, raise_on_error=strict))
-
-    try:
-        return compare(strict=True)
-    except MemoryError:
-        raise
-    except Exception:
-        return compare(strict=False)  # goes on with the next reading of an answer after one that fails
-
-
-@lru_cache(_READINGS)
-def _read(text: str, strict: bool) -> list:
-    from math_verify import parse
-
-    # Without limits of its own, whose end is a silent "wrong": the pool's limit kills, and says so.
-    return parse(f"${text}$", parsing_timeout=None, raise_on_error=strict)  # pyright: ignore[reportArgumentType]
 
 
 def _prepare(memory_bytes: int) -> None:

@@ -23,7 +23,7 @@ class Grouping(Protocol):
         ...
 
     def ask(self, one: str, other: str) -> "Future[bool] | None":
-        """Begin to tell whether `other` means the same as `one`, which was given earlier; None: it does not.
+        """Begin to tell whether `other` has the value of `one`, which was given earlier; None: it does not.
 
         The future may end in an error, which counts as a different answer.
         """
@@ -62,7 +62,7 @@ class ByMathVerify:
 
     def ask(self, one: str, other: str) -> "Future[bool] | None":
         """Ask a child process; one that dies or overstays ends the future in an error."""
-        return self._grader.submit(one, other)
+        return self._grader.compare(one, other)
 
     def close(self) -> None:
         """End the processes, with what they are at."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from espalier.search.algorithms.base import Expand, path_score
-from espalier.search.answers import canonical, extract_answer, is_number
+from espalier.search.answers import extract_answer, is_number, spelled
 from espalier.search.node import Node
 from espalier.search.request import Aggregation, Vote
 
@@ -27,7 +27,7 @@ def leader_and_rival(weights: Mapping[str, Weight]) -> tuple[Weight, Weight]:
     """The largest weight of an answer, and the most that another can have, whichever of the others mean the same.
 
     Args:
-        weights: by canonical spelling. Of two plain numbers it is certain that they are different answers.
+        weights: by spelling. Of two plain numbers it is certain that they are different answers.
     """
     leader = max(weights, key=lambda key: weights[key])
     numbers = [weight for key, weight in weights.items() if key != leader and is_number(key)]
@@ -43,9 +43,9 @@ class AdaptivePaths:
     the gap with a score of 1 each; a naive one when a path has the score 1. Paths that give no answer are samples
     spent.
 
-    Answers are counted by `canonical` spelling, as the ballot does at first. What the ballot then asks a grouping is
-    not asked here, where nothing may wait: answers that may yet turn out to mean the same count as if they did, unless
-    they are the leader's. So the search may sample more than it had to, and never ends before its vote is decided.
+    Answers are counted as they are `spelled`. What the ballot then asks a grouping is not asked here, where nothing may
+    wait: answers that may yet turn out to mean the same count as if they did, unless they are the leader's. So the
+    search may sample more than it had to, and never ends before its vote is decided.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class AdaptivePaths:
         self._complete += complete
         for node in complete:
             if answer := extract_answer(node.path_text()):
-                self._answers[node] = canonical(answer)
+                self._answers[node] = spelled(answer)
         self._decided = self._is_decided()
 
     def finished(self) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from espalier.experiments.benchmarks import BenchmarkError, Problem, load_benchmark
 from espalier.search.answers import extract_answer
+from espalier.search.equality import is_right
 from espalier.search.grading import Grader
 
 COPIES = Path(__file__).resolve().parents[3] / "shared" / "benchmarks"
@@ -165,6 +166,24 @@ def test_math500_solutions_are_graded_right_by_their_own_golds(grader: Grader):
     futures = {r["unique_id"]: grader.submit(golds[r["unique_id"]], extract_answer(r["solution"])) for r in records}
     assert len(futures) == 500
     assert [name for name, future in futures.items() if not grader.resolve(future).correct] == []
+
+
+@pytest.mark.parametrize("name", ["gsm8k_test", "math500", "amc23"])
+@pytest.mark.parametrize(
+    "says", ["{}", "Thus \\boxed{{{}}}.", "<answer>{}</answer>", "The answer is ${}$.", "**Answer:** $${}$$"]
+)
+def test_golds_of_public_benchmarks_are_right_beside_themselves_however_said(name: str, says: str):
+    golds = {p.answer for p in load_benchmark(str(copy(f"{name}.jsonl")))}
+    said = {gold: gold if says == "{}" else extract_answer(says.format(gold)) for gold in golds}
+    assert [gold for gold, answer in said.items() if not is_right(gold, answer)] == []
+
+
+@pytest.mark.parametrize(
+    "says", ["The answer is {} dollars.", "The answer is: ${}.00", "#### {} eggs", "\\boxed{{{}\\text{{ people}}}}"]
+)
+def test_gsm8k_golds_are_right_with_a_unit(says: str):
+    golds = {p.answer for p in load_benchmark(str(copy("gsm8k_test.jsonl"))) if "." not in p.answer}
+    assert [gold for gold in golds if not is_right(gold, extract_answer(says.format(gold)))] == []
 
 
 def test_gsm8k_golds_are_extracted_from_their_own_answers():

@@ -62,6 +62,10 @@ def test_answers_that_may_mean_the_same_are_counted_as_one_against_the_leader():
     assert sampled(drive(adaptive(6, 1), answers("4", "4", "4", "5", "6", "4"))) == 5  # numbers are what they are
 
 
+def test_units_that_may_contradict_each_other_are_not_counted_together():
+    assert sampled(drive(adaptive(6, 1), answers("10 cm", "10 m", "10 cm", "10 m", "10", "10"))) == 6
+
+
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [

@@ -24,6 +24,80 @@ def test_the_last_complete_box_is_the_answer(text: str, answer: str):
     assert extract_answer(text) == answer
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"So \fbox{5}.", "5"),
+        (r"\boxed {5}", "5"),
+        (r"$\boxed 18$ dollars", "18"),
+        (r"\boxed5", "5"),
+        (r"\boxed-5.", "-5"),
+        (r"\boxed\frac{1}{2}", r"\frac{1}{2}"),
+        (r"\boxed(3, 4)", "(3, 4)"),
+        (r"\boxed{5}, as asked in \boxed{}", "5"),
+        (r"\boxed{x=2} and \boxed{x=3}", "x=2, x=3"),
+        (r"$\boxed{2}$, $\boxed{3}$", "2, 3"),
+        (r"\boxed{2}, that is, \boxed{2}", "2"),
+        (r"\boxed{3/2} or \boxed{1.5}", "3/2"),
+        (r"\boxed{17}. No, wait. \boxed{18}", "18"),
+        (r"Put it in \boxed notation", ""),
+        (r"\boxed{18", ""),
+        (r"\boxed{18}\text{ dollars}", "18"),
+    ],
+)
+def test_boxes_of_other_kinds_are_read(text: str, answer: str):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>18</answer>", "18"),
+        ("<answer>\n18 dollars\n</answer>", "18 dollars"),
+        (r"\boxed{17} <answer>\boxed{18}</answer>", "18"),
+        (r"<think>\boxed{17}</think><answer>18</answer>", "18"),
+        (r"<answer>17</answer> or rather \boxed{18}", "18"),
+        ("<answer>17</answer><answer>18</answer>", "18"),
+        ("<answer>17</answer> <answer>18", "17"),
+        ("<Answer>The answer is (B).</Answer>", "B"),
+        ("<answer>We add all that there is to add and see.</answer>", ""),
+        ("</answer>18<answer>", ""),
+    ],
+)
+def test_the_last_answer_between_tags_is_read(text: str, answer: str):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("#### 18 dollars", "18 dollars"),
+        ("#### $18$", "18"),
+        ("#### x = 18", "x = 18"),
+        ("#### (B)", "B"),
+        ("#### \\frac{1}{2}", "\\frac{1}{2}"),
+        ("#### 18 because 9*2=18", "18"),
+        ("#### 17\n#### 18", "18"),
+        ("#### 3. Add the parts", ""),
+        ("#### 2 Solution", ""),
+        ("#### Solution", ""),
+        ("The answer is 18 dollars.", "18 dollars"),
+        ("The answer is 18 fresh duck eggs per day.", "18 fresh duck eggs per day"),
+        ("The answer is 18 because nine and nine make 18.", "18"),
+        ("The answer is 18 - because she sells nine.", "18"),
+        ("The answer is 18 (since $9*2=18$).", "18"),
+        ("The answer is 18, so we are done.", "18"),
+        ("The answer is 18 given that she sells nine.", "18"),
+        ("The answer should be 18.", "18"),
+        ("The answer is $18 dollars$.", "18 dollars"),
+        ("The answer is no solution.", "no solution"),
+        ("The answer is no solution that we could find in the time", ""),
+    ],
+)
+def test_units_and_reasons_after_an_answer_do_not_hide_it(text: str, answer: str):
+    assert extract_answer(text) == answer
+
+
 @pytest.mark.parametrize("text", ["", "no box", r"\boxed", r"\boxed 5", r"\boxed{5", "boxed{5}"])
 def test_without_a_complete_box_there_is_none(text: str):
     assert last_boxed(text) is None
@@ -239,8 +313,17 @@ LONG = 100_000
         ("\\boxed{3}" + "\\boxed{" * (LONG // 7), "3"),
         ("\\boxed{7" + "." * LONG + "x}", "7" + "." * LONG + "x"),
         ("answer to the" + " " * LONG + "x", ""),
+        ("\\boxed{7" + ". " * LONG + "}", "7"),
+        ("\\boxed{2} and " * (LONG // 10), "2"),
+        ("\\boxed " * (LONG // 7), ""),
+        ("<answer>" * (LONG // 8) + "</answer>", ""),
+        ("</answer>" * (LONG // 9), ""),
+        ("#### 1 egg\n" * (LONG // 9), "1 egg"),
+        ("#### and so on\n" * (LONG // 9), ""),
+        ("the answer is not that " * (LONG // 10), ""),
+        ("the answer is 1 " * (LONG // 10), "1"),
     ],
-    ids=range(9),
+    ids=range(18),
 )
 def test_long_repetitions_are_read_in_time(text: str, answer: str):
     """With a method whose time grows as the square of the text these would run for hours."""

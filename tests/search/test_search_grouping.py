@@ -21,7 +21,7 @@ Make = Callable[..., Orchestrator]
 
 SPLIT = replace(MAJORITY, seed=1)
 """Its paths answer 0, 1, 2, nothing, nothing and 0: by spelling the first wins."""
-WORDS = {"0": "x+1", "1": "\\frac{1}{2}", "2": "\\frac{2}{4}"}
+WORDS = {"0": "x+1", "1": "2\\sqrt{2}", "2": "\\sqrt{8}"}
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def test_a_search_that_waits_for_its_vote_holds_nothing(make_orchestrator: Make)
 def test_what_is_called_equal_wins_together(make_orchestrator: Make):
     by_spelling = run(make_orchestrator(), SPLIT).only
     assert (by_spelling.answer, by_spelling.grader) == ("x+1", "spelling")
-    halves = ScriptedGrouping(lambda one, other: "frac" in one and "frac" in other, at_once=True)
-    together = run(make_orchestrator(grouping=halves), SPLIT).only
-    assert (together.answer, together.grader) == ("\\frac{1}{2}", "script 1")
+    roots = ScriptedGrouping(lambda one, other: "sqrt" in one and "sqrt" in other, at_once=True)
+    together = run(make_orchestrator(grouping=roots), SPLIT).only
+    assert (together.answer, together.grader) == ("2\\sqrt{2}", "script 1")
     assert [c.steps for c in together.candidates] == [c.steps for c in by_spelling.candidates]
 
 
@@ -186,7 +186,7 @@ def test_math_verify_finds_equal_formulas_and_its_processes_end_with_the_orchest
     orchestrator = make_orchestrator(grouping=(grouping := ByMathVerify()))
     for _ in range(2):  # closed, it can be used again
         result = run(orchestrator, SPLIT).only
-        assert (result.answer, result.grader) == ("\\frac{1}{2}", grouping.name)
+        assert (result.answer, result.grader) == ("2\\sqrt{2}", grouping.name)
         assert len(set(multiprocessing.active_children()) - others) == 1
         orchestrator.close()
         assert set(multiprocessing.active_children()) == others

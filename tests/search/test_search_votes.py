@@ -96,3 +96,35 @@ def test_a_full_tie_goes_to_the_earlier_candidate(vote: Vote):
 def test_without_scores_the_majority_still_decides():
     assert elected(Vote.MAJORITY, candidate("1"), candidate("2"), candidate("2")).answer == "2"
     assert elected(Vote.MAJORITY, candidate("1"), candidate("2")).answer == "1"
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        ("18", "18 dollars", r"18\text{ eggs}", "$18.00"),
+        ("10", "10 cm", "10 centimeters"),
+        ("5", "x = 5", "$x=5$"),
+        ("(C)", r"\textbf{(C)}\ 5", "C"),
+        ("60 miles per hour", "60 mph", "60 miles"),
+    ],
+)
+def test_an_answer_and_the_same_with_its_unit_or_name_vote_together(same: tuple[str, ...]):
+    others = [candidate("20"), candidate("20")]
+    winner = elected(Vote.MAJORITY, *others, *map(candidate, same))
+    assert winner is not None
+    assert winner.answer in same
+
+
+@pytest.mark.parametrize(
+    "different",
+    [("10 cm", "10", "10 m"), ("x=5", "5", "y=5"), ("(C) 5", "C", "(C) 6"), ("18 cents", "18", "$18")],
+)
+def test_answers_whose_units_or_names_contradict_each_other_vote_apart(different: tuple[str, ...]):
+    winner = elected(Vote.MAJORITY, *map(candidate, different), candidate("20"), candidate("20"))
+    assert winner is not None
+    assert winner.answer == "20"
+
+
+def test_a_percentage_votes_with_its_hundredth_part_and_not_with_its_number():
+    fifths = candidate("20%"), candidate("0.2"), candidate("1/5")
+    assert elected(Vote.MAJORITY, candidate("20"), candidate("20"), *fifths) in fifths

@@ -1,0 +1,86 @@
+r"""Numbers as answers spell them: 1,234.5, 2 1/2, `\frac{3}{4}`, 6 \times 10^{23}, 0.\overline{3}."""
+
+import re
+from fractions import Fraction
+
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+_DECIMAL = re.compile(_DIGITS)
+_QUOTIENT = re.compile(rf"({_DIGITS})\s*/\s*({_DIGITS})")
+_FRACTION = re.compile(rf"(\d+)?\s*\\frac\{{\s*(-?\s*{_DIGITS})\s*\}}\{{\s*(-?\s*{_DIGITS})\s*\}}")
+_MIXED = re.compile(r"(\d+)\s+(?:and\s+)?(\d+)\s*/\s*(\d+)")
+_SCIENTIFIC = re.compile(
+    rf"({_DIGITS})(?:[eE]\s*(?:\{{)?([+-]?\d{{1,3}})\}}?|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{{?\s*([+-]?\s*\d{{1,3}})\s*\}}?)"
+)
+_POWER = re.compile(r"10\s*\^\s*\{?\s*([+-]?\s*\d{1,3})\s*\}?")
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_ROUNDED = re.compile(r"-?\s*(\d*)\.(\d+)")
+_SCALED = re.compile(rf"(.*\S)\s+({'|'.join(_SCALES)})")
+_SIGNIFICANT = 6
+"""Digits that count."""
+
+
+def number_in(text: str) -> Fraction | None:
+    """The number that `text` is, exactly; None where it is none."""
+    sign, bare = 1, text.strip()
+    while bare[:1] in ("+", "-", "(") and bare:
+        if bare[0] == "(":
+            if not bare.endswith(")") or "," in bare:  # a pair
+                return None
+            bare = bare[1:-1].strip()
+            continue
+        sign, bare = (-sign if bare[0] == "-" else sign), bare[1:].lstrip()
+        if bare[:1] in ("+", "-"):
+            return None
+    try:
+        size = _size(bare)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return None if size is None else sign * size
+
+
+def is_decimal(text: str) -> bool:
+    """Whether `text` is a decimal with as many digits as are enough to stand for a number that has no end."""
+    found = _ROUNDED.fullmatch(text.strip())
+    return bool(found) and len((found[1] + found[2]).lstrip("0")) >= _SIGNIFICANT
+
+
+def rounds_to(exact: Fraction, text: str) -> bool:
+    """Whether `text` is such a decimal of `exact`, cut or rounded."""
+    if not is_decimal(text):
+        return False
+    last = Fraction(1, 10 ** len(text.strip().rpartition(".")[2]))
+    shown = Fraction(re.sub(r"\s", "", text))
+    rounded, cut = abs(shown - exact) <= last / 2, 0 <= abs(exact) - abs(shown) < last
+    return rounded or (cut and shown * exact > 0)
+
+
+def _size(text: str) -> Fraction | None:
+    """The number without its sign."""
+    if _DECIMAL.fullmatch(text):
+        return _decimal(text)
+    if found := _QUOTIENT.fullmatch(text):
+        return _decimal(found[1]) / _decimal(found[2])
+    if found := _FRACTION.fullmatch(text):
+        part = _decimal(found[2]) / _decimal(found[3])
+        if found[1] is None:
+            return part
+        return int(found[1]) + part if part > 0 else None
+    if found := _MIXED.fullmatch(text):
+        return int(found[1]) + Fraction(int(found[2]), int(found[3]))
+    if found := _SCIENTIFIC.fullmatch(text):
+        return _decimal(found[1]) * Fraction(10) ** int((found[2] or found[3]).replace(" ", ""))
+    if found := _POWER.fullmatch(text):
+        return Fraction(10) ** int(found[1].replace(" ", ""))
+    if found := _REPEATING.fullmatch(text):
+        whole, start, again = found.groups()
+        shown = Fraction(int((whole + start) or "0"), 10 ** len(start))
+        return shown + Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(start))
+    if found := _SCALED.fullmatch(text):
+        scaled = _size(found[1])
+        return None if scaled is None else scaled * 10 ** _SCALES[found[2]]
+    return None
+
+
+def _decimal(text: str) -> Fraction:
+    return Fraction(text.replace(",", "").replace(" ", "").rstrip(".") if text != "." else "0")

@@ -1,0 +1,96 @@
+"""Units of measure and money as answers name them."""
+
+import re
+
+_NAMES = {
+    "mm": "mm millimeter millimetre",
+    "cm": "cm cms centimeter centimetre",
+    "m": "m meter metre",
+    "km": "km kms kilometer kilometre",
+    "in": "in inch inche",
+    "ft": "ft foot feet",
+    "yd": "yd yard",
+    "mi": "mi mile",
+    "acre": "acre",
+    "ha": "ha hectare",
+    "mg": "mg milligram",
+    "g": "g gm gram",
+    "kg": "kg kgs kilogram kilo",
+    "oz": "oz ounce",
+    "lb": "lb lbs pound £ gbp",
+    "ton": "ton tonne",
+    "ms": "ms millisecond",
+    "s": "s sec secs second",
+    "min": "min mins minute",
+    "h": "h hr hrs hour",
+    "day": "day",
+    "week": "week wk",
+    "month": "month mo",
+    "year": "year yr yrs",
+    "ml": "ml milliliter millilitre",
+    "l": "l liter litre",
+    "gal": "gal gallon",
+    "qt": "qt quart",
+    "pt": "pint",
+    "cup": "cup",
+    "$": "$ dollar usd buck",
+    "¢": "¢ cent penny pennie",
+    "€": "€ euro eur",
+    "¥": "¥ yen",
+    "₹": "₹ rs re rupee inr",
+    "°": "° degree deg",
+    "rad": "rad radian",
+    "K": "kelvin",
+    "mi/h": "mph",
+    "km/h": "kmh kmph kph",
+    "am": "am",
+    "pm": "pm",
+}
+"""Symbol, and the words for it in lower case and the singular."""
+_SYMBOLS = {name: symbol for symbol, names in _NAMES.items() for name in names.split()}
+_LETTERS = {"m", "g", "s", "h", "L"}
+"""Units of one letter; other single letters are variables."""
+_POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cu": "3", "cubed": "3"}
+_WORD = re.compile(r"([^\W\d_]+|[$€£¥₹¢°])\.?(?:\^?\{?(\d)\}?)?")
+_PREPOSITIONS = ("in", "of", "for", "to", "on", "at", "from", "with", "by", "after", "before", "left", "each", "every")
+
+
+def symbol(word: str) -> str:
+    """The unit that `word` names, in the singular or plural; empty when it names none."""
+    if len(word) == 1 and word.isalpha():
+        return word.lower() if word in _LETTERS else ""
+    word = word.lower()
+    return _SYMBOLS.get(word) or (_SYMBOLS.get(word[:-1], "") if word.endswith("s") and len(word) > 3 else "")
+
+
+def unit_of(words: str) -> str:
+    """The unit that the words after a number begin with, such as `cm^2` or `mi/h`; empty when they name none.
+
+    A phrase counts up to its preposition: of "18 eggs for 3 days" the days are no unit.
+    """
+    above, _, below = re.sub(r"\s+(?:per|an?)\s+|\s*/\s*", "/", words).partition("/")
+    unit = _simple(above)
+    return f"{unit}/{lower}" if unit and below and (lower := _simple(below)) else unit
+
+
+def units_agree(*units: str) -> bool:
+    """Whether no two of `units` differ; an empty one, or one without its `/`, leaves open what it lacks."""
+    parts = [unit.partition("/") for unit in units if unit]
+    return len({above for above, _, _ in parts}) <= 1 and len({below for _, _, below in parts if below}) <= 1
+
+
+def _simple(words: str) -> str:
+    power = ""
+    for place, word in enumerate(tokens := words.split()):
+        found = _WORD.fullmatch(word.rstrip(".,;:"))
+        if not found or (found[1].lower() in _PREPOSITIONS and not (found[1] == "in" and len(tokens) == 1)):
+            return ""
+        if found[1].lower() in _POWERS:
+            power = _POWERS[found[1].lower()]
+        elif unit := symbol(found[1]):
+            after = _POWERS.get(tokens[place + 1].lower(), "") if place + 1 < len(tokens) else ""
+            exponent = found[2] or power or after
+            if unit == "°" and place + 1 < len(tokens) and tokens[place + 1][:1].upper() in ("C", "F"):
+                return "°" + tokens[place + 1][0].upper()
+            return f"{unit}^{exponent}" if exponent not in ("", "1") else unit
+    return ""
