@@ -105,7 +105,7 @@ def test_many_such_tokens_are_named_in_part(padded: Callable, make_orchestrator:
 
 
 @pytest.mark.parametrize("name", ["beam", "best-of-n", "dvts", "lookahead", "rebase", "mcts"])
-@pytest.mark.parametrize("budget", [None, 10_000])
+@pytest.mark.parametrize("budget", [None, 250])
 def test_a_step_that_spells_such_a_token_has_no_score_and_other_paths_go_on(
     name: str, budget: int | None, copy_of: Callable[[str], Path], make_orchestrator: Make
 ):
@@ -115,7 +115,7 @@ def test_a_step_that_spells_such_a_token_has_no_score_and_other_paths_go_on(
     requests = [replace(request, seed=seed) for seed in range(8)]
     results = run(make_orchestrator(verifier=folder), *requests).results
     plain = run(make_orchestrator(), *requests).results
-    assert {result.stop_reason for result in results} == {StopReason.FINISHED}
+    assert {result.stop_reason for result in results} <= {StopReason.FINISHED, *([StopReason.BUDGET] if budget else [])}
     nodes = [node for result in results for node in result.nodes]
     spelt = [node for node in nodes if SPELT in node.text]
     assert spelt
