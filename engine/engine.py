@@ -36,7 +36,8 @@ class EngineSettings:
             ever runs out; with less more searches run at once, and when blocks run out the last ones give up their KV
             until there is room to compute it again.
         launch_ahead: whether the other model's batch is launched before the results of the last one are waited for, so
-            that a GPU goes on while the host takes them in. Results then come one step late, and are the same.
+            that a GPU goes on while the host takes them in. Results then come one step late, and are the same. On a CPU
+            nothing is gained, and on a GPU it has not been measured.
     """
 
     kv_memory_bytes: int = 2**30
