@@ -369,7 +369,7 @@ class Engine:
 
 def _require_reads_in_order(work: Score) -> None:
     reads = work.read_at
-    if reads and not (0 <= reads[0] and reads[-1] < len(work.token_ids)):
+    if reads and (reads[0] < 0 or reads[-1] >= len(work.token_ids)):
         raise MisuseError("Score reads outside its own tokens")
     if any(one >= next_ for one, next_ in pairwise(reads)):
         raise MisuseError("Score reads at places that do not ascend")

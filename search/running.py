@@ -328,7 +328,8 @@ class RunningSearch:
         """Queue the node's step for scoring, its parent being verified.
 
         A step without text has no score, one that was cut off needs none, and one that is too long for the verifier or
-        holds tokens it cannot be fed ends its path. A verifier of whole answers reads nothing until there is one, and then all of it after the problem.
+        holds tokens it cannot be fed ends its path. A verifier of whole answers reads nothing until there is one, and
+        then all of it after the problem.
         """
         assert self._verification is not None
         assert node.parent is not None

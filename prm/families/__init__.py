@@ -130,13 +130,13 @@ def load_verifier(
         )
     entry = choice.entry
     if entry.load is None:
-        family = eurus.load(checkpoint, reference, dtype, device)
+        loaded: PrmFamily = eurus.load(checkpoint, reference, dtype, device)
     elif reference is not None:
         raise CheckpointError(f"{entry.info.name} has no reference model; leave out --verifier-reference")
     else:
-        family = entry.load(checkpoint, dtype, device)
-    _require_marks_embedded(checkpoint, family)
-    return family
+        loaded = entry.load(checkpoint, dtype, device)
+    _require_marks_embedded(checkpoint, loaded)
+    return loaded
 
 
 def _require_marks_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:

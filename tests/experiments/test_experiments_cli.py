@@ -486,7 +486,9 @@ def test_options_out_of_range_are_named(espalier, flags, said):
 # --- faults --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [SOLVE, (*EVAL, "--grouping", "spelling"), ("sweep", "-N", 1, "-M", 2, "--limit", 2)])
+@pytest.mark.parametrize(
+    "command", [SOLVE, (*EVAL, "--grouping", "spelling"), ("sweep", "-N", 1, "-M", 2, "--limit", 2)]
+)
 def test_a_device_that_fails_ends_a_command_with_one_line(espalier, command, monkeypatch, tmp_path):
     from espalier.engine.decoder import Decoder
 

@@ -14,7 +14,7 @@ from espalier.engine.decoder import Decoder
 from espalier.engine.errors import DeviceError, FatalError, NumericalError, PoolExhaustedError
 from espalier.engine.turns import GENERATOR
 from espalier.prm.verifier import Verification
-from espalier.search import ballot, running
+from espalier.search import algorithms, ballot, running, voting
 from espalier.search.answers import extract_answer
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest, Vote
@@ -24,7 +24,10 @@ from espalier.search.terms import Terms
 Make = Callable[..., Orchestrator]
 SECRET = "secret of /home/someone/weights"
 VICTIM = "Victim: 12+5?"
-OTHERS = (replace(BEAM, problem="Other: 3+4?", seed=8, vote=Vote.NAIVE), replace(MAJORITY, problem="Another: 7-1?", vote=Vote.NAIVE))
+OTHERS = (
+    replace(BEAM, problem="Other: 3+4?", seed=8, vote=Vote.NAIVE),
+    replace(MAJORITY, problem="Another: 7-1?", vote=Vote.NAIVE),
+)
 VICTIMS = {
     request.algorithm.value: replace(request, problem=VICTIM, vote=Vote.WEIGHTED, seed=11)
     for request in (BEAM, BEST_OF_N, MCTS)
@@ -78,7 +81,7 @@ def faulty(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch) -> Callable
 
     def make(site: str, number: int, **options: Any) -> tuple[Orchestrator, Fault]:
         fault = Fault(number, RuntimeError(SECRET))
-        make_algorithm = running.make_algorithm
+        make_algorithm = algorithms.make_algorithm
 
         def algorithm_of(request: SearchRequest, root: Any) -> Any:
             algorithm = make_algorithm(request, root)
@@ -110,7 +113,7 @@ def faulty(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch) -> Callable
             take = fault.before(Verification.take, lambda self, done: done.work.owner == fault.victim)
             monkeypatch.setattr(Verification, "take", take)
         elif site == "elect":
-            elect = fault.before(running.elect, lambda candidates, vote, *_: vote is Vote.WEIGHTED)
+            elect = fault.before(voting.elect, lambda candidates, vote, *_: vote is Vote.WEIGHTED)
             for module in (running, ballot):
                 monkeypatch.setattr(module, "elect", elect)
         return orchestrator, fault
@@ -243,9 +246,7 @@ def test_a_listener_that_always_raises_stops_nobody(make_orchestrator: Make, alo
 
 
 @pytest.mark.parametrize("site", ["set_aside", "call_back"])
-def test_a_fault_as_a_search_gives_way_to_an_urgent_one_is_its_own(
-    site: str, faulty: Callable, alone: Alone
-):
+def test_a_fault_as_a_search_gives_way_to_an_urgent_one_is_its_own(site: str, faulty: Callable, alone: Alone):
     orchestrator, fault = faulty(site, 0, max_running=1)
     fault.victim = orchestrator.submit(VICTIMS["beam"])
     ended: dict[str, SearchResult] = {}
@@ -309,6 +310,11 @@ def test_a_search_that_finds_no_blocks_ends_alone(name: str, room: int, make_orc
     assert outcome(run(orchestrator, VICTIMS[name]).only) == alone(VICTIMS[name])
 
 
+def finish_all(orchestrator: Orchestrator) -> None:
+    while orchestrator.busy:
+        orchestrator.step()
+
+
 @pytest.mark.parametrize("launch_ahead", [False, True])
 def test_a_device_that_fails_is_nobodys_fault_and_comes_out_as_one_line(
     launch_ahead: bool, make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
@@ -325,8 +331,7 @@ def test_a_device_that_fails_is_nobodys_fault_and_comes_out_as_one_line(
     with monkeypatch.context() as patch:
         patch.setattr(Decoder, "forward", broken)
         with pytest.raises(DeviceError) as caught:
-            while True:
-                orchestrator.step()
+            finish_all(orchestrator)
     assert isinstance(caught.value, FatalError)
     assert str(caught.value).splitlines() == [str(caught.value)]
     assert "could not be run on cpu: CUDA error: an illegal memory access was encountered" in str(caught.value)
