@@ -1,5 +1,6 @@
 """Whatever is raised on behalf of one search ends that search with a reason, and nobody else notices."""
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -183,6 +184,19 @@ def test_a_call_that_raises_ends_the_search_it_was_made_for(
     (record,) = caplog.records
     assert record.exc_info is not None
     assert record.exc_info[1] is fault.error
+    expect_failed_alone(orchestrator, *ended, alone)
+
+
+@pytest.mark.parametrize("how", ["cancelled in the queue", "late in the queue", "late as it runs"])
+def test_a_fault_as_a_search_is_stopped_is_its_own(how: str, faulty: Callable, alone: Alone):
+    orchestrator, fault = faulty("cancel", 0)
+    times = itertools.count()
+    if "late" in how:
+        orchestrator._clock = lambda: float(next(times))
+    limit = 1.0 if "queue" in how else 60.0
+    victim = replace(VICTIMS["beam"], time_limit=limit if "late" in how else None)
+    ended = finish(orchestrator, fault, victim, cancel_after=0 if "cancelled" in how else None)
+    assert fault.fired
     expect_failed_alone(orchestrator, *ended, alone)
 
 
