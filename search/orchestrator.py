@@ -384,7 +384,7 @@ class Orchestrator:
     def _end_growth(self, entry: _Entry) -> None:
         if self._aside.pop(entry.search_id, None):  # what it waited for came as it was set aside
             self._queue.remove(entry)
-            self._guard(entry.search, self.engine.call_back, entry.search_id)
+            self.engine.call_back(entry.search_id)
         else:
             del self._running[entry.search_id]
         if entry.reservation:

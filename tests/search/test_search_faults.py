@@ -123,7 +123,11 @@ def faulty(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch) -> Callable
 
 
 def finish(
-    orchestrator: Orchestrator, fault: Fault, victim: SearchRequest, cancel_after: int | None = None
+    orchestrator: Orchestrator,
+    fault: Fault,
+    victim: SearchRequest,
+    cancel_after: int | None = None,
+    between_steps: Callable[[], None] = lambda: None,
 ) -> tuple[SearchResult, list[SearchResult], list[Event]]:
     """Run the victim between two others: its result, theirs, and its events."""
     events: list[Event] = []
@@ -138,6 +142,7 @@ def finish(
             orchestrator.cancel(fault.victim)
         ended |= {result.search_id: result for result in orchestrator.step()}
         orchestrator.engine.check_integrity()
+        between_steps()
     return ended.pop(fault.victim), [ended.pop(first), ended.pop(last)], events
 
 
@@ -276,17 +281,18 @@ def test_a_fault_as_a_search_gives_way_to_an_urgent_one_is_its_own(site: str, fa
 
 
 @pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("at_once", [False, True])
 def test_a_grouping_that_raises_ends_the_search_that_asked(
-    number: int, make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
+    at_once: bool, number: int, make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
 ):
     words = {"0": "x+1", "1": "\\frac{1}{2}", "2": "\\frac{2}{4}"}
     monkeypatch.setattr(running, "extract_answer", lambda text: words.get(extract_answer(text), ""))
-    grouping, fault = ScriptedGrouping(at_once=True), Fault(number, RuntimeError(SECRET))
+    grouping, fault = ScriptedGrouping(at_once=at_once), Fault(number, RuntimeError(SECRET))
     monkeypatch.setattr(grouping, "ask", fault.before(grouping.ask, lambda *_: True))
     orchestrator = make_orchestrator(grouping=grouping)
     victim = replace(MAJORITY, seed=1)
     assert victim.vote is None
-    result, others, events = finish(orchestrator, fault, victim)
+    result, others, events = finish(orchestrator, fault, victim, between_steps=grouping.answer)
     assert fault.fired
     assert result.answer in words.values(), "what was found is voted on by spelling"
     fresh = make_orchestrator()
