@@ -1,7 +1,7 @@
 """Reference-counted KV blocks of one model, in sectors taken from the arena on demand."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 
@@ -83,16 +83,17 @@ class BlockPool:
         """Whole sectors that `blocks` blocks need."""
         return -(-blocks // self.layout.blocks_per_sector)
 
-    def require(self, blocks: int) -> None:
+    def require(self, blocks: int, owners: frozenset[Hashable] = frozenset()) -> None:
         """Check that `allocate` would succeed `blocks` times now.
 
         Raises:
-            PoolExhaustedError: when it would not.
+            PoolExhaustedError: when it would not; of `owners`.
         """
         if blocks > self.allocatable_blocks:
             raise PoolExhaustedError(
                 f"the {self.owner} needs {blocks} KV blocks and {self.allocatable_blocks} are free in an arena of "
-                f"{self.arena.num_bytes} bytes; raise --kv-memory or run fewer searches at once"
+                f"{self.arena.num_bytes} bytes; raise --kv-memory or run fewer searches at once",
+                owners,
             )
 
     def allocate(self) -> int:

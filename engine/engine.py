@@ -3,20 +3,21 @@
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from espalier.engine.admission import Admission
 from espalier.engine.arena import Arena
-from espalier.engine.errors import NumericalError, PoolExhaustedError, PoolTooSmallError
+from espalier.engine.errors import MisuseError, NumericalError, PoolExhaustedError, PoolTooSmallError
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.lane import Lane
 from espalier.engine.model import Model
 from espalier.engine.preemption import Preemption
-from espalier.engine.sequence import Sequence
+from espalier.engine.sequence import Sequence, SequenceTable
 from espalier.engine.turns import GENERATOR, VERIFIER, KeepGeneratorFed, LaneLoad, TurnPolicy
-from espalier.engine.work import Done, Generate, Generated, Work
+from espalier.engine.work import Done, Generate, Generated, Score, Work
 from espalier.kernels.layout import KVLayout
 
 
@@ -29,12 +30,14 @@ class EngineSettings:
         block_size: tokens per KV block.
         sector_bytes: size of a sector; None takes a 128th of the arena, at least one block of either model.
         max_batch_tokens: tokens computed in one step at most; longer prompts are prefilled in chunks.
-        prefix_cache: whether prompts seen before are computed again; their values are the same bits either way.
+        prefix_cache: whether blocks of prompts seen before are kept and used again, instead of computed again; their
+            values are the same bits either way.
         reserved_share: of what a search may need at worst, the share that is set aside when it starts. With 1 nothing
             ever runs out; with less more searches run at once, and when blocks run out the last ones give up their KV
             until there is room to compute it again.
         launch_ahead: whether the other model's batch is launched before the results of the last one are waited for, so
-            that a GPU goes on while the host takes them in. Results then come one step late, and are the same.
+            that a GPU goes on while the host takes them in. Results then come one step late, and are the same. On a CPU
+            nothing is gained, and on a GPU it has not been measured.
     """
 
     kv_memory_bytes: int = 2**30
@@ -134,42 +137,68 @@ class Engine:
 
         Full blocks of a prompt that was computed before, under the same `salt`, are taken from the prefix cache. All
         work on the sequence and its forks is `owner`'s.
+
+        Raises:
+            NoEmbeddingError: when the model has no embedding for one of the tokens.
+            MisuseError: for a role that the engine has no model of, negative ids, or more tokens than the model's
+                context.
         """
-        return self.lanes[role].table.open(role, token_ids, salt, owner)
+        if role not in self.lanes:
+            raise MisuseError(f"the engine has no {role}")
+        return self.lanes[role].open(token_ids, salt, owner)
 
     def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
-        """`count` sequences that share every block of `sequence`; a shared tail is copied on the first write."""
-        table = self.lanes[sequence.role].table
+        """`count` sequences that share every block of `sequence`; a shared tail is copied on the first write.
+
+        Raises:
+            MisuseError: when `sequence` was released or is of another engine, or `count` is negative.
+        """
+        table = self._table(sequence)
+        if count < 0:
+            raise MisuseError(f"{count} forks cannot be made")
         return [table.fork(sequence) for _ in range(count)]
 
     def length(self, sequence: Sequence) -> int:
-        """Tokens of a sequence, computed or not."""
-        return int(self.lanes[sequence.role].table.lengths[sequence.row])
+        """Tokens of a sequence, computed or not.
+
+        Raises:
+            MisuseError: when it was released or is of another engine.
+        """
+        return int(self._table(sequence).lengths[sequence.row])
 
     def token_ids(self, sequence: Sequence) -> list[int]:
-        """Tokens of a sequence, computed or not."""
-        table = self.lanes[sequence.role].table
-        return table.tokens[sequence.row, : table.lengths[sequence.row]].tolist()
+        """Tokens of a sequence, computed or not.
+
+        Raises:
+            MisuseError: when it was released or is of another engine.
+        """
+        return self._table(sequence).token_ids(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Drop a sequence; blocks that no other shares become free."""
-        self.lanes[sequence.role].table.release(sequence)
+        """Drop a sequence; blocks that no other shares become free.
+
+        Children that are being sampled from it have sequences of their own, once its tokens are computed.
+
+        Raises:
+            MisuseError: when it was released before or is of another engine, or work waits or runs on it.
+        """
+        self._lane(sequence).release(sequence)
 
     def submit(self, work: Work) -> None:
         """Queue work for the model of its sequence.
 
         Raises:
-            ValueError: for work that could not be run: nothing to sample or read from, or a read outside its tokens.
+            NoEmbeddingError: when the model has no embedding for one of its tokens or targets.
+            MisuseError: for work that could not be run: nothing to sample or read from, reads that do not ascend or lie
+                outside its tokens, targets of another number, a sequence that was released, is of another engine, has
+                work already, or would go beyond the model's context.
         """
-        assert not work.sequence.released, "work on a released sequence"
         if isinstance(work, Generate):
             if not work.samplings or (work.in_place and len(work.samplings) != 1) or work.max_tokens < 1:
-                raise ValueError("Generate needs a sampling for each child, exactly one in place, and max_tokens >= 1")
-        elif any(not 0 <= p < len(work.token_ids) for p in work.read_at):
-            raise ValueError("Score reads outside its own tokens")
-        elif work.targets and len(work.targets) != len(work.read_at):
-            raise ValueError("Score has a target for each of its reads, or none")
-        self.lanes[work.sequence.role].submit(work)
+                raise MisuseError("Generate needs a sampling for each child, exactly one in place, and max_tokens >= 1")
+        else:
+            _require_reads_in_order(work)
+        self._lane(work.sequence).submit(work)
 
     def cancel(self, owner: Hashable) -> None:
         """Drop all work of `owner`, which keeps (and must release) the sequences it holds."""
@@ -183,6 +212,13 @@ class Engine:
             self._failed[role].discard(owner)
         self._preemption.forget(owner)
 
+    def abandon(self, owner: Hashable) -> None:
+        """Drop all work of `owner` and release all its sequences, for whoever held them has lost track of them."""
+        self.cancel(owner)
+        for lane in self.lanes.values():
+            for sequence in lane.table.of_owner(owner):
+                lane.table.release(sequence)
+
     def step(self) -> list[Done]:
         """Run one batch on one model and return the work that it finished; empty when there is none.
 
@@ -191,7 +227,9 @@ class Engine:
         Raises:
             NumericalError: when a model computes no numbers for some owners. Nothing else is lost: the next step goes
                 on, and without them once they are cancelled.
-            PoolExhaustedError: when blocks run out and nobody can give any up.
+            PoolExhaustedError: when blocks run out and nobody can give any up. The next step goes on once the owner
+                that found none is cancelled, or others release theirs.
+            DeviceError: when a model cannot be run; what is on the device is not certain any more.
             KeyboardInterrupt: after the batch, whose finished work the next step returns.
         """
         if not any(self._failed.values()):
@@ -241,11 +279,15 @@ class Engine:
             self._failed[lane.role] |= error.owners
 
     def footprint(self, sequences: Several[Sequence]) -> Footprint:
-        """What `sequences` hold together."""
+        """What `sequences` hold together.
+
+        Raises:
+            MisuseError: when one was released or is of another engine.
+        """
         logical = physical = 0
         sizes: dict[str, int] = {}
         for role, lane in self.lanes.items():
-            tables = [lane.table.block_table(s) for s in sequences if s.role == role]
+            tables = [self._table(s).block_table(s) for s in sequences if s.role == role]
             if tables:
                 blocks = np.concatenate(tables)
                 unique = len(np.unique(blocks))
@@ -305,6 +347,17 @@ class Engine:
         """Let the work of `owner`, which was set aside, go on as soon as there is room for its KV."""
         self._preemption.call_back(owner)
 
+    def _lane(self, sequence: Sequence) -> Lane:
+        if (lane := self.lanes.get(sequence.role)) is None:
+            raise MisuseError(f"a {sequence.role} sequence is of another engine")
+        return lane
+
+    def _table(self, sequence: Sequence) -> SequenceTable:
+        """The table of a live sequence of this engine."""
+        table = self._lane(sequence).table
+        table.require_live(sequence)
+        return table
+
     def _make_room(self, needy: Hashable) -> bool:
         self._settle()
         return self._preemption.make_room(needy)
@@ -312,6 +365,16 @@ class Engine:
     @staticmethod
     def _load(lane: Lane) -> LaneLoad:
         return LaneLoad(0, 0) if lane.in_flight else LaneLoad(lane.running_branches, lane.waiting_tokens())
+
+
+def _require_reads_in_order(work: Score) -> None:
+    reads = work.read_at
+    if reads and (reads[0] < 0 or reads[-1] >= len(work.token_ids)):
+        raise MisuseError("Score reads outside its own tokens")
+    if any(one >= next_ for one, next_ in pairwise(reads)):
+        raise MisuseError("Score reads at places that do not ascend")
+    if work.targets and len(work.targets) != len(reads):
+        raise MisuseError("Score has a target for each of its reads, or none")
 
 
 def _layout(model: Model, block_size: int, sector_bytes: int) -> KVLayout:

@@ -1,7 +1,10 @@
 """Errors a user can cause or meet: each names what is wrong, which limit, and what to change."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+
+_MOST_NAMED = 8
+"""Tokens that one error or warning names."""
 
 
 class EspalierError(Exception):
@@ -16,7 +19,19 @@ class AdapterError(CheckpointError):
     """A file that describes a family of process reward models holds an unknown key or a value it cannot have."""
 
 
-class ScoreMismatchError(EspalierError):
+class FatalError(EspalierError):
+    """Belongs to no one search: whatever runs in this process ends with it."""
+
+
+class DeviceError(FatalError):
+    """A batch could not be computed, whoever's work it held: the device failed, or has too little memory."""
+
+    def __init__(self, role: str, device: str, error: BaseException) -> None:
+        what = next(iter(str(error).splitlines()), "") or type(error).__name__
+        super().__init__(f"the {role} could not be run on {device}: {what}")
+
+
+class ScoreMismatchError(FatalError):
     """A score computed step by step is not the one that the whole text gives: a fault in the family or the engine.
 
     Attributes:
@@ -34,18 +49,30 @@ class ScoreMismatchError(EspalierError):
         )
 
 
-class NumericalError(EspalierError):
-    """What a model computes is not a number: its weights are damaged, or do not fit the range of its dtype.
+class MisuseError(EspalierError, ValueError):
+    """An engine was asked for what its contract rules out: a fault of the caller. Nothing has changed."""
+
+
+class OwnersError(EspalierError):
+    """The work of some owners cannot go on; that of all others does, with the next step.
 
     Attributes:
-        owners: of the work that it computed; all other work goes on with the next step.
+        owners: whose work has to be cancelled.
     """
 
-    def __init__(self, role: str, owners: frozenset[Hashable]) -> None:
+    def __init__(self, text: str, owners: frozenset[Hashable]) -> None:
         self.owners = owners
+        super().__init__(text)
+
+
+class NumericalError(OwnersError):
+    """What a model computes is not a number: its weights are damaged, or do not fit the range of its dtype."""
+
+    def __init__(self, role: str, owners: frozenset[Hashable]) -> None:
         super().__init__(
             f"the {role}'s logits are not numbers; its weights are damaged or too large for --dtype: try float32 or "
-            "bfloat16"
+            "bfloat16",
+            owners,
         )
 
 
@@ -70,8 +97,11 @@ class PoolTooSmallError(RequestTooLargeError):
         )
 
 
-class PoolExhaustedError(EspalierError):
+class PoolExhaustedError(OwnersError):
     """A block was needed, none was free, and nothing that could free one was running."""
+
+    def __init__(self, text: str, owners: frozenset[Hashable] = frozenset()) -> None:
+        super().__init__(text, owners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +118,25 @@ class InvalidRequestError(EspalierError):
     def __init__(self, violations: list[Violation]) -> None:
         self.violations = violations
         super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations))
+
+
+class NoEmbeddingError(InvalidRequestError):
+    """A text holds tokens that its model has no embedding for.
+
+    Attributes:
+        tokens: each such token as it is written, by its id.
+    """
+
+    def __init__(self, role: str, tokens: Mapping[int, str]) -> None:
+        self.tokens = dict(tokens)
+        named = name_tokens(tokens)
+        super().__init__([Violation("problem", f"holds {named}, for which the {role} has no embedding; reword it")])
+
+
+def name_tokens(tokens: Mapping[int, str]) -> str:
+    """Tokens, by their ids, for a person to read; the first of them where there are many."""
+    some = ", ".join(f"{token!r} (id {i})" for i, token in list(tokens.items())[:_MOST_NAMED])
+    return some + (f" and {len(tokens) - _MOST_NAMED} more" if len(tokens) > _MOST_NAMED else "")
 
 
 def _size(count: int) -> str:

@@ -1,5 +1,6 @@
 """One model's side of the engine: its waiting and running work, and how one batch of it is run."""
 
+import logging
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,14 +11,16 @@ import torch
 from espalier.engine.arena import Arena
 from espalier.engine.batch import StepBatch, build_batch
 from espalier.engine.blocks import BlockPool
-from espalier.engine.errors import NumericalError
+from espalier.engine.errors import DeviceError, MisuseError, NumericalError, name_tokens
 from espalier.engine.model import Model
 from espalier.engine.planner import Branch, Chunk, MakeRoom, Pending, Plan, Planner
 from espalier.engine.sampling import SamplingBatch, sample
-from espalier.engine.sequence import SequenceTable
+from espalier.engine.sequence import Sequence, SequenceTable
 from espalier.engine.work import Done, Generate, Generated, Score, Scored, StopCause, Work
 from espalier.kernels.cache import copy_blocks
 from espalier.kernels.layout import KVLayout
+
+log = logging.getLogger("espalier.engine")
 
 
 class Lane:
@@ -48,11 +51,19 @@ class Lane:
         self._running: list[Branch] = []
         self._running_arrays: _RunningArrays | None = None
         self._flight: _Flight | None = None
-        self._busy_rows: set[int] = set()  # of sequences that waiting work is on
+        self._busy_rows: set[int] = set()  # of sequences that work waits or runs in place on
         self._is_eos = np.zeros(max(model.config.vocab_size, model.tokenizer.vocab_size), dtype=bool)
         self._is_eos[list(model.eos_token_ids)] = True
         self._has_newline = np.zeros(len(self._is_eos), dtype=bool)
         self._has_newline[: len(model.tokenizer.has_newline)] = model.tokenizer.has_newline
+        if beyond := model.without_embedding:
+            log.warning(
+                "the %s has an embedding for %d tokens and none for %s of its tokenizer; a text that holds one is "
+                "refused",
+                role,
+                model.config.vocab_size,
+                name_tokens(beyond),
+            )
 
     @property
     def busy(self) -> bool:
@@ -78,30 +89,62 @@ class Lane:
         """Everyone whose work waits or runs."""
         return {target.work.owner for target in (*self._waiting, *self._running)}
 
+    def open(self, token_ids: list[int], salt: bytes, owner: Hashable) -> Sequence:
+        """A new sequence; see `Engine.open`.
+
+        Raises:
+            NoEmbeddingError: when the model has no embedding for one of the tokens.
+            MisuseError: for negative ids, or more tokens than its context.
+        """
+        self._require_fits(len(token_ids))
+        self.model.require_embedded(self.role, token_ids)
+        return self.table.open(self.role, token_ids, salt, owner)
+
+    def release(self, sequence: Sequence) -> None:
+        """Drop a sequence.
+
+        Raises:
+            MisuseError: when it is not a live one of this engine, or work waits or runs on it.
+        """
+        self.table.require_live(sequence)
+        if sequence.row in self._busy_rows:
+            raise MisuseError(f"work waits or runs on a {self.role} sequence that is released; cancel its owner first")
+        self.table.release(sequence)
+
     def submit(self, work: Work) -> None:
         """Queue `work`.
 
         Raises:
-            ValueError: when its sequence already has work, or no tokens to compute.
+            NoEmbeddingError: when the model has no embedding for one of its tokens.
+            MisuseError: when its sequence is not a live one of this engine, already has work or has no tokens to
+                compute, or would go beyond the model's context.
         """
-        generating = {branch.sequence.row for branch in self._running if branch.work.in_place}
-        if work.sequence.row in self._busy_rows | generating:
-            raise ValueError("a sequence takes one piece of work at a time")
-        if not self.table.lengths[work.sequence.row] and not (isinstance(work, Score) and work.token_ids):
-            raise ValueError("an empty sequence has nothing to compute")
+        self.table.require_live(work.sequence)
+        if work.sequence.row in self._busy_rows:
+            raise MisuseError("a sequence takes one piece of work at a time")
+        length = int(self.table.lengths[work.sequence.row])
+        added = len(work.token_ids) if isinstance(work, Score) else 1  # at least
+        if not length and not (isinstance(work, Score) and added):
+            raise MisuseError("an empty sequence has nothing to compute")
+        self._require_fits(length + added)
+        if isinstance(work, Score):
+            self.model.require_embedded(self.role, work.token_ids)
+            self.model.require_embedded(self.role, work.targets)
         self._busy_rows.add(work.sequence.row)
-        base = int(self.table.lengths[work.sequence.row])
         if isinstance(work, Score):
             self.table.append(work.sequence, list(work.token_ids))
-        self._waiting.append(Pending(work, base))
+        self._waiting.append(Pending(work, base=length))
 
     def cancel(self, owner: Hashable) -> None:
         """Drop all work of `owner`, none of which may be in flight; branches being sampled are released."""
         self.planner.forget_held_up(owner)
-        self._keep_waiting([item for item in self._waiting if item.work.owner != owner])
+        self._busy_rows -= {item.row for item in self._waiting if item.work.owner == owner}
+        self._waiting = [item for item in self._waiting if item.work.owner != owner]
         for branch in self._running:
-            if branch.work.owner == owner and not branch.work.in_place:
-                self.table.release(branch.sequence)
+            if branch.work.owner == owner:
+                self._let_go(branch)
+                if not branch.work.in_place:
+                    self.table.release(branch.sequence)
         self._running = [branch for branch in self._running if branch.work.owner != owner]
 
     def drop_kv(self, owner: Hashable) -> None:
@@ -115,13 +158,16 @@ class Lane:
     def launch(self, max_tokens: int) -> bool:
         """Start one batch of at most `max_tokens` tokens; `collect` takes its results in.
 
-        Nothing here waits for the device or needs what was sampled last: that is on the host since the last `collect`.
+        Nothing here needs what was sampled last: that is on the host since the last `collect`. On a GPU kernels are
+        only queued, but small copies to it out of ordinary memory (block tables, places to read, sampling parameters)
+        may each wait until those queued before are done.
 
         Returns:
             Whether there was anything to run.
 
         Raises:
             PoolExhaustedError: when blocks run out and nobody can give any up.
+            DeviceError: when the model cannot be run.
         """
         assert self._flight is None, "one batch of a model is in flight at a time"
         plan = self.planner.plan(self._running, self._waiting, max_tokens)
@@ -133,8 +179,9 @@ class Lane:
             hidden = self.model.decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
             self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
             self._flight = self._read_and_draw(plan, batch, hidden)
-        except BaseException:  # an interrupt too: blocks are known to the prefix cache before they are written
+        except BaseException as error:  # an interrupt too: the prefix cache knows blocks before they are written
             self._give_up()
+            self._blame_device(error)
             raise
         self.copied_blocks += len(plan.copies[0])
         self.computed_tokens += int(plan.counts.sum())
@@ -146,6 +193,7 @@ class Lane:
 
         Raises:
             NumericalError: when what was read, or what tokens are drawn from, is not a number.
+            DeviceError: when the batch could not be computed.
         """
         flight, self._flight = self._flight, None
         assert flight is not None, "no batch is in flight"
@@ -155,14 +203,17 @@ class Lane:
             )
             if owners := flight.owners_without_numbers(values, log_probabilities):
                 raise NumericalError(self.role, owners)
-        except BaseException:
+        except BaseException as error:
             self._give_up()
+            self._blame_device(error)
             raise
         for i, item in enumerate(flight.read):
             item.values.append(values[i : i + 1])
         done: list[Done] = [_scored(item) for item in flight.scored]
         if left := {id(item) for item in (*flight.scored, *flight.opened)}:
-            self._keep_waiting([item for item in self._waiting if id(item) not in left])
+            self._waiting = [item for item in self._waiting if id(item) not in left]
+            self._busy_rows -= {item.row for item in flight.scored}
+            self._busy_rows -= {item.row for item, branch in flight.opened.items() if not branch.work.in_place}
         for branch in flight.opened.values():
             if not branch.work.in_place:
                 branch.sequence = self.table.fork(branch.sequence)
@@ -180,9 +231,19 @@ class Lane:
         for item in self._waiting:
             item.values.clear()
 
-    def _keep_waiting(self, items: list[Pending]) -> None:
-        self._waiting = items
-        self._busy_rows = {item.work.sequence.row for item in items}
+    def _blame_device(self, error: BaseException) -> None:
+        """Raise DeviceError for what torch says of a device that fails or has no memory left."""
+        if isinstance(error, RuntimeError | MemoryError):
+            raise DeviceError(self.role, str(self.model.decoder.device), error) from error
+
+    def _let_go(self, branch: Branch) -> None:
+        """A branch runs no longer: what was generated in place takes other work."""
+        if branch.work.in_place:
+            self._busy_rows.discard(branch.row)
+
+    def _require_fits(self, tokens: int) -> None:
+        if tokens > (context := self.model.config.max_positions):
+            raise MisuseError(f"a sequence of {tokens} tokens is longer than the {self.role}'s context of {context}")
 
     def _read_and_draw(self, plan: Plan, batch: StepBatch, hidden: torch.Tensor) -> "_Flight":
         """Queue what is wanted of the hidden states: head values of scores, a token for each sampling."""
@@ -297,6 +358,7 @@ class Lane:
             branch = arrays.branches[i]
             if cause := self._stop_cause(branch, int(token_ids[i]), bool(over[i])):
                 done.append(self._finish(branch, cause))
+                self._let_go(branch)
                 stopped.add(i)
         self._running = [b for i, b in enumerate(arrays.branches) if i not in stopped] + rest
         return done

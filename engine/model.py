@@ -1,6 +1,6 @@
 """One loaded model: decoder, head, tokenizer, and the ids that end its generations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.config import GENERATOR_CLASSES, DecoderConfig, parse_decoder_config
 from espalier.engine.decoder import Decoder, load_decoder
-from espalier.engine.errors import CheckpointError
+from espalier.engine.errors import CheckpointError, MisuseError, NoEmbeddingError
 from espalier.engine.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
 
@@ -44,6 +44,26 @@ class Model:
         if not isinstance(head, Linear) or head.keeps(self.decoder.embedding):
             return self.decoder.weight_bytes
         return self.decoder.weight_bytes + head.nbytes
+
+    @property
+    def without_embedding(self) -> dict[int, str]:
+        """Tokens of the tokenizer that the model has no embedding for, by id, in order."""
+        return dict(sorted((i, token) for token, i in self.tokenizer.vocabulary.items() if i >= self.config.vocab_size))
+
+    def require_embedded(self, role: str, token_ids: Sequence[int]) -> None:
+        """Check that the model can be fed `token_ids`.
+
+        Raises:
+            NoEmbeddingError: naming those that it has no embedding for, and `role`.
+            MisuseError: for negative ids.
+        """
+        if not token_ids:
+            return
+        if max(token_ids) >= (rows := self.config.vocab_size):
+            beyond = sorted({i for i in token_ids if i >= rows})
+            raise NoEmbeddingError(role, {i: self.tokenizer.token(i) for i in beyond})
+        if min(token_ids) < 0:
+            raise MisuseError(f"token ids of the {role} are negative")
 
 
 def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Decoder:
@@ -96,4 +116,10 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
     eos = set(decoder.config.eos_token_ids)
     generation = checkpoint.optional_json("generation_config.json").get("eos_token_id")
     eos.update(generation if isinstance(generation, list) else [] if generation is None else [generation])
-    return Model(decoder, head, tokenizer, tuple(sorted(eos)), checkpoint.digest())
+    embedded = {i for i in eos if 0 <= i < decoder.config.vocab_size}
+    if eos and not embedded:
+        raise CheckpointError(
+            f"{checkpoint.folder}: its end token {', '.join(map(str, sorted(eos)))} is beyond the embedding of "
+            f"{decoder.config.vocab_size} tokens, so no text would ever end; is eos_token_id that of these weights?"
+        )
+    return Model(decoder, head, tokenizer, tuple(sorted(embedded)), checkpoint.digest())

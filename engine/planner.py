@@ -137,6 +137,9 @@ class Planner:
 
         Returns:
             The plan, or None when those who had work here gave up their KV for the other model's sake.
+
+        Raises:
+            PoolExhaustedError: when blocks run out and nobody can give any up; of the last owner that found none.
         """
         while self.held_up and self.held_up.blocks > self._pool.allocatable_blocks:
             if not self._make_room(self.held_up.owner):
@@ -150,19 +153,21 @@ class Planner:
             counts = np.ones(len(rows), dtype=np.int64)
             try:
                 copies = self._table.prepare_write(rows, counts)
-            except PoolExhaustedError:
+            except PoolExhaustedError as error:
                 if not self._make_room(None):
+                    error.owners = frozenset({branches[-1].work.owner})
                     raise
                 continue
             if not chunks:
                 break
-            chunks = self._place(chunks, copies)
+            wanted, chunks = chunks, self._place(chunks, copies)
             if branches or chunks:
                 rows = np.concatenate((rows, np.array([c.row for c in chunks], dtype=np.int64)))
                 counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
                 break
             if not self._make_room(None):
-                self._pool.require(self._pool.allocatable_blocks + 1)
+                last = next(chunk for chunk in reversed(wanted) if not self._fits([chunk]))
+                self._pool.require(self._blocks_for(last), frozenset({last.target.work.owner}))
         # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
         first = np.minimum(self._table.computed[rows], self._table.lengths[rows] - 1).astype(np.int64)
         return Plan(branches, chunks, rows, first, counts, copies)
@@ -220,8 +225,10 @@ class Planner:
 
     def _hold_up(self, chunk: Chunk) -> None:
         if self.held_up is None:
-            needed = int(self._table.blocks_needed(*self._spans([chunk]))[0])
-            self.held_up = HeldUp(chunk.target.work.owner, needed)
+            self.held_up = HeldUp(chunk.target.work.owner, self._blocks_for(chunk))
+
+    def _blocks_for(self, chunk: Chunk) -> int:
+        return int(self._table.blocks_needed(*self._spans([chunk]))[0])
 
     def _fits(self, chunks: list[Chunk]) -> bool:
         return int(self._table.blocks_needed(*self._spans(chunks)).sum()) <= self._pool.allocatable_blocks

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from espalier.engine.blocks import BlockPool
+from espalier.engine.errors import MisuseError
 from espalier.engine.prefix_cache import chain_hashes
 
 
@@ -145,6 +146,20 @@ class SequenceTable:
         tables = [self.block_table(sequence) for sequence in self._of_owner.get(owner, ())]
         return len(np.unique(np.concatenate(tables))) if tables else 0
 
+    def of_owner(self, owner: Hashable) -> list[Sequence]:
+        """An owner's live sequences."""
+        return list(self._of_owner.get(owner, ()))
+
+    def require_live(self, sequence: Sequence) -> None:
+        """Raise MisuseError unless `sequence` is one of this table's that was not released."""
+        if sequence in self._of_owner.get(sequence.owner, ()):
+            return
+        raise MisuseError(
+            f"a {sequence.role} sequence was already released"
+            if sequence.released
+            else f"a {sequence.role} sequence is of another engine"
+        )
+
     def owners(self) -> set[Hashable]:
         """Everyone who has sequences."""
         return set(self._of_owner)
@@ -192,7 +207,6 @@ class SequenceTable:
 
     def release(self, sequence: Sequence) -> None:
         """Drop the sequence's references; blocks that nobody else refers to become free."""
-        assert not sequence.released, "the sequence is already released"
         sequence.released = True
         self._unknown.pop(sequence.row, None)
         self._dropped.discard(sequence.row)

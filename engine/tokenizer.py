@@ -36,10 +36,10 @@ class TextTokenizer:
             raise CheckpointError(f"{file} is not a tokenizer: {error}") from error
         self._config = checkpoint.optional_json("tokenizer_config.json")
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Ids the tokenizer can produce, added tokens included."""
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+        """One more than the largest id of a token, added ones included; ids between may be nobody's."""
+        return max(self.vocabulary.values(), default=-1) + 1
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
@@ -63,6 +63,10 @@ class TextTokenizer:
         """Text of `token_ids` for a person to read, special tokens as they are written."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
+    def token(self, token_id: int) -> str:
+        """How a token is written; empty for an id that is nobody's."""
+        return (token_id < self.vocab_size and self._tokenizer.id_to_token(token_id)) or ""
+
     def token_id(self, token: str) -> int | None:
         """The id of one token, or None."""
         return self._tokenizer.token_to_id(token)
@@ -78,7 +82,7 @@ class TextTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         table = [b""] * self.vocab_size
         to_bytes = _byte_level_bytes if self._is_byte_level() else _metaspace_bytes
-        for token, i in self._tokenizer.get_vocab(with_added_tokens=True).items():
+        for token, i in self.vocabulary.items():
             if i not in added:
                 table[i] = to_bytes(token)
             elif not added[i].special:

@@ -265,6 +265,16 @@ ReservedShare = Annotated[
         rich_help_panel="Models",
     ),
 ]
+LaunchAhead = Annotated[
+    bool,
+    typer.Option(
+        "--launch-ahead",
+        envvar=_env("LAUNCH_AHEAD"),
+        help="Launch one model's batch before the results of the other's are taken in, for a GPU to go on meanwhile. "
+        "Answers are the same; on a CPU nothing is gained.",
+        rich_help_panel="Models",
+    ),
+]
 SystemPrompt = Annotated[
     str | None,
     typer.Option(

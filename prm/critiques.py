@@ -78,9 +78,13 @@ class Critiques:
         Returns:
             The sequence of the new step, or None when the text with the longest critiques is longer than `max_tokens`,
             or does not fit in the model's context: such a step has no score.
+
+        Raises:
+            NoEmbeddingError: when the text holds a token that the model has no embedding for; nothing is queued.
         """
         family, path = self._family, StepPath(self._problem, steps)
         ids = family.text_ids(path)
+        family.model.require_embedded(VERIFIER, ids)
         if len(ids) > family.context or len(ids) + family.critiques_cost > max_tokens:
             return None
         sequence = parent if in_place else self._engine.fork(parent, 1)[0]

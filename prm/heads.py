@@ -71,8 +71,13 @@ def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: list[in
     """The language model head's rows of some tokens only: the logits of the others are never asked for.
 
     Raises:
-        CheckpointError: when the head is untied and missing.
+        CheckpointError: when the head is untied and missing, or has no row for a token.
     """
+    if (rows := decoder.config.vocab_size) <= max(token_ids):
+        raise CheckpointError(
+            f"{checkpoint.folder} has {rows} rows of lm_head, and the token that a score is read of has the id "
+            f"{max(token_ids)}; is tokenizer.json the one that belongs to these weights?"
+        )
     if decoder.config.tied:
         checkpoint.ignore("lm_head.weight")
         weight = decoder.embedding

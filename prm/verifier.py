@@ -137,9 +137,14 @@ class Verification:
         Returns:
             The sequence of the new step, or None when the step is longer than `max_tokens`: such a step has no score,
             and is not cut short to get one.
+
+        Raises:
+            NoEmbeddingError: when the step holds a token that the model has no embedding for; nothing is queued.
         """
         path = StepPath(self._problem, steps)
-        reading, extends = self._relative(parent, self._family.read(path))
+        read = self._family.read(path)
+        self._family.model.require_embedded(VERIFIER, read.token_ids)
+        reading, extends = self._relative(parent, read)
         added = len(reading.token_ids) if extends else len(reading.token_ids) - self._engine.length(parent)
         if added > max_tokens:
             return None

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import CheckpointError, RequestTooLargeError
+from espalier.engine.errors import CheckpointError, NoEmbeddingError, RequestTooLargeError, name_tokens
 from espalier.engine.model import Model
 from espalier.engine.sampling import Sampling
 from espalier.engine.sequence import Sequence
@@ -64,10 +64,18 @@ class Generator:
             defaults: the checkpoint's `generation_config.json`.
 
         Raises:
-            CheckpointError: when one of its values that are used is no number, or out of range.
+            CheckpointError: when one of its values that are used is no number, or out of range, or the model has no
+                embedding for what stands around every problem.
         """
         self._engine = engine
         self.system_prompt = system_prompt
+        try:
+            self.prompt_ids("2")
+        except NoEmbeddingError as error:
+            raise CheckpointError(
+                f"the generator has no embedding for {name_tokens(error.tokens)}, which its chat template or the "
+                "system prompt puts into every prompt; is tokenizer.json the one that belongs to these weights?"
+            ) from None
         self.temperature = _configured(defaults, "temperature", 0.8, 0, 10)
         self.top_k = max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0)
         self.top_p = max(_configured(defaults, "top_p", 1, 0, 1), _LEAST_TOP_P)
@@ -91,9 +99,15 @@ class Generator:
         return self._engine.open(GENERATOR, ids, salt, owner), len(ids)
 
     def prompt_ids(self, problem: str) -> list[int]:
-        """The prompt's token ids; see `render_prompt`."""
+        """The prompt's token ids; see `render_prompt`.
+
+        Raises:
+            NoEmbeddingError: when it holds tokens that the model has no embedding for.
+        """
         tokenizer = self.model.tokenizer
-        return tokenizer.encode(render_prompt(tokenizer, self.system_prompt, problem))
+        ids = tokenizer.encode(render_prompt(tokenizer, self.system_prompt, problem))
+        self.model.require_embedded(GENERATOR, ids)
+        return ids
 
     def generate(
         self,

@@ -3,14 +3,15 @@
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from espalier.engine.admission import Reservation
 from espalier.engine.engine import Engine
-from espalier.engine.errors import InvalidRequestError, NumericalError, RequestTooLargeError, Violation
+from espalier.engine.errors import FatalError, InvalidRequestError, OwnersError, RequestTooLargeError, Violation
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.turns import GENERATOR, VERIFIER
 from espalier.engine.work import Done
@@ -42,14 +43,13 @@ _REST = 0.01
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One search; `search` from its start on, `reservation` while it may grow."""
+    """One search and what it needs; `reservation` while it may grow."""
 
     plan: SearchPlan
     blocks: dict[str, int]
     ledger: Ledger
-    on_event: Callable[[Event], None]
     priority: int
-    search: RunningSearch | None = None
+    search: RunningSearch
     reservation: Reservation | None = None
 
     @property
@@ -58,7 +58,7 @@ class _Entry:
 
     @property
     def has_grown(self) -> bool:
-        return self.search is not None and self.search.waits_for is not None
+        return self.search.waits_for is not None
 
 
 class Orchestrator:
@@ -71,6 +71,9 @@ class Orchestrator:
     memory, wait in the queue, and go on later from where they were, to the same results.
 
     A search that has grown gives all its memory back and may then wait for its vote, while others grow.
+
+    What is raised while one search is worked on, by its algorithm, its verifier, the engine or whoever hears of its
+    events, ends that search with the reason and no other. Only what belongs to none of them comes out of `step`.
     """
 
     def __init__(
@@ -157,7 +160,8 @@ class Orchestrator:
             The search's id.
 
         Raises:
-            InvalidRequestError: listing every field that breaks a rule.
+            InvalidRequestError: listing every field that breaks a rule; as NoEmbeddingError where the problem holds
+                tokens that a model has no embedding for.
             RequestTooLargeError: when the prompt fills a model's context, or (PoolTooSmallError) when the KV pool could
                 not hold the search even alone.
         """
@@ -166,7 +170,9 @@ class Orchestrator:
         blocks = self._worst_case(plan)
         self.engine.admission.require_fits_alone(blocks)
         ledger = Ledger(self._clock, terms.waited, terms.timed_from_start)
-        entry = _Entry(plan, blocks, ledger, on_event or _ignore, terms.priority)
+        models = self._generator, self._verifier
+        search = RunningSearch(plan, self.engine, *models, self._grouping, ledger, on_event or _ignore)
+        entry = _Entry(plan, blocks, ledger, terms.priority, search)
         # Behind all that go first or came before: the queue is in order of priority.
         place = next((i for i, other in enumerate(self._queue) if other.priority < terms.priority), len(self._queue))
         self._queue.insert(place, entry)
@@ -182,16 +188,15 @@ class Orchestrator:
         Never waits for a vote but where votes are all there is, and then briefly.
 
         Raises:
+            FatalError: when no search can go on: the device failed, or a score is not the one that it has to be.
             KeyboardInterrupt: after the step; the next one goes on, and returns what this one ended.
         """
         with interrupts_held():
             self._apply_cancellations()
             self._admit()
             for done in self._engine_step():
-                owner = str(done.work.owner)
-                search = (self._running.get(owner) or self._aside[owner]).search
-                assert search is not None
-                search.handle(done)
+                search = self._grower(done.work.owner)
+                self._guard(search, search.handle, done)
             self._stop_late()
             self._collect()
             self._rest()
@@ -199,23 +204,40 @@ class Orchestrator:
         return ended
 
     def _engine_step(self) -> list[Done]:
-        """What the engine finished; a search for which a model computes no numbers fails, and the others go on."""
+        """What the engine finished; searches whose work cannot go on fail, and the others go on."""
         try:
             return self.engine.step()
-        except NumericalError as error:
+        except OwnersError as error:
+            if not error.owners:
+                raise
             for owner in error.owners:
-                search = (self._running.get(str(owner)) or self._aside[str(owner)]).search
-                assert search is not None
-                search.fail(str(error))
+                self._grower(owner).fail(error)
             return []
+
+    def _grower(self, owner: Hashable) -> RunningSearch:
+        """The search that the engine knows as `owner`."""
+        search_id = str(owner)
+        return (self._running.get(search_id) or self._aside[search_id]).search
+
+    @staticmethod
+    def _guard(search: RunningSearch, action: Callable[..., None], *args: Any) -> None:
+        """Do something for one search, which fails if that raises anything but what ends them all."""
+        try:
+            action(*args)
+        except FatalError:
+            raise
+        except Exception as error:
+            search.fail(error)
 
     def close(self) -> None:
         """Cancel every search and release everything; what is submitted later starts afresh."""
         for search_id in [entry.search_id for entry in self._queue] + [*self._running, *self._voting]:
             self.cancel(search_id)
-        self._apply_cancellations()
-        self._ended.clear()
-        self._grouping.close()
+        try:
+            self._apply_cancellations()
+        finally:
+            self._ended.clear()
+            self._grouping.close()
 
     def _plan(self, request: SearchRequest) -> SearchPlan:
         if needs_verifier(request) and self._verifier is None:
@@ -254,7 +276,9 @@ class Orchestrator:
     def _verifier_limits(self, request: SearchRequest, generator: PathLimits) -> PathLimits:
         assert self._verifier is not None
         family = self._verifier.family
-        prompt, context = len(family.prompt_ids(request.problem)), family.context
+        ids, context = family.prompt_ids(request.problem), family.context
+        family.model.require_embedded(VERIFIER, ids)
+        prompt = len(ids)
         require_room(family, prompt)
         marks = family.mark_tokens, family.tail_tokens
         limits = verifier_limits(generator, prompt, context, request.max_steps, self._same_vocabulary, *marks)
@@ -279,12 +303,10 @@ class Orchestrator:
             entry = self._queue.popleft()
             entry.reservation = reservation
             self._running[entry.search_id] = entry
-            if entry.search:
-                del self._aside[entry.search_id]
-                self.engine.call_back(entry.search_id)
+            if self._aside.pop(entry.search_id, None):
+                self._guard(entry.search, self.engine.call_back, entry.search_id)
             else:
-                entry.search = self._search(entry)
-                entry.search.start()
+                self._guard(entry.search, entry.search.start)
 
     def _reserve(self, entry: _Entry) -> Reservation | None:
         """A place and memory for `entry`, taken from searches of a smaller priority if need be, the last one first."""
@@ -309,7 +331,10 @@ class Orchestrator:
     def _set_aside(self, entry: _Entry) -> None:
         """Put a running search back into the queue, before all others of its priority, without any memory."""
         assert entry.reservation is not None
-        self.engine.set_aside(entry.search_id)
+        self._guard(entry.search, self.engine.set_aside, entry.search_id)
+        if entry.has_grown:  # by a fault
+            self._end_growth(entry)
+            return
         self.engine.admission.release(entry.reservation)
         entry.reservation = None
         self._aside[entry.search_id] = self._running.pop(entry.search_id)
@@ -324,7 +349,7 @@ class Orchestrator:
             self._stop_queued(entry, StopReason.CANCELLED)
         for search in self._searches():
             if search.plan.search_id in cancelled:
-                search.stop(StopReason.CANCELLED)
+                self._guard(search, search.stop, StopReason.CANCELLED)
         self._collect()
 
     def _stop_late(self) -> None:
@@ -334,35 +359,29 @@ class Orchestrator:
                 self._stop_queued(entry, StopReason.DEADLINE)
         for search in self._searches():
             if search.result is None and search.is_late():
-                search.stop(StopReason.DEADLINE)
+                self._guard(search, search.stop, StopReason.DEADLINE)
 
     def _stop_queued(self, entry: _Entry, reason: StopReason) -> None:
         self._queue.remove(entry)
         self._aside.pop(entry.search_id, None)
-        search = entry.search or self._search(entry)
-        search.stop(reason)
-        assert search.result is not None
-        self._ended.append(search.result)
-
-    def _search(self, entry: _Entry) -> RunningSearch:
-        models = self._generator, self._verifier
-        return RunningSearch(entry.plan, self.engine, *models, self._grouping, entry.ledger, entry.on_event)
+        self._guard(entry.search, entry.search.stop, reason)
+        assert entry.search.result is not None
+        self._ended.append(entry.search.result)
 
     def _searches(self) -> list[RunningSearch]:
-        return [*(entry.search for entry in self._running.values() if entry.search), *self._voting.values()]
+        return [*(entry.search for entry in self._running.values()), *self._voting.values()]
 
     def _collect(self) -> None:
         """Take back what searches that have grown had reserved, and the results of those that have voted."""
         for entry in [entry for entry in (*self._running.values(), *self._aside.values()) if entry.has_grown]:
             self._end_growth(entry)
         for search_id, search in list(self._voting.items()):
-            search.poll()
+            self._guard(search, search.poll)
             if search.result is not None:
                 del self._voting[search_id]
                 self._ended.append(search.result)
 
     def _end_growth(self, entry: _Entry) -> None:
-        assert entry.search is not None
         if self._aside.pop(entry.search_id, None):  # what it waited for came as it was set aside
             self._queue.remove(entry)
             self.engine.call_back(entry.search_id)

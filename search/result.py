@@ -15,7 +15,7 @@ class StopReason(StrEnum):
     BUDGET = "budget"  # a token budget cut it short
     DEADLINE = "deadline"  # its time limit did
     CANCELLED = "cancelled"
-    FAILED = "failed"  # a model could not compute it
+    FAILED = "failed"  # a model could not compute it, or a call made for it raised
 
 
 @dataclass(frozen=True, slots=True)

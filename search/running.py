@@ -1,9 +1,11 @@
 """One running search: grows what its algorithm asks for and holds the sequences of every node."""
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from espalier.engine.engine import Engine
+from espalier.engine.errors import EspalierError, MisuseError, NoEmbeddingError
 from espalier.engine.sampling import Sampling, stream_key
 from espalier.engine.sequence import Sequence
 from espalier.engine.turns import VERIFIER
@@ -38,6 +40,8 @@ from espalier.search.result import (
 )
 from espalier.search.rounds import Asked, Round, Told
 from espalier.search.voting import elect
+
+log = logging.getLogger("espalier.search")
 
 _MOST_SHOWN = 256
 """Nodes that one event names at most: events are sent over the network, and a tree may be large."""
@@ -116,7 +120,9 @@ class RunningSearch:
         self._advance()
 
     def handle(self, done: Done) -> None:
-        """Take in one piece of finished work."""
+        """Take in one piece of finished work; nothing that comes late to a search that has failed."""
+        if self._reason is StopReason.FAILED:
+            return
         if done.work.sequence.role == VERIFIER:
             self._on_verified(done)
         elif isinstance(done, Generated):
@@ -157,16 +163,46 @@ class RunningSearch:
         self._engine.cancel(self.plan.search_id)
         if self._verification is not None:
             self._verification.close()
-        mark = Termination.BUDGET if reason is StopReason.BUDGET else Termination.CANCELLED
+        self._cut_off(Termination.BUDGET if reason is StopReason.BUDGET else Termination.CANCELLED)
+        self._finish(reason)
+
+    def _cut_off(self, mark: Termination) -> None:
         for node in self._growth:
             if node.open and node is not self._root:
                 node.termination = mark
-        self._finish(reason)
 
-    def fail(self, why: str) -> None:
-        """End the search because a model cannot compute it."""
-        self._error = why
-        self.stop(StopReason.FAILED)
+    def fail(self, error: Exception) -> None:
+        """End the search, in whatever state it is, because of what one of its calls has raised.
+
+        What it had found is in its result. The text of an error that was not made on purpose is for the log alone: it
+        may hold what is nobody else's to read.
+        """
+        meant = isinstance(error, EspalierError) and not isinstance(error, MisuseError)
+        if not meant:
+            log.error("search %s met a fault", self.plan.search_id, exc_info=error)
+        self._error = str(error) if meant else f"internal error, id={self.plan.search_id}"
+        self._reason, self._verification = StopReason.FAILED, None
+        self._engine.abandon(self.plan.search_id)
+        self._cut_off(Termination.CANCELLED)
+        self._growth.clear()
+        if self._ballot is None:
+            self._close_books()
+        self._ballot = self._last_ballot()
+        try:
+            self._elect(self._ballot)
+        except Exception:
+            log.exception("nobody could be told that search %s has failed", self.plan.search_id)
+
+    def _last_ballot(self) -> Ballot:
+        """The vote by spelling of the paths that are complete; of none where not even these can be told."""
+        try:
+            ballot = Ballot(self._candidates(), self.request.vote or Vote.NAIVE, self._grouping)
+            ballot.settle_by_spelling()
+            ballot.elect()
+        except Exception:
+            log.exception("what search %s had found is lost", self.plan.search_id)
+            return Ballot((), Vote.NAIVE, self._grouping)
+        return ballot
 
     def _advance(self) -> None:
         if self._algorithm.finished():
@@ -293,8 +329,9 @@ class RunningSearch:
     def _score(self, node: Node) -> None:
         """Queue the node's step for scoring, its parent being verified.
 
-        A step without text has no score, one that was cut off needs none, and one too long for the verifier ends its
-        path. A verifier of whole answers reads nothing until there is one, and then all of it after the problem.
+        A step without text has no score, one that was cut off needs none, and one that is too long for the verifier or
+        holds tokens it cannot be fed ends its path. A verifier of whole answers reads nothing until there is one, and
+        then all of it after the problem.
         """
         assert self._verification is not None
         assert node.parent is not None
@@ -309,13 +346,16 @@ class RunningSearch:
         if parent.verifier is not None:
             room, share = self._verifier_room(parent.verifier), self._budget.verifier_left(node)
             steps = [step for step in node.lineage() if step.text.strip()]
-            scoring = self._verification.score(
-                parent.verifier,
-                tuple(step.text for step in steps),
-                min(room, share),
-                in_place=take_over,
-                before=steps[-2].score if len(steps) > 1 else None,
-            )
+            try:
+                scoring = self._verification.score(
+                    parent.verifier,
+                    tuple(step.text for step in steps),
+                    min(room, share),
+                    in_place=take_over,
+                    before=steps[-2].score if len(steps) > 1 else None,
+                )
+            except NoEmbeddingError:
+                share = room  # the step cannot be read, however much of it there may be
             if scoring is None and share < room:
                 self._budget.refuse(node)
         if scoring is None:
@@ -436,13 +476,17 @@ class RunningSearch:
     def _finish(self, reason: StopReason) -> None:
         for node in list(self._growth):
             self._release(node)
+        ballot = Ballot(self._candidates(), self.request.vote or Vote.NAIVE, self._grouping)
+        self._close_books()
+        self._ballot = ballot
+        self._reason, self._grown_at = reason, self._ledger.clock()
+        if reason in (StopReason.CANCELLED, StopReason.DEADLINE):
+            ballot.settle_by_spelling()
+        self.poll()
+
+    def _close_books(self) -> None:
         self._ledger.pruned = sum(node.termination is Termination.PRUNED for node in self._nodes)
         self._ledger.generator_tree_tokens += self._computed_once()
-        self._ballot = Ballot(self._candidates(), self.request.vote or Vote.NAIVE, self._grouping)
-        self._reason, self._grown_at = reason, self._ledger.clock()
-        if reason in (StopReason.CANCELLED, StopReason.DEADLINE, StopReason.FAILED):
-            self._ballot.settle_by_spelling()
-        self.poll()
 
     def _elect(self, ballot: Ballot) -> None:
         best = ballot.elect()

@@ -44,6 +44,7 @@ class RuntimeSettings:
         max_batch_tokens: tokens computed in one engine step at most.
         max_running: searches in flight at most.
         reserved_share: see `EngineSettings`.
+        launch_ahead: the same.
         system_prompt: the generator's system message; None takes the checkpoint's own, else one that asks for steps.
         threads: CPU threads; None takes all cores.
         grouping: what tells equal answers from different ones in a vote. math-verify works in processes that are
@@ -66,6 +67,7 @@ class RuntimeSettings:
     max_batch_tokens: int = 2048
     max_running: int = 64
     reserved_share: float = 0.25
+    launch_ahead: bool = False
     system_prompt: str | None = None
     threads: int | None = None
     grouping: GroupingName = GroupingName.MATH_VERIFY
@@ -123,6 +125,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         settings.block_size,
         max_batch_tokens=settings.max_batch_tokens,
         reserved_share=settings.reserved_share,
+        launch_ahead=settings.launch_ahead,
     )
     engine = Engine(models, engine_settings)
     system_prompt = settings.system_prompt

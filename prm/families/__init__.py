@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 
 from espalier.engine.checkpoint import Checkpoint
-from espalier.engine.errors import CheckpointError
+from espalier.engine.errors import CheckpointError, NoEmbeddingError, name_tokens
 from espalier.engine.load_settings import LoadFormat
+from espalier.engine.turns import VERIFIER
 from espalier.prm.adapted import info_of, load_adapted
 from espalier.prm.adapter import Adapter, read_adapter
-from espalier.prm.base import FamilyInfo, PrmFamily
+from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
 from espalier.prm.evidence import fits, rope_theta
 from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, thinkprm, token_classifier, universal
 
@@ -127,10 +128,26 @@ def load_verifier(
     """
     entry = identify(checkpoint, family, reference is not None).entry
     if entry.load is None:
-        return eurus.load(checkpoint, reference, dtype, device)
-    if reference is not None:
+        loaded: PrmFamily = eurus.load(checkpoint, reference, dtype, device)
+    elif reference is not None:
         raise CheckpointError(f"{entry.info.name} has no reference model; leave out --verifier-reference")
-    return entry.load(checkpoint, dtype, device)
+    else:
+        loaded = entry.load(checkpoint, dtype, device)
+    _require_marks_embedded(checkpoint, loaded)
+    return loaded
+
+
+def _require_marks_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:
+    """Raise CheckpointError when the model has no embedding for what the family puts around problems and steps."""
+    first, second = (StepPath("2", ("2",) * count) for count in (1, 2))
+    try:
+        for ids in (family.prompt_ids(first.problem), family.read(first).token_ids, family.read(second).token_ids):
+            family.model.require_embedded(VERIFIER, ids)
+    except NoEmbeddingError as error:
+        raise CheckpointError(
+            f"{checkpoint.folder} has no embedding for {name_tokens(error.tokens)}, which {family.name} reads with "
+            "every step; is tokenizer.json the one that belongs to these weights?"
+        ) from None
 
 
 def _named(family: str) -> Choice:

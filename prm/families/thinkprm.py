@@ -122,8 +122,13 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     tokenizer = TextTokenizer(checkpoint)
     yes, no = (_label_id(checkpoint, tokenizer, label) for label in (" yes", " no"))
     model = load_generator(checkpoint, dtype, device)
+    if max(yes, no) >= model.config.vocab_size:
+        raise CheckpointError(
+            f"{checkpoint.folder} has no embedding for the token in which {INFO.name} says its verdict; is "
+            "tokenizer.json the one that belongs to these weights?"
+        )
     thought = tokenizer.token_id(_END_OF_THOUGHT)
-    ends = set(model.eos_token_ids) | ({thought} if thought is not None else set())
+    ends = {*model.eos_token_ids, *([] if thought is None or thought >= model.config.vocab_size else [thought])}
     family = ThinkPrm(replace(model, eos_token_ids=tuple(sorted(ends))), settings, (yes, no))
     if family.context <= family.closing_tokens:
         raise CheckpointError(

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from espalier.engine.errors import FatalError
 from espalier.search.request import Limits, SearchRequest
 from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.service.errors import NotReadyError
@@ -23,7 +24,7 @@ from espalier.search.terms import USUAL, Terms
 
 log = logging.getLogger("espalier.service")
 
-DEAD = "the engine has stopped; the server needs a restart"
+DEAD = "the engine has stopped, and the server with it; it needs a restart"
 STOPPING = "the server is shutting down"
 
 
@@ -259,6 +260,9 @@ class EngineThread:
 def _survives(action: Callable[[], None], message: str) -> bool:
     try:
         action()
+    except FatalError as error:  # made on purpose: where it came from tells an operator nothing
+        log.error("%s: %s", message, error)
+        return False
     except BaseException:
         log.exception(message)
         return False

@@ -45,7 +45,7 @@ class SearchTimeoutError(EspalierError):
 
 
 class SearchFailedError(EspalierError):
-    """A model could not compute the search."""
+    """A model could not compute the search, or a call made for it raised."""
 
 
 _CODES: tuple[tuple[type[EspalierError], int, float | None], ...] = (

@@ -119,7 +119,7 @@ class Server:
 def serve(
     load: Callable[[], Orchestrator], settings: ServerSettings, ready: Callable[[str], None] | None = None
 ) -> int:
-    """Serve until SIGTERM or SIGINT; call it on the main thread.
+    """Serve until SIGTERM or SIGINT, or until the engine dies; call it on the main thread.
 
     The first signal refuses new searches, drains and ends; a second one exits at once.
 
@@ -153,8 +153,9 @@ async def _serve(
             server.engine.loaded.result()  # raises what loading raised
             if ready is not None:
                 ready(address)
-        await stop_asked
-        await server.drain()
+        await asyncio.wait([server.engine.over, stop_asked], return_when=asyncio.FIRST_COMPLETED)
+        if not server.engine.over.done():
+            await server.drain()
     finally:
         in_order = await server.stop()
     return 0 if in_order else 1

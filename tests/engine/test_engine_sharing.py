@@ -7,7 +7,7 @@ from engine_driver import drain, generate, read, release
 from plain import plain_logits
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import EspalierError, PoolExhaustedError
+from espalier.engine.errors import EspalierError, MisuseError, PoolExhaustedError
 from espalier.engine.sampling import Sampling
 from espalier.engine.work import Generate, Score, Scored
 
@@ -122,7 +122,7 @@ def test_a_sequence_cannot_be_released_twice(make_engine: Callable[..., Engine])
     engine = make_engine()
     sequence = engine.open("generator", [5])
     engine.release(sequence)
-    with pytest.raises(AssertionError, match="already released"):
+    with pytest.raises(MisuseError, match="already released"):
         engine.release(sequence)
 
 

@@ -58,7 +58,17 @@ def test_every_option_lands_in_its_own_field(espalier, monkeypatch):
         *("--generator", "g/g@1", "--verifier", "v/v", "--device", "cuda:1", "--dtype", "float16"),
         *("--generator-quantization", "int8", "--verifier-quantization", "int4"),
         *("--load-format", "bin", "--offline", "--cache-dir", "there", "--kv-memory", "3M"),
-        *("--reserved-share", 0.5, "--system-prompt", "be brief", "--grouping", "spelling", "--threads", 3),
+        *(
+            "--launch-ahead",
+            "--reserved-share",
+            0.5,
+            "--system-prompt",
+            "be brief",
+            "--grouping",
+            "spelling",
+            "--threads",
+            3,
+        ),
     )
     espalier(*SOLVE, *options)
     espalier("eval", *options, "--in-flight", 7)
@@ -73,6 +83,7 @@ def test_every_option_lands_in_its_own_field(espalier, monkeypatch):
         "cache_dir": Path("there"),
         "kv_memory_bytes": 3 * 2**20,
         "reserved_share": 0.5,
+        "launch_ahead": True,
         "system_prompt": "be brief",
         "grouping": "spelling",
         "threads": 3,

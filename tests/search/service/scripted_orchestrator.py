@@ -4,6 +4,7 @@ solve    ends after two rounds with the answer 42        hold     runs until `re
 nothing  ends without an answer                          flood    as hold, with 50 step reports in every engine step
 fail     ends as failed                                  die      the engine step raises
 bug      submitting raises an unexpected error           pool     submitting raises PoolTooSmallError
+lost     the engine step raises DeviceError
 """
 
 import itertools
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from espalier.engine.errors import PoolTooSmallError
+from espalier.engine.errors import DeviceError, PoolTooSmallError
 from espalier.search.request import Limits, SearchRequest, Vote, validate
 from espalier.search.result import (
     Accounting,
@@ -145,6 +146,8 @@ class ScriptedOrchestrator:
         match search.request.problem:
             case "die":
                 raise RuntimeError(SECRET)
+            case "lost":
+                raise DeviceError("generator", "cuda:0", RuntimeError("CUDA error: device lost\nand so on"))
             case "fail":
                 return StopReason.FAILED
             case "hold" | "flood":

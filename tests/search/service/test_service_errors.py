@@ -7,6 +7,7 @@ from google.rpc import code_pb2, error_details_pb2
 from espalier.engine.errors import (
     CheckpointError,
     InvalidRequestError,
+    NoEmbeddingError,
     PoolExhaustedError,
     PoolTooSmallError,
     RequestTooLargeError,
@@ -29,6 +30,7 @@ def details(status, kind: type[Message]) -> list:
     ("error", "code", "retry"),
     [
         (InvalidRequestError([Violation("seed", "is bad")]), code_pb2.INVALID_ARGUMENT, False),
+        (NoEmbeddingError("generator", {333: "[PAD]"}), code_pb2.INVALID_ARGUMENT, False),
         (RequestTooLargeError("too large"), code_pb2.INVALID_ARGUMENT, False),
         (PoolTooSmallError(2, 1), code_pb2.INVALID_ARGUMENT, False),
         (BusyError("busy"), code_pb2.RESOURCE_EXHAUSTED, True),

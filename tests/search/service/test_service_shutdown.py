@@ -125,3 +125,23 @@ def test_a_client_that_is_killed_cancels_its_search(start, fake):
     child.communicate(timeout=PATIENCE)
 
     assert fake.cancelled.get(timeout=PATIENCE) == fake.submitted.get(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("problem", ["lost", "die"])
+def test_a_server_whose_engine_dies_tells_its_clients_and_exits_with_one(spawn, problem):
+    """It could serve nobody; whoever watches over it starts it again. A fault of the device takes one line to say."""
+    process = spawn("30")
+    with SearchClient(process.first_line) as client, SearchClient(process.first_line) as other:
+        held = other.solve_stream(HOLD, PATIENCE)
+        assert isinstance(next(held), Started)
+        for call in (lambda: client.solve(SearchRequest(problem), PATIENCE), lambda: list(held)):
+            with pytest.raises(ServiceError, match="the engine has stopped") as caught:
+                call()
+            assert caught.value.code == "UNAVAILABLE"
+        output, errors = process.child.communicate(timeout=PATIENCE)
+    assert process.child.returncode == 1
+    assert output == "closed=True live=0 ended=2\n"
+    if problem == "lost":
+        assert errors == "the engine died: the generator could not be run on cuda:0: CUDA error: device lost\n"
+    else:
+        assert errors.count("Traceback") == 1
