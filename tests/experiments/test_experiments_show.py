@@ -8,12 +8,12 @@ import pytest
 from hand_made import BEST, LONG, NODES, ROOT, node, result
 from rich.console import Console
 
-from espalier.experiments.evaluate import Summary
 from espalier.experiments.show import search_tree, show_result, show_summary
+from espalier.experiments.summary import Summary
 from espalier.experiments.tree_plot import plot_tree
 
 SUMMARY = Summary(
-    "some", 300, 0, 120, 0.4, 0.346, 0.456, {"1": 0.75, "2": 0.05}, 480.4, 171.2, 1.034, 1.0, 0.42, 61.24, 293.9,
+    "some", 300, 0, 0, {}, 120, 0.4, 0.346, 0.456, {"1": 0.75, "2": 0.05}, 480.4, 171.2, 1.034, 1.0, 0.42, 61.24, 293.9,
     "math-verify 0", {},
 )  # fmt: skip
 
@@ -139,12 +139,32 @@ def test_summary_shows_accuracy_with_its_interval_and_the_costs():
     assert "293.9 problems/min" in text
 
 
-def test_summary_of_a_resumed_run_claims_no_speed():
+def test_summary_of_samples_without_a_time_claims_no_speed():
     out = StringIO()
     summary = replace(SUMMARY, problems_per_minute=None, verifier_redundancy=None, accuracy_by_level={})
     show_summary(Console(file=out, width=120), summary)
     assert "problems/min" not in out.getvalue()
     assert "by level" not in out.getvalue()
+
+
+@pytest.mark.parametrize("what", ["refused", "ungraded"])
+def test_summary_says_why_a_problem_came_to_nothing_and_names_a_file_only_where_there_is_one(tmp_path, what):
+    for folder in (None, tmp_path / "run"):
+        out = StringIO()
+        summary = replace(SUMMARY, **{what: 2, "errors": {what: "p/7: it takes too much"}})
+        show_summary(Console(file=out, width=300), summary, folder=folder)
+        assert "such as p/7: it takes too much" in line_with(what, out.getvalue())
+        assert (f"all are in {tmp_path / 'run' / 'samples.jsonl'}" in out.getvalue()) == (folder is not None)
+        assert ("samples.jsonl" in out.getvalue()) == (folder is not None)
+
+
+def test_summary_tells_problems_of_an_earlier_command_from_those_of_this_one(tmp_path):
+    out = StringIO()
+    show_summary(Console(file=out, width=300), SUMMARY, 100, tmp_path)
+    assert f"300 problems, 200 of them of an earlier command in {tmp_path}" in out.getvalue()
+    out = StringIO()
+    show_summary(Console(file=out, width=300), SUMMARY, 300, tmp_path)
+    assert "earlier" not in out.getvalue()
 
 
 def test_summary_names_a_benchmark_in_brackets_as_it_is():

@@ -1,8 +1,9 @@
 """Sweeps on tiny random models, their table and their plot."""
 
+import csv
 import json
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from espalier.experiments.benchmarks import Problem
 from espalier.experiments.plot import plot_cells
 from espalier.experiments.show import show_cells
 from espalier.experiments.statistics import wilson_interval
+from espalier.experiments.summary import Summary
 from espalier.experiments.sweep import Cell, sweep
 from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest
@@ -30,21 +32,37 @@ def run(make_orchestrator, grader, tmp_path):
 
     def run(widths: list[int], expansions: list[int], **options: Any) -> list[Cell]:
         options = {"benchmark": "some", "folder": tmp_path / "sweep", **options}
-        return sweep(orchestrator, PROBLEMS, REQUEST, grader, widths, expansions, **options)
+        request = options.pop("request", REQUEST)
+        return sweep(orchestrator, PROBLEMS, request, grader, widths, expansions, **options)
 
     run.steps = lambda: orchestrator.engine.stats()["generator"].steps
     return run
 
 
 def cell(n: int, m: int, correct: int, problems: int = 7, tokens: float = 100.0) -> Cell:
-    from espalier.experiments.evaluate import Summary
-
     low, high = wilson_interval(correct, problems)
     summary = Summary(
-        "some", problems, 0, correct, correct / problems, low, high, {}, tokens, 2 * tokens, 1.0, 1.0, 0.5, 60.0, 7.0,
-        "math-verify 0", {},
+        "some", problems, 0, 0, {}, correct, correct / problems, low, high, {}, tokens, 2 * tokens, 1.0, 1.0, 0.5,
+        60.0, 7.0, "math-verify 0", {},
     )  # fmt: skip
     return Cell(n, m, summary)
+
+
+def some_refused(of: Cell, count: int) -> Cell:
+    return replace(of, summary=replace(of.summary, refused=count, errors={"refused": "p/1: too long"}))
+
+
+def figures(cells: list[Cell]) -> dict[tuple[int, int], tuple[float, ...]]:
+    """What each cell computed."""
+    return {
+        (c.beam_width, c.expansion): (
+            c.summary.generated_tokens,
+            c.summary.verifier_tokens,
+            c.summary.generator_redundancy,
+            c.summary.verifier_redundancy or 0.0,
+        )
+        for c in cells
+    }
 
 
 def test_sweep_covers_the_grid_in_order(run):
@@ -82,6 +100,55 @@ def test_sweep_that_is_run_again_computes_only_new_cells(run):
     new = []
     run([1], [1, 2, 3], on_sample=new.append)
     assert len(new) == 2
+
+
+def test_table_lists_all_cells_that_the_folder_holds(run, tmp_path):
+    first = run([1], [1, 2])
+    both = run([2], [1])
+    assert [(c.beam_width, c.expansion) for c in both] == [(1, 1), (1, 2), (2, 1)]
+    assert both[:2] == first
+    assert json.loads((tmp_path / "sweep" / "cells.json").read_text()) == json.loads(
+        json.dumps([asdict(c) for c in both])
+    )
+    with (tmp_path / "sweep" / "sweep.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(int(row["beam_width"]), int(row["expansion"])) for row in rows] == [(1, 1), (1, 2), (2, 1)]
+    for row, c in zip(rows, both, strict=True):
+        for column in ("problems", "refused", "correct", "accuracy", "low", "generated_tokens", "verifier_tokens"):
+            assert float(row[column]) == getattr(c.summary, column)
+
+
+def test_fewer_problems_take_nothing_away(run):
+    first = run([1], [1])
+    steps = run.steps()
+    assert run([1], [1], limit=1) == first
+    assert run.steps() == steps
+
+
+def test_cell_of_another_search_is_refused_before_any_runs(run, tmp_path):
+    run([1], [1])
+    steps = run.steps()
+    with pytest.raises(EspalierError, match=r"N1-M1 holds a run of another configuration: seed is 0 there, 1 now"):
+        run([2], [1], request=replace(REQUEST, seed=1))
+    assert run.steps() == steps
+    assert not (tmp_path / "sweep" / "N2-M1").exists()
+
+
+def test_a_cell_computes_the_same_first_last_alone_and_after_an_interruption(run, tmp_path):
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    first = figures(run([2, 1], [1, 2], folder=tmp_path / "first"))
+    last = figures(run([1, 2], [2, 1], folder=tmp_path / "last"))
+    alone = {}
+    for n, m in first:
+        alone |= figures(run([n], [m], folder=tmp_path / f"alone{n}{m}"))
+    with pytest.raises(KeyboardInterrupt):
+        run([2], [2], folder=tmp_path / "parts", on_sample=interrupt)
+    parts = figures(run([2], [2], folder=tmp_path / "parts"))
+    assert first == last == alone
+    assert parts[2, 2] == first[2, 2]
+    assert all(verifier > 0 for _, verifier, *_ in first.values())
 
 
 def test_cells_of_other_models_are_not_taken_for_these(run, monkeypatch):
@@ -127,25 +194,24 @@ def test_plot_bears_cells_in_which_nothing_was_generated(tmp_path):
     assert "N = 1" in (tmp_path / "accuracy.svg").read_text()
 
 
-def test_table_shows_each_cell_with_its_interval():
+def test_table_shows_each_cell_with_its_interval(tmp_path):
     out = StringIO()
-    resumed = cell(4, 2, 7)
-    object.__setattr__(resumed.summary, "problems_per_minute", None)
-    show_cells(Console(file=out, width=160), [cell(1, 2, 3, tokens=123.4), resumed])
+    old = cell(4, 2, 7)
+    old = replace(old, summary=replace(old.summary, problems_per_minute=None))
+    show_cells(Console(file=out, width=160), [cell(1, 2, 3, tokens=123.4), old], tmp_path)
     one, other = [line.split("│") for line in out.getvalue().splitlines() if line.startswith("│")]
-    assert [field.strip() for field in one[1:-1]] == ["1", "2", "42.9", "[15.8, 75.0]", "123", "247", "7.0"]
-    assert [field.strip() for field in other[1:4]] == ["4", "2", "100.0"]
-    assert other[-2].strip() == "resumed"
+    assert [field.strip() for field in one[1:-1]] == ["1", "2", "7", "42.9", "[15.8, 75.0]", "123", "247", "7.0"]
+    assert [field.strip() for field in other[1:-1]] == ["4", "2", "7", "100.0", "[64.6, 100.0]", "100", "200", ""]
     assert "refused" not in out.getvalue()
 
 
-@pytest.mark.parametrize(("refused", "speed", "shown"), [(7, None, "7 refused"), (2, 3.0, "3.0, 2 refused")])
-def test_table_says_where_problems_were_refused(refused: int, speed: float | None, shown: str):
+@pytest.mark.parametrize(
+    ("refused", "shown"), [(7, ["7, 7 refused", "", "refused"]), (2, ["7, 2 refused", "0.0", "[0.0, 35.4]"])]
+)
+def test_table_says_where_problems_were_refused_and_why(tmp_path, refused: int, shown: list[str]):
     out = StringIO()
-    some = cell(1, 2, 0)
-    object.__setattr__(some.summary, "refused", refused)
-    object.__setattr__(some.summary, "problems_per_minute", speed)
-    show_cells(Console(file=out, width=160), [some])
+    show_cells(Console(file=out, width=300), [some_refused(cell(1, 2, 0), refused)], tmp_path)
     (row,) = [line.split("│") for line in out.getvalue().splitlines() if line.startswith("│")]
-    assert row[-2].strip() == shown
-    assert "samples.jsonl" in out.getvalue()
+    assert [field.strip() for field in row[3:6]] == shown
+    assert f"N=1 M=2: {refused} could not be searched, such as p/1: too long; all are in " in out.getvalue()
+    assert str(tmp_path / "N1-M2" / "samples.jsonl") in out.getvalue()
