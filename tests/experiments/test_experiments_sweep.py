@@ -3,13 +3,16 @@
 import csv
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from io import StringIO
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import matplotlib.image
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
@@ -174,11 +177,69 @@ def test_plot_is_a_picture_of_the_cells(tmp_path: Path):
     assert len(colours) > 20  # lines in several colours, not an empty frame
 
 
-def test_plot_shows_one_line_for_each_beam_width(tmp_path):
+def test_plot_tells_beam_widths_and_expansions(tmp_path):
     plot_cells([cell(1, 1, 3), cell(1, 2, 4, tokens=200), cell(4, 1, 5)], "some", tmp_path / "accuracy.svg")
     text = (tmp_path / "accuracy.svg").read_text()
-    for label in ("N = 1", "N = 4", "M=2", "accuracy, %", "7 problems"):
+    for label in ("N = 1", "N = 4", "M = 1", "M = 2", "accuracy, %", "7 problems"):
         assert f"<!-- {label}" in text or label in text
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path) -> Callable[[list[Cell]], Figure]:
+    """Draws cells; returns the figure as it was written."""
+
+    def drawn(cells: list[Cell]) -> Figure:
+        figures: list[Figure] = []
+
+        def lay_out(figure: Figure, *_: object, **__: object) -> None:
+            figure.canvas.draw()
+            figures.append(figure)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Figure, "savefig", lay_out)
+            plot_cells(cells, "some", tmp_path / "accuracy.png")
+        return figures[0]
+
+    return drawn
+
+
+def markers(figure: Figure) -> dict[tuple[float, float], tuple[float, float]]:
+    """By accuracy and tokens, where in the picture the marker of each cell is."""
+    (axes,) = figure.axes
+    lines = [line for line in axes.lines if line.get_marker() in ("o", "s", "D") and len(line.get_xdata()) == 1]
+    return {
+        (float(line.get_ydata()[0]), float(line.get_xdata()[0])): tuple(line.get_transform().transform(xy))
+        for line in lines
+        for xy in [(line.get_xdata()[0], line.get_ydata()[0])]
+    }
+
+
+def test_cells_of_the_same_cost_and_accuracy_are_drawn_apart(drawn):
+    cells = [cell(n, 4 // n, 5, tokens=100.0 + n / 100) for n in (1, 2, 4)] + [cell(1, 1, 2, tokens=20.0)]
+    figure = drawn(cells)
+    xs = sorted(x for (accuracy, _), (x, _) in markers(figure).items() if accuracy > 50)
+    least = 5 / 72 * figure.dpi
+    assert len(xs) == 3
+    assert min(b - a for a, b in pairwise(xs)) > least
+    box = figure.axes[0].get_window_extent()
+    assert all(box.x0 < x < box.x1 and box.y0 < y < box.y1 for x, y in markers(figure).values())
+
+
+def test_no_text_of_the_plot_lies_on_another(drawn):
+    figure = drawn([cell(n, m, 5, tokens=100.0 * n * m) for n in (1, 2, 4) for m in (1, 2, 4)])
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == []
+    boxes = [text.get_window_extent() for text in figure.legends[0].get_texts()]
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    assert not any(axes.get_window_extent().overlaps(box) for box in boxes)
+
+
+def test_a_refused_cell_is_named_and_not_drawn_at_nothing(drawn):
+    none = some_refused(cell(4, 1, 0, tokens=0), 7)
+    figure = drawn([cell(1, 1, 5), some_refused(cell(2, 1, 3, tokens=200.0), 2), none])
+    assert {tokens for _, tokens in markers(figure)} == {100.0, 200.0}
+    assert figure._supxlabel.get_text() == "refused: N=2 M=1 (2 of 7), N=4 M=1 (all, not drawn)"
+    assert list(drawn([none]).axes[0].lines) == []
 
 
 @pytest.mark.parametrize("correct", [0, 7])
