@@ -4,11 +4,11 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from espalier.experiments.runtime_options import refuse_with_endpoint, with_runt
 from espalier.search.algorithms import needs_verifier
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.runtime import RuntimeSettings
+
+if TYPE_CHECKING:
+    from espalier.experiments.sample import Sample
 
 app = typer.Typer(
     name="espalier",
@@ -214,7 +217,8 @@ def serve(
 @app.command("eval")
 @with_runtime
 def evaluate_command(
-    benchmark: Annotated[str, typer.Option(help="demo, or a .jsonl file in MATH-500's or GSM8K's format.")] = "demo",
+    benchmark: opt.Benchmark = "demo",
+    field_map: opt.FieldMap = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for samples.jsonl and summary.json; the same command again resumes.")
@@ -251,34 +255,45 @@ def evaluate_command(
     from rich.console import Console
 
     from espalier.experiments.benchmarks import load_benchmark
-    from espalier.experiments.evaluate import RunFolder, evaluate, run_configuration
+    from espalier.experiments.evaluate import evaluate, left_open, run_configuration
     from espalier.experiments.loading import load_with_progress
     from espalier.experiments.progress import sample_progress
+    from espalier.experiments.provenance import describe_command
+    from espalier.experiments.run_folder import RunFolder
     from espalier.experiments.show import show_summary
     from espalier.search.grading import Grader
 
-    problems = load_benchmark(benchmark, limit)
+    # A folder may hold samples of problems beyond the limit: which are still the benchmark's, all of it tells.
+    problems = load_benchmark(benchmark, None if out else limit, opt.parse_field_map(field_map))
+    asked = problems[:limit]
     request = SearchRequest(
         "-", algorithm, beam_width, expansion, vote, aggregation,
         temperature, top_k, top_p, min_p, max_steps, max_step_tokens, max_tokens, seed,
         lookahead_steps, simulations, exploration, rebase_temperature, iterations, confidence,
         generator_budget, verifier_budget, time_limit, merge_duplicates,
     )  # fmt: skip
-    verifier = _verifier_for(request, runtime.verifier)
-    orchestrator = load_with_progress(replace(runtime, verifier=verifier, max_running=in_flight))
-    folder = RunFolder(out, run_configuration(benchmark, request, orchestrator)) if out else None
-    before = len(folder.settled(problems)) if folder else 0
+    runtime = replace(runtime, verifier=_verifier_for(request, runtime.verifier), max_running=in_flight)
+    orchestrator = load_with_progress(runtime)
+    fresh: list[Sample] = []
+    folder, before = None, 0
+    if out:
+        command = describe_command(benchmark, runtime, orchestrator)
+        folder = RunFolder(out, run_configuration(benchmark, request, orchestrator), left_open(request), command)
+        before = sum(not sample.refused for sample in folder.samples_of(asked))
     grader = Grader(memory_bytes=runtime.grader_memory_bytes)
-    with _kept_on_interrupt(out), grader, sample_progress(len(problems), before) as on_sample:
+    with _kept_on_interrupt(out), grader, sample_progress(len(asked), before) as on_sample:
         summary = evaluate(
-            orchestrator, problems, request, grader, benchmark=benchmark, folder=folder, on_sample=on_sample
-        )
+            orchestrator, problems, request, grader,
+            benchmark=benchmark, limit=limit, folder=folder, on_sample=_both(fresh.append, on_sample),
+        )  # fmt: skip
+    if runtime.verify_incremental:
+        _say_what_was_verified(fresh, len(asked), runtime.verifier)
     if as_json:
         from dataclasses import asdict
 
         print(json.dumps(asdict(summary), indent=2))
     else:
-        show_summary(Console(), summary)
+        show_summary(Console(), summary, len(asked), out)
 
 
 @app.command("sweep")
@@ -286,7 +301,8 @@ def evaluate_command(
 def sweep_command(
     beam_width: Annotated[str, typer.Option("--beam-width", "-N", help="Values of N, like 1,2,4.")] = "1,2,4",
     expansion: Annotated[str, typer.Option("--expansion", "-M", help="Values of M, like 1,2,4.")] = "1,2,4",
-    benchmark: Annotated[str, typer.Option(help="demo, or a .jsonl file in MATH-500's or GSM8K's format.")] = "demo",
+    benchmark: opt.Benchmark = "demo",
+    field_map: opt.FieldMap = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for the cells, the table and the plot; the same command again resumes.")
@@ -316,32 +332,38 @@ def sweep_command(
     from espalier.experiments.loading import load_with_progress
     from espalier.experiments.plot import plot_cells
     from espalier.experiments.progress import sample_progress
+    from espalier.experiments.provenance import describe_command
     from espalier.experiments.show import show_cells
-    from espalier.experiments.sweep import sweep
+    from espalier.experiments.sweep import TABLE, sweep
     from espalier.search.grading import Grader
 
     widths, expansions = opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M")
-    problems = load_benchmark(benchmark, limit)
+    problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map))
     request = SearchRequest(
         "-", AlgorithmName.BEAM, vote=vote, aggregation=aggregation, temperature=temperature, top_k=top_k,
         top_p=top_p, min_p=min_p, max_steps=max_steps, max_step_tokens=max_step_tokens, max_tokens=max_tokens,
         seed=seed, merge_duplicates=merge_duplicates,
     )  # fmt: skip
-    orchestrator = load_with_progress(replace(runtime, max_running=in_flight))
-    total = len(problems) * len(widths) * len(expansions)
+    runtime = replace(runtime, max_running=in_flight)
+    orchestrator = load_with_progress(runtime)
+    total = len(problems[:limit]) * len(widths) * len(expansions)
+    fresh: list[Sample] = []
     grader = Grader(memory_bytes=runtime.grader_memory_bytes)
     with _kept_on_interrupt(out), grader, sample_progress(total, 0) as on_sample:
         cells = sweep(
             orchestrator, problems, request, grader, widths, expansions,
-            benchmark=benchmark, folder=out, on_sample=on_sample,
+            benchmark=benchmark, folder=out, limit=limit, on_sample=_both(fresh.append, on_sample),
+            command=describe_command(benchmark, runtime, orchestrator),
         )  # fmt: skip
     plot_cells(cells, benchmark, out / "accuracy.png")
+    if runtime.verify_incremental:
+        _say_what_was_verified(fresh, total, runtime.verifier)
     if as_json:
         print(json.dumps([asdict(cell) for cell in cells], indent=2))
     else:
         console = Console()
-        show_cells(console, cells)
-        console.print(f"plot  {out / 'accuracy.png'}", highlight=False, markup=False)
+        show_cells(console, cells, out)
+        console.print(f"table {out / TABLE}\nplot  {out / 'accuracy.png'}", highlight=False, markup=False)
 
 
 def main() -> None:
@@ -368,6 +390,24 @@ def _flag(field: str) -> str:
     """The option a request's field is set by."""
     short = {"beam_width": "-N/", "expansion": "-M/"}.get(field, "")
     return field if field in ("problem", "request") else f"{short}--{field.replace('_', '-')}"
+
+
+def _both(one: Callable[["Sample"], None], other: Callable[["Sample"], None]) -> Callable[["Sample"], None]:
+    def call(sample: "Sample") -> None:
+        one(sample)
+        other(sample)
+
+    return call
+
+
+def _say_what_was_verified(fresh: "list[Sample]", searches: int, verifier: str) -> None:
+    """Say how many searches `--verify-incremental` did not check: those of an earlier command, for one."""
+    verified = sum(not sample.refused for sample in fresh) if verifier else 0
+    if verified < searches:
+        why = "the other samples are of an earlier command, or refused; name another --out to search them again"
+        why = why if verifier else "this search reads no scores"
+        what = f"{verified} of {searches} searches" if verified else f"nothing, of {searches} searches"
+        print(f"--verify-incremental verified {what}: {why}", file=sys.stderr)
 
 
 @contextmanager

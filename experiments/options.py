@@ -10,6 +10,7 @@ import typer
 
 from espalier.engine.errors import EspalierError
 from espalier.engine.load_settings import LoadFormat, Quantization
+from espalier.experiments.benchmarks import FIELDS
 from espalier.search.request import Aggregation, AlgorithmName, Vote
 from espalier.search.voting import GroupingName
 
@@ -72,6 +73,23 @@ def parse_int_list(text: str, option: str | None = None) -> list[int]:
             f"{text!r} is not a list of different positive numbers; write 1,2,4", param_hint=option
         )
     return numbers
+
+
+def parse_field_map(text: str | None) -> dict[str, str]:
+    """Names of a benchmark's fields from `problem=Question,answer=Answer`, the value of `--field-map`.
+
+    Raises:
+        typer.BadParameter: for anything else.
+    """
+    pairs = [part.partition("=") for part in (text or "").split(",")] if text is not None else []
+    known = {what.strip(): name.strip() for what, _, name in pairs if what.strip() in FIELDS and name.strip()}
+    if len(known) != len(pairs):
+        raise typer.BadParameter(
+            f"{text!r} is not a list of {', '.join(f'{what}=NAME' for what in FIELDS)}; write problem=Q,answer=A, or "
+            "problem=A+B for two fields together",
+            param_hint="--field-map",
+        )
+    return known
 
 
 FileCallback = Callable[[typer.Context, typer.CallbackParam, Path | None], Path | None]
@@ -306,6 +324,18 @@ Trace = Annotated[
     Path | None,
     typer.Option(
         callback=output_file(), help="Write the whole tree and every choice to this .json; see `espalier replay`."
+    ),
+]
+
+Benchmark = Annotated[
+    str,
+    typer.Option(help="demo, or a file of JSON objects, one a line or in an array, each a problem and its answer."),
+]
+FieldMap = Annotated[
+    str | None,
+    typer.Option(
+        help="The file's own names where they are not understood, like problem=Question,answer=Answer; also id, level.",
+        show_default=False,
     ),
 ]
 

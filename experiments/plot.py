@@ -1,42 +1,82 @@
 """Plots of sweeps and evaluations."""
 
+import textwrap
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espalier.experiments.sweep import Cell
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_MARKERS = "osD^vP*Xph"
+_APART = 7.0
+"""Printer's points between lines, so that cells of the same cost do not cover each other."""
+_MARGIN = 1.2
+"""How much further than its cells the axis of tokens goes, each way."""
+
 
 def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
-    """Accuracy with its 95% interval against generated tokens a problem, one line per beam width N."""
+    """Accuracy with its 95% interval against generated tokens a problem: a colour per beam width N, a marker per M.
+
+    Cells with refused problems are named below the plot; where all were refused there is no accuracy to draw.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
-    by_width: dict[int, list[Cell]] = defaultdict(list)
-    for cell in cells:
-        by_width[cell.beam_width].append(cell)
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for width, row in sorted(by_width.items()):
-        row.sort(key=lambda cell: cell.summary.generated_tokens)
-        tokens = [cell.summary.generated_tokens for cell in row]
-        accuracy = [100 * cell.summary.accuracy for cell in row]
-        below = [100 * (cell.summary.accuracy - cell.summary.low) for cell in row]
-        above = [100 * (cell.summary.high - cell.summary.accuracy) for cell in row]
-        axes.errorbar(tokens, accuracy, yerr=[below, above], marker="o", capsize=3, label=f"N = {width}")
-        for cell, x, y in zip(row, tokens, accuracy, strict=True):
-            axes.annotate(f"M={cell.expansion}", (x, y), textcoords="offset points", xytext=(6, -11), fontsize=8)
-    if any(cell.summary.generated_tokens for cell in cells):
+    drawn = [cell for cell in cells if not cell.refused]
+    widths = sorted({cell.beam_width for cell in drawn})
+    expansions = sorted({cell.expansion for cell in drawn})
+    markers = {m: _MARKERS[i % len(_MARKERS)] for i, m in enumerate(expansions)}
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    if tokens := [cell.summary.generated_tokens for cell in drawn if cell.summary.generated_tokens]:
         axes.set_xscale("log")
-    axes.set_xlabel("generated tokens per problem")
+        axes.set_xlim(min(tokens) / _MARGIN, max(tokens) * _MARGIN)  # it cannot tell from what is set aside
+    for place, width in enumerate(widths):
+        row = [cell for cell in drawn if cell.beam_width == width]
+        _draw_width(axes, row, markers, f"C{place}", (len(widths) - 1) / 2 - place)
+    axes.set_xlabel("generated tokens per problem (lines are set a little apart)")
     axes.set_ylabel("accuracy, %")
-    axes.set_ylim(0, 100)
-    axes.set_title(f"Beam search on {benchmark}, {cells[0].summary.problems} problems, 95% intervals")
+    axes.set_ylim(-3, 103)  # what lies at 0 or 100% is drawn whole
+    problems = {cell.summary.problems for cell in cells}
+    many = "–".join(str(count) for count in sorted({min(problems), max(problems)}))
+    axes.set_title(f"Beam search on {benchmark}, {many} problems, 95% intervals", parse_math=False)
     axes.grid(alpha=0.3)
-    axes.legend(title="beam width")
+    lines = [Line2D([], [], color=f"C{i}", label=f"N = {n}") for i, n in enumerate(widths)]
+    shapes = [Line2D([], [], color="dimgrey", ls="", marker=marker, label=f"M = {m}") for m, marker in markers.items()]
+    if drawn:
+        figure.legend(handles=[*lines, *shapes], loc="outside right center")
+    if refused := [_refusal(cell) for cell in cells if cell.summary.refused]:
+        figure.supxlabel(textwrap.fill(f"refused: {', '.join(refused)}", 100), fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _refusal(cell: Cell) -> str:
+    count = "all, not drawn" if cell.refused else f"{cell.summary.refused} of {cell.summary.problems}"
+    return f"N={cell.beam_width} M={cell.expansion} ({count})"
+
+
+def _draw_width(axes: "Axes", cells: list[Cell], markers: dict[int, str], colour: str, aside: float) -> None:
+    """Draw the cells of one beam width, `aside` of where they are, in steps of `_APART`."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure = axes.get_figure()
+    assert figure is not None
+    where = axes.transData + ScaledTranslation(aside * _APART / 72, 0, figure.dpi_scale_trans)
+    cells = sorted(cells, key=lambda cell: cell.summary.generated_tokens)
+    tokens = [cell.summary.generated_tokens for cell in cells]
+    accuracy = [100 * cell.summary.accuracy for cell in cells]
+    below = [100 * (cell.summary.accuracy - cell.summary.low) for cell in cells]
+    above = [100 * (cell.summary.high - cell.summary.accuracy) for cell in cells]
+    axes.errorbar(tokens, accuracy, yerr=[below, above], color=colour, capsize=3, elinewidth=1, transform=where)
+    for cell, x, y in zip(cells, tokens, accuracy, strict=True):
+        axes.plot([x], [y], marker=markers[cell.expansion], color=colour, transform=where)
 
 
 def plot_algorithms(rows: list[dict[str, Any]], title: str, path: Path) -> None:

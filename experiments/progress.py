@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from espalier.experiments.evaluate import Sample
+from espalier.experiments.sample import Sample
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """Results as a person reads them in a terminal."""
 
 from collections import defaultdict
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from espalier.experiments.evaluate import Summary
+from espalier.experiments.summary import Summary
 from espalier.experiments.sweep import Cell
 from espalier.search.result import NodeRecord, SearchResult, StopReason
 
@@ -95,22 +96,31 @@ def _costs(result: SearchResult) -> Group:
     return Group(*(Text(row, style="dim") for row in rows))
 
 
-def show_summary(console: Console, summary: Summary) -> None:
-    """Print an evaluation's summary."""
+def show_summary(console: Console, summary: Summary, asked: int | None = None, folder: Path | None = None) -> None:
+    """Print an evaluation's summary.
+
+    Args:
+        console: where.
+        summary: of all that the run holds.
+        asked: how many problems the command asked for, where it may be fewer.
+        folder: that of the run; None where nothing was kept.
+    """
     table = Table(show_header=False, box=None, padding=(0, 2))
+    more = summary.problems - (summary.problems if asked is None else asked)
     rows = {
-        "benchmark": f"{summary.benchmark}, {summary.problems} problems",
-        "refused": f"{summary.refused} that could not be searched; see their error in samples.jsonl"
-        if summary.refused
-        else "",
+        "benchmark": f"{summary.benchmark}, {summary.problems} problems"
+        + (f", {more} of them of an earlier command in {folder}" if more > 0 else ""),
+        "refused": _with_reason(summary, "refused", "could not be searched", folder),
+        "ungraded": _with_reason(summary, "ungraded", "could not be graded", folder),
         "accuracy": f"{_percent(summary.accuracy)}%  [{_percent(summary.low)}, {_percent(summary.high)}] at 95%",
         "by level": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_level.items()),
         "tokens a problem": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
         "computed ÷ tree": f"generator {summary.generator_redundancy:.3f}"
         + (f", verifier {summary.verifier_redundancy:.3f}" if summary.verifier_redundancy else ""),
         "blocks held ÷ logical": f"{summary.blocks_shared:.2f} at the widest moment",
-        "time": f"{summary.seconds:.1f} s"
-        + (f", {summary.problems_per_minute:.1f} problems/min" if summary.problems_per_minute else ""),
+        "time": f"{summary.seconds:.1f} s, {summary.problems_per_minute:.1f} problems/min"
+        if summary.problems_per_minute
+        else "",
         "grader": summary.grader,
     }
     for name, value in rows.items():
@@ -119,34 +129,36 @@ def show_summary(console: Console, summary: Summary) -> None:
     console.print(table)
 
 
+def _with_reason(summary: Summary, what: str, meaning: str, folder: Path | None) -> str:
+    """How many problems came to nothing and why the first did; the reasons of all stand in a file, if there is one."""
+    if not (count := getattr(summary, what)):
+        return ""
+    others = f"; all are in {folder / 'samples.jsonl'}" if folder and count > 1 else ""
+    return f"{count} {meaning}, such as {summary.errors[what]}{others}"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def show_cells(console: Console, cells: list[Cell]) -> None:
-    """Print a sweep's table."""
-    table = Table("N", "M", "accuracy %", "95% interval", "tokens generated", "verifier tokens", "problems/min")
+def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
+    """Print the table of a sweep whose run folders are in `folder`."""
+    columns = "N", "M", "problems", "accuracy %", "95% interval", "tokens generated", "verifier tokens", "problems/min"
+    table = Table(*columns)
     for cell in cells:
         s = cell.summary
         table.add_row(
             str(cell.beam_width),
             str(cell.expansion),
-            _percent(s.accuracy),
-            f"[{_percent(s.low)}, {_percent(s.high)}]",
+            f"{s.problems}" + (f", {s.refused} refused" if s.refused else ""),
+            "" if cell.refused else _percent(s.accuracy),
+            "refused" if cell.refused else f"[{_percent(s.low)}, {_percent(s.high)}]",
             f"{s.generated_tokens:.0f}",
             f"{s.verifier_tokens:.0f}",
-            _speed(s),
+            "" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",
         )
     console.print(table)
-    if any(cell.summary.refused for cell in cells):
-        console.print("refused: problems that could not be searched; see their error in the cell's samples.jsonl")
-
-
-def _speed(summary: Summary) -> str:
-    """Problems a minute, or that all samples are of an earlier run; and how many problems were refused."""
-    speed = "resumed" if summary.problems_per_minute is None else f"{summary.problems_per_minute:.1f}"
-    if not summary.refused:
-        return speed
-    return (
-        f"{summary.refused} refused" if summary.refused == summary.problems else f"{speed}, {summary.refused} refused"
-    )
+    for cell in cells:
+        for what, meaning in (("refused", "could not be searched"), ("ungraded", "could not be graded")):
+            if why := _with_reason(cell.summary, what, meaning, folder / cell.name):
+                console.print(f"N={cell.beam_width} M={cell.expansion}: {why}", highlight=False, markup=False)

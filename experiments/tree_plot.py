@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MAX_LABEL = 22
+_POINTS = 72
+"""Of print, in an inch."""
 
 
 def plot_tree(result: SearchResult, title: str, path: Path) -> None:
@@ -27,7 +29,12 @@ def plot_tree(result: SearchResult, title: str, path: Path) -> None:
         children[node.parent_id].append(node)
     rows = _rows(children)
     depth, height = max(node.depth for node in nodes), max(rows.values())
-    figure, axes = plt.subplots(figsize=(1.75 * (depth + 1), 0.32 * max(6.0, height + 3)), layout="constrained")
+    width = 1.75 * (depth + 1)
+    size = min(max(9.0, 0.9 * width), 18.0)  # readable too where a wide tree is shown small
+    a_line = max(20, int(width * _POINTS / (0.6 * size)))  # characters, one 0.6 of the size wide
+    heading = textwrap.fill(title, a_line)
+    tall = 0.32 * max(6.0, height + 2) + 1.4 * size / _POINTS * (heading.count("\n") + 1)
+    figure, axes = plt.subplots(figsize=(width, tall), layout="constrained")
     for node in nodes:
         elected = node.node_id in result.elected_path
         if node.parent_id is not None:
@@ -37,7 +44,7 @@ def plot_tree(result: SearchResult, title: str, path: Path) -> None:
     axes.set_xlim(-0.5, depth + 0.5)
     axes.set_ylim(-1, height + 1)
     axes.axis("off")
-    axes.set_title(textwrap.fill(title, 28 * (depth + 1)), fontsize=9, parse_math=False)
+    axes.set_title(heading, fontsize=size, parse_math=False)
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
     plt.close(figure)
 
@@ -47,7 +54,7 @@ def _draw_box(axes: "Axes", node: NodeRecord, row: float, elected: bool) -> None
 
     pruned = node.termination == "pruned"
     red, green, blue, _ = (1.0, 1.0, 1.0, 1.0) if node.score is None else colormaps["RdYlGn"](node.score)
-    fade = 0.55  # towards white, so that text stays readable on every score
+    fade = 0.3 if pruned else 0.45  # towards white, so that text stays readable on every score
     axes.text(
         node.depth,
         row,
@@ -56,7 +63,7 @@ def _draw_box(axes: "Axes", node: NodeRecord, row: float, elected: bool) -> None
         va="center",
         fontsize=7,
         family="monospace",
-        color="dimgrey" if pruned else "black",
+        color="black",
         fontweight="bold" if elected else "normal",
         bbox={
             "boxstyle": "round,pad=0.3",

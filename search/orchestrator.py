@@ -146,6 +146,23 @@ class Orchestrator:
         prompt, grouping = self._generator.system_prompt, self._grouping.name
         return digests | {"dtype": dtype, "device": device, "system_prompt": prompt, "grouping": grouping}
 
+    def effective(self, request: SearchRequest) -> SearchRequest:
+        """The request with every default filled in: the algorithm's, the checkpoint's, and what a context holds.
+
+        What stays None is a limit that there is none of, or nothing that the algorithm reads. The tokens of a path are
+        what a search may have whose prompt leaves room for them.
+        """
+        generator = self._generator
+        temperature = generator.temperature if request.temperature is None else request.temperature
+        return replace(
+            with_defaults(request),
+            temperature=0.0 if request.algorithm is AlgorithmName.GREEDY else temperature,
+            top_k=generator.top_k if request.top_k is None else request.top_k,
+            top_p=generator.top_p if request.top_p is None else request.top_p,
+            min_p=generator.min_p if request.min_p is None else request.min_p,
+            max_tokens=min(request.max_tokens or DEFAULT_MAX_TOKENS, generator.model.config.max_positions),
+        )
+
     def submit(
         self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: Terms = USUAL
     ) -> str:
@@ -252,18 +269,11 @@ class Orchestrator:
         context = self._generator.model.config.max_positions
         if prompt >= context:
             raise RequestTooLargeError(f"the prompt has {prompt} tokens and the generator's context is {context}")
-        greedy = request.algorithm is AlgorithmName.GREEDY
-        temperature = self._generator.temperature if request.temperature is None else request.temperature
-        effective = replace(
-            with_defaults(request),
-            temperature=0.0 if greedy else temperature,
-            top_k=self._generator.top_k if request.top_k is None else request.top_k,
-            top_p=self._generator.top_p if request.top_p is None else request.top_p,
-            min_p=self._generator.min_p if request.min_p is None else request.min_p,
-            max_tokens=min(request.max_tokens or DEFAULT_MAX_TOKENS, context - prompt),
-        )
+        effective = self.effective(request)
         assert effective.max_tokens is not None
-        limits = PathLimits(prompt, effective.max_tokens, min(effective.max_step_tokens, effective.max_tokens))
+        path_tokens = min(effective.max_tokens, context - prompt)
+        effective = replace(effective, max_tokens=path_tokens)
+        limits = PathLimits(prompt, path_tokens, min(effective.max_step_tokens, path_tokens))
         verifier_limits = self._verifier_limits(effective, limits) if needs_verifier(request) else None
         return SearchPlan(secrets.token_hex(8), effective, limits, verifier_limits)
 

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from espalier.experiments.benchmarks import load_benchmark
-from espalier.experiments.evaluate import RunFolder, Summary, evaluate, run_configuration
+from espalier.experiments.evaluate import evaluate, run_configuration
 from espalier.experiments.progress import sample_progress
+from espalier.experiments.run_folder import RunFolder
+from espalier.experiments.summary import Summary
 from espalier.search.grading import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.runtime import RuntimeSettings, load_orchestrator

@@ -6,8 +6,10 @@ from statistics import fmean
 from typing import Any
 
 from espalier.experiments.benchmarks import Problem, load_benchmark
-from espalier.experiments.evaluate import RunFolder, Sample, evaluate, run_configuration
+from espalier.experiments.evaluate import evaluate, run_configuration
 from espalier.experiments.progress import sample_progress
+from espalier.experiments.run_folder import RunFolder
+from espalier.experiments.sample import Sample
 from espalier.experiments.statistics import mean_interval
 from espalier.search.grading import Grader
 from espalier.search.orchestrator import Orchestrator
@@ -91,8 +93,7 @@ def _samples(
     on_sample: Any,
 ) -> list[Sample]:
     evaluate(orchestrator, problems, request, grader, benchmark="demo", folder=folder, on_sample=on_sample)
-    known = {problem.unique_id for problem in problems}
-    return [sample for sample in folder.done() if sample.unique_id in known]
+    return folder.samples_of(problems)
 
 
 def _by_problem(samples: list[Sample], right: list[bool]) -> dict[str, float]:

@@ -90,7 +90,6 @@ def test_repeated_ids_are_refused(write):
         "null",
         '{"problem": "no answer"}',
         '{"answer": "no problem"}',
-        '{"question": "no hashes", "answer": "5"}',
         '{"problem": null, "answer": "5"}',
         '{"problem": 5, "answer": "5"}',
         '{"problem": "no gold", "answer": null}',
@@ -121,6 +120,128 @@ def test_a_byte_order_mark_is_no_part_of_the_first_record(tmp_path):
 def test_a_benchmark_without_problems_is_refused_by_name(write, lines):
     with pytest.raises(BenchmarkError, match=r"some\.jsonl holds no problems"):
         load_benchmark(write(*lines))
+
+
+# --- other files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("record", "problem", "gold"),
+    [
+        ({"question": "1+1?", "answer": "2"}, "1+1?", "2"),
+        ({"prompt": "1+1?", "final_answer": "2"}, "1+1?", "2"),
+        ({"Problem": "1+1?", "Answer": 2}, "1+1?", "2"),
+        ({"Body": "Ann has 1 egg. ", "Question": "How many?", "Answer": 2.0}, "Ann has 1 egg. How many?", "2"),
+        ({"Question": "1+1?", "Answer": 2}, "1+1?", "2"),
+        ({"problem": "1+1?", "solution": "1+1 is\n\nso $\\boxed{\\frac{4}{2}}$."}, "1+1?", "\\frac{4}{2}"),
+        ({"problem": "1+1?", "solution": "2", "level": "Level ?"}, "1+1?", "2"),
+        ({"question": "1+1?", "solution": ["long"], "final_answer": ["$2$"]}, "1+1?", "$2$"),
+        ({"problem": "How small?", "answer": 1e-07}, "How small?", "0.0000001"),
+        ({"problem": "How large?", "answer": 1e22}, "How large?", "10000000000000000000000"),
+        ({"problem": "Which?", "answer": "\\begin{pmatrix}\n1\n\\end{pmatrix}"}, "Which?",
+         "\\begin{pmatrix}\n1\n\\end{pmatrix}"),
+    ],
+)  # fmt: skip
+def test_fields_of_other_benchmarks_are_read(write, record, problem, gold):
+    assert load_benchmark(write(record)) == [Problem("some/1", problem, gold, None)]
+
+
+def test_several_answers_are_all_accepted_and_the_first_is_named(write):
+    (problem,) = load_benchmark(write({"problem": "Which?", "answer": ["2", 3.0, "2"]}))
+    assert problem.golds == ("2", "3")
+    assert problem.answer == "2"
+
+
+@pytest.mark.parametrize(("field", "value"), [("unique_id", "a/1"), ("id", 7), ("ID", "chal-1"), ("id", 0)])
+def test_own_name_of_a_record_is_kept(write, field, value):
+    (problem,) = load_benchmark(write({"problem": "1+1?", "answer": "2", field: value}))
+    assert problem.unique_id == str(value)
+
+
+def test_array_of_records_is_read_like_lines(tmp_path):
+    records = [MATH, {"question": "2+2?", "answer": "#### 4"}]
+    for indent in (None, 2):
+        (tmp_path / "some.json").write_text("\n" + json.dumps(records, indent=indent) + "\n")
+        first, second = load_benchmark(str(tmp_path / "some.json"))
+        assert first == Problem("a/1.json", "1+1?", "2", 3)
+        assert second == Problem("some/2", "2+2?", "4", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[\n  {"problem": "1?", "answer": "1"},\n  {"problem": "2?"}\n]', "some.json:3 (record 2): no answer"),
+        ('[\n  {"problem": "1?", "answer": "1"}\n  {"problem": "2?"}\n]', "some.json:2: record 1"),
+        ('[\n  {"problem": "1?", "answer": "1"},\n  {"problem":\n "2?', "some.json:4: not JSON"),
+        ('[{"problem": "1?", "answer": "1"},]', "some.json:1: not JSON"),
+        ('[{"problem": "1?", "answer": "1"}', "some.json:1: record 1"),
+        ('[{"problem": "1?", "answer": "1"}] [', "more behind the array"),
+        ("[]", "holds no problems"),
+        ("[[1]]", "some.json:1 (record 1): a list, not an object"),
+        ('{\n  "problem": "1?",\n  "answer": "1"\n}', "some.json:1: not JSON"),
+        ("problem,answer\n1?,1\n", "one JSON object a line, or one array of objects"),
+        ("[" * 100_000, "some.json:1: "),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path, text, said):
+    (tmp_path / "some.json").write_text(text)
+    with pytest.raises(BenchmarkError) as refused:
+        load_benchmark(str(tmp_path / "some.json"))
+    assert said in str(refused.value)
+    assert "Error(" not in str(refused.value)
+
+
+def test_array_is_read_no_further_than_its_limit(tmp_path):
+    (tmp_path / "some.json").write_text('[{"problem": "1?", "answer": "1"}, not json')
+    with pytest.raises(BenchmarkError):
+        load_benchmark(str(tmp_path / "some.json"))
+    (tmp_path / "some.json").write_text('[{"problem": "1?", "answer": "1"}, {"problem": 2}]')
+    assert len(load_benchmark(str(tmp_path / "some.json"), 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"text": "1+1?", "target": "2"}, "no problem: the record has text, target; wanted: "
+         "problem, Body and Question, question, prompt; name it with --field-map problem=NAME"),
+        ({"problem": "1+1?", "result": "2"}, "no answer: the record has problem, result; wanted: "
+         "answer, final_answer, solution; name it with --field-map answer=NAME"),
+        ({}, "the record has no fields"),
+        ({"prompt": [{"role": "user"}], "answer": "2"}, "its prompt is a list, not text"),
+        ({"problem": " ", "answer": "2"}, "its problem is empty"),
+        ({"problem": "1+1?", "answer": " "}, "its answer is empty"),
+        ({"question": "1+1?", "answer": "It is 2.\n####"}, "its answer is empty"),
+        ({"problem": "1+1?", "answer": "\\boxed{}"}, "its answer is empty"),
+        ({"problem": "1+1?", "answer": []}, "its answer is an empty list"),
+        ({"problem": "1+1?", "answer": ["2", ""]}, "its answer is empty"),
+        ({"problem": "1+1?", "answer": True}, "its answer is true or false"),
+        ({"problem": "1+1?", "answer": {"value": 2}}, "its answer is an object"),
+        ({"problem": "1+1?", "answer": float("nan")}, "its answer is nan, not a number"),
+        ({"question": "1+1?", "answer": "One and one\nis 2."}, "a text of several lines"),
+        ({"problem": "1+1?", "answer": "2", "id": [1]}, "its id is a list"),
+    ],
+)  # fmt: skip
+def test_record_that_is_not_understood_names_what_it_has_and_what_is_wanted(write, record, said):
+    with pytest.raises(BenchmarkError, match=r"some\.jsonl:2: ") as refused:
+        load_benchmark(write(MATH, record))
+    assert said in str(refused.value)
+
+
+def test_field_map_names_the_fields_of_a_file(write):
+    name = write({"problem": "no", "Task": "1+1?", "Hint": "Add.", "gold": 2, "nr": 5, "hard": 3})
+    fields = {"problem": "Hint+Task", "answer": "gold", "id": "nr", "level": "hard"}
+    assert load_benchmark(name, field_map=fields) == [Problem("5", "Add. 1+1?", "2", 3)]
+
+
+@pytest.mark.parametrize("what", ["problem", "answer", "id", "level"])
+def test_field_that_the_map_names_must_be_there(write, what):
+    with pytest.raises(BenchmarkError, match=rf"some\.jsonl:1: no {what}: .* wanted: Other"):
+        load_benchmark(write(MATH), field_map={what: "Other"})
+
+
+def test_repeated_name_says_where_it_was_first(write):
+    with pytest.raises(BenchmarkError, match=r"some\.jsonl:2: .*'a/1\.json'.* .*some\.jsonl:1 has it too"):
+        load_benchmark(write(MATH, MATH))
 
 
 def test_missing_file_is_refused_by_name(tmp_path):

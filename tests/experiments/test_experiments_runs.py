@@ -2,23 +2,23 @@
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from dataclasses import asdict, fields, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from run_samples import CONFIGURATION, REQUEST, sample
 
-from espalier.engine.errors import EspalierError, InvalidRequestError
+from espalier.engine.errors import InvalidRequestError
 from espalier.experiments.benchmarks import Problem
-from espalier.experiments.evaluate import RunFolder, Sample, Summary, evaluate, run_configuration, summarise
+from espalier.experiments.evaluate import evaluate, left_open, run_configuration
+from espalier.experiments.run_folder import RunFolder
+from espalier.experiments.sample import Sample
 from espalier.experiments.statistics import wilson_interval
+from espalier.experiments.summary import Summary, summarise
 from espalier.search.grading import Grade, Grader
 from espalier.search.orchestrator import Orchestrator
-from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.request import AlgorithmName
 
-REQUEST = SearchRequest("-", AlgorithmName.BEAM, 2, 2, max_steps=4, max_step_tokens=10, seed=5)
-CONFIGURATION = {"benchmark": "some", "seed": 5}
 PROBLEMS = [Problem(f"p/{i}", f"What is {i}+1?", str(i % 3), 1 + i % 2) for i in range(4)]
 TOO_LONG = Problem("long", "word " * 600, "1", 5)
 
@@ -37,20 +37,6 @@ def run(make_orchestrator: Callable[..., Orchestrator], grader) -> Callable[...,
 def collect() -> tuple[list[Sample], Callable[[Sample], None]]:
     samples: list[Sample] = []
     return samples, samples.append
-
-
-def sample(name: str, **changes: Any) -> Sample:
-    accounting = {
-        "generated_tokens": 10,
-        "generator_tokens": 30,
-        "generator_tree_tokens": 20,
-        "verifier_tokens": 8,
-        "verifier_tree_tokens": 8,
-        "physical_blocks": 3,
-        "logical_blocks": 6,
-    }
-    plain = Sample(name, 1, "1", "1", True, "", 0.5, "finished", "\\boxed{1}", {"1": 1}, accounting)
-    return replace(plain, **changes)
 
 
 def outcome(sample: Sample) -> tuple[Any, ...]:
@@ -101,8 +87,12 @@ def test_samples_are_graded_by_the_gold_of_their_own_problem(run, collect):
 def test_means_and_shares_by_hand():
     other = {**sample("x").accounting, "generated_tokens": 30, "verifier_tokens": 24, "logical_blocks": 0}
     summary = summarise(
-        [sample("a"), sample("b", correct=False, level=2, accounting=other), sample("c", level=None)],
-        "some", REQUEST, "grader 1", seconds=30.0, fresh=2,
+        [
+            sample("a", wall_seconds=20.0),
+            sample("b", correct=False, level=2, accounting=other, wall_seconds=10.0),
+            sample("c", level=None),  # of an older version
+        ],
+        "some", REQUEST, "grader 1",
     )  # fmt: skip
     assert (summary.problems, summary.correct) == (3, 2)
     assert summary.accuracy_by_level == {"1": 1.0, "2": 0.0}
@@ -110,7 +100,7 @@ def test_means_and_shares_by_hand():
     assert summary.verifier_redundancy == pytest.approx(40 / 24)
     assert summary.generator_redundancy == pytest.approx(1.5)
     assert summary.blocks_shared == pytest.approx(0.5)
-    assert summary.problems_per_minute == 4.0
+    assert (summary.seconds, summary.problems_per_minute) == (30.0, 4.0)
 
 
 def test_searches_without_a_verifier_have_no_verifier_redundancy(run, make_orchestrator):
@@ -143,7 +133,9 @@ def test_problem_that_is_too_long_is_counted_and_named_and_the_others_run(run, c
 
 
 def test_summary_says_how_many_problems_were_refused(run):
-    assert asdict(run([PROBLEMS[0], TOO_LONG])).get("refused") == 1
+    summary = run([PROBLEMS[0], TOO_LONG])
+    assert summary.refused == 1
+    assert "long: " in summary.errors["refused"]
 
 
 def test_request_that_breaks_a_rule_ends_the_evaluation_before_any_search(run, make_orchestrator):
@@ -219,17 +211,54 @@ def test_finished_run_computes_nothing_again(run, make_orchestrator, tmp_path):
 
     assert orchestrator.engine.stats()["generator"].steps == 0
     assert (tmp_path / "samples.jsonl").read_text() == text
-    assert second.problems_per_minute is None
-    timing = {"seconds": 0.0, "problems_per_minute": None}
-    assert replace(second, **timing) == replace(first, **timing)
+    assert second == first  # its seconds too
+    assert second.seconds > 0
 
 
-def test_larger_limit_adds_to_a_run_and_a_smaller_one_reads_part_of_it(run, tmp_path):
-    run(PROBLEMS[:2], folder=RunFolder(tmp_path, CONFIGURATION))
+def test_seconds_are_those_of_all_commands_that_searched(run, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    from espalier.experiments import evaluate as module
+
+    ticks = iter(range(1000))
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(ticks)))
+
+    def interrupt(_: Sample) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(folder=RunFolder(tmp_path, CONFIGURATION), on_sample=interrupt, orchestrator=None)
+    kept = RunFolder(tmp_path, CONFIGURATION).done()[0].wall_seconds
+    whole = run(folder=RunFolder(tmp_path, CONFIGURATION))
+    assert kept > 0
+    assert whole.seconds == sum(s.wall_seconds for s in RunFolder(tmp_path, CONFIGURATION).done()) > kept
+    assert whole.problems_per_minute == pytest.approx(4 * 60 / whole.seconds)
+
+
+def test_larger_limit_adds_to_a_run_and_a_smaller_one_takes_nothing_away(run, tmp_path):
+    run(limit=2, folder=RunFolder(tmp_path, CONFIGURATION))
     new: list[Sample] = []
-    assert run(folder=RunFolder(tmp_path, CONFIGURATION), on_sample=new.append).problems == 4
+    all_four = run(folder=RunFolder(tmp_path, CONFIGURATION), on_sample=new.append)
+    assert all_four.problems == 4
     assert {s.unique_id for s in new} == {"p/2", "p/3"}
-    assert run(PROBLEMS[:1], folder=RunFolder(tmp_path, CONFIGURATION)).problems == 1
+    assert run(limit=1, folder=RunFolder(tmp_path, CONFIGURATION)) == all_four
+    assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(asdict(all_four)))
+
+
+def test_refused_problem_beyond_the_limit_still_counts(run, tmp_path):
+    both = run([PROBLEMS[0], TOO_LONG], folder=RunFolder(tmp_path, CONFIGURATION))
+    assert run([PROBLEMS[0], TOO_LONG], limit=1, folder=RunFolder(tmp_path, CONFIGURATION)) == both
+    assert (both.problems, both.refused) == (2, 1)
+
+
+def test_problem_refused_again_for_the_same_reason_adds_nothing_to_the_file(run, tmp_path):
+    first = run([PROBLEMS[0], TOO_LONG], folder=RunFolder(tmp_path, CONFIGURATION))
+    text = (tmp_path / "samples.jsonl").read_text()
+    assert run([PROBLEMS[0], TOO_LONG], folder=RunFolder(tmp_path, CONFIGURATION)) == first
+    assert (tmp_path / "samples.jsonl").read_text() == text
+
+
+def test_sample_of_a_problem_that_the_file_holds_no_more_does_not_count(run, tmp_path):
+    run(folder=RunFolder(tmp_path, CONFIGURATION))
+    assert run(PROBLEMS[:3], folder=RunFolder(tmp_path, CONFIGURATION)).problems == 3
 
 
 def test_sample_that_is_there_twice_counts_once(run, tmp_path):
@@ -249,12 +278,44 @@ def test_problem_refused_for_want_of_memory_runs_once_there_is_enough(run, make_
     assert again.correct == run().correct
 
 
-def test_answer_that_could_not_be_graded_is_graded_anew(run, tmp_path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def ungraded(run, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Summary:
+    """A run in `tmp_path` whose answers could not be graded."""
     with monkeypatch.context() as patch:
         patch.setattr(Grader, "resolve", lambda *_: Grade(False, "the grading process died"))
-        run(folder=RunFolder(tmp_path, CONFIGURATION))
-    assert run(folder=RunFolder(tmp_path, CONFIGURATION)).correct == run().correct
+        return run(folder=RunFolder(tmp_path, CONFIGURATION))
+
+
+def test_answer_that_could_not_be_graded_is_graded_again_and_not_searched_again(
+    run, ungraded, make_orchestrator, tmp_path
+):
+    assert (ungraded.ungraded, ungraded.correct) == (4, 0)
+    assert ungraded.errors == {"ungraded": "p/0: the grading process died"}
+    orchestrator, new = make_orchestrator(), []
+    again = run(folder=RunFolder(tmp_path, CONFIGURATION), orchestrator=orchestrator, on_sample=new.append)
+    assert orchestrator.engine.stats()["generator"].steps == 0
+    assert new == []
+    assert (again.ungraded, again.correct, again.seconds) == (0, run().correct, ungraded.seconds)
     assert all(not sample.error for sample in RunFolder(tmp_path, CONFIGURATION).done())
+
+
+def test_answer_that_cannot_be_graded_at_all_settles_as_that(run, ungraded, make_orchestrator, tmp_path, monkeypatch):
+    text, orchestrator = (tmp_path / "samples.jsonl").read_text(), make_orchestrator()
+    monkeypatch.setattr(Grader, "resolve", lambda *_: Grade(False, "the grading process died"))
+    assert run(folder=RunFolder(tmp_path, CONFIGURATION), orchestrator=orchestrator) == ungraded
+    assert orchestrator.engine.stats()["generator"].steps == 0
+    assert (tmp_path / "samples.jsonl").read_text() == text
+
+
+def test_any_of_several_gold_answers_is_right(run, collect):
+    samples, on_sample = collect
+    run(on_sample=on_sample)
+    answers = {s.unique_id: s.answer for s in samples}
+    problems = [replace(p, answer="nothing like it", alternatives=("7x", answers[p.unique_id])) for p in PROBLEMS]
+    given = [p for p in problems if answers[p.unique_id]]
+    assert given
+    assert run(given).correct == len(given)
+    assert run([replace(p, alternatives=("7x",)) for p in given]).correct == 0
 
 
 @pytest.mark.parametrize("change", [{"problem": "What is 7+1?"}, {"answer": "8"}])
@@ -302,178 +363,13 @@ def test_run_folder_holds_configuration_samples_and_summary(run, tmp_path):
     assert {json.loads(line)["unique_id"] for line in lines} == {p.unique_id for p in PROBLEMS}
 
 
-# --- the folder by itself ------------------------------------------------------------------------------------------
-
-
-def keep(folder: RunFolder, *samples: Sample) -> None:
-    with folder.open_samples() as stream:
-        stream.writelines(json.dumps(asdict(s)) + "\n" for s in samples)
-
-
-def test_folder_of_another_configuration_is_refused(tmp_path):
-    RunFolder(tmp_path / "run", CONFIGURATION)
-    with pytest.raises(EspalierError, match=r"run holds a run of another configuration.*--out"):
-        RunFolder(tmp_path / "run", {**CONFIGURATION, "seed": 6})
-    assert json.loads((tmp_path / "run" / "config.json").read_text()) == CONFIGURATION
-
-
-def test_request_survives_the_way_through_the_configuration_file(tmp_path):
-    configuration = {k: v for k, v in REQUEST.to_dict().items() if k != "problem"}
-    RunFolder(tmp_path, configuration)
-    written = (tmp_path / "config.json").read_text()
-    RunFolder(tmp_path, configuration)  # another process with the same request takes it as its own
-    assert (tmp_path / "config.json").read_text() == written
-    assert json.loads(written) == json.loads(json.dumps(configuration))
-
-
-def whole_configuration(**changes: Any) -> dict[str, Any]:
-    """As `run_configuration` makes it, of models by any name."""
-    search = {k: v for k, v in replace(REQUEST, **changes).to_dict().items() if k != "problem"}
-    return {"benchmark": "some", **search, "generator": "a1", "verifier": "b2", "grouping": "spelling"}
-
-
-def write_configuration(folder: Path, configuration: dict[str, Any]) -> None:
-    (folder / "config.json").write_text(json.dumps(configuration))
-
-
-@pytest.mark.parametrize(
-    "field", sorted(f.name for f in fields(SearchRequest) if f.default is None and f.name not in ("top_k", "min_p"))
-)
-def test_field_that_an_older_folder_lacks_counts_as_its_default(tmp_path: Path, field: str):
-    new = whole_configuration()
-    write_configuration(tmp_path, {name: value for name, value in new.items() if name != field})
-    RunFolder(tmp_path, new)
-    assert json.loads((tmp_path / "config.json").read_text()) == new  # and from now on it says so
-
-
-def test_field_that_an_older_folder_lacks_and_that_is_set_now_is_refused_by_name(tmp_path: Path):
-    old = {name: value for name, value in whole_configuration().items() if name not in ("simulations", "time_limit")}
-    write_configuration(tmp_path, old)
-    with pytest.raises(EspalierError, match=r"\(simulations, time_limit differ\)"):
-        RunFolder(tmp_path, whole_configuration(simulations=8, time_limit=2.0))
-    assert json.loads((tmp_path / "config.json").read_text()) == old
-
-
-def test_folder_from_before_answers_were_grouped_went_by_spelling(tmp_path: Path):
-    write_configuration(tmp_path, {k: v for k, v in whole_configuration().items() if k != "grouping"})
-    with pytest.raises(EspalierError, match=r"\(grouping differ\)"):
-        RunFolder(tmp_path, {**whole_configuration(), "grouping": "math-verify 0.8"})
-    RunFolder(tmp_path, whole_configuration())
-
-
-def test_samples_of_an_algorithm_that_came_to_choose_otherwise_are_not_mixed(make_orchestrator, tmp_path: Path):
-    orchestrator = make_orchestrator()
-    for algorithm, mixes in ((AlgorithmName.BEAM, True), (AlgorithmName.AUTO, False)):
-        new = run_configuration("some", replace(REQUEST, algorithm=algorithm), orchestrator)
-        folder = tmp_path / algorithm
-        folder.mkdir()
-        write_configuration(folder, {name: value for name, value in new.items() if name != "revision"})
-        with nullcontext() if mixes else pytest.raises(EspalierError, match=r"\(revision differ\)"):
-            RunFolder(folder, new)
-
-
-@pytest.mark.parametrize("field", ["top_k", "min_p"])
-def test_folder_from_before_a_filter_of_tokens_sampled_without_it(tmp_path: Path, field: str):
-    write_configuration(tmp_path, {k: v for k, v in whole_configuration().items() if k != field})
-    with pytest.raises(EspalierError, match=rf"\({field} differ\)"):
-        RunFolder(tmp_path, whole_configuration())  # the checkpoint's own now, and it may have one
-    RunFolder(tmp_path, whole_configuration(**{field: 0}))
-
-
-def test_models_that_an_older_folder_does_not_name_are_another_configuration(tmp_path: Path):
-    write_configuration(tmp_path, {k: v for k, v in whole_configuration().items() if k != "verifier"})
-    with pytest.raises(EspalierError, match=r"\(verifier differ\)"):
-        RunFolder(tmp_path, whole_configuration())
-
-
-def test_field_of_a_newer_version_is_refused_by_name(tmp_path: Path):
-    write_configuration(tmp_path, {**whole_configuration(), "foresight": None})
-    with pytest.raises(EspalierError, match=r"\(foresight differ\)"):
-        RunFolder(tmp_path, whole_configuration())
-
-
-def test_evaluation_of_an_older_version_resumes(run, make_orchestrator, tmp_path: Path):
+def test_evaluation_of_an_older_version_resumes(run, make_orchestrator, tmp_path):
     orchestrator = make_orchestrator()
     configuration = run_configuration("some", REQUEST, orchestrator)
     run(PROBLEMS[:2], folder=RunFolder(tmp_path, configuration), orchestrator=orchestrator)
     late = ("time_limit", "generator_budget", "verifier_budget", "confidence", "grouping")
-    write_configuration(tmp_path, {name: value for name, value in configuration.items() if name not in late})
+    old = {name: value for name, value in configuration.items() if name not in late} | {"temperature": None}
+    (tmp_path / "config.json").write_text(json.dumps(old))
     new: list[Sample] = []
-    assert run(folder=RunFolder(tmp_path, configuration), on_sample=new.append).problems == 4
+    assert run(folder=RunFolder(tmp_path, configuration, left_open(REQUEST)), on_sample=new.append).problems == 4
     assert {s.unique_id for s in new} == {"p/2", "p/3"}
-
-
-def test_new_folder_has_no_samples(tmp_path):
-    assert RunFolder(tmp_path / "new", CONFIGURATION).done() == []
-
-
-def test_last_line_cut_short_is_dropped_from_the_file(tmp_path):
-    folder = RunFolder(tmp_path, CONFIGURATION)
-    keep(folder, sample("a"), sample("b"))
-    whole = (tmp_path / "samples.jsonl").read_text()
-    with folder.open_samples() as stream:
-        stream.write(json.dumps(asdict(sample("c")))[:40])
-
-    assert [s.unique_id for s in folder.done()] == ["a", "b"]
-    keep(folder, sample("c"))
-    assert (tmp_path / "samples.jsonl").read_text().startswith(whole + '{"unique_id": "c"')
-    assert [s.unique_id for s in folder.done()] == ["a", "b", "c"]
-
-
-def test_last_line_that_lacks_only_its_end_does_not_swallow_the_next(tmp_path):
-    folder = RunFolder(tmp_path, CONFIGURATION)
-    with folder.open_samples() as stream:
-        stream.write(json.dumps(asdict(sample("a"))))
-    folder.done()
-    keep(folder, sample("b"), sample("c"))
-    assert [s.unique_id for s in folder.done()][-2:] == ["b", "c"]
-
-
-def test_damage_in_the_middle_does_not_cost_the_samples_behind_it(tmp_path):
-    folder = RunFolder(tmp_path, CONFIGURATION)
-    keep(folder, sample("a"))
-    with folder.open_samples() as stream:
-        stream.write("damaged\n")
-    keep(folder, sample("c"))
-    with suppress(EspalierError):  # to refuse the file is as good as to read on
-        folder.done()
-    assert '"c"' in (tmp_path / "samples.jsonl").read_text()
-
-
-@pytest.mark.parametrize("damage", [{"correct": "maybe"}, {"accounting": None}])
-def test_sample_whose_fields_are_of_another_kind_is_refused_by_its_line(tmp_path: Path, damage: dict[str, Any]):
-    folder = RunFolder(tmp_path, CONFIGURATION)
-    line = json.dumps(asdict(sample("a")) | damage)
-    (tmp_path / "samples.jsonl").write_text(f"{line}\n")
-    with pytest.raises(EspalierError, match=r"samples\.jsonl:1 is damaged"):
-        folder.done()
-
-
-def test_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EspalierError, match="file"):
-        RunFolder(tmp_path / "file", CONFIGURATION)
-
-
-def test_samples_of_nobody_knows_what_are_refused(tmp_path: Path):
-    keep(RunFolder(tmp_path, CONFIGURATION), sample("a"))
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(EspalierError, match=r"no config\.json.*--out"):
-        RunFolder(tmp_path, CONFIGURATION)
-    assert not (tmp_path / "config.json").exists()
-
-
-def test_last_line_of_bytes_that_are_no_text_is_dropped(tmp_path: Path):
-    folder = RunFolder(tmp_path, CONFIGURATION)
-    keep(folder, sample("a"))
-    with (tmp_path / "samples.jsonl").open("ab") as stream:
-        stream.write(b"\xff\xfe\x00")
-    assert [s.unique_id for s in folder.done()] == ["a"]
-    keep(folder, sample("b"))
-    assert [s.unique_id for s in folder.done()] == ["a", "b"]
-
-
-def test_damaged_configuration_is_refused_by_name(tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"seed"')
-    with pytest.raises(EspalierError, match=r"config\.json"):
-        RunFolder(tmp_path, CONFIGURATION)

@@ -1,19 +1,22 @@
 """What a person sees of a result, on a tree written by hand."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 
 import matplotlib.image
 import pytest
 from hand_made import BEST, LONG, NODES, ROOT, node, result
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from espalier.experiments.evaluate import Summary
 from espalier.experiments.show import search_tree, show_result, show_summary
+from espalier.experiments.summary import Summary
 from espalier.experiments.tree_plot import plot_tree
 
 SUMMARY = Summary(
-    "some", 300, 0, 120, 0.4, 0.346, 0.456, {"1": 0.75, "2": 0.05}, 480.4, 171.2, 1.034, 1.0, 0.42, 61.24, 293.9,
+    "some", 300, 0, 0, {}, 120, 0.4, 0.346, 0.456, {"1": 0.75, "2": 0.05}, 480.4, 171.2, 1.034, 1.0, 0.42, 61.24, 293.9,
     "math-verify 0", {},
 )  # fmt: skip
 
@@ -139,12 +142,32 @@ def test_summary_shows_accuracy_with_its_interval_and_the_costs():
     assert "293.9 problems/min" in text
 
 
-def test_summary_of_a_resumed_run_claims_no_speed():
+def test_summary_of_samples_without_a_time_claims_no_speed():
     out = StringIO()
     summary = replace(SUMMARY, problems_per_minute=None, verifier_redundancy=None, accuracy_by_level={})
     show_summary(Console(file=out, width=120), summary)
     assert "problems/min" not in out.getvalue()
     assert "by level" not in out.getvalue()
+
+
+@pytest.mark.parametrize("what", ["refused", "ungraded"])
+def test_summary_says_why_a_problem_came_to_nothing_and_names_a_file_only_where_there_is_one(tmp_path, what):
+    for folder in (None, tmp_path / "run"):
+        out = StringIO()
+        summary = replace(SUMMARY, **{what: 2, "errors": {what: "p/7: it takes too much"}})
+        show_summary(Console(file=out, width=300), summary, folder=folder)
+        assert "such as p/7: it takes too much" in line_with(what, out.getvalue())
+        assert (f"all are in {tmp_path / 'run' / 'samples.jsonl'}" in out.getvalue()) == (folder is not None)
+        assert ("samples.jsonl" in out.getvalue()) == (folder is not None)
+
+
+def test_summary_tells_problems_of_an_earlier_command_from_those_of_this_one(tmp_path):
+    out = StringIO()
+    show_summary(Console(file=out, width=300), SUMMARY, 100, tmp_path)
+    assert f"300 problems, 200 of them of an earlier command in {tmp_path}" in out.getvalue()
+    out = StringIO()
+    show_summary(Console(file=out, width=300), SUMMARY, 300, tmp_path)
+    assert "earlier" not in out.getvalue()
 
 
 def test_summary_names_a_benchmark_in_brackets_as_it_is():
@@ -164,6 +187,59 @@ def test_tree_can_be_drawn(tmp_path, suffix):
     if suffix == "png":
         pixels = matplotlib.image.imread(file)
         assert len({tuple(p) for p in (pixels[..., :3].reshape(-1, 3) * 255).astype(int).tolist()}) > 20
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path) -> Callable[..., Figure]:
+    """Draws a tree; returns the figure as it was written."""
+
+    def drawn(title: str, **changes: object) -> Figure:
+        figures: list[Figure] = []
+
+        def lay_out(figure: Figure, *_: object, **__: object) -> None:
+            figure.canvas.draw()
+            figures.append(figure)
+
+        monkeypatch.setattr(Figure, "savefig", lay_out)
+        plot_tree(result(**changes), title, tmp_path / "tree.png")
+        return figures[0]
+
+    return drawn
+
+
+def test_heading_of_a_wide_tree_is_large_and_within_the_picture(drawn):
+    chain = (ROOT, *(node(i, i - 1, i, f"{i}+1={i + 1}", 0.9, "eos" if i == 12 else "") for i in range(1, 13)))
+    figure = drawn("How many buttons does it have now? " * 12, nodes=chain, best=replace(BEST, node_id=12))
+    (axes,) = figure.axes
+    heading, label = axes.title, axes.texts[0]
+    assert heading.get_fontsize() >= 2 * label.get_fontsize()
+    box = heading.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert box.y1 <= figure.bbox.y1
+
+
+def test_every_label_of_a_tree_stands_out_from_its_box(drawn):
+    scores = [i / 10 for i in range(11)]
+    nodes = (ROOT, *(node(1 + i, 0, 1, f"{i}", s, end) for i, s in enumerate(scores) for end in ("pruned",)))
+    nodes = (*nodes, *(node(20 + i, 0, 1, f"{i}", s) for i, s in enumerate(scores)))
+    (axes,) = drawn("?", nodes=nodes, best=None).axes
+    assert len(axes.texts) == 23
+    for text in axes.texts:
+        patch = text.get_bbox_patch()
+        assert patch is not None
+        assert contrast(to_rgb(text.get_color()), patch.get_facecolor()[:3]) >= 7, text.get_text()
+
+
+def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """Ratio of luminances as accessibility guidelines count it: 4.5 is readable, 7 well."""
+
+    def luminance(colour: tuple[float, ...]) -> float:
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
 
 
 def test_same_tree_gives_the_same_drawing(tmp_path):

@@ -1,0 +1,24 @@
+"""A search, its configuration and a sample, written by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+from espalier.experiments.sample import Sample
+from espalier.search.request import AlgorithmName, SearchRequest
+
+REQUEST = SearchRequest("-", AlgorithmName.BEAM, 2, 2, max_steps=4, max_step_tokens=10, seed=5)
+CONFIGURATION = {"benchmark": "some", "seed": 5}
+
+
+def sample(name: str, **changes: Any) -> Sample:
+    accounting = {
+        "generated_tokens": 10,
+        "generator_tokens": 30,
+        "generator_tree_tokens": 20,
+        "verifier_tokens": 8,
+        "verifier_tree_tokens": 8,
+        "physical_blocks": 3,
+        "logical_blocks": 6,
+    }
+    plain = Sample(name, 1, "1", "1", True, "", 0.5, "finished", "\\boxed{1}", {"1": 1}, accounting)
+    return replace(plain, **changes)
