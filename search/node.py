@@ -1,5 +1,6 @@
 """The search tree: one node per step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -105,3 +106,12 @@ class Node:
             multiplicity=self.multiplicity,
             tokens=self.num_tokens,
         )
+
+
+def computed_once(nodes: Sequence[Node]) -> int:
+    """Generator tokens of a tree below the prompt, those that siblings begin with alike counted once.
+
+    A node's last token is computed only for its children. The first of `nodes` is the root.
+    """
+    parents = {node.parent for node in nodes}
+    return sum(node.own_tokens - (node not in parents) for node in nodes[1:])

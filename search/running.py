@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import EspalierError, MisuseError, NoEmbeddingError
+from espalier.engine.errors import NoEmbeddingError
 from espalier.engine.sampling import Sampling, stream_key
 from espalier.engine.sequence import Sequence
 from espalier.engine.turns import VERIFIER
@@ -20,11 +20,12 @@ from espalier.search.answers import extract_answer, last_boxed
 from espalier.search.ballot import Ballot
 from espalier.search.budget import Budget
 from espalier.search.degenerate import is_degenerate
+from espalier.search.failure import reason_of, settled_ballot
 from espalier.search.generator import Generator
 from espalier.search.grouping import Grouping
 from espalier.search.growth import Growth, Sampled
 from espalier.search.ledger import Ledger
-from espalier.search.node import Node, Termination
+from espalier.search.node import Node, Termination, computed_once
 from espalier.search.plan import SearchPlan
 from espalier.search.request import Vote
 from espalier.search.result import (
@@ -172,37 +173,19 @@ class RunningSearch:
                 node.termination = mark
 
     def fail(self, error: Exception) -> None:
-        """End the search, in whatever state it is, because of what one of its calls has raised.
-
-        What it had found is in its result. The text of an error that was not made on purpose is for the log alone: it
-        may hold what is nobody else's to read.
-        """
-        meant = isinstance(error, EspalierError) and not isinstance(error, MisuseError)
-        if not meant:
-            log.error("search %s met a fault", self.plan.search_id, exc_info=error)
-        self._error = str(error) if meant else f"internal error, id={self.plan.search_id}"
+        """End the search, in whatever state it is, for what one of its calls has raised; what it had found stays."""
+        self._error = reason_of(error, self.plan.search_id)
         self._reason, self._verification = StopReason.FAILED, None
         self._engine.abandon(self.plan.search_id)
         self._cut_off(Termination.CANCELLED)
         self._growth.clear()
         if self._ballot is None:
             self._close_books()
-        self._ballot = self._last_ballot()
+        self._ballot = settled_ballot(self._candidates, self.request.vote or Vote.NAIVE, self._grouping)
         try:
             self._elect(self._ballot)
         except Exception:
             log.exception("nobody could be told that search %s has failed", self.plan.search_id)
-
-    def _last_ballot(self) -> Ballot:
-        """The vote by spelling of the paths that are complete; of none where not even these can be told."""
-        try:
-            ballot = Ballot(self._candidates(), self.request.vote or Vote.NAIVE, self._grouping)
-            ballot.settle_by_spelling()
-            ballot.elect()
-        except Exception:
-            log.exception("what search %s had found is lost", self.plan.search_id)
-            return Ballot((), Vote.NAIVE, self._grouping)
-        return ballot
 
     def _advance(self) -> None:
         if self._algorithm.finished():
@@ -486,7 +469,7 @@ class RunningSearch:
 
     def _close_books(self) -> None:
         self._ledger.pruned = sum(node.termination is Termination.PRUNED for node in self._nodes)
-        self._ledger.generator_tree_tokens += self._computed_once()
+        self._ledger.generator_tree_tokens += computed_once(self._nodes)
 
     def _elect(self, ballot: Ballot) -> None:
         best = ballot.elect()
@@ -506,14 +489,6 @@ class RunningSearch:
             error=self._error,
         )
         self._on_event(Finished(self.plan.search_id, self.result))
-
-    def _computed_once(self) -> int:
-        """Generator tokens of the tree below the prompt, those that siblings begin with alike counted once.
-
-        A node's last token is computed only for its children.
-        """
-        parents = {node.parent for node in self._nodes}
-        return sum(node.own_tokens - (node not in parents) for node in self._nodes[1:])
 
     def _candidate(self, node: Node) -> Candidate:
         return Candidate(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from paths import PROBLEM, STEPS, begin, score_path
+from paths import STEPS, begin, score_path
 from tiny_models import edit_json
 
 from espalier.engine.checkpoint import Checkpoint
@@ -292,11 +292,8 @@ def test_a_tag_that_the_text_swallows_is_an_error_and_not_a_wrong_place(
 ):
     changes = {"prompt.kind": '"text"', "step.tag": '"\\n"', "step.text": '"{step}\\n"', "step.encode": '"whole"'}
     file = adapter_file(changes | {"head.layers": '["score"]'})
-    family = load_verifier(Checkpoint(family_folders["token-classifier"]), torch.float32, "cpu", str(file))
-    from espalier.prm.base import StepPath
-
     with pytest.raises(CheckpointError, match=r"the tag '\\n' is merged with the text before it"):
-        family.read(StepPath(PROBLEM, ("38+47=85",)))
+        load_verifier(Checkpoint(family_folders["token-classifier"]), torch.float32, "cpu", str(file))
 
 
 def test_every_adapter_that_comes_along_is_one_of_the_families():
