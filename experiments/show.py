@@ -143,8 +143,10 @@ def _percent(share: float) -> str:
 
 def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
     """Print the table of a sweep whose run folders are in `folder`."""
-    columns = "N", "M", "problems", "accuracy %", "95% interval", "tokens generated", "verifier tokens", "problems/min"
-    table = Table(*columns)
+    table = Table("N", "M", "problems", "accuracy\n%")
+    table.add_column("95%\ninterval", no_wrap=True)
+    for name in ("tokens\ngenerated", "verifier\ntokens", "problems\n/min"):
+        table.add_column(name)
     for cell in cells:
         s = cell.summary
         table.add_row(

@@ -116,7 +116,7 @@ def sweep(
 def _held(folder: Path) -> list[tuple[int, int]]:
     """N and M of the cells that `folder` holds."""
     names = (_NAME.fullmatch(config.parent.name) for config in folder.glob("N*-M*/config.json"))
-    return [(int(name[1]), int(name[2])) for name in names if name]
+    return sorted((int(name[1]), int(name[2])) for name in names if name)
 
 
 def _run_folder(

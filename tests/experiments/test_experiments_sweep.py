@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.image
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -204,20 +205,21 @@ def drawn(monkeypatch, tmp_path) -> Callable[[list[Cell]], Figure]:
 
 
 def markers(figure: Figure) -> dict[tuple[float, float], tuple[float, float]]:
-    """By accuracy and tokens, where in the picture the marker of each cell is."""
+    """By tokens and accuracy, where in the picture the marker of each cell is."""
     (axes,) = figure.axes
-    lines = [line for line in axes.lines if line.get_marker() in ("o", "s", "D") and len(line.get_xdata()) == 1]
-    return {
-        (float(line.get_ydata()[0]), float(line.get_xdata()[0])): tuple(line.get_transform().transform(xy))
-        for line in lines
-        for xy in [(line.get_xdata()[0], line.get_ydata()[0])]
-    }
+    found = {}
+    for line in axes.lines:
+        points = np.asarray(line.get_xydata())
+        if line.get_marker() in ("o", "s", "D") and len(points) == 1:
+            x, y = line.get_transform().transform(points)[0]
+            found[tuple(points[0].tolist())] = float(x), float(y)
+    return found
 
 
 def test_cells_of_the_same_cost_and_accuracy_are_drawn_apart(drawn):
     cells = [cell(n, 4 // n, 5, tokens=100.0 + n / 100) for n in (1, 2, 4)] + [cell(1, 1, 2, tokens=20.0)]
     figure = drawn(cells)
-    xs = sorted(x for (accuracy, _), (x, _) in markers(figure).items() if accuracy > 50)
+    xs = sorted(x for (_, accuracy), (x, _) in markers(figure).items() if accuracy > 50)
     least = 5 / 72 * figure.dpi
     assert len(xs) == 3
     assert min(b - a for a, b in pairwise(xs)) > least
@@ -237,7 +239,7 @@ def test_no_text_of_the_plot_lies_on_another(drawn):
 def test_a_refused_cell_is_named_and_not_drawn_at_nothing(drawn):
     none = some_refused(cell(4, 1, 0, tokens=0), 7)
     figure = drawn([cell(1, 1, 5), some_refused(cell(2, 1, 3, tokens=200.0), 2), none])
-    assert {tokens for _, tokens in markers(figure)} == {100.0, 200.0}
+    assert {tokens for tokens, _ in markers(figure)} == {100.0, 200.0}
     assert figure._supxlabel.get_text() == "refused: N=2 M=1 (2 of 7), N=4 M=1 (all, not drawn)"
     assert list(drawn([none]).axes[0].lines) == []
 
