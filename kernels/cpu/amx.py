@@ -23,7 +23,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import register_jitable
 
-from espalier.kernels.cpu.emit import FLOAT, INDEX, INT, caller, intrinsic, loop
+from espalier.kernels.cpu.emit import FLOAT, INDEX, INT, caller, fma, intrinsic, loop, to_all_lanes
 from espalier.kernels.cpu.tiles import write_prefetch
 
 TILE_ROWS, TILE_INNER = 16, 32
@@ -78,47 +78,51 @@ def _load_lanes(builder: ir.IRBuilder, place: Any) -> Any:
     return builder.load(builder.bitcast(place, _FLOATS.as_pointer()), align=4)
 
 
+def _least(builder: ir.IRBuilder, one: Any, other: Any) -> Any:
+    return builder.select(builder.icmp_signed("<", one, other), one, other)
+
+
 def _split_columns(builder: ir.IRBuilder, panel: Any, count: Any, terms: Any, step: Any) -> None:
     """Store the terms of a step's K rows of a panel: those 2 p and 2 p + 1 become row p of each tile.
 
     What lies `_AHEAD` behind them is brought near. The panel has `count` rows; those after them are zeros.
     """
-    zero, start, end = ir.Constant(_FLOATS, [0.0] * _LANES), ir.Constant(INDEX, 0), ir.Constant(INDEX, TILE_INNER // 2)
+    pairs, nothing = ir.Constant(INDEX, TILE_INNER // 2), ir.Constant(INDEX, 0)
     tile = builder.gep(terms, [builder.mul(step, ir.Constant(INDEX, PANEL_TILE))])
     left = builder.sub(count, builder.mul(step, ir.Constant(INDEX, TILE_INNER)))
     panel = builder.gep(panel, [builder.mul(step, ir.Constant(INDEX, TILE_INNER * 2 * _LANES))])
 
+    def load_row(k: Any, half: int, whole: bool) -> Any:
+        inside = builder.icmp_signed("<", k, left)
+        row = k if whole else builder.select(inside, k, nothing)
+        at = builder.gep(panel, [builder.mul(row, ir.Constant(INDEX, 2 * _LANES))])
+        at = _at(builder, at, half * _LANES)
+        write_prefetch(builder, _at(builder, at, _AHEAD))
+        value = _load_lanes(builder, at)
+        return value if whole else builder.select(inside, value, ir.Constant(_FLOATS, [0.0] * _LANES))
+
     def split_pair(p: Any, whole: bool) -> None:
         place = builder.gep(tile, [builder.mul(p, ir.Constant(INDEX, _LANES))])
+        k = builder.shl(p, ir.Constant(INDEX, 1))
         for half in range(2):
-            parts = []
-            for i in range(2):
-                k = builder.add(builder.shl(p, ir.Constant(INDEX, 1)), ir.Constant(INDEX, i))
-                inside = builder.icmp_signed("<", k, left)
-                k = k if whole else builder.select(inside, k, ir.Constant(INDEX, 0))
-                at = builder.gep(panel, [builder.mul(k, ir.Constant(INDEX, 2 * _LANES))])
-                at = _at(builder, at, half * _LANES)
-                write_prefetch(builder, _at(builder, at, _AHEAD))
-                value = _load_lanes(builder, at)
-                parts.append(_split(builder, value if whole else builder.select(inside, value, zero), rounded=False))
+            both = (load_row(builder.add(k, ir.Constant(INDEX, i)), half, whole) for i in range(2))
+            parts = [_split(builder, value, rounded=False) for value in both]
             for term, (even, odd) in enumerate(zip(*parts, strict=True)):
                 at = _at(builder, place, (2 * term + half) * _TILE_BYTES // 4)
                 word = builder.or_(_down(builder, even), odd)
                 builder.store(word, builder.bitcast(at, _WORDS.as_pointer()), align=4)
 
-    def pairs(start: Any, end: Any, whole: bool) -> None:
-        def pair(p: Any, values: list[Any]) -> list[Any]:
+    def split_pairs(start: Any, end: Any, whole: bool) -> None:
+        def split(p: Any, values: list[Any]) -> list[Any]:
             split_pair(builder.add(start, p), whole)
             return values
 
-        loop(builder, builder.sub(end, start), [], pair)
+        loop(builder, builder.sub(end, start), [], split)
 
-    middle = builder.ashr(left, ir.Constant(INDEX, 1))  # pairs from there on are not whole
-    middle = builder.select(builder.icmp_signed("<", middle, end), middle, end)
-    middle = builder.select(builder.icmp_signed("<", middle, start), start, middle)
-    pairs(start, middle, whole=True)
-    some = builder.icmp_signed(">", left, ir.Constant(INDEX, 0))  # else it is the step after the last
-    pairs(middle, builder.select(some, end, middle), whole=False)
+    some = builder.icmp_signed(">", left, nothing)  # else it is the step after the last
+    wholes = builder.select(some, _least(builder, builder.ashr(left, ir.Constant(INDEX, 1)), pairs), nothing)
+    split_pairs(nothing, wholes, whole=True)
+    split_pairs(wholes, builder.select(some, pairs, wholes), whole=False)
 
 
 def _write_product(row_tiles: int, splits: bool, builder: ir.IRBuilder, args: Any) -> None:
@@ -130,8 +134,8 @@ def _write_product(row_tiles: int, splits: bool, builder: ir.IRBuilder, args: An
     line = ir.Constant(INDEX, 64)
     x, terms_at, out = (builder.bitcast(place, _BYTES) for place in (x, terms, out))
     x_stride, out_stride = (builder.shl(stride, ir.Constant(INDEX, 2)) for stride in (x_stride, out_stride))
+    panel, count = rest or (None, None)
     if splits:
-        panel, count = rest
         _split_columns(builder, panel, count, terms, ir.Constant(INDEX, 0))
     sums = []
     for row in range(row_tiles):
@@ -169,6 +173,79 @@ def _write_product(row_tiles: int, splits: bool, builder: ir.IRBuilder, args: An
         _call(builder, "tilestored64", tile, place, out_stride)
 
 
+def _write_few(rows: int, builder: ir.IRBuilder, args: Any) -> None:
+    """The product of so few rows that a tile would be all but empty, with the tile unit's own bits.
+
+    A tile's product sums even and odd elements apart, from zero on, each a fused multiply-add, and then adds both to
+    what is there (Intel's manual, TDPBF16PS). The terms of the panel stay in registers.
+    """
+    x, panel, out, out_stride, count = args
+    parity = [ir.Constant(_WORDS, [16] * _LANES), ir.Constant(_WORDS, [0xFFFF0000] * _LANES)]
+    room = builder.alloca(_FLOATS, size=rows * _TERMS * 2)
+    lanes = builder.bitcast(room, FLOAT.as_pointer())
+    places = [_at(builder, builder.gep(out, [builder.mul(out_stride, ir.Constant(INDEX, r))]), 0) for r in range(rows)]
+    outputs = [_at(builder, place, half * _LANES) for place in places for half in range(2)]
+    steps = builder.sdiv(builder.add(count, ir.Constant(INDEX, TILE_INNER - 1)), ir.Constant(INDEX, TILE_INNER))
+
+    def spread(n: Any) -> None:
+        """The terms of x as float32, the even elements of a step side by side, then the odd ones."""
+        for r in range(rows):
+            for term in range(_TERMS):
+                at = _at(builder, builder.gep(x, [builder.mul(n, ir.Constant(INDEX, X_TILE))]), term * 256 + r * _LANES)
+                words = builder.load(builder.bitcast(at, _WORDS.as_pointer()), align=4)
+                halves = builder.shl(words, parity[0]), builder.and_(words, parity[1])
+                for odd, half in enumerate(halves):
+                    at = _at(builder, room, (r * _TERMS + term) * 2 + odd)
+                    builder.store(builder.bitcast(half, _FLOATS), at)
+
+    def step(n: Any, totals: list[Any]) -> list[Any]:
+        spread(n)
+        k0 = builder.mul(n, ir.Constant(INDEX, TILE_INNER))
+        left = _least(builder, builder.sub(count, k0), ir.Constant(INDEX, TILE_INNER))
+        zeros = [ir.Constant(_FLOATS, [0.0] * _LANES)] * (rows * len(_PAIRS) * 2)
+        new = list(totals)
+        whole = builder.ashr(left, ir.Constant(INDEX, 1))
+        for half in range(2):
+
+            def add(p: Any, odd: int, sums: list[Any], half: int = half) -> list[Any]:
+                k = builder.add(builder.add(k0, builder.shl(p, ir.Constant(INDEX, 1))), ir.Constant(INDEX, odd))
+                at = _at(builder, builder.gep(panel, [builder.mul(k, ir.Constant(INDEX, 2 * _LANES))]), half * _LANES)
+                write_prefetch(builder, _at(builder, at, _AHEAD))
+                weights = [builder.bitcast(t, _FLOATS) for t in _split(builder, _load_lanes(builder, at), False)]
+                sums = list(sums)
+                for r in range(rows):
+                    for i, (x_term, panel_term) in enumerate(_PAIRS):
+                        of_x = _at(builder, lanes, ((r * _TERMS + x_term) * 2 + odd) * _LANES)
+                        factor = to_all_lanes(builder, builder.load(builder.gep(of_x, [p])), _LANES)
+                        place = (r * len(_PAIRS) + i) * 2 + odd
+                        sums[place] = fma(builder, factor, weights[panel_term], sums[place])
+                return sums
+
+            sums = loop(builder, whole, zeros, lambda p, sums: add(p, 1, add(p, 0, sums)))
+            sums = loop(builder, builder.and_(left, ir.Constant(INDEX, 1)), sums, lambda _, s: add(whole, 0, s))
+            for r in range(rows):
+                for i in range(len(_PAIRS)):
+                    even, odd = sums[(r * len(_PAIRS) + i) * 2 :][:2]
+                    new[2 * r + half] = builder.fadd(new[2 * r + half], builder.fadd(even, odd))
+        return new
+
+    totals = loop(builder, steps, [_load_lanes(builder, place) for place in outputs], step)
+    for total, place in zip(totals, outputs, strict=True):
+        builder.store(total, builder.bitcast(place, _FLOATS.as_pointer()), align=4)
+
+
+def _make_few(rows: int) -> Any:
+    """product(x, start, panel, start, out, start, stride, rows of the panel) adds to `rows` rows of `out`."""
+
+    @intrinsic
+    def multiply(_: Any, x: Any, x0: Any, w: Any, w0: Any, o: Any, o0: Any, so: Any, k: Any) -> Any:
+        place = types.intp
+        signature = types.void(x, place, w, place, o, place, place, place)
+        return signature, caller(f"espalier_amx_few_{rows}", (0, 2, 4), partial(_write_few, rows))
+
+    return multiply
+
+
 def _make_product(row_tiles: int) -> Any:
     """product(x, start, stride, terms, start, out, start, stride, steps) adds to 16 or 32 rows of `out`."""
 
@@ -196,6 +273,7 @@ def _make_splitting_product(row_tiles: int) -> Any:
     return multiply
 
 
+_row, _rows = _make_few(1), _make_few(2)
 _one, _two = _make_product(1), _make_product(2)
 _splitting_one, _splitting_two = _make_splitting_product(1), _make_splitting_product(2)
 
@@ -324,6 +402,13 @@ def multiply_columns(
     """
     all_steps, steps = (inner + TILE_INNER - 1) // TILE_INNER, (count + TILE_INNER - 1) // TILE_INNER
     stride = all_steps * X_TILE
+    if rows <= 2:
+        at = first // TILE_ROWS * stride + column // TILE_INNER * X_TILE
+        if rows == 1:
+            _row(x, at, panel, panel_at, out, out_start, out_stride, count)
+        else:
+            _rows(x, at, panel, panel_at, out, out_start, out_stride, count)
+        return
     for row in range(0, rows, 2 * TILE_ROWS):
         at, to = (first + row) // TILE_ROWS * stride + column // TILE_INNER * X_TILE, out_start + row * out_stride
         if rows - row > TILE_ROWS:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from espalier.kernels.cpu import HAS_AMX, amx, tiles
+from espalier.kernels.cpu.emit import flush_denormals, restore_denormals
 from espalier.kernels.cpu.workers import claim, claim_next, num_threads, run_together, wait_for
 
 unit: Any = amx if HAS_AMX else tiles
@@ -126,10 +127,12 @@ def _multiply(
     num_panels = len(panels) // (inner * PANEL)
     scratch = unit.scratch()
     unit.configure()
+    denormals = flush_denormals()
     item = claim(counters, 1)
     while item < items:
         multiply_part(item, parts, threads, x, rows, inner, panels, 0, num_panels, out, scratch)
         item = claim_next(counters, 1)
+    restore_denormals(denormals)
     unit.release()
     wait_for(counters, 1, items)
 
