@@ -324,7 +324,7 @@ class Lane:
         return self._take_out_stopped(arrays, token_ids, rest)
 
     def _part(self, arrays: "_RunningArrays", token_ids: np.ndarray) -> tuple["_RunningArrays", np.ndarray]:
-        """Fork branches whose samplings drew different tokens, or are to part anyway; the lowest index keeps the sequence.
+        """Fork branches whose samplings drew different tokens, or are to part anyway; the lowest index keeps its own.
 
         Returns:
             All branches, and for each which of `token_ids` is its own.
