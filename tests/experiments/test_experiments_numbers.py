@@ -30,6 +30,6 @@ def test_eval_counts_what_cannot_be_computed_and_keeps_why(espalier, without_num
         "eval", "--algorithm", "majority", "--limit", 2, "--generator", without_numbers, "--out", tmp_path / "run"
     )
     assert ran.code == 0
-    assert "2 that could not be searched" in " ".join(ran.out.split())
+    assert "2 could not be searched, such as demo/level-1/000" in " ".join(ran.out.split())
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
     assert ["not numbers" in sample["error"] for sample in samples] == [True, True]

@@ -122,8 +122,10 @@ def test_table_lists_all_cells_that_the_folder_holds(run, tmp_path):
             assert float(row[column]) == getattr(c.summary, column)
 
 
-def test_fewer_problems_take_nothing_away(run):
+def test_limit_adds_problems_and_takes_none_away(run):
+    assert run([1], [1], limit=1)[0].summary.problems == 1
     first = run([1], [1])
+    assert first[0].summary.problems == 2
     steps = run.steps()
     assert run([1], [1], limit=1) == first
     assert run.steps() == steps
