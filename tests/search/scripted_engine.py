@@ -88,11 +88,17 @@ class ScriptedEngine:
         return SimpleNamespace(open=open_, generate=self._generate)
 
     def _generate(
-        self, owner: str, parent: Row, samplings: tuple[Sampling, ...], max_tokens: int, in_place: bool
+        self,
+        owner: str,
+        parent: Row,
+        samplings: tuple[Sampling, ...],
+        max_tokens: int,
+        in_place: bool,
+        merge_equal: bool = True,
     ) -> Generate:
         assert not parent.released
         assert max_tokens >= 1, "a step of no tokens"
-        work = Generate(owner, cast(Any, parent), samplings, max_tokens, in_place=in_place)
+        work = Generate(owner, cast(Any, parent), samplings, max_tokens, in_place=in_place, merge_equal=merge_equal)
         alike: dict[tuple[str, ...], list[int]] = {}
         for i, sampling in enumerate(samplings):
             alike.setdefault(draw(parent, sampling, max_tokens), []).append(i)

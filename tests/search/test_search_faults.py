@@ -285,7 +285,7 @@ def test_a_fault_as_a_search_gives_way_to_an_urgent_one_is_its_own(site: str, fa
 def test_a_grouping_that_raises_ends_the_search_that_asked(
     at_once: bool, number: int, make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
 ):
-    words = {"0": "x+1", "1": "\\frac{1}{2}", "2": "\\frac{2}{4}"}
+    words = {"0": "x+1", "1": "2\\sqrt{2}", "2": "\\sqrt{8}"}
     monkeypatch.setattr(running, "extract_answer", lambda text: words.get(extract_answer(text), ""))
     grouping, fault = ScriptedGrouping(at_once=at_once), Fault(number, RuntimeError(SECRET))
     monkeypatch.setattr(grouping, "ask", fault.before(grouping.ask, lambda *_: True))
