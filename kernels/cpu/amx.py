@@ -336,9 +336,9 @@ def release(_: Any) -> Any:
 
 @register_jitable
 def aligned(size: int) -> np.ndarray:
-    """A new float32 array whose first element begins a cache line, as the rows of its tiles then do."""
-    room = np.empty(size + _LANES, np.float32)
-    start = -room.ctypes.data % 64 // 4
+    """A new float32 array whose first element begins a pair of cache lines, as the rows of its panels then do."""
+    room = np.empty(size + 2 * _LANES, np.float32)
+    start = -room.ctypes.data % 128 // 4
     return room[start : start + size]
 
 

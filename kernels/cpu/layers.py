@@ -51,6 +51,8 @@ Another norm follows the last.
 """
 _FEW = 8
 """Rows of one work item where there is little to do for each."""
+_SOME = 32
+"""Rows of one work item that writes keys: neighbouring tokens of a sequence write the same cache lines."""
 Tokens = tuple[np.ndarray, np.ndarray]
 """Ids and positions, int64 `[T]`."""
 Outer = tuple[np.ndarray, np.ndarray, np.ndarray, np.float32]
@@ -130,7 +132,7 @@ def _rotate_and_store(
     """
     sector_stride, slots, block_size, heads, kv_heads, head_dim, stride = geometry
     (cos, sin), (blocks, offsets) = rotary, writes
-    for row in range(item * _FEW, min((item + 1) * _FEW, len(cos))):
+    for row in range(item * _SOME, min((item + 1) * _SOME, len(cos))):
         for head in range(heads + kv_heads):
             if len(head_norms):
                 at = row * stride + head * head_dim
@@ -151,7 +153,7 @@ def _rotate_and_store(
 @numba.njit
 def _add_rows(item: int, stride: int, bias: np.ndarray, out: np.ndarray) -> None:
     """Add `bias`, which may be empty, to a few rows of `out`."""
-    for r in range(item * _FEW, min((item + 1) * _FEW, len(out) // stride)):
+    for r in range(item * _SOME, min((item + 1) * _SOME, len(out) // stride)):
         for column in range(len(bias)):
             out[r * stride + column] += bias[column]
 
@@ -221,7 +223,7 @@ def _forward(
     inner = len(down_panels) // (len(norms) * stride)
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
     tiles, few = (rows + ROWS - 1) // ROWS, (rows + _FEW - 1) // _FEW
-    packed = few if PACKS else 0
+    some, packed = (rows + _SOME - 1) // _SOME, few if PACKS else 0
     attend_items, attend_scratch = len(spans[1]), scratch_for(geometry, spans)
     scratch, sums = unit.scratch(), aligned(2 * ROWS * PANEL)
     halves = sums[: ROWS * PANEL], sums[ROWS * PANEL :]
@@ -250,11 +252,11 @@ def _forward(
         phase += 1
 
         item = claim(counters, phase)
-        while item < few:
+        while item < some:
             _rotate_and_store(item, qkv, head_norms[layer], eps, rotary, flat, keys_at, values_at, geometry, writes)
             _add_rows(item, stride, out_bias[layer], hidden)  # nothing reads the residual stream until `out` adds to it
             item = claim_next(counters, phase)
-        wait_for(counters, phase, few)
+        wait_for(counters, phase, some)
         phase += 1
 
         item = claim(counters, phase)
