@@ -28,6 +28,8 @@ TOKENS_PER_ITEM = 64
 
 With one, no token shares what it reads: paged attention without regard to the tree, for comparison.
 """
+_MOST_TOGETHER = 64
+"""Queries of a work item that reads all kv heads, at most."""
 _ITEMS_PER_THREAD = 4
 """So many that a thread that is held up leaves most of its share to others."""
 _CHUNK = 256
@@ -321,7 +323,7 @@ def _find_items(firsts: np.ndarray, enough: int, geometry: Geometry) -> np.ndarr
     items, count = np.empty((parts * kv_heads, 3), np.int64), 0
     for part in range(parts):
         rows = firsts[part + 1] - firsts[part]
-        few = rows * (heads // kv_heads) <= TALL and rows * heads <= TOKENS_PER_ITEM
+        few = rows * (heads // kv_heads) <= TALL and rows * heads <= _MOST_TOGETHER
         together = kv_heads if few and parts >= enough else 1
         for kv_head in range(0, kv_heads, together):
             items[count, 0], items[count, 1], items[count, 2] = part, kv_head, together
