@@ -19,7 +19,7 @@ PACKS = HAS_AMX
 ROWS = 256
 """Rows of one work item at most: so many meet a panel each time it comes from memory."""
 _SPEED = 12e10 if HAS_AMX else 4e10
-"""Multiply-adds that a thread does in a second, within a factor of two or so."""
+"""Multiply-adds that a thread does in a second where rows are many, within a factor of two or so; fewer with few."""
 _FEW = 8
 """Rows of one work item where there is little to do for each."""
 _ITEMS_PER_THREAD = 4
