@@ -243,3 +243,12 @@ def test_a_token_that_the_embedding_does_not_have_is_refused(make: type[CpuLayer
     step.token_ids[1] = token_id
     with pytest.raises(IndexError):
         step.run(layers)
+
+
+def test_layers_leave_numbers_below_the_least_normal_one_to_their_caller():
+    hidden, inner, shape, bias = SHAPES["panels filled"]
+    layers = CpuLayers(
+        LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape)
+    )
+    make_step([(7, 1)], shape).run(layers)
+    assert (np.full(16, 1e-30, np.float32) * np.float32(1e-10) > 0).all()

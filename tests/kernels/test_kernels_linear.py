@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -45,3 +46,8 @@ def test_other_dtypes_take_torchs_own_product():
 def test_inputs_need_not_be_contiguous():
     x, linear = torch.randn(20, 6).T, Linear(torch.randn(40, 20))
     assert torch.equal(linear(x), linear(x.contiguous()))
+
+
+def test_a_product_leaves_numbers_below_the_least_normal_one_to_its_caller():
+    Linear(torch.randn(40, 20))(torch.randn(3, 20))
+    assert (np.full(16, 1e-30, np.float32) * np.float32(1e-10) > 0).all()
