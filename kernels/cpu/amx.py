@@ -34,12 +34,14 @@ X_TILE = _TERMS * _TILE_BYTES // 4
 """Float32 elements that the terms of 16 rows and 32 inner elements take."""
 PANEL_TILE = 2 * X_TILE
 """The same of 32 columns."""
-_AHEAD = 8192 // 4
-"""Elements that a panel is brought near before they are needed."""
+_AHEAD = 4224 // 4
+"""Elements that a panel is brought near before they are needed; with 4096 or 8192 bytes some products took 4/3."""
 _PAIRS = ((2, 0), (1, 0), (1, 1), (0, 1), (0, 0), (0, 2))
 """Terms of x and of the panel whose products are summed, in an order in which each shares one with the next."""
 CHUNK = 256
 """Of the inner dimension, whose terms of a panel are made at a time: they stay in a core's nearer caches."""
+_ALL_STEPS, _TWO_STEPS = CHUNK // TILE_INNER - 1, 1
+"""Masks of the steps whose terms of a panel have a place of their own."""
 _BYTE = ir.IntType(8)
 _BYTES = _BYTE.as_pointer()
 _WORDS = ir.VectorType(INT, _LANES)
@@ -82,13 +84,13 @@ def _least(builder: ir.IRBuilder, one: Any, other: Any) -> Any:
     return builder.select(builder.icmp_signed("<", one, other), one, other)
 
 
-def _split_columns(builder: ir.IRBuilder, panel: Any, count: Any, terms: Any, step: Any) -> None:
+def _split_columns(builder: ir.IRBuilder, panel: Any, count: Any, terms: Any, step: Any, mask: Any) -> None:
     """Store the terms of a step's K rows of a panel: those 2 p and 2 p + 1 become row p of each tile.
 
     What lies `_AHEAD` behind them is brought near. The panel has `count` rows; those after them are zeros.
     """
     pairs, nothing = ir.Constant(INDEX, TILE_INNER // 2), ir.Constant(INDEX, 0)
-    tile = builder.gep(terms, [builder.mul(step, ir.Constant(INDEX, PANEL_TILE))])
+    tile = builder.gep(terms, [builder.mul(builder.and_(step, mask), ir.Constant(INDEX, PANEL_TILE))])
     left = builder.sub(count, builder.mul(step, ir.Constant(INDEX, TILE_INNER)))
     panel = builder.gep(panel, [builder.mul(step, ir.Constant(INDEX, TILE_INNER * 2 * _LANES))])
 
@@ -134,9 +136,9 @@ def _write_product(row_tiles: int, splits: bool, builder: ir.IRBuilder, args: An
     line = ir.Constant(INDEX, 64)
     x, terms_at, out = (builder.bitcast(place, _BYTES) for place in (x, terms, out))
     x_stride, out_stride = (builder.shl(stride, ir.Constant(INDEX, 2)) for stride in (x_stride, out_stride))
-    panel, count = rest or (None, None)
+    panel, count, mask = rest or (None, None, None)
     if splits:
-        _split_columns(builder, panel, count, terms, ir.Constant(INDEX, 0))
+        _split_columns(builder, panel, count, terms, ir.Constant(INDEX, 0), mask)
     sums = []
     for row in range(row_tiles):
         first = _at(builder, out, builder.mul(out_stride, ir.Constant(INDEX, row * TILE_ROWS)))
@@ -147,9 +149,10 @@ def _write_product(row_tiles: int, splits: bool, builder: ir.IRBuilder, args: An
 
     def step(n: Any, values: list[Any]) -> list[Any]:
         if splits:
-            _split_columns(builder, panel, count, terms, builder.add(n, ir.Constant(INDEX, 1)))
+            _split_columns(builder, panel, count, terms, builder.add(n, ir.Constant(INDEX, 1)), mask)
         x_at = _at(builder, x, builder.mul(n, ir.Constant(INDEX, _TERMS * _TILE_BYTES)))
-        panel_at = _at(builder, terms_at, builder.mul(n, ir.Constant(INDEX, 2 * _TERMS * _TILE_BYTES)))
+        place = builder.and_(n, mask) if splits else n
+        panel_at = _at(builder, terms_at, builder.mul(place, ir.Constant(INDEX, 2 * _TERMS * _TILE_BYTES)))
         before = None, None
         for x_term, panel_term in _PAIRS:
             if panel_term != before[1]:
@@ -259,14 +262,18 @@ def _make_product(row_tiles: int) -> Any:
 
 
 def _make_splitting_product(row_tiles: int) -> Any:
-    """As `_make_product`, with (panel, start, rows of it) at the end, whose terms it leaves in `terms`."""
+    """As `_make_product`, with (panel, start, rows of it, mask) at the end, whose terms it leaves in `terms`.
+
+    Those of step n lie where step `n & mask` would: they stay in the nearest cache where the mask is small.
+    """
 
     @intrinsic
     def multiply(
-        _: Any, x: Any, x0: Any, sx: Any, terms: Any, t0: Any, o: Any, o0: Any, so: Any, n: Any, w: Any, w0: Any, k: Any
-    ) -> Any:
+        _: Any, x: Any, x0: Any, sx: Any, terms: Any, t0: Any, o: Any, o0: Any, so: Any, n: Any,
+        w: Any, w0: Any, k: Any, mask: Any,
+    ) -> Any:  # fmt: skip
         place = types.intp
-        signature = types.void(x, place, place, terms, place, o, place, place, place, w, place, place)
+        signature = types.void(x, place, place, terms, place, o, place, place, place, w, place, place, place)
         name = f"espalier_amx_splitting_{row_tiles}"
         return signature, caller(name, (0, 3, 5, 9), partial(_write_product, row_tiles, True))
 
@@ -336,9 +343,9 @@ def release(_: Any) -> Any:
 
 @register_jitable
 def aligned(size: int) -> np.ndarray:
-    """A new float32 array whose first element begins a pair of cache lines, as the rows of its panels then do."""
-    room = np.empty(size + 2 * _LANES, np.float32)
-    start = -room.ctypes.data % 128 // 4
+    """A new float32 array whose first element begins four cache lines, as pairs of rows of its panels then do."""
+    room = np.empty(size + 4 * _LANES, np.float32)
+    start = -room.ctypes.data % 256 // 4
     return room[start : start + size]
 
 
@@ -409,17 +416,18 @@ def multiply_columns(
         else:
             _rows(x, at, panel, panel_at, out, out_start, out_stride, count)
         return
+    mask = _ALL_STEPS if rows > 2 * TILE_ROWS else _TWO_STEPS  # nobody reads them again
     for row in range(0, rows, 2 * TILE_ROWS):
         at, to = (first + row) // TILE_ROWS * stride + column // TILE_INNER * X_TILE, out_start + row * out_stride
         if rows - row > TILE_ROWS:
             if row:
                 _two(x, at, stride, terms, 0, out, to, out_stride, steps)
             else:
-                _splitting_two(x, at, stride, terms, 0, out, to, out_stride, steps, panel, panel_at, count)
+                _splitting_two(x, at, stride, terms, 0, out, to, out_stride, steps, panel, panel_at, count, mask)
         elif row:
             _one(x, at, stride, terms, 0, out, to, out_stride, steps)
         else:
-            _splitting_one(x, at, stride, terms, 0, out, to, out_stride, steps, panel, panel_at, count)
+            _splitting_one(x, at, stride, terms, 0, out, to, out_stride, steps, panel, panel_at, count, mask)
 
 
 @numba.njit

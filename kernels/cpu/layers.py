@@ -35,6 +35,7 @@ from espalier.kernels.cpu.linear import (
     panels_of,
     parts_of,
     product,
+    room_for_weights,
     stored_rows,
     unit,
     unpack,
@@ -352,7 +353,7 @@ class CpuLayers:
         self._has_bias = first.qkv_bias is not None
         self._inner = first.down.shape[1]
         self._windows = np.array([shape.window(index) or UNLIMITED for index in range(count)])
-        self._packed = _Packed(*(t.new_empty(count, *t.shape) for t in _pack(first, shape)))
+        self._packed = _Packed(*(room_for_weights(count, *t.shape) for t in _pack(first, shape)))
         for index in range(count):
             for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
                 whole[index] = part

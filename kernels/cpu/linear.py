@@ -1,5 +1,6 @@
 """A matrix product in float32 whose every output is summed in the order of the inner dimension, nothing else."""
 
+import math
 from typing import Any
 
 import numba
@@ -26,10 +27,18 @@ _ITEMS_PER_THREAD = 4
 """So many that a thread that is held up leaves most of its share to others."""
 
 
+def room_for_weights(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """An empty tensor in large pages of memory where the system has them: numpy asks for them, torch does not."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    room = torch.from_numpy(amx.aligned(-(-num_bytes // 4)))
+    return room.view(torch.uint8)[:num_bytes].view(dtype).view(shape)
+
+
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """`[out, in]` to `[panel, in, PANEL]`: columns of the product side by side, the last panel filled up with zeros."""
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL))
-    return padded.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+    panels = padded.view(-1, PANEL, weight.shape[1]).transpose(1, 2)
+    return room_for_weights(*panels.shape, dtype=weight.dtype).copy_(panels)
 
 
 def unpack(panels: torch.Tensor, out_features: int) -> torch.Tensor:

@@ -19,6 +19,9 @@ _LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 TALL, WIDE = (8, 32) if _LARGE_REGISTERS else (4, 16)
 """Rows and lanes of the largest tile: as many sums as the machine's registers hold beside what goes into them."""
 
+_NEAR = 2048 // 4
+"""Elements that a panel is brought near before they are needed, where it is read once."""
+
 TILE_ROWS = 1
 """Rows that `multiply_columns` writes at a time."""
 
@@ -384,7 +387,7 @@ def multiply_panel(
 ) -> None:
     """`multiply_columns` of all columns, while the panel that begins at `ahead` is brought near."""
     step = max(1, WIDE // ((rows + TALL - 1) // TALL))
-    row, distance = 0, ahead - panel_at
+    row, distance = 0, _NEAR if rows <= TALL else ahead - panel_at
     while row < rows:
         room = rows - row
         a, z = (first + row) * inner, out_start + row * out_stride
