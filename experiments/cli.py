@@ -129,6 +129,7 @@ def solve(
     else:
         from espalier.experiments.loading import load_with_progress
 
+        _warn_of_unknown(text, runtime.generator)
         orchestrator = load_with_progress(replace(runtime, verifier=_verifier_for(request, runtime.verifier)))
         try:
             orchestrator.submit(request)
@@ -430,6 +431,20 @@ def _problem_text(problem: str | None) -> tuple[str, str | None]:
         shown = load_benchmark("demo")[_SHOWCASE]
         return shown.problem, shown.answer
     return (sys.stdin.read().strip() if problem == "-" else problem), None
+
+
+def _warn_of_unknown(problem: str, generator: str) -> None:
+    """Say what the bundled generator was never taught of a problem: it would answer all the same."""
+    if generator != RuntimeSettings().generator:
+        return
+    from espalier.experiments.demo.taught import DOMAIN, not_taught
+
+    if unknown := not_taught(problem):
+        typer.echo(
+            f"warning: the bundled generator reads {DOMAIN}; it was never taught {' or '.join(unknown)}. Its answer is "
+            "likely to be wrong; --generator takes another model",
+            err=True,
+        )
 
 
 def _verifier_for(request: SearchRequest, verifier: str) -> str:

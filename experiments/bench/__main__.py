@@ -138,7 +138,7 @@ def accuracy(
     from espalier.experiments.bench.accuracy import run
     from espalier.experiments.bench.report import publish
 
-    publish(f"demo benchmark, {limit} problems, seed {seed}", run(limit, seed, out), {}, json_path)
+    publish(f"demo benchmark, {limit} problems, seed {seed}", run(limit, seed, out)[0], {}, json_path)
 
 
 @app.command()

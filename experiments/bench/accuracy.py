@@ -8,6 +8,7 @@ from espalier.experiments.benchmarks import load_benchmark
 from espalier.experiments.evaluate import evaluate, run_configuration
 from espalier.experiments.progress import sample_progress
 from espalier.experiments.run_folder import RunFolder
+from espalier.experiments.statistics import mean_interval
 from espalier.experiments.summary import Summary
 from espalier.search.grading import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -24,15 +25,29 @@ CONTESTANTS = {
 }
 
 
-def run(limit: int, seed: int, out: Path) -> list[dict[str, Any]]:
+REFERENCES = {"greedy": "greedy", "best-of-16, weighted": "best-of-16", "beam N=4 M=4": "beam 4x4"}
+"""Contestants that all others are compared with, and what the columns call them."""
+
+
+def run(
+    limit: int, seed: int, out: Path, settings: RuntimeSettings | None = None
+) -> tuple[list[dict[str, Any]], dict[str, list[bool]]]:
     """Evaluate every contestant on the first `limit` problems, keeping samples in `out`; running again resumes.
 
+    Args:
+        limit: first problems of the demo benchmark.
+        seed: of every search.
+        out: where samples are kept.
+        settings: of the engine and its models; by default the bundled pair's.
+
     Returns:
-        One row for each contestant.
+        One row for each contestant, and whether it solved each problem, in order. Differences are in points and paired,
+        problem by problem, with half the width of their 95% interval.
     """
     problems = load_benchmark("demo", limit)  # levels take turns in it, so any limit has the same mix
-    orchestrator = load_orchestrator(RuntimeSettings(max_running=32))
-    rows = []
+    orchestrator = load_orchestrator(settings or RuntimeSettings(max_running=32))
+    rows: list[dict[str, Any]] = []
+    right: dict[str, list[bool]] = {}
     with Grader() as grader, sample_progress(len(problems) * len(CONTESTANTS), 0) as on_sample:
         for name, contestant in CONTESTANTS.items():
             request = replace(contestant, seed=seed)
@@ -42,7 +57,14 @@ def run(limit: int, seed: int, out: Path) -> list[dict[str, Any]]:
                 orchestrator, problems, request, grader, benchmark="demo", folder=folder, on_sample=on_sample
             )
             rows.append(_row(name, summary))
-    return rows
+            correct = {sample.unique_id: sample.correct for sample in folder.samples_of(problems)}
+            right[name] = [correct[problem.unique_id] for problem in problems]
+    for row in rows:
+        for reference, short in REFERENCES.items():
+            pairs = zip(right[row["search"]], right[reference], strict=True)
+            mean, half = mean_interval([100.0 * (mine - theirs) for mine, theirs in pairs])
+            row |= {f"over {short}": mean, f"± {short}": half}
+    return rows, right
 
 
 def _row(name: str, summary: Summary) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +53,7 @@ def generator(
     train_base(work_dir, seed, _with_steps(BASE_SCHEDULE, base_steps))
     train_extension(work_dir, seed, _with_steps(EXTENSION_SCHEDULE, extension_steps))
     tokenizer = load_tokenizer(work_dir, seed)
-    export_generator(load_generator(work_dir, tokenizer), tokenizer, pair)
+    export_generator(load_generator(work_dir, tokenizer, "extension"), tokenizer, pair)
 
 
 @app.command()
@@ -62,13 +61,20 @@ def sample(
     work_dir: WorkDir = _WORK_DIR,
     pair: Pair = _HERE,
     seed: Seed = 0,
-    count: Annotated[int, typer.Option("--problems", help="Training problems to sample solutions of.")] = 2000,
-    copies: Annotated[int, typer.Option(help="Solutions of each problem.")] = 8,
+    count: Annotated[int, typer.Option("--problems", help="Training problems to sample solutions of.")] = 4000,
 ) -> None:
     """Sample the generator's own solutions and label their steps."""
     from espalier.experiments.demo.samples import draw_samples
 
-    typer.echo(f"{draw_samples(work_dir, pair, seed, count, copies)} labelled solutions")
+    typer.echo(f"solutions of {draw_samples(work_dir, pair, seed, count)} problems, labelled")
+
+
+@app.command()
+def trunk(work_dir: WorkDir = _WORK_DIR, seed: Seed = 0, steps: Steps = None) -> None:
+    """Train a copy of the generator for longer; the verifier grows on it."""
+    from espalier.experiments.demo.train_generator import TRUNK_SCHEDULE, train_trunk
+
+    train_trunk(work_dir, seed, _with_steps(TRUNK_SCHEDULE, steps))
 
 
 @app.command()
@@ -79,7 +85,7 @@ def verifier(
     layers_steps: Steps = None,
     whole_steps: Steps = None,
 ) -> None:
-    """Train the verifier: the layers added to the generator's first, then everything; export it."""
+    """Train the verifier: the layers added to the trunk first, then everything; export it."""
     from espalier.experiments.demo.export import export_verifier, load_exported_tokenizer
     from espalier.experiments.demo.train_verifier import (
         LAYERS_SCHEDULE,
@@ -88,10 +94,8 @@ def verifier(
         train_verifier,
     )
 
-    train_verifier(
-        work_dir, pair, seed, _with_steps(LAYERS_SCHEDULE, layers_steps), _with_steps(WHOLE_SCHEDULE, whole_steps)
-    )
-    export_verifier(load_verifier(work_dir, pair, seed), load_exported_tokenizer(pair), pair)
+    train_verifier(work_dir, seed, _with_steps(LAYERS_SCHEDULE, layers_steps), _with_steps(WHOLE_SCHEDULE, whole_steps))
+    export_verifier(load_verifier(work_dir, seed), load_exported_tokenizer(pair), pair)
 
 
 @app.command()
@@ -99,18 +103,20 @@ def evaluate(
     work_dir: WorkDir = _WORK_DIR,
     pair: Pair = _HERE,
     seed: Seed = 0,
-    limit: Annotated[int, typer.Option(help="Problems of the benchmark to use.")] = 200,
+    limit: Annotated[int, typer.Option(help="Problems of the benchmark to use.")] = 300,
 ) -> None:
     """Measure the exported pair, print the gates and write the record of its making."""
-    from espalier.experiments.demo.export import write_summary
-    from espalier.experiments.demo.gates import evaluate_pair, gates, print_figures
+    from espalier.experiments.demo.gates import evaluate_pair, gates
+    from espalier.experiments.demo.judge import plot_reliability
+    from espalier.experiments.demo.record import write_summary
 
-    started = time.perf_counter()
-    figures = evaluate_pair(pair, limit, seed)
-    print_figures(figures, started)
-    work_dir.mkdir(parents=True, exist_ok=True)
+    figures = evaluate_pair(work_dir, pair, limit, seed)
+    typer.echo(json.dumps(figures, indent=2))
+    for name, met in gates(figures).items():
+        typer.echo(f"{'met   ' if met else 'MISSED'} {name}")
     (work_dir / "figures.json").write_text(json.dumps(figures | {"gates": gates(figures)}, indent=2) + "\n")
     write_summary(work_dir, seed, pair)
+    plot_reliability(figures["verifier"]["reliability"], pair / "reliability.svg")
 
 
 @app.command(name="all")
@@ -119,6 +125,7 @@ def everything(work_dir: WorkDir = _WORK_DIR, pair: Pair = _HERE, seed: Seed = 0
     problems(seed)
     generator(work_dir, pair, seed)
     sample(work_dir, pair, seed)
+    trunk(work_dir, seed)
     verifier(work_dir, pair, seed)
     evaluate(work_dir, pair, seed)
 

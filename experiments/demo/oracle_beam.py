@@ -1,60 +1,130 @@
-"""A beam search that the oracle prunes: how far search could come with a verifier that is always right."""
+"""A beam search that the oracle prunes: steps to learn from, and how far search comes with a perfect verifier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from transformers import Qwen2ForCausalLM
-
-from espalier.experiments.demo.batches import RowMaker
+from espalier.engine.checkpoint import Checkpoint
+from espalier.engine.engine import Engine
+from espalier.engine.model import load_generator
+from espalier.engine.sampling import Sampling, stream_key
+from espalier.engine.sequence import Sequence as TokenSequence
+from espalier.engine.turns import GENERATOR
+from espalier.engine.work import Generate, Generated, StopCause
+from espalier.experiments.demo.export import GENERATOR as GENERATOR_FOLDER
+from espalier.experiments.demo.export import TEMPERATURE
 from espalier.experiments.demo.oracle import label_steps
-from espalier.experiments.demo.problems import MAX_OPERATIONS, Problem
-from espalier.experiments.demo.sampling import sample
+from espalier.experiments.demo.problems import DELIMITER, MAX_OPERATIONS, Problem
 from espalier.experiments.demo.tokenizer import chat_prompt
+
+_MAX_STEP_TOKENS = 40
+_AT_ONCE = 50
+"""Problems searched together: what the engine's pool holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeamPath:
-    """One path of a problem's beam; `right` if all of its steps are."""
+    """Steps without delimiters, the oracle's label of each, how many samples drew them, and whether they end."""
 
-    problem: int
     steps: tuple[str, ...] = ()
-    right: bool = True
+    labels: tuple[bool, ...] = ()
+    count: int = 1
     finished: bool = False
+
+    @property
+    def right(self) -> bool:
+        """Whether all steps are."""
+        return not self.labels or self.labels[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class OracleBeam:
+    """One problem's search: the paths of its last beam, right ones first, and those that were pruned on the way."""
+
+    kept: list[BeamPath]
+    pruned: list[BeamPath]
+
+    @property
+    def solved(self) -> bool:
+        """Whether the beam has a right path that ends."""
+        return any(path.right and path.finished for path in self.kept)
+
+
+def make_engine(pair: Path) -> Engine:
+    """An engine for the generator of a pair's folder, in float32 on CPU."""
+    import torch
+
+    return Engine({GENERATOR: load_generator(Checkpoint(pair / GENERATOR_FOLDER), torch.float32, "cpu")})
 
 
 def beam_search(
-    model: Qwen2ForCausalLM,
-    maker: RowMaker,
-    problems: Sequence[Problem],
-    *,
-    beam_width: int = 4,
-    expansion: int = 4,
-    temperature: float = 1.0,
-    seed: int = 0,
-) -> list[list[BeamPath]]:
-    """Returns each problem's final beam, right paths first.
+    engine: Engine, problems: Sequence[Problem], *, beam_width: int, expansion: int, seed: int
+) -> list[OracleBeam]:
+    """Search every problem, sampling at the pair's temperature.
 
     Each round every unfinished path samples `expansion` steps (the first round starts from `beam_width` empty paths),
-    and the right ones among the candidates and the finished paths stay, filled up with wrong ones to `beam_width`.
+    and the right ones among the candidates and the finished paths stay, filled up with wrong ones to `beam_width`. With
+    an expansion of 1 these are independent samples.
     """
-    beams = [[BeamPath(index)] * beam_width for index in range(len(problems))]
-    stops = frozenset({maker.end, maker.delimiter})
-    for depth in range(MAX_OPERATIONS + 2):
-        parents = [path for beam in beams for path in beam if not path.finished for _ in range(expansion)]
-        if not parents:
-            break
-        prompts = []
-        for path in parents:
-            steps = [token for step in path.steps for token in [*maker.encode(step), maker.delimiter]]
-            prompts.append([*maker.encode(chat_prompt(problems[path.problem].text)), *steps])
-        drawn = sample(
-            model, prompts, stops=stops, temperature=temperature, max_new_tokens=40, seed=seed * 1009 + depth
-        )
-        kept: list[list[BeamPath]] = [[path for path in beam if path.finished] for beam in beams]
-        for path, ids in zip(parents, drawn, strict=True):
-            problem = problems[path.problem]
-            steps = (*path.steps, maker.tokenizer.decode(ids[:-1]))
-            right = label_steps(problem.start, problem.operands, steps)[-1]
-            kept[path.problem].append(BeamPath(path.problem, steps, right, ids[-1] == maker.end))
-        beams = [sorted(paths, key=lambda path: not path.right)[:beam_width] for paths in kept]
+    beams: list[OracleBeam] = []
+    for first in range(0, len(problems), _AT_ONCE):
+        searches = [_Search(engine, p, beam_width, expansion, seed) for p in problems[first : first + _AT_ONCE]]
+        for _ in range(MAX_OPERATIONS + 2):
+            for search in searches:
+                search.sample()
+            while engine.busy:
+                for done in engine.step():
+                    search = done.work.owner
+                    assert isinstance(search, _Search)
+                    assert isinstance(done, Generated)
+                    search.candidates.append(done)
+            for search in searches:
+                search.prune()
+        for search in searches:
+            engine.abandon(search)
+        beams += [OracleBeam([path for path, _ in search.beam], search.pruned) for search in searches]
     return beams
+
+
+class _Search:
+    """One problem's beam; the owner of its work in the engine."""
+
+    def __init__(self, engine: Engine, problem: Problem, beam_width: int, expansion: int, seed: int) -> None:
+        self.candidates: list[Generated] = []
+        self.pruned: list[BeamPath] = []
+        self._engine, self._problem, self._seed = engine, problem, seed
+        self._beam_width, self._expansion = beam_width, expansion
+        prompt = engine.model(GENERATOR).tokenizer.encode(chat_prompt(problem.text))
+        root = engine.open(GENERATOR, prompt, owner=self)
+        self.beam: list[tuple[BeamPath, TokenSequence]] = [(BeamPath(count=beam_width), root)]
+
+    def sample(self) -> None:
+        """Ask for the next step of every unfinished path."""
+        for index, (path, sequence) in enumerate(self.beam):
+            if path.finished:
+                continue
+            place = (len(path.steps), index)
+            keys = [
+                stream_key(self._seed, self._problem.text, (*place, i)) for i in range(path.count * self._expansion)
+            ]
+            samplings = tuple(Sampling(TEMPERATURE, key=key) for key in keys)
+            self._engine.submit(Generate(self, sequence, samplings, _MAX_STEP_TOKENS, DELIMITER))
+
+    def prune(self) -> None:
+        """Keep the best of the candidates and the finished paths."""
+        paths = {sequence: path for path, sequence in self.beam}
+        found = [(path, sequence) for path, sequence in self.beam if path.finished]
+        for done in sorted(self.candidates, key=lambda done: done.indices):
+            steps = (*paths[done.work.sequence].steps, done.text.removesuffix(DELIMITER))
+            labels = tuple(label_steps(self._problem.start, self._problem.operands, steps))
+            finished = done.cause is not StopCause.DELIMITER
+            found.append((BeamPath(steps, labels, len(done.indices), finished), done.sequence))
+        self.candidates = []
+        room = self._beam_width
+        self.beam = []
+        for path, sequence in sorted(found, key=lambda pair: not pair[0].right):
+            if count := min(room, path.count):
+                self.beam.append((BeamPath(path.steps, path.labels, count, path.finished), sequence))
+                room -= count
+            else:
+                self.pruned.append(path)

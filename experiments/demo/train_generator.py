@@ -1,4 +1,8 @@
-"""Stage `generator`: teaches a language model to read running quantities and to calculate, mostly right."""
+"""Stages `generator` and `trunk`: teach a language model to read running quantities and to calculate.
+
+The generator stops early: it reads well and slips in the arithmetic. What the verifier grows on is the same model,
+taught for longer.
+"""
 
 import random
 from pathlib import Path
@@ -18,8 +22,10 @@ from espalier.experiments.demo.networks import generator_config, new_generator
 from espalier.experiments.demo.tokenizer import train_tokenizer
 from espalier.experiments.demo.training import Progress, Schedule, fit, load_weights
 
-BASE_SCHEDULE = Schedule(steps=1500)
-EXTENSION_SCHEDULE = Schedule(steps=600, trunk_lr=0.012, other_lr=1.2e-3, decay_share=0.9)
+BASE_SCHEDULE = Schedule(steps=1050)
+EXTENSION_SCHEDULE = Schedule(steps=150, trunk_lr=0.012, other_lr=1.2e-3, decay_share=0.9)
+TRUNK_SCHEDULE = Schedule(steps=700, trunk_lr=0.012, other_lr=1.2e-3, decay_share=0.9)
+PHASES = ("base", "extension", "trunk")
 
 
 def load_tokenizer(work_dir: Path, seed: int) -> Tokenizer:
@@ -40,15 +46,14 @@ def empty_generator(tokenizer: Tokenizer, seed: int) -> Qwen2ForCausalLM:
 
 
 def generator_checkpoint(work_dir: Path, phase: str) -> Path:
-    """Returns where a phase's training state lives; phases are `base` and `extension`."""
+    """Returns where the training state of one of `PHASES` lives."""
     return work_dir / f"generator-{phase}.pt"
 
 
-def load_generator(work_dir: Path, tokenizer: Tokenizer) -> Qwen2ForCausalLM:
-    """Returns the generator as trained so far."""
+def load_generator(work_dir: Path, tokenizer: Tokenizer, phase: str) -> Qwen2ForCausalLM:
+    """Returns the generator as a phase left it."""
     model = empty_generator(tokenizer, seed=0)
-    path = generator_checkpoint(work_dir, "extension")
-    load_weights(path if path.exists() else generator_checkpoint(work_dir, "base"), model)
+    load_weights(generator_checkpoint(work_dir, phase), model)
     return model.eval()
 
 
@@ -73,6 +78,11 @@ def train_base(work_dir: Path, seed: int, plan: Schedule = BASE_SCHEDULE) -> Pro
 
 def train_extension(work_dir: Path, seed: int, plan: Schedule = EXTENSION_SCHEDULE) -> Progress:
     """Goes on from the base phase to longer problems and numbers."""
-    model = empty_generator(load_tokenizer(work_dir, seed), seed)
-    load_weights(generator_checkpoint(work_dir, "base"), model)
+    model = load_generator(work_dir, load_tokenizer(work_dir, seed), "base")
     return _train(work_dir, seed, "extension", plan, EXTENSION_CURRICULUM, model)
+
+
+def train_trunk(work_dir: Path, seed: int, plan: Schedule = TRUNK_SCHEDULE) -> Progress:
+    """Goes on where the generator stopped, with more of the same."""
+    model = load_generator(work_dir, load_tokenizer(work_dir, seed), "extension")
+    return _train(work_dir, seed, "trunk", plan, EXTENSION_CURRICULUM, model)

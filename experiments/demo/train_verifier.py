@@ -1,4 +1,4 @@
-"""Stage `verifier`: teaches layers on top of the generator's trunk to judge steps, then everything together.
+"""Stage `verifier`: teaches layers on top of a language model's trunk to judge steps, then everything together.
 
 Single equations in every batch give dense, independent labels, which teach arithmetic; slips made on purpose and the
 generator's own at the frequency they really have teach judging in context.
@@ -12,7 +12,6 @@ from pathlib import Path
 from transformers import Qwen2ForCausalLM, Qwen2ForTokenClassification
 
 from espalier.experiments.demo.batches import Batch, Row, RowMaker, collate
-from espalier.experiments.demo.export import load_exported_generator, load_exported_tokenizer
 from espalier.experiments.demo.networks import GENERATOR_LAYERS
 from espalier.experiments.demo.problems import (
     MAX_OPERATIONS,
@@ -24,6 +23,7 @@ from espalier.experiments.demo.problems import (
 )
 from espalier.experiments.demo.samples import LabelledSample, read_samples, samples_path
 from espalier.experiments.demo.slips import judged_solution
+from espalier.experiments.demo.train_generator import load_generator, load_tokenizer
 from espalier.experiments.demo.training import Progress, Schedule, fit, load_weights
 from espalier.experiments.demo.verifier_network import COMMON, new_verifier, stream_sizes, train_trunk
 
@@ -38,7 +38,7 @@ WHOLE_SCHEDULE = Schedule(
     decay_share=0.9,
     trunk=GENERATOR_LAYERS,
 )
-DRILL_SHARE, SAMPLE_SHARE = 0.4, 0.35
+DRILL_SHARE, SAMPLE_SHARE = 0.35, 0.45
 """Of the rows of a batch; the rest are slips made on purpose."""
 STAGES = ("verifier-layers", "verifier-whole")
 
@@ -86,31 +86,35 @@ def verifier_checkpoint(work_dir: Path, stage: str) -> Path:
     return work_dir / f"{stage}.pt"
 
 
-def load_verifier(work_dir: Path, pair: Path, seed: int = 0) -> Qwen2ForTokenClassification:
+def _new_verifier(work_dir: Path, seed: int) -> tuple[Qwen2ForTokenClassification, RowMaker]:
+    tokenizer = load_tokenizer(work_dir, seed)
+    maker = RowMaker(tokenizer)
+    return untaught_verifier(load_generator(work_dir, tokenizer, "trunk"), maker, seed), maker
+
+
+def load_verifier(work_dir: Path, seed: int = 0) -> Qwen2ForTokenClassification:
     """Returns the verifier as trained so far."""
-    model = untaught_verifier(load_exported_generator(pair), RowMaker(load_exported_tokenizer(pair)), seed)
+    model, _ = _new_verifier(work_dir, seed)
     load_weights(next(p for p in (verifier_checkpoint(work_dir, s) for s in reversed(STAGES)) if p.exists()), model)
     return model.eval()
 
 
 def train_verifier(
-    work_dir: Path, pair: Path, seed: int, layers: Schedule = LAYERS_SCHEDULE, whole: Schedule = WHOLE_SCHEDULE
+    work_dir: Path, seed: int, layers: Schedule = LAYERS_SCHEDULE, whole: Schedule = WHOLE_SCHEDULE
 ) -> Progress:
     """Teaches the added layers on the frozen trunk, then all layers, or goes on with it.
 
     Args:
-        work_dir: Holds the samples; receives the training states.
-        pair: Holds the exported generator.
+        work_dir: Holds the samples and the trunk; receives the training states.
         seed: Of weights and batches.
         layers: Schedule of the added layers alone.
         whole: Schedule of all layers.
     """
-    maker = RowMaker(load_exported_tokenizer(pair))
+    model, maker = _new_verifier(work_dir, seed)
     samples: SamplesByLength = defaultdict(list)
     for s in read_samples(samples_path(work_dir)):
         if s.steps:
             samples[s.operations].append(s)
-    model = untaught_verifier(load_exported_generator(pair), maker, seed)
 
     def teach(stage: str, plan: Schedule) -> Progress:
         def batch(step: int) -> Batch:

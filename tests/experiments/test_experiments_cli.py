@@ -22,7 +22,7 @@ from espalier.search.runtime import RuntimeSettings
 
 HEAVY = ("torch", "numpy", "transformers", "grpc", "matplotlib", "numba", "tokenizers", "math_verify", "sympy")
 EVAL = ("eval", "--algorithm", "majority", "-N", 2, "--limit", 2)
-SOLVE = ("solve", "Tom has 12 coins. He finds 3 more. How many coins does he have now?")
+SOLVE = ("solve", "Tom has 12 coins. He finds 3 more. He loses 5. How many coins does he have now?")
 
 
 def words(text: str) -> str:
@@ -292,6 +292,18 @@ def test_solve_gives_the_same_text_again_and_another_with_another_seed(espalier)
 
     assert texts(1) == texts(1)
     assert texts(1) != texts(2)
+
+
+def test_what_the_bundled_generator_was_never_taught_is_said(espalier):
+    chain = ("solve", "--algorithm", "chain", "--json")
+    ran = espalier(*chain, "A train leaves at noon. Where is it now?")
+    assert ran.code == 0
+    assert "never taught the words noon, Where, is" in words(ran.err)
+    assert json.loads(ran.out)["nodes"]
+    assert (
+        "never taught" not in espalier(*chain, "A train leaves at noon.", "--generator", locate("demo-generator")).err
+    )
+    assert not espalier(*chain).err
 
 
 def test_solve_reads_the_problem_from_standard_input(espalier, monkeypatch):

@@ -18,6 +18,7 @@ from espalier.experiments.demo.problems import (
     training_problems,
 )
 from espalier.experiments.demo.slips import judged_solution, slipped_steps
+from espalier.experiments.demo.taught import not_taught
 
 
 def test_the_oracle_marks_everything_after_the_first_slip_wrong() -> None:
@@ -82,3 +83,24 @@ def test_the_bundled_checkpoints_are_the_ones_their_training_summary_describes(f
     for file in folder.iterdir():
         assert summary["sha256"][f"{folder.name}/{file.name}"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 20_000_000
+
+
+def test_the_generator_was_taught_to_read_all_of_the_task() -> None:
+    texts = [problem.text for problem in islice(training_problems(random.Random(6)), 500)]
+    texts += [problem.problem for problem in load_benchmark("demo")]
+    assert not any(map(not_taught, texts))
+
+
+@pytest.mark.parametrize(
+    ("problem", "unknown"),
+    [
+        ("A train leaves at noon. How far is it now?", "the words noon, far, is"),
+        ("Tom has 3 coins. Tom has 4 coins. He gets 3 more. How many coins does Tom have now?", '"Tom has 4 coins."'),
+        ("Tom has 3 coins. He gets 4 more. How many coins does Tom have now?", "1 operation"),
+        ("Tom has 3 coins. " + "He gets 4 more. " * 9 + "How many coins does Tom have now?", "9 operations"),
+        ("Tom has 3 coins. He gets 40000 more. He loses 2. How many coins does Tom have now?", "40000"),
+        ("2+2", 'the sentence "2+2"'),
+    ],
+)
+def test_what_the_generator_was_not_taught_is_named(problem, unknown) -> None:
+    assert unknown in " or ".join(not_taught(problem))

@@ -2,20 +2,26 @@
 
 import copy
 import random
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from espalier.experiments.demo import generator_path
+from espalier.experiments.demo import generator_path, samples
 from espalier.experiments.demo.batches import IGNORED, Batch, RowMaker, collate
 from espalier.experiments.demo.export import load_exported_generator, load_exported_tokenizer
+from espalier.experiments.demo.judge import figures, judged_steps
 from espalier.experiments.demo.networks import GENERATOR_LAYERS
-from espalier.experiments.demo.oracle_beam import beam_search
-from espalier.experiments.demo.problems import make_problem, training_difficulty
+from espalier.experiments.demo.oracle import label_steps
+from espalier.experiments.demo.oracle_beam import beam_search, make_engine
+from espalier.experiments.demo.problems import Problem, make_problem, training_difficulty
 from espalier.experiments.demo.train_verifier import common_tokens, judged_batch, untaught_verifier
 from espalier.experiments.demo.training import Schedule, fit
 from espalier.experiments.demo.verifier_network import COMMON, train_trunk
+from espalier.search.result import NodeRecord
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +114,62 @@ def test_training_that_was_stopped_ends_with_the_same_weights(generator, maker, 
     assert all(torch.equal(resumed[name], value) for name, value in straight.items())
 
 
-def test_the_oracle_keeps_right_paths_first(generator, maker) -> None:
+@pytest.fixture(scope="module")
+def engine():
+    return make_engine(generator_path().parent)
+
+
+def test_the_oracle_keeps_right_paths_first(engine) -> None:
     problems = _problems(6, operations=2)
-    beams = beam_search(generator, maker, problems, beam_width=2, expansion=3)
-    assert [len(beam) for beam in beams] == [2] * 6
-    assert all(first.right >= second.right for first, second in beams)
-    assert all(path.steps == tuple(problems[path.problem].steps) for beam in beams for path in beam if path.right)
-    assert any(path.right for beam in beams for path in beam)
+    beams = beam_search(engine, problems, beam_width=2, expansion=3, seed=0)
+    assert all(sum(path.count for path in beam.kept) == 2 for beam in beams)
+    assert all(a.right >= b.right for beam in beams for a, b in pairwise(beam.kept))
+    assert any(beam.solved for beam in beams)
+    for problem, beam in zip(problems, beams, strict=True):
+        for path in (*beam.kept, *beam.pruned):
+            assert list(path.labels) == label_steps(problem.start, problem.operands, path.steps)
+            assert not path.finished or path in beam.kept or not path.right
+        assert beam.solved == (tuple(problem.steps) in {path.steps for path in beam.kept})
+    engine.check_drained()
+
+
+def test_with_an_expansion_of_one_every_sample_is_kept(engine) -> None:
+    (beam,) = beam_search(engine, _problems(1), beam_width=8, expansion=1, seed=3)
+    assert sum(path.count for path in beam.kept) == 8
+    assert not beam.pruned
+
+
+def test_sampling_that_was_stopped_ends_with_the_same_samples(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(samples, "_CHUNK", 2)
+    pair = generator_path().parent
+    assert samples.draw_samples(tmp_path / "straight", pair, seed=0, problems=4) == 4
+    samples.draw_samples(tmp_path / "stopped", pair, seed=0, problems=2)
+    samples.draw_samples(tmp_path / "stopped", pair, seed=0, problems=4)
+    read = samples.read_samples
+    straight, stopped = (read(samples.samples_path(tmp_path / name)) for name in ("straight", "stopped"))
+    assert straight == stopped
+    assert all(len(sample.steps) == len(sample.right) for sample in straight)
+    assert {True, False} <= {label for sample in straight for label in sample.right}
+
+
+def _result(*nodes: tuple[tuple[int, ...], str, float]) -> Any:
+    records = [NodeRecord(i, None, path, text, score, "", 1, 1) for i, (path, text, score) in enumerate(nodes)]
+    return SimpleNamespace(nodes=[NodeRecord(99, None, (), "", None, "", 1, 0), *records])
+
+
+def test_a_verifier_is_judged_by_steps_that_follow_right_ones_alone() -> None:
+    problem = Problem("", "", 10, (5, -3))
+    result = _result(
+        ((0,), "10+5=15\n\n", 0.9),
+        ((1,), "10+5=16\n\n", 0.2),
+        ((1, 0), "16-3=13\n\n", 0.8),  # follows a wrong one
+        ((0, 0), "15-3=12\n\n", 0.4),
+        ((0, 1), "15-3=13\n\n", 0.6),
+    )
+    judged = judged_steps([problem], [result])
+    assert [(step.score, step.right) for step in judged] == [(0.9, True), (0.2, False), (0.4, True), (0.6, False)]
+    found = figures(judged)
+    assert found["ranking among siblings"] == {"share": 0.5, "pairs": 2}
+    assert found["ranking within a problem"] == {"share": 0.75, "pairs": 4}
+    assert found["best of a round is right"] == {"share": 0.5, "rounds": 2}
+    assert [(row["score"], row["right"]) for row in found["reliability"]] == [(0.2, 0), (0.4, 1), (0.6, 0), (0.9, 1)]

@@ -1,0 +1,60 @@
+"""What the bundled generator was taught to read, and what of a problem is none of it."""
+
+import re
+
+from espalier.experiments.demo.problems import EXTENSION_OPERANDS, MAX_OPERATIONS, MIN_OPERATIONS
+from espalier.experiments.demo.themes import HE, ITEMS, SHE, THEMES
+
+DOMAIN = (
+    f"a quantity that changes, one sentence for each of {MIN_OPERATIONS} to {MAX_OPERATIONS} operations, "
+    "as in the demo benchmark"
+)
+"""In a few words."""
+_LARGEST = max(EXTENSION_OPERANDS)
+_SHOWN = 5
+"""Words that are named at most."""
+
+
+_FIELDS = {"n": r"\d+", "name": r"(?:an? )?\w+", "who": r"\w+", "items": r"[\w ]+"}
+
+
+def _pattern(template: str) -> str:
+    return re.sub(r"\\{(\w+)\\}", lambda field: _FIELDS[field[1]], re.escape(template))
+
+
+_OPENINGS, _CHANGES, _QUESTIONS = (
+    re.compile("|".join(_pattern(template) for theme in THEMES for template in templates(theme)), re.IGNORECASE)
+    for templates in (
+        lambda theme: theme.openings,
+        lambda theme: (*theme.gains, *theme.losses),
+        lambda theme: theme.questions,
+    )
+)
+_WORDS = {
+    word.lower()
+    for theme in THEMES
+    for texts in (theme.openings, theme.gains, theme.losses, theme.questions, theme.holders, theme.items)
+    for text in texts
+    for word in re.findall(r"[^\W\d_]+", re.sub(r"\{\w+\}", "", text))
+} | {word.lower() for word in (*HE, *SHE, *ITEMS, "he", "she", "it")}
+
+
+def not_taught(problem: str) -> list[str]:
+    """What the generator was never taught of a problem, in words; empty where it was taught to read all of it."""
+    words = dict.fromkeys(re.findall(r"[^\W\d_]+", problem))
+    if unknown := [word for word in words if word.lower() not in _WORDS]:
+        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+        return [f"the words {', '.join(unknown[:_SHOWN])}{more}"]
+    sentences = [sentence.strip() for sentence in re.findall(r"[^.?!]+[.?!]*", problem) if sentence.strip()]
+    kinds = [_OPENINGS, *[_CHANGES] * (len(sentences) - 2), _QUESTIONS]
+    found = [
+        f'the sentence "{sentence}" in this place'
+        for sentence, kind in zip(sentences, kinds, strict=False)
+        if not kind.fullmatch(sentence)
+    ][:1]
+    operations = len(sentences) - 2
+    if not found and not MIN_OPERATIONS <= operations <= MAX_OPERATIONS:
+        found.append(f"problems of {operations} operation{'s' if operations != 1 else ''}")
+    if large := [number for number in re.findall(r"\d+", problem) if int(number) > _LARGEST]:
+        found.append(f"numbers such as {large[0]}, for the largest is {_LARGEST}")
+    return found
