@@ -8,15 +8,15 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from espalier.engine.admission import Admission
-from espalier.engine.arena import Arena
 from espalier.engine.errors import MisuseError, NumericalError, PoolExhaustedError, PoolTooSmallError
+from espalier.engine.execution.lane import Lane
 from espalier.engine.interrupts import interrupts_held
-from espalier.engine.lane import Lane
-from espalier.engine.model import Model
-from espalier.engine.preemption import Preemption
-from espalier.engine.sequence import Sequence, SequenceTable
-from espalier.engine.turns import GENERATOR, VERIFIER, KeepGeneratorFed, LaneLoad, TurnPolicy
+from espalier.engine.memory.pool import Arena
+from espalier.engine.memory.sequences import Sequence, SequenceTable
+from espalier.engine.models.model import Model
+from espalier.engine.scheduling.admission import Admission
+from espalier.engine.scheduling.preemption import Preemption
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, KeepGeneratorFed, LaneLoad, TurnPolicy
 from espalier.engine.work import Done, Generate, Generated, Score, Work
 from espalier.kernels.layout import KVLayout
 

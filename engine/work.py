@@ -6,8 +6,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from espalier.engine.sampling import Sampling
-from espalier.engine.sequence import Sequence
+from espalier.engine.execution.sampling import Sampling
+from espalier.engine.memory.sequences import Sequence
 
 
 class StopCause(StrEnum):

@@ -131,7 +131,7 @@ def prepare_layers(count: int, load: Callable[[int], LayerWeights], shape: Layer
 
     plain = type(first.qkv) is torch.Tensor  # not quantised
     if plain and first.qkv.device.type == "cpu" and first.qkv.dtype == torch.float32:
-        from espalier.kernels.cpu.layers import CpuLayers  # numba takes half a second to import
+        from espalier.kernels.cpu.decoder import CpuLayers  # numba takes half a second to import
 
         return CpuLayers(count, rest, shape, outer)
     return TorchLayers(count, rest, shape, outer)

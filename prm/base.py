@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from espalier.engine.model import Model
+from espalier.engine.memory.sequences import Sequence
+from espalier.engine.models.model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +164,21 @@ def without_label(text: str, label: str) -> str:
     """A step without the label that its family puts before it, where it brings it itself: `## Step 2: …`."""
     own = text.lstrip("# ")
     return own[len(label) :].lstrip() if label and own.startswith(label) else text
+
+
+class Verdict(NamedTuple):
+    """A verifier sequence whose work is done, and the score of the step it ends in; None where nothing was read.
+
+    `late_tokens` are those that scoring took beside the `Scoring`'s: how many was not known before.
+    """
+
+    sequence: Sequence
+    score: float | None
+    late_tokens: int = 0
+
+
+class Scoring(NamedTuple):
+    """A step that is being scored: the sequence that will hold it, and the tokens it adds to its parent's."""
+
+    sequence: Sequence
+    num_tokens: int

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from espalier.engine.checkpoint import Checkpoint
-from espalier.engine.decoder import Decoder
 from espalier.engine.errors import CheckpointError
-from espalier.engine.model import Head
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.decoder import Decoder
+from espalier.engine.models.model import Head
+from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
 
 Output = Callable[[torch.Tensor], torch.Tensor]
@@ -84,3 +85,32 @@ def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: list[in
     else:
         weight = checkpoint.take("lm_head.weight", decoder.dtype, "cpu", decoder.embedding.shape)
     return Linear(weight[token_ids].contiguous().to(decoder.device))
+
+
+def require_token(checkpoint: Checkpoint, tokenizer: TextTokenizer, token: str, why: str) -> int:
+    """The id of a token.
+
+    Raises:
+        CheckpointError: when the tokenizer does not have it.
+    """
+    if (token_id := tokenizer.token_id(token)) is None:
+        raise CheckpointError(f"the tokenizer of {checkpoint.folder} has no token {token}, {why}")
+    return token_id
+
+
+def require_published_ids(
+    checkpoint: Checkpoint, tokenizer: TextTokenizer, vocabulary: int, tokens: dict[str, int]
+) -> None:
+    """Check ids where the checkpoint's vocabulary is as large as the published one: another id there is another text.
+
+    Raises:
+        CheckpointError: when a token has another id than the published one.
+    """
+    if not vocabulary or checkpoint.config.get("vocab_size") != vocabulary:
+        return
+    for token, expected in tokens.items():
+        if (found := tokenizer.token_id(token)) != expected:
+            raise CheckpointError(
+                f"the tokenizer of {checkpoint.folder} gives {token!r} the id {found}, and published checkpoints of "
+                f"this family have {expected}: is tokenizer.json the one that belongs to these weights?"
+            )

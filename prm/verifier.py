@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, RequestTooLargeError
-from espalier.engine.sequence import Sequence
-from espalier.engine.turns import VERIFIER
+from espalier.engine.memory.sequences import Sequence
+from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.engine.work import Done, Score, Scored
-from espalier.prm.base import PrmFamily, Reading, StepPath
-from espalier.prm.critic import Critic
-from espalier.prm.critiques import Critiques
-from espalier.prm.oracle import Check
-from espalier.prm.verdict import Scoring, Verdict
+from espalier.prm.base import PrmFamily, Reading, Scoring, StepPath, Verdict
+from espalier.prm.full_rescore import Check
+from espalier.prm.generative import Critic, Critiques
 
 
 class Verifier:

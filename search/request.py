@@ -34,6 +34,17 @@ class Aggregation(StrEnum):
     MEAN = "mean"
 
 
+SPELLING = "spelling"
+"""Name of what tells answers apart where their canonical spellings do."""
+
+
+class GroupingName(StrEnum):
+    """What may tell equal answers from different ones in a vote; see `grouping`."""
+
+    MATH_VERIFY = "math-verify"
+    SPELLING = SPELLING
+
+
 class Vote(StrEnum):
     """How complete answers elect one.
 
@@ -210,3 +221,26 @@ def validate(request: SearchRequest, limits: Limits) -> None:
     require(0 <= request.seed < 2**63, "seed", f"must be between 0 and 2**63 - 1, is {request.seed}")
     if found:
         raise InvalidRequestError(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What whoever submits a search says of it; nothing here changes its result.
+
+    Attributes:
+        priority: searches of a larger one start first, take the place and memory of those of a smaller one where there
+            is no other, and keep theirs where others must give theirs up.
+        salt: prompts computed for one search are reused for another only under the same salt: give callers that must
+            not learn of each other, by how fast an answer comes, different ones.
+        waited: seconds it waited before it was submitted; its time in the queue and its time limit count them.
+        timed_from_start: whether its time limit counts from when it leaves the queue, and not from when it came: for
+            many that are submitted at once and that nobody waits for one by one.
+    """
+
+    priority: int = 0
+    salt: bytes = b""
+    waited: float = 0.0
+    timed_from_start: bool = False
+
+
+USUAL = Terms()

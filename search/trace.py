@@ -29,10 +29,9 @@ from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.search.algorithms import make_algorithm
-from espalier.search.node import Node, Termination
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
-from espalier.search.result import SearchResult
-from espalier.search.rounds import Asked, Told
+from espalier.search.result import Asked, SearchResult, Told
+from espalier.search.tree import Node, Termination
 
 SCHEMA, VERSION = "espalier.trace", 1
 

@@ -11,9 +11,9 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine
-    from espalier.engine.model import Model
-    from espalier.search.grouping import Grouping
-    from espalier.search.orchestrator import Orchestrator
+    from espalier.engine.models.model import Model
+    from espalier.search.run.orchestrator import Orchestrator
+    from espalier.search.voting.equivalence import Grouping
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's own; an engine's compiled parts share theirs, as everywhere
@@ -48,8 +48,8 @@ def load_model(tiny_checkpoints: dict[str, Path]) -> Callable[[str], "Model"]:
 
     import torch
 
-    from espalier.engine.checkpoint import Checkpoint
-    from espalier.engine.model import load_generator
+    from espalier.engine.models.checkpoint import Checkpoint
+    from espalier.engine.models.model import load_generator
     from espalier.prm.families import load_verifier
 
     @cache
@@ -92,11 +92,11 @@ def make_orchestrator(
     """Makes orchestrators over tiny checkpoints; after the test their engines must hold nothing."""
     import torch
 
-    from espalier.engine.checkpoint import Checkpoint
+    from espalier.engine.models.checkpoint import Checkpoint
     from espalier.prm.families import load_verifier
     from espalier.prm.verifier import Verifier
-    from espalier.search.generator import Generator
-    from espalier.search.orchestrator import Orchestrator
+    from espalier.search.run.generator import Generator
+    from espalier.search.run.orchestrator import Orchestrator
 
     def make(
         generator: "str | Model" = "talker",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from espalier.experiments.options import PLOT_SUFFIXES, ReservedShare, output_file, parse_int_list
+from espalier.experiments.cli.options import PLOT_SUFFIXES, ReservedShare, output_file, parse_int_list
 from espalier.search.request import AlgorithmName
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -42,9 +42,9 @@ def engine(
     json_path: JsonPath = None,
 ) -> None:
     """Decode tokens a second at batch 1 to 256, beside a bare torch loop on dense KV and vLLM."""
+    from espalier.experiments.bench.baselines.vllm_process import optional_vllm
     from espalier.experiments.bench.engine import run, vllm_settings
     from espalier.experiments.bench.report import publish
-    from espalier.experiments.peers.vllm_process import optional_vllm
 
     with optional_vllm(vllm_python, vllm_settings(generator, prompt_tokens, new_tokens)) as vllm:
         rows, ratios = run(generator, prompt_tokens, new_tokens, repeats, vllm)
@@ -64,9 +64,9 @@ def search(
     json_path: JsonPath = None,
 ) -> None:
     """Problems a minute of searches, 1, 8 and 32 at once, beside search-and-learn's way on transformers and on vLLM."""
+    from espalier.experiments.bench.baselines.vllm_process import optional_vllm
     from espalier.experiments.bench.report import publish
     from espalier.experiments.bench.search import run, vllm_settings
-    from espalier.experiments.peers.vllm_process import optional_vllm
 
     chosen = [AlgorithmName(name) for name in algorithms.split(",") if name in ("beam", "dvts", "best-of-n")]
     if len(chosen) != len(algorithms.split(",")):
@@ -164,7 +164,7 @@ def algorithms(
     """Accuracy of every algorithm against the tokens it generates, with paired differences to best-of-N."""
     from espalier.experiments.bench.algorithms import run
     from espalier.experiments.bench.report import publish
-    from espalier.experiments.plot import plot_algorithms
+    from espalier.experiments.cli.plots import plot_algorithms
 
     counts = parse_int_list(paths, "--paths")
     rows, ratios = run(limit, list(range(seeds)), counts, only or [], out, generator_budget)
@@ -177,6 +177,6 @@ def algorithms(
 
 
 if __name__ == "__main__":
-    from espalier.experiments.cli import run_app
+    from espalier.experiments.cli.main import run_app
 
     run_app(app)

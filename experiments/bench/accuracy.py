@@ -4,15 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from espalier.experiments.benchmarks import load_benchmark
-from espalier.experiments.evaluate import evaluate, run_configuration
-from espalier.experiments.progress import sample_progress
-from espalier.experiments.run_folder import RunFolder
-from espalier.experiments.statistics import mean_interval
-from espalier.experiments.summary import Summary
-from espalier.search.grading import Grader
+from espalier.experiments.cli.render import sample_progress
+from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.experiments.evaluation.evaluate import evaluate, run_configuration
+from espalier.experiments.evaluation.run_folder import RunFolder
+from espalier.experiments.evaluation.statistics import mean_interval
+from espalier.experiments.evaluation.summary import Summary
 from espalier.search.request import AlgorithmName, SearchRequest
-from espalier.search.runtime import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.voting.math_verify import Grader
 
 _ANY = SearchRequest("-")
 CONTESTANTS = {

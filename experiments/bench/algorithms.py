@@ -5,16 +5,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from espalier.experiments.benchmarks import Problem, load_benchmark
-from espalier.experiments.evaluate import evaluate, run_configuration
-from espalier.experiments.progress import sample_progress
-from espalier.experiments.run_folder import RunFolder
-from espalier.experiments.sample import Sample
-from espalier.experiments.statistics import mean_interval
-from espalier.search.grading import Grader
-from espalier.search.orchestrator import Orchestrator
+from espalier.experiments.cli.render import sample_progress
+from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
+from espalier.experiments.evaluation.evaluate import evaluate, run_configuration
+from espalier.experiments.evaluation.run_folder import RunFolder
+from espalier.experiments.evaluation.sample import Sample
+from espalier.experiments.evaluation.statistics import mean_interval
 from espalier.search.request import AlgorithmName, SearchRequest
-from espalier.search.runtime import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.voting.math_verify import Grader
 
 CEILING = "pass@N"
 """Not an algorithm: whether any of best-of-N's paths is right."""

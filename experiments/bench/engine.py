@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from espalier.engine.checkpoint import Checkpoint
-from espalier.engine.config import parse_decoder_config
 from espalier.engine.engine import Engine, EngineSettings
-from espalier.engine.hub import locate
-from espalier.engine.model import Model, load_generator
-from espalier.engine.sampling import Sampling, stream_key
-from espalier.engine.turns import GENERATOR
+from espalier.engine.execution.sampling import Sampling, stream_key
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.config import parse_decoder_config
+from espalier.engine.models.hub import locate
+from espalier.engine.models.model import Model, load_generator
+from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generate
-from espalier.experiments.peers.dense_loop import DenseLoop
-from espalier.experiments.peers.vllm_process import VllmProcess, VllmSettings
+from espalier.experiments.bench.baselines.dense_loop import DenseLoop
+from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
 from espalier.kernels.linear import Linear
 
 BATCHES = (1, 4, 16, 64, 256)

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from espalier.engine.errors import PoolTooSmallError
-from espalier.engine.turns import GENERATOR, VERIFIER
-from espalier.experiments.benchmarks import load_benchmark
-from espalier.search.request import AlgorithmName, SearchRequest
-from espalier.search.runtime import RuntimeSettings, load_orchestrator
-from espalier.search.voting import GroupingName
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.search.request import AlgorithmName, GroupingName, SearchRequest
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 SPLITS = {"25/75": 0.25, "50/50": 0.5, "75/25": 0.75}
 """The generator's share of the bytes."""

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from espalier.engine.checkpoint import Checkpoint
-from espalier.engine.decoder import Decoder
 from espalier.engine.engine import Engine, EngineSettings
-from espalier.engine.hub import locate
-from espalier.engine.model import Model, load_generator
-from espalier.engine.sampling import Sampling, stream_key
-from espalier.engine.turns import GENERATOR
+from espalier.engine.execution.sampling import Sampling, stream_key
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.decoder import Decoder
+from espalier.engine.models.hub import locate
+from espalier.engine.models.model import Model, load_generator
+from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generate
 from espalier.kernels.cpu.attention import TOKENS_PER_ITEM
-from espalier.kernels.cpu.layers import CpuLayers
+from espalier.kernels.cpu.decoder import CpuLayers
 
 SHARED = (0, 128, 512, 2048)
 _OWN_TOKENS = 128

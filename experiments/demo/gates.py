@@ -13,10 +13,10 @@ from espalier.experiments.demo.judge import figures, judged_steps
 from espalier.experiments.demo.oracle import numbers_of
 from espalier.experiments.demo.oracle_beam import beam_search, make_engine
 from espalier.experiments.demo.problems import Problem
-from espalier.experiments.statistics import wilson_interval
+from espalier.experiments.evaluation.statistics import wilson_interval
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
-from espalier.search.runtime import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 
 def read_problems(limit: int) -> list[Problem]:

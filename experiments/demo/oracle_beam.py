@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.engine import Engine
-from espalier.engine.model import load_generator
-from espalier.engine.sampling import Sampling, stream_key
-from espalier.engine.sequence import Sequence as TokenSequence
-from espalier.engine.turns import GENERATOR
+from espalier.engine.execution.sampling import Sampling, stream_key
+from espalier.engine.memory.sequences import Sequence as TokenSequence
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import load_generator
+from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generate, Generated, StopCause
 from espalier.experiments.demo.export import GENERATOR as GENERATOR_FOLDER
 from espalier.experiments.demo.export import TEMPERATURE

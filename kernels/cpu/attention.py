@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.cpu.emit import flush_denormals, restore_denormals
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
+from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
+from espalier.kernels.cpu.threads import claim, claim_next, num_threads, run_together, wait_for
 from espalier.kernels.cpu.tiles import TALL, WIDE, multiply_add, multiply_add_chain, multiply_pair, prefetch
-from espalier.kernels.cpu.workers import claim, claim_next, num_threads, run_together, wait_for
 from espalier.kernels.layout import LayerKV
 
 TOKENS_PER_ITEM = 64

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from espalier.kernels.cpu import HAS_AMX, amx, tiles
-from espalier.kernels.cpu.emit import flush_denormals, restore_denormals
-from espalier.kernels.cpu.workers import claim, claim_next, num_threads, run_together, wait_for
+from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
+from espalier.kernels.cpu.threads import claim, claim_next, num_threads, run_together, wait_for
 
 unit: Any = amx if HAS_AMX else tiles
 """What multiplies: `configure`, `release`, `x_size`, `store_row`, `scratch`, `multiply_columns`, `multiply_panel`."""

@@ -17,7 +17,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from espalier.kernels.cpu.emit import (
+from espalier.kernels.cpu.simd import (
     FLOAT,
     INDEX,
     INT,

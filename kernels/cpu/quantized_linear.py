@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.cpu.linear import PACKS, PANEL, ROWS, pack, parts_of, product, store_all, stored_rows, unit
-from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
+from espalier.kernels.cpu.threads import claim, claim_next, run_together, wait_for
 
 _CHUNK = 256
 """Of the inner dimension, dequantised at a time: so little that it stays in a core's cache."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from espalier.kernels.cpu.pointwise import exp_in_place, largest
-from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
+from espalier.kernels.cpu.threads import claim, claim_next, run_together, wait_for
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
 
 _FILTER_SPEED, _DRAW_SPEED = 1e8, 4e8

@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from espalier.kernels.cpu.emit import FLOAT, INDEX, caller, fma, intrinsic, load, loop, store, to_all_lanes
+from espalier.kernels.cpu.simd import FLOAT, INDEX, caller, fma, intrinsic, load, loop, store, to_all_lanes
 
 _LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 TALL, WIDE = (8, 32) if _LARGE_REGISTERS else (4, 16)

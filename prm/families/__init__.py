@@ -13,15 +13,15 @@ from pathlib import Path
 
 import torch
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError, NoEmbeddingError, name_tokens
-from espalier.engine.load_settings import LoadFormat
-from espalier.engine.turns import VERIFIER
-from espalier.prm.adapted import info_of, load_adapted
-from espalier.prm.adapter import Adapter, read_adapter
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.options import LoadFormat
+from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
-from espalier.prm.evidence import fits, rope_theta
 from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, thinkprm, token_classifier, universal
+from espalier.prm.families.detect import fits, rope_theta
+from espalier.prm.families.from_spec import info_of, load_adapted
+from espalier.prm.families.spec import Adapter, read_adapter
 
 Load = Callable[[Checkpoint, torch.dtype, torch.device | str], PrmFamily]
 Evidence = Callable[[Checkpoint], str | None]

@@ -23,14 +23,14 @@ import math
 import numpy as np
 import torch
 
-from espalier.engine.checkpoint import Checkpoint
-from espalier.engine.decoder import Decoder
 from espalier.engine.errors import CheckpointError
-from espalier.engine.model import Model, language_model_head, load_trunk
-from espalier.engine.tokenizer import TextTokenizer
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.decoder import Decoder
+from espalier.engine.models.model import Model, language_model_head, load_trunk
+from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
 from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step, without_label
-from espalier.prm.twin import TwinDecoder, log_ratio_head
+from espalier.prm.policy_pair import TwinDecoder, log_ratio_head
 
 COEFFICIENT = 1e-3
 LIMIT = 36.0

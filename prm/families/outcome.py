@@ -14,9 +14,9 @@ Source: the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwe
 
 import torch
 
-from espalier.engine.checkpoint import Checkpoint
-from espalier.engine.model import Model, load_trunk
-from espalier.engine.tokenizer import TextTokenizer
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model, load_trunk
+from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step
 from espalier.prm.heads import stacked_head, take_layers
 

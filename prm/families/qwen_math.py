@@ -13,13 +13,12 @@ read.
 
 import torch
 
-from espalier.engine.checkpoint import Checkpoint
-from espalier.engine.model import Model, load_trunk
-from espalier.engine.tokenizer import TextTokenizer
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model, load_trunk
+from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step, without_marks
-from espalier.prm.evidence import rope_theta
-from espalier.prm.heads import probability_of, stacked_head, take_layers
-from espalier.prm.tokens import require_published_ids, require_token
+from espalier.prm.families.detect import rope_theta
+from espalier.prm.heads import probability_of, require_published_ids, require_token, stacked_head, take_layers
 
 _SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 _TAG = "<extra_0>"

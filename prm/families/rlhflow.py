@@ -13,13 +13,12 @@ too, as a template takes it from the turn's ends anyway.
 
 import torch
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
-from espalier.engine.model import Model, load_trunk
-from espalier.engine.tokenizer import TextTokenizer
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model, load_trunk
+from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step, without_marks
-from espalier.prm.heads import probability_of, stacked_head, take_token_rows
-from espalier.prm.tokens import require_published_ids, require_token
+from espalier.prm.heads import probability_of, require_published_ids, require_token, stacked_head, take_token_rows
 
 _GOOD, _BAD = "+", "-"
 _IDS = {_GOOD: 10, _BAD: 12, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "ĊĊ": 271}

@@ -35,12 +35,12 @@ from itertools import accumulate
 
 import torch
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
-from espalier.engine.model import Model, load_generator
-from espalier.engine.tokenizer import TextTokenizer
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model, load_generator
+from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, StepPath
-from espalier.prm.critic import Critic, CritiqueSettings
+from espalier.prm.generative import Critic, CritiqueSettings
 
 _PROMPT = (
     "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n{problem}\n\n"

@@ -19,10 +19,10 @@ blank line off each step of a sample and puts the token of `prm_step_separator`,
 
 import torch
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
-from espalier.engine.model import Model, load_trunk
-from espalier.engine.tokenizer import TextTokenizer
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model, load_trunk
+from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step
 from espalier.prm.heads import probability_of, stacked_head, take_layers
 

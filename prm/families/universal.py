@@ -13,13 +13,12 @@ a reference answer there where one is known.
 
 import torch
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
-from espalier.engine.model import Model, load_trunk
-from espalier.engine.tokenizer import TextTokenizer
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model, load_trunk
+from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step
-from espalier.prm.heads import stacked_head, take_layers
-from espalier.prm.tokens import require_token
+from espalier.prm.heads import require_token, stacked_head, take_layers
 
 _SYSTEM = "You are a helpful assistant."
 _NO_REFERENCE = "\n\n###\n\nThe reference answer is: There is no reference answer for this question."

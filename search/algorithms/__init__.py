@@ -14,9 +14,9 @@ from espalier.search.algorithms.lookahead import LookaheadSearch
 from espalier.search.algorithms.mcts import MonteCarloSearch
 from espalier.search.algorithms.particle import ParticleSearch
 from espalier.search.algorithms.rebase import RewardBalancedSearch
-from espalier.search.demand import Demand
-from espalier.search.node import Node
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
+from espalier.search.run.memory import Demand
+from espalier.search.tree import Node
 
 T = TypeVar("T")
 

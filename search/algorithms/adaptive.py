@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from espalier.search.algorithms.base import Expand, path_score
-from espalier.search.answers import extract_answer, is_number, spelled
-from espalier.search.node import Node
 from espalier.search.request import Aggregation, Vote
+from espalier.search.tree import Node
+from espalier.search.voting.answers import extract_answer, is_number, spelled
 
 Weight = TypeVar("Weight", int, float)
 

@@ -7,8 +7,8 @@ from statistics import fmean
 from espalier.search.algorithms.base import Expand, SearchAlgorithm, path_score, viable
 from espalier.search.algorithms.dvts import DiverseTreeSearch
 from espalier.search.algorithms.rebase import RewardBalancedSearch
-from espalier.search.node import Node
 from espalier.search.request import Aggregation
+from espalier.search.tree import Node
 
 EASY = 0.9
 """Mean score of the first steps from which a problem counts as easy.

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from espalier.search.aggregation import aggregate
-from espalier.search.node import Node
 from espalier.search.request import Aggregation
+from espalier.search.tree import Node, aggregate
 
 
 @dataclass(frozen=True, slots=True)

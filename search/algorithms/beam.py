@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from espalier.search.algorithms.base import Expand, path_score, viable
-from espalier.search.node import Node
 from espalier.search.request import Aggregation
+from espalier.search.tree import Node
 
 
 def fill_places(ranked: Iterable[Node], places: int) -> list[Node]:

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from espalier.search.algorithms.base import Expand, path_score, viable
-from espalier.search.node import Node
 from espalier.search.request import Aggregation
+from espalier.search.tree import Node
 
 
 class DiverseTreeSearch:

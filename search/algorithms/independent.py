@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from espalier.search.algorithms.base import Expand
-from espalier.search.node import Node
+from espalier.search.tree import Node
 
 
 class IndependentPaths:

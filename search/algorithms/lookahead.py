@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from espalier.search.algorithms.base import Expand, path_score, viable
 from espalier.search.algorithms.beam import fill_places
-from espalier.search.node import Node
 from espalier.search.request import Aggregation
+from espalier.search.tree import Node
 
 
 class LookaheadSearch:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from espalier.search.algorithms.base import Expand, path_score, viable
-from espalier.search.node import Node
 from espalier.search.request import Aggregation
+from espalier.search.tree import Node
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from espalier.search.algorithms.base import Expand, path_score, viable
 from espalier.search.algorithms.draws import picks, systematic, uniforms
-from espalier.search.node import Node
 from espalier.search.request import Aggregation, SearchRequest
+from espalier.search.tree import Node
 
 _CLIP = 1e-7
 """Scores are held this far from 0 and 1, where the logit is infinite."""

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from espalier.search.algorithms.base import Expand, path_score
-from espalier.search.node import Node
 from espalier.search.request import Aggregation
+from espalier.search.tree import Node
 
 
 def apportion(budget: int, weights: Sequence[float]) -> list[int]:

@@ -16,11 +16,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from espalier.engine.errors import FatalError
-from espalier.search.request import Limits, SearchRequest
+from espalier.search.request import USUAL, Limits, SearchRequest, Terms
 from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
-from espalier.search.terms import USUAL, Terms
 
 log = logging.getLogger("espalier.service")
 

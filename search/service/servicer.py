@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from espalier.search.request import Terms
 from espalier.search.result import Event, Finished, SearchResult, StopReason
 from espalier.search.service.admission import Admission
 from espalier.search.service.callers import Salts, caller_of
@@ -14,7 +15,6 @@ from espalier.search.service.convert import checked_request, event_to_wire, fit_
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
 from espalier.search.service.errors import NotReadyError, SearchFailedError, SearchTimeoutError
 from espalier.search.service.settings import ServerSettings
-from espalier.search.terms import Terms
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceServicer
 

@@ -10,9 +10,9 @@ from engine_driver import drain, release
 
 from espalier.engine import interrupts
 from espalier.engine.engine import Engine
+from espalier.engine.execution.lane import Lane
+from espalier.engine.execution.sampling import Sampling
 from espalier.engine.interrupts import interrupts_held
-from espalier.engine.lane import Lane
-from espalier.engine.sampling import Sampling
 from espalier.engine.work import Generate, Generated
 
 

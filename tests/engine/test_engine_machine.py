@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from espalier.engine.engine import Engine, EngineSettings
-from espalier.engine.model import Model
-from espalier.engine.sampling import Sampling
-from espalier.engine.sequence import Sequence
-from espalier.engine.turns import GENERATOR, VERIFIER
+from espalier.engine.execution.sampling import Sampling
+from espalier.engine.memory.sequences import Sequence
+from espalier.engine.models.model import Model
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Score, Scored
 
 OWNERS = ("first", "second", "third")

@@ -8,10 +8,10 @@ from engine_driver import drain, read, release
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError, MisuseError, NoEmbeddingError
-from espalier.engine.model import Model
-from espalier.engine.sampling import Sampling
-from espalier.engine.sequence import Sequence
-from espalier.engine.turns import GENERATOR, VERIFIER
+from espalier.engine.execution.sampling import Sampling
+from espalier.engine.memory.sequences import Sequence
+from espalier.engine.models.model import Model
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Generate, Score
 
 Make = Callable[..., Engine]

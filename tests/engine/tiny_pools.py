@@ -2,8 +2,8 @@
 
 import torch
 
-from espalier.engine.arena import Arena
-from espalier.engine.blocks import BlockPool
+from espalier.engine.memory.blocks import BlockPool
+from espalier.engine.memory.pool import Arena
 from espalier.kernels.layout import KVLayout
 
 BLOCK_SIZE = 4

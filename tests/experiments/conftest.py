@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from espalier.search.grading import Grader
+from espalier.search.voting.math_verify import Grader
 
 
 class Ran(NamedTuple):
@@ -27,7 +27,7 @@ def grader() -> Iterator[Grader]:
 @pytest.fixture
 def espalier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """Calls the command line; whatever it lets out but SystemExit fails the test."""
-    from espalier.experiments import cli
+    from espalier.experiments.cli import main as cli
 
     names = "GENERATOR", "VERIFIER", "DEVICE", "DTYPE", "KV_MEMORY", "SYSTEM_PROMPT", "IN_FLIGHT", "THREADS"
     names = *names, "GROUPING", "GRADER_MEMORY"

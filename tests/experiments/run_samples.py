@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from espalier.experiments.sample import Sample
+from espalier.experiments.evaluation.sample import Sample
 from espalier.search.request import AlgorithmName, SearchRequest
 
 REQUEST = SearchRequest("-", AlgorithmName.BEAM, 2, 2, max_steps=4, max_step_tokens=10, seed=5)

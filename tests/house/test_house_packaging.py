@@ -79,7 +79,7 @@ def test_unpacked_wheel_runs_and_finds_its_own_data(wheel, tmp_path):
         archive.extractall(tmp_path)
     script = (
         "from espalier.experiments import demo\n"
-        "from espalier.experiments.cli import app\n"
+        "from espalier.experiments.cli.main import app\n"
         "for path in (demo.benchmark_path(), demo.generator_path() / 'config.json', demo.verifier_path()):\n"
         "    assert path.exists(), path\n"
         "    print(path)\n"

@@ -1,6 +1,6 @@
 import pytest
 
-from espalier.kernels.cpu import workers
+from espalier.kernels.cpu import threads as workers
 
 
 @pytest.fixture(autouse=True)

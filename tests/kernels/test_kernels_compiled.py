@@ -36,7 +36,7 @@ def test_where_nothing_can_be_written_numba_finds_a_place_for_itself(tmp_path: P
 
 
 def test_kernels_are_kept_there():
-    from espalier.kernels.cpu import layers
+    from espalier.kernels.cpu import decoder as layers
 
     place = str(vars(config)["CACHE_DIR"])
     assert Path(place).is_dir()

@@ -9,8 +9,8 @@ import torch
 from paged_batch import paged_problem
 
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.cpu import workers
-from espalier.kernels.cpu.layers import CpuLayers
+from espalier.kernels.cpu import threads as workers
+from espalier.kernels.cpu.decoder import CpuLayers
 from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layers import TorchLayers, prepare_layers
 from espalier.kernels.layout import KVLayout

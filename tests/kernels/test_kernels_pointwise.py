@@ -4,8 +4,8 @@ import numba
 import numpy as np
 import pytest
 
-from espalier.kernels.cpu.emit import flush_denormals, restore_denormals
 from espalier.kernels.cpu.pointwise import LANES, exp_in_place, largest
+from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 
 COUNTS = [1, LANES - 1, LANES, LANES + 1, 3 * LANES + 5, 256]
 

@@ -8,8 +8,8 @@ import numba
 import numpy as np
 import pytest
 
-from espalier.kernels.cpu import workers
-from espalier.kernels.cpu.workers import claim, claim_next, run_together, wait_for
+from espalier.kernels.cpu import threads as workers
+from espalier.kernels.cpu.threads import claim, claim_next, run_together, wait_for
 
 ITEMS, PHASES = 37, 50
 

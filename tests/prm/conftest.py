@@ -9,8 +9,8 @@ import pytest
 import torch
 from family_models import write_families
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.engine import Engine
+from espalier.engine.models.checkpoint import Checkpoint
 from espalier.prm.base import PrmFamily
 from espalier.prm.families import load_verifier
 from espalier.prm.verifier import Verifier

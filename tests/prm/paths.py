@@ -3,10 +3,10 @@
 from engine_driver import drain
 
 from espalier.engine.engine import Engine
-from espalier.engine.sequence import Sequence
+from espalier.engine.memory.sequences import Sequence
 from espalier.engine.work import Scored
-from espalier.prm.critiques import Critiques
-from espalier.prm.verdict import Verdict
+from espalier.prm.base import Verdict
+from espalier.prm.generative import Critiques
 from espalier.prm.verifier import Verification, Verifier
 
 PROBLEM = "Tom starts with 38 coins. He finds 47 more.\nHow many has he?"

@@ -10,13 +10,13 @@ import torch
 from paths import STEPS, begin, score_path
 from tiny_models import edit_json
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.engine import Engine
 from espalier.engine.errors import AdapterError, CheckpointError
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.experiments.bench.prm_table import MARKERS, family_table
 from espalier.prm import families
-from espalier.prm.adapter import read_adapter
 from espalier.prm.families import Choice, entries, identify, load_verifier
-from espalier.prm.table import MARKERS, family_table
+from espalier.prm.families.spec import read_adapter
 from espalier.prm.verifier import Verifier
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,7 +309,7 @@ def test_the_readmes_table_is_made_from_the_code():
     start, end = MARKERS
     assert readme.count(start) == readme.count(end) == 1
     shown = readme.partition(start)[2].partition(end)[0]
-    assert shown.strip() == family_table().strip(), "run: python -m espalier.prm.table README.md"
+    assert shown.strip() == family_table().strip(), "run: python -m espalier.experiments.bench.prm_table README.md"
 
 
 def test_the_table_has_a_row_for_every_family():

@@ -12,19 +12,19 @@ from family_models import write_thinkprm
 from paths import PROBLEM, STEPS, begin, score_path, score_step
 from test_prm_in_search import BEAM, BEST_OF_N, nodes_of, run, scored_paths
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, RequestTooLargeError
+from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.work import Generated
 from espalier.prm.base import StepPath
-from espalier.prm.critiques import Critiques
 from espalier.prm.families import load_verifier
 from espalier.prm.families.thinkprm import ThinkPrm
+from espalier.prm.generative import Critiques
 from espalier.prm.verifier import Verifier
-from espalier.search.demand import CritiqueLimits, Demand, PathLimits, worst_case_blocks
-from espalier.search.generator import Generator
-from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest
+from espalier.search.run.generator import Generator
+from espalier.search.run.memory import CritiqueLimits, Demand, PathLimits, worst_case_blocks
+from espalier.search.run.orchestrator import Orchestrator
 
 Make = Callable[..., tuple[Engine, Verifier]]
 SETTINGS = {"greedy": {}, "chains": {"chains": 3, "temperature": 1.0}}

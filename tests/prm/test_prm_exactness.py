@@ -11,9 +11,9 @@ from engine_driver import release
 from paths import PROBLEM, STEPS, begin, score_path, score_step, settle
 from tiny_models import edit_json
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.engine import Engine
 from espalier.engine.errors import RequestTooLargeError
+from espalier.engine.models.checkpoint import Checkpoint
 from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import load_verifier
 from espalier.prm.verifier import Verifier

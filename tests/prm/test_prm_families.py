@@ -8,9 +8,9 @@ from plain import hf_tokenizer
 from safetensors.torch import load_file
 from tiny_models import edit_json, edit_tensors
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.errors import CheckpointError
-from espalier.engine.model import load_generator
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import load_generator
 from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import load_verifier
 

@@ -15,11 +15,11 @@ from espalier.engine.errors import InvalidRequestError, ScoreMismatchError
 from espalier.prm.base import PrmFamily, Reading, StepPath
 from espalier.prm.families.universal import UniversalPrm
 from espalier.prm.verifier import Verification, Verifier
-from espalier.search.demand import Demand, worst_case_blocks
-from espalier.search.generator import Generator
-from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import NodeRecord, SearchResult
+from espalier.search.run.generator import Generator
+from espalier.search.run.memory import Demand, worst_case_blocks
+from espalier.search.run.orchestrator import Orchestrator
 
 BEAM = SearchRequest(
     PROBLEM, AlgorithmName.BEAM, beam_width=2, expansion=3, max_steps=4, max_tokens=60, max_step_tokens=20

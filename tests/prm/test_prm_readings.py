@@ -9,8 +9,8 @@ import torch
 from engine_driver import drain, read, release
 from paths import PROBLEM, begin, score_step, settle
 
-from espalier.engine.checkpoint import Checkpoint
 from espalier.engine.engine import Engine
+from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.work import Score, Scored
 from espalier.prm.base import PrmFamily, StepPath, without_label, without_marks
 from espalier.prm.families import load_verifier

@@ -11,17 +11,16 @@ from typing import Any, cast
 import numpy as np
 
 from espalier.engine.engine import Footprint
-from espalier.engine.sampling import Sampling
+from espalier.engine.execution.sampling import Sampling
 from espalier.engine.work import Done, Generate, Generated, Score, Scored, StopCause
 from espalier.prm.verifier import Scoring, Verdict
 from espalier.search.algorithms import needs_verifier, with_defaults
-from espalier.search.demand import PathLimits
-from espalier.search.grouping import BySpelling
-from espalier.search.ledger import Ledger
-from espalier.search.plan import SearchPlan
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import SearchResult, StopReason
-from espalier.search.running import RunningSearch
+from espalier.search.run.memory import PathLimits, SearchPlan
+from espalier.search.run.search import RunningSearch
+from espalier.search.run.usage import Ledger
+from espalier.search.voting.equivalence import BySpelling
 
 PROMPT, VERIFIER_PROMPT = 5, 7
 """Tokens of any problem, as either model reads it."""

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from espalier.search.algorithms.base import Expand, SearchAlgorithm
-from espalier.search.algorithms.pruning import prune
-from espalier.search.node import Node, Termination
+from espalier.search.tree import Node, Termination, prune
 
 Path = tuple[int, ...]
 State = tuple[str, ...]

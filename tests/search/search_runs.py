@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from espalier.engine.engine import Engine
-from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import Event, SearchResult
+from espalier.search.run.orchestrator import Orchestrator
 
 PROBLEM = "Tom starts with 38 coins. He finds 47 more."
 

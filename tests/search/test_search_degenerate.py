@@ -4,10 +4,10 @@ import pytest
 from engine_driver import scripted
 from search_runs import BEAM, BEST_OF_N, run
 
-from espalier.engine.model import Model
-from espalier.search.degenerate import is_degenerate
-from espalier.search.orchestrator import Orchestrator
+from espalier.engine.models.model import Model
 from espalier.search.request import SearchRequest
+from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.tree import is_degenerate
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\n\n", " \t\n\n"])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from search_runs import ALL, BEAM, run
 
-from espalier.search.orchestrator import Orchestrator
 from espalier.search.request import SearchRequest
+from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.trace import TraceError, read_trace, replay, trace_of, write_trace
 
 Make = Callable[..., Orchestrator]

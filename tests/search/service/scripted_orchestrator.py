@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from espalier.engine.errors import DeviceError, PoolTooSmallError
-from espalier.search.request import Limits, SearchRequest, Vote, validate
+from espalier.search.request import USUAL, Limits, SearchRequest, Terms, Vote, validate
 from espalier.search.result import (
     Accounting,
     Candidate,
@@ -28,7 +28,6 @@ from espalier.search.result import (
     StepDone,
     StopReason,
 )
-from espalier.search.terms import USUAL, Terms
 
 SECRET = "secret of /home/someone/weights"
 

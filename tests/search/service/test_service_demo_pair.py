@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from server_thread import ServerThread
 
-from espalier.experiments.benchmarks import load_benchmark
+from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.search.client import SearchClient
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import Finished, Started, StepDone
-from espalier.search.runtime import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 LONG = 120.0
 """Seconds; the first search of a machine may compile the attention kernel."""

@@ -1,0 +1,1 @@
+"""One batch of one model: its tensors, the forward pass, the draws."""

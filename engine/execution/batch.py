@@ -1,0 +1,76 @@
+"""From rows of a sequence table to the arrays of one forward pass; vector operations only."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from espalier.engine.memory.sequences import SequenceTable
+from espalier.kernels.batch import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One forward pass: S sequences, T tokens.
+
+    Attributes:
+        token_ids: int64 `[T]`.
+        positions: int64 `[T]`.
+        attention: where tokens and context lie.
+        ends: int64 `[S]`, each sequence's last row in the batch.
+        starts: int64 `[S]`, each sequence's first row.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionBatch
+    ends: np.ndarray
+    starts: np.ndarray
+
+
+def build_batch(
+    table: SequenceTable, rows: np.ndarray, first: np.ndarray, counts: np.ndarray, device: torch.device
+) -> StepBatch:
+    """Describe the computation of `counts` tokens of each row, from position `first` on.
+
+    A token below the row's `computed` count is computed again for its hidden state and not written: its block may be
+    shared by now.
+
+    Args:
+        table: the model's sequences; blocks for the tokens are in place.
+        rows: int64 `[S]`, distinct.
+        first: int64 `[S]`, position of each row's first token.
+        counts: int64 `[S]`, at least 1 each.
+        device: where the arrays go.
+    """
+    ends = counts.cumsum()
+    starts = ends - counts
+    sequence_of, row_of, positions = np.arange(len(rows)), rows, first
+    if ends[-1] > len(rows):  # else it is a token of each
+        sequence_of = sequence_of.repeat(counts)
+        row_of = rows[sequence_of]
+        positions = np.arange(ends[-1]) + (first - starts)[sequence_of]
+    contexts = (first + counts).astype(np.int32)
+    size, slots = table.block_size, table.pool.layout.blocks_per_sector
+    written = positions >= table.computed[row_of]
+    whole = bool(written.all())
+    write_rows = None if whole else np.flatnonzero(written)
+    write_row_of, write_positions = (row_of, positions) if whole else (row_of[written], positions[written])
+    columns, offsets = np.divmod(write_positions, size)
+    sectors, block_slots = np.divmod(table.blocks[write_row_of, columns].astype(np.int64), slots)
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    attention = AttentionBatch(
+        query_starts=tensor(np.concatenate(([0], ends)).astype(np.int32)),
+        row_sequences=tensor(sequence_of.astype(np.int32)),
+        context_lengths=tensor(contexts),
+        block_tables=tensor(table.blocks[rows, : -(-int(contexts.max()) // size)]),
+        write_sectors=tensor(sectors),
+        write_slots=tensor(block_slots),
+        write_offsets=tensor(offsets),
+        write_rows=None if write_rows is None else tensor(write_rows),
+    )
+    token_ids = tensor(table.tokens[row_of, positions].astype(np.int64))
+    return StepBatch(token_ids, tensor(positions), attention, ends - 1, starts)

@@ -1,0 +1,1 @@
+"""One pool of KV memory for all models: slabs, reference-counted blocks, the prefix cache, sequences."""

@@ -1,0 +1,307 @@
+"""Sequences: token ids and block tables of one model, as rows of arrays so that a whole batch is read at once."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from espalier.engine.errors import MisuseError
+from espalier.engine.memory.blocks import BlockPool
+from espalier.engine.memory.prefix_cache import chain_hashes
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Handle of one sequence: a row of its model's `SequenceTable`, valid until released.
+
+    Forks have the owner of what they are forked from.
+    """
+
+    role: str
+    row: int
+    owner: Hashable = None
+    released: bool = False
+
+
+class SequenceTable:
+    """All live sequences of one model.
+
+    Row `r` holds `lengths[r]` token ids, of which the first `computed[r]` have their KV in blocks; blocks cover exactly
+    the computed tokens. Columns and rows grow by doubling.
+
+    Attributes:
+        tokens: int32 `[rows, columns]`.
+        lengths: int32 `[rows]`.
+        computed: int32 `[rows]`.
+        blocks: int32 `[rows, columns / block_size]`, block ids in order.
+        num_blocks: int32 `[rows]`.
+        log_probabilities: float64 `[rows]`, summed over the tokens sampled in the current step.
+    """
+
+    def __init__(self, pool: BlockPool, rows: int = 64, columns: int = 256, cache_seed: bytes = b"") -> None:
+        """Make an empty table.
+
+        Args:
+            pool: where blocks come from.
+            rows: sequences there is room for at first.
+            columns: tokens of one sequence there is room for at first.
+            cache_seed: what prefixes of this model are known by.
+        """
+        self.pool = pool
+        self._cache_seed = cache_seed
+        self._seeds: dict[int, bytes] = {}  # by row; what its prefixes are known by
+        self._unknown: dict[int, list[bytes]] = {}  # by row; hashes of tokens whose blocks are not all known yet
+        self._dropped: set[int] = set()  # rows whose KV was given up and not looked for in the cache since
+        self._of_owner: dict[Hashable, dict[Sequence, None]] = {}  # in order of arrival
+        self.block_size = pool.layout.block_size
+        self.tokens = np.zeros((rows, columns), dtype=np.int32)
+        self.blocks = np.zeros((rows, -(-columns // self.block_size)), dtype=np.int32)
+        self.lengths = np.zeros(rows, dtype=np.int32)
+        self.computed = np.zeros(rows, dtype=np.int32)
+        self.num_blocks = np.zeros(rows, dtype=np.int32)
+        self.log_probabilities = np.zeros(rows, dtype=np.float64)
+        self._free_rows = list(range(rows - 1, -1, -1))
+
+    @property
+    def live_sequences(self) -> int:
+        """Sequences not yet released."""
+        return len(self.lengths) - len(self._free_rows)
+
+    def missing(self, row: int) -> int:
+        """Tokens of a row whose KV is not computed."""
+        return int(self.lengths[row] - self.computed[row])
+
+    def computed_tokens(self) -> int:
+        """Tokens whose KV is in blocks, of all live sequences, shared or not."""
+        return sum(int(self.computed[sequence.row]) for owned in self._of_owner.values() for sequence in owned)
+
+    def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> Sequence:
+        """A new sequence that holds `token_ids`; of these, only blocks that the prefix cache knows are computed.
+
+        Args:
+            role: whose sequence it is.
+            token_ids: its tokens.
+            salt: prefixes are shared with sequences of the same salt only.
+            owner: see `Sequence`.
+        """
+        row = self._take_row()
+        self.lengths[row] = self.computed[row] = self.num_blocks[row] = 0
+        sequence = self._own(Sequence(role, row, owner), self._cache_seed + salt)
+        self.append(sequence, token_ids)
+        if self.pool.keeps_prefixes:
+            self._take_known(row, len(token_ids))
+        return sequence
+
+    def register(self, row: int, computed: int) -> None:
+        """Make the full blocks of a prompt, or of a sequence computed again, known to the prefix cache.
+
+        Args:
+            row: any.
+            computed: tokens whose KV is in the row's blocks once the step that is being prepared has run: sequences
+                of the same step may share them, as every layer writes before it reads.
+        """
+        if (hashes := self._unknown.get(row)) is None:
+            return
+        full = min(computed // self.block_size, len(hashes))
+        for block, digest in zip(self.blocks[row, :full].tolist(), hashes, strict=False):
+            self.pool.cache.register(block, digest)
+        if full == len(hashes):
+            del self._unknown[row]
+
+    def has_unknown(self, row: int) -> bool:
+        """Whether `recall` or `register` has something to do for a row."""
+        return row in self._unknown or row in self._dropped
+
+    def drop_kv(self, owner: Hashable) -> None:
+        """Give up all KV of an owner's sequences, which keep their tokens: it can be computed again."""
+        for sequence in self._of_owner.get(owner, ()):
+            self.pool.free(self.block_table(sequence)[::-1])
+            self.computed[sequence.row] = self.num_blocks[sequence.row] = 0
+            self._unknown.pop(sequence.row, None)
+            self._dropped.add(sequence.row)
+
+    def drop_all(self) -> None:
+        """Give up all KV and all that is known of it: a step failed, and what its blocks hold is not certain."""
+        for owner in list(self._of_owner):
+            for sequence in self._of_owner[owner]:
+                for block in self.block_table(sequence).tolist():
+                    if block in self.pool.cache:
+                        self.pool.cache.forget(block)
+            self.drop_kv(owner)
+
+    def recall(self, row: int, most: int) -> None:
+        """Let a row of which nothing is computed share the blocks of others that begin like it by now.
+
+        Args:
+            row: any; others are left as they are.
+            most: tokens that may come from others; what follows is computed, however well it is known.
+        """
+        fresh = self.pool.keeps_prefixes and row in self._unknown and not self.num_blocks[row]
+        if fresh or row in self._dropped:
+            self._dropped.discard(row)
+            self._take_known(row, most)
+
+    def blocks_of(self, owner: Hashable) -> int:
+        """Blocks that an owner's sequences hold, shared ones counted once."""
+        tables = [self.block_table(sequence) for sequence in self._of_owner.get(owner, ())]
+        return len(np.unique(np.concatenate(tables))) if tables else 0
+
+    def of_owner(self, owner: Hashable) -> list[Sequence]:
+        """An owner's live sequences."""
+        return list(self._of_owner.get(owner, ()))
+
+    def require_live(self, sequence: Sequence) -> None:
+        """Raise MisuseError unless `sequence` is one of this table's that was not released."""
+        if sequence in self._of_owner.get(sequence.owner, ()):
+            return
+        raise MisuseError(
+            f"a {sequence.role} sequence was already released"
+            if sequence.released
+            else f"a {sequence.role} sequence is of another engine"
+        )
+
+    def owners(self) -> set[Hashable]:
+        """Everyone who has sequences."""
+        return set(self._of_owner)
+
+    def _own(self, sequence: Sequence, seed: bytes) -> Sequence:
+        self._seeds[sequence.row] = seed
+        self._of_owner.setdefault(sequence.owner, {})[sequence] = None
+        return sequence
+
+    def _take_known(self, row: int, most: int) -> None:
+        token_ids = self.tokens[row, : self.lengths[row]]
+        hashes = chain_hashes(self._seeds[row], token_ids, self.block_size)
+        known = self.pool.match(hashes[: most // self.block_size])
+        self.blocks[row, : len(known)] = known
+        self.num_blocks[row] = len(known)
+        self.computed[row] = len(known) * self.block_size
+        if len(known) < len(hashes):
+            self._unknown[row] = hashes
+
+    def append(self, sequence: Sequence, token_ids: list[int]) -> None:
+        """Add tokens at the end, to be computed later."""
+        start = int(self.lengths[sequence.row])
+        self.reserve_columns(start + len(token_ids))
+        self.tokens[sequence.row, start : start + len(token_ids)] = token_ids
+        self.lengths[sequence.row] += len(token_ids)
+
+    def append_each(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """Add one token to each of `rows`, int `[S]`, distinct."""
+        lengths = self.lengths[rows]
+        self.reserve_columns(int(lengths.max()) + 1)
+        self.tokens[rows, lengths] = token_ids
+        self.lengths[rows] = lengths + 1
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """A sequence with the same tokens that shares every block, the partial tail included."""
+        source, row = sequence.row, self._take_row()
+        length, blocks = self.lengths[source], self.num_blocks[source]
+        self.tokens[row, :length] = self.tokens[source, :length]
+        self.blocks[row, :blocks] = self.blocks[source, :blocks]
+        self.lengths[row], self.computed[row], self.num_blocks[row] = length, self.computed[source], blocks
+        self.pool.share(self.blocks[row, :blocks])
+        if source in self._dropped:
+            self._dropped.add(row)
+        return self._own(Sequence(sequence.role, row, sequence.owner), self._seeds[source])
+
+    def release(self, sequence: Sequence) -> None:
+        """Drop the sequence's references; blocks that nobody else refers to become free."""
+        sequence.released = True
+        self._unknown.pop(sequence.row, None)
+        self._dropped.discard(sequence.row)
+        siblings = self._of_owner[sequence.owner]
+        del siblings[sequence]
+        if not siblings:
+            del self._of_owner[sequence.owner]
+        # Tail first, so that blocks shared with others are reached last.
+        self.pool.free(self.block_table(sequence)[::-1])
+        self._free_rows.append(sequence.row)
+
+    def token_ids(self, sequence: Sequence) -> list[int]:
+        """The sequence's tokens."""
+        return self.tokens[sequence.row, : self.lengths[sequence.row]].tolist()
+
+    def block_table(self, sequence: Sequence) -> np.ndarray:
+        """The sequence's block ids, int32 `[num_blocks]`, a view."""
+        return self.blocks[sequence.row, : self.num_blocks[sequence.row]]
+
+    def live_block_tables(self) -> list[np.ndarray]:
+        """Block tables of every live sequence."""
+        free = set(self._free_rows)
+        return [self.blocks[r, : self.num_blocks[r]] for r in range(len(self.lengths)) if r not in free]
+
+    def blocks_needed(self, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The most blocks that `prepare_write` takes for each row, int `[S]`; same arguments."""
+        _, shared, needed = self._writes(rows, counts)
+        return shared + needed
+
+    def _writes(self, rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Last block of each row, whether its partial tail is shared, and the new blocks that follow it; each `[S]`."""
+        computed, size = self.computed[rows], self.block_size
+        tails = self.blocks[rows, np.maximum(self.num_blocks[rows] - 1, 0)]
+        shared = (counts > 0) & (computed % size != 0) & (self.pool.ref_counts[tails] > 1)
+        needed = -(-(computed + counts) // size) - self.num_blocks[rows]
+        return tails, shared, np.maximum(needed, 0)  # several times faster than `clip`
+
+    def prepare_write(self, rows: np.ndarray, counts: np.ndarray) -> tuple[list[int], list[int]]:
+        """Make each row own the blocks that its next `counts` tokens go to.
+
+        A partial tail that others share is replaced by a fresh block, to be filled by copying; full blocks are never
+        touched. `computed` is left for the caller to advance.
+
+        Args:
+            rows: int `[S]`, distinct.
+            counts: int `[S]`, tokens about to be computed for the first time.
+
+        Returns:
+            Block ids to copy from, and the block ids to copy them to. The caller copies before anything is written.
+
+        Raises:
+            PoolExhaustedError: when there are not enough blocks for all rows; nothing is changed then.
+        """
+        sources, destinations = [], []
+        tails, shared, needed = self._writes(rows, counts)
+        if not (blocks := int(shared.sum() + needed.sum())):
+            return sources, destinations
+        self.pool.require(blocks)
+        self.reserve_columns(int((self.computed[rows] + counts).max()))
+        for i in np.flatnonzero(shared):
+            # Counts drop as owners leave: the last one keeps the block without a copy.
+            if self.pool.ref_counts[tails[i]] > 1:
+                fresh = self.pool.allocate()
+                self.blocks[rows[i], self.num_blocks[rows[i]] - 1] = fresh
+                sources.append(int(tails[i]))
+                destinations.append(fresh)
+                self.pool.free([int(tails[i])])
+        for i in np.flatnonzero(needed > 0):
+            row = rows[i]
+            for _ in range(needed[i]):
+                self.blocks[row, self.num_blocks[row]] = self.pool.allocate()
+                self.num_blocks[row] += 1
+        return sources, destinations
+
+    def reserve_columns(self, columns: int) -> None:
+        """Make room for rows of `columns` tokens."""
+        have = self.tokens.shape[1]
+        if columns <= have:
+            return
+        width = max(columns, 2 * have)
+        self.tokens = _grown(self.tokens, (len(self.lengths), width))
+        self.blocks = _grown(self.blocks, (len(self.lengths), -(-width // self.block_size)))
+
+    def _take_row(self) -> int:
+        if not self._free_rows:
+            rows = len(self.lengths)
+            self.tokens = _grown(self.tokens, (2 * rows, self.tokens.shape[1]))
+            self.blocks = _grown(self.blocks, (2 * rows, self.blocks.shape[1]))
+            for name in ("lengths", "computed", "num_blocks", "log_probabilities"):
+                setattr(self, name, _grown(getattr(self, name), (2 * rows,)))
+            self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
+        return self._free_rows.pop()
+
+
+def _grown(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    bigger = np.zeros(shape, dtype=array.dtype)
+    bigger[tuple(slice(0, n) for n in array.shape)] = array
+    return bigger

@@ -1,0 +1,1 @@
+"""Checkpoints, from the hub to a model that is ready to run."""

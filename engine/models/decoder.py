@@ -1,0 +1,112 @@
+"""The decoder: one implementation for the families of `engine.config`, reading and writing KV in blocks."""
+
+import torch
+
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.config import DecoderConfig
+from espalier.engine.models.quantization import make_quantizer, stored_bytes
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import Layers, prepare_layers
+from espalier.kernels.layout import LayerKV
+from espalier.kernels.rotary import attention_factor, inverse_frequencies
+
+
+class Decoder:
+    """Token ids to final hidden states, over a paged KV cache.
+
+    Attributes:
+        layers: what runs, and most of its weights.
+        embedding: `[vocabulary, hidden]`, which a head may be tied to.
+        weight_bytes: what all of its weights take.
+    """
+
+    def __init__(self, config: DecoderConfig, layers: Layers, weight_bytes: int) -> None:
+        self.config = config
+        self.layers = layers
+        self.embedding = layers.outer.embedding
+        self.weight_bytes = weight_bytes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of the weights and of the KV cache."""
+        return self.embedding.dtype
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kvs: list[LayerKV], batch: AttentionBatch
+    ) -> torch.Tensor:
+        """Compute a step's tokens, writing their keys and values.
+
+        Args:
+            token_ids: int64 `[T]`.
+            positions: int64 `[T]`.
+            layer_kvs: one `KVLayout.layer_view` per layer.
+            batch: where the tokens and their context lie.
+
+        Returns:
+            Hidden states after the final norm, `[T, hidden]`.
+        """
+        return self.layers.forward(token_ids, positions, layer_kvs, batch)
+
+
+def load_decoder(
+    checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str
+) -> Decoder:
+    """Build the decoder trunk from a checkpoint, taking its tensors; heads are left for their owners to take.
+
+    Raises:
+        CheckpointError: when a tensor is missing or has another shape than `config` says, or it cannot be quantised.
+    """
+    quantize = make_quantizer(checkpoint.quantization, dtype, device)
+    weight_bytes = 0
+    prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""
+
+    def take(name: str, *shape: int) -> torch.Tensor:
+        return checkpoint.take(prefix + name, dtype, device, shape)
+
+    def fuse(rows: dict[str, int], *columns: int) -> torch.Tensor:
+        """Tensors of so many rows each, one below the other; each is read into its place."""
+        whole = torch.empty(sum(rows.values()), *columns, dtype=dtype, device=device)
+        for name, part in zip(rows, whole.split(list(rows.values())), strict=True):
+            checkpoint.take_into(prefix + name, part)
+        return whole
+
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def layer(index: int) -> LayerWeights:
+        """One layer; quantised before the next is read, so that the whole model is never held as it is stored."""
+        nonlocal weight_bytes
+        name = f"layers.{index}"
+        projections = {
+            f"{name}.self_attn.{p}_proj": rows for p, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+        }
+        biases = {f"{p}.bias": rows for p, rows in projections.items()}
+        weights = LayerWeights(
+            attention_norm=take(f"{name}.input_layernorm.weight", hidden),
+            qkv=quantize(fuse({f"{p}.weight": rows for p, rows in projections.items()}, hidden)),
+            qkv_bias=fuse(biases) if config.attention_bias else None,
+            out=quantize(take(f"{name}.self_attn.o_proj.weight", hidden, heads)),
+            mlp_norm=take(f"{name}.post_attention_layernorm.weight", hidden),
+            gate_up=quantize(fuse({f"{name}.mlp.{p}_proj.weight": inner for p in ("gate", "up")}, hidden)),
+            down=quantize(take(f"{name}.mlp.down_proj.weight", hidden, inner)),
+            out_bias=take(f"{name}.self_attn.o_proj.bias", hidden) if config.out_bias else None,
+            query_norm=take(f"{name}.self_attn.q_norm.weight", config.head_dim) if config.head_norms else None,
+            key_norm=take(f"{name}.self_attn.k_norm.weight", config.head_dim) if config.head_norms else None,
+        )
+        weight_bytes += sum(stored_bytes(getattr(weights, field)) for field in weights.__slots__)
+        return weights
+
+    shape = LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps, config.windows)
+    embedding = take("embed_tokens.weight", config.vocab_size, hidden)  # first, as in most files
+    norm = take("norm.weight", hidden)
+    inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
+    outer = OuterWeights(embedding, norm, inverse, attention_factor(config.rope_scaling))
+    layers = prepare_layers(config.num_layers, layer, shape, outer)
+    return Decoder(config, layers, weight_bytes + embedding.nbytes + norm.nbytes)

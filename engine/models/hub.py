@@ -1,0 +1,118 @@
+"""Where a checkpoint is: a folder, a registered name, or the Hugging Face hub and its cache."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.options import LoadFormat
+from espalier.engine.models.weights import SMALL_FILES, named_files, weight_lists
+
+_ENTRY_POINTS = "espalier.checkpoints"
+_HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class HubSettings:
+    """How the hub is used.
+
+    Attributes:
+        offline: take what the cache holds and ask nobody; `HF_HUB_OFFLINE=1` does the same.
+        cache_dir: where downloads are kept; None is the hub client's own place (`HF_HUB_CACHE`, `HF_HOME`).
+    """
+
+    offline: bool = False
+    cache_dir: Path | None = None
+
+
+def locate(name: str, load_format: LoadFormat = LoadFormat.AUTO, hub: HubSettings | None = None) -> Path:
+    """The folder of a checkpoint; what is on the hub is downloaded once, and only the files that will be read.
+
+    Args:
+        name: a folder, a name registered under the entry-point group `espalier.checkpoints`, or a Hugging Face hub id,
+            `org/name` or `org/name@revision` with a branch, tag or commit. The hub's own paths name a revision so, and
+            with two models in one command it says which one it is of.
+        load_format: which weight files to download; none for dummy weights.
+        hub: how to use the hub.
+
+    Raises:
+        CheckpointError: when it is none of these, or cannot be had; says what to do.
+    """
+    if (folder := Path(name).expanduser()).is_dir():
+        return folder
+    for entry in entry_points(group=_ENTRY_POINTS, name=name):
+        return entry.load()()
+    if not (parts := _HUB_NAME.fullmatch(name)):
+        known = ", ".join(sorted(entry_points(group=_ENTRY_POINTS).names))
+        raise CheckpointError(
+            f"no checkpoint {name!r}: not a folder, not a hub id like org/name or org/name@revision, and not one of "
+            f"{known}"
+        )
+    return _download(parts["repository"], parts["revision"], load_format, hub or HubSettings())
+
+
+def _download(repository: str, revision: str | None, load_format: LoadFormat, hub: HubSettings) -> Path:
+    """Small files first; what they say decides which weights are wanted, so that no model is downloaded twice."""
+    from huggingface_hub import is_offline_mode
+
+    offline = hub.offline or is_offline_mode()
+    fetch = partial(_fetch, repository, offline=offline, cache_dir=hub.cache_dir)
+    folder = fetch(SMALL_FILES, revision)
+    if load_format is LoadFormat.DUMMY:
+        return folder
+    commit = folder.name  # what a branch means may change between two calls
+    for name in weight_lists(load_format):
+        if name.endswith(".json") and not (folder / name).is_file():
+            continue
+        wanted = [file.name for file in named_files(folder / name)]
+        fetch((*wanted, "config.json"), commit)  # which always matches: the client warns when nothing does
+        if (folder / wanted[0]).is_file():
+            break
+    return folder
+
+
+def _fetch(
+    repository: str, patterns: Iterable[str], revision: str | None, offline: bool, cache_dir: Path | None
+) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(
+            repository,
+            revision=revision,
+            cache_dir=cache_dir,
+            local_files_only=offline,
+            allow_patterns=list(patterns),
+        )
+    except Exception as error:  # the hub client raises many kinds, none of them ours
+        raise CheckpointError(_explain(error, repository, revision, offline)) from error
+    return Path(found)
+
+
+def _explain(error: Exception, repository: str, revision: str | None, offline: bool) -> str:
+    from huggingface_hub import errors
+
+    match error:
+        case errors.GatedRepoError():
+            return (
+                f"{repository} is gated: accept its terms on https://huggingface.co/{repository}, then log in with "
+                "`hf auth login` or set HF_TOKEN"
+            )
+        case errors.RepositoryNotFoundError():
+            return (
+                f"{repository} is not on the Hugging Face hub, or private; check its spelling, or log in with "
+                "`hf auth login` or set HF_TOKEN"
+            )
+        case errors.RevisionNotFoundError():
+            return f"{repository} has no revision {revision!r}; after the @ stands a branch, a tag or a whole commit"
+        case errors.LocalEntryNotFoundError() if offline:
+            return (
+                f"{repository} is not, or not wholly, in the hub's cache, and this run is offline; run once without "
+                "--offline and HF_HUB_OFFLINE, name the right --cache-dir, or give a folder"
+            )
+        case errors.LocalEntryNotFoundError():
+            return f"the Hugging Face hub cannot be reached, and its cache has no whole {repository}: {error}"
+    return f"could not download {repository} from the Hugging Face hub: {error}"

@@ -1,0 +1,125 @@
+"""One loaded model: decoder, head, tokenizer, and the ids that end its generations."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from espalier.engine.errors import CheckpointError, MisuseError, NoEmbeddingError
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig, parse_decoder_config
+from espalier.engine.models.decoder import Decoder, load_decoder
+from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.kernels.linear import Linear
+
+Head = Callable[..., torch.Tensor]
+"""Hidden states `[R, hidden]` to what is read there, `[R, k]`: logits of a generator, scores of a verifier.
+
+A head that says how likely given tokens are takes these too, int64 `[R]`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A decoder with its head and tokenizer; `digest` is that of its checkpoint."""
+
+    decoder: Decoder
+    head: Head
+    tokenizer: TextTokenizer
+    eos_token_ids: tuple[int, ...]
+    digest: str
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The decoder's shape."""
+        return self.decoder.config
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take, with the head of a generator where it is its own; a verifier's is small.
+
+        On a CPU in float32 a tied head is its own too: products read another layout than the embedding's.
+        """
+        head = self.head
+        if not isinstance(head, Linear) or head.keeps(self.decoder.embedding):
+            return self.decoder.weight_bytes
+        return self.decoder.weight_bytes + head.nbytes
+
+    @property
+    def without_embedding(self) -> dict[int, str]:
+        """Tokens of the tokenizer that the model has no embedding for, by id, in order."""
+        return dict(sorted((i, token) for token, i in self.tokenizer.vocabulary.items() if i >= self.config.vocab_size))
+
+    def require_embedded(self, role: str, token_ids: Sequence[int]) -> None:
+        """Check that the model can be fed `token_ids`.
+
+        Raises:
+            NoEmbeddingError: naming those that it has no embedding for, and `role`.
+            MisuseError: for negative ids.
+        """
+        if not token_ids:
+            return
+        if max(token_ids) >= (rows := self.config.vocab_size):
+            beyond = sorted({i for i in token_ids if i >= rows})
+            raise NoEmbeddingError(role, {i: self.tokenizer.token(i) for i in beyond})
+        if min(token_ids) < 0:
+            raise MisuseError(f"token ids of the {role} are negative")
+
+
+def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+    """The decoder of a checkpoint of any supported architecture, without its head.
+
+    Raises:
+        CheckpointError: when the architecture is not supported, the weights are stored quantised, or one is missing.
+    """
+    if stored := checkpoint.config.get("quantization_config"):
+        method = stored.get("quant_method", "some method") if isinstance(stored, dict) else stored
+        raise CheckpointError(
+            f"{checkpoint.folder} holds weights that {method} quantised, which is not read; take the checkpoint it was "
+            "made from, and have it quantised as it loads: --generator-quantization or --verifier-quantization"
+        )
+    return load_decoder(checkpoint, parse_decoder_config(checkpoint.config), dtype, device)
+
+
+def language_model_head(checkpoint: Checkpoint, decoder: Decoder) -> Head:
+    """The head that gives next-token logits, tied to the embedding where the checkpoint says so.
+
+    Raises:
+        CheckpointError: when the head is untied and missing.
+    """
+    name = "lm_head.weight"
+    if decoder.config.tied:
+        checkpoint.ignore(name)
+        weight = decoder.embedding
+    else:
+        shape = (decoder.config.vocab_size, decoder.config.hidden_size)
+        weight = checkpoint.take(name, decoder.dtype, decoder.device, shape)
+    return Linear(weight)
+
+
+def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Model:
+    """Load a `*ForCausalLM` checkpoint.
+
+    Raises:
+        CheckpointError: when it is another kind of model, or incomplete.
+    """
+    if not checkpoint.architecture.endswith("ForCausalLM"):
+        name = checkpoint.architecture or "model without architecture"
+        raise CheckpointError(
+            f"{checkpoint.folder} is a {name}, not a generator; give one of {', '.join(GENERATOR_CLASSES)} to "
+            "--generator, and a reward model to --verifier"
+        )
+    tokenizer = TextTokenizer(checkpoint)  # what is wrong with it is said before gigabytes are read
+    decoder = load_trunk(checkpoint, dtype, device)
+    head = language_model_head(checkpoint, decoder)
+    checkpoint.require_all_taken()
+    eos = set(decoder.config.eos_token_ids)
+    generation = checkpoint.optional_json("generation_config.json").get("eos_token_id")
+    eos.update(generation if isinstance(generation, list) else [] if generation is None else [generation])
+    embedded = {i for i in eos if 0 <= i < decoder.config.vocab_size}
+    if eos and not embedded:
+        raise CheckpointError(
+            f"{checkpoint.folder}: its end token {', '.join(map(str, sorted(eos)))} is beyond the embedding of "
+            f"{decoder.config.vocab_size} tokens, so no text would ever end; is eos_token_id that of these weights?"
+        )
+    return Model(decoder, head, tokenizer, tuple(sorted(embedded)), checkpoint.digest())

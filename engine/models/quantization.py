@@ -1,0 +1,143 @@
+"""Weights as small whole numbers: torchao chooses them, layer by layer while a model loads.
+
+On CPU, in float32, our own product reads them (`kernels/cpu/quantized_linear.py`), so that a request's bits still do
+not depend on its company. Elsewhere torchao's own products are used, which promise no such thing: int4 by torch's
+kernel for it, int8 by converting a layer's weight for each product, which saves memory and not time.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.options import Quantization
+
+GROUP = 64
+"""Inputs that share a scale and a zero in int4."""
+
+Quantizer = Callable[[torch.Tensor], torch.Tensor]
+"""A weight `[out, in]` to what stands for it in `torch.nn.functional.linear`."""
+
+
+def make_quantizer(quantization: Quantization, dtype: torch.dtype, device: torch.device | str) -> Quantizer:
+    """What quantises the weights of a decoder, or leaves them as they are.
+
+    Raises:
+        CheckpointError: when torchao is missing, or has no product for this dtype and device.
+    """
+    if quantization is Quantization.NONE:
+        return lambda weight: weight
+    with _quiet():
+        try:
+            import torchao.quantization  # noqa: F401
+        except ImportError as error:
+            raise CheckpointError(
+                f"{quantization} weights need torchao: pip install 'espalier[quantization]'"
+            ) from error
+    kind = torch.device(device).type
+    if kind == "cpu" and dtype == torch.float32:
+        return _pack_int8 if quantization is Quantization.INT8 else _pack_int4
+    if quantization is Quantization.INT8:
+        return _quantize_int8
+    if kind != "cuda" or dtype != torch.bfloat16:
+        raise CheckpointError(
+            f"int4 weights need --dtype bfloat16 on a GPU or float32 on a CPU; this is {dtype} on {kind}".replace(
+                "torch.", ""
+            )
+        )
+    return _quantize_int4
+
+
+def linear_bytes(rows: int, columns: int, itemsize: int, quantization: Quantization) -> int:
+    """Bytes of one weight `[rows, columns]`, less what fills up its last panel of rows on a CPU.
+
+    Of 16 bits it is a GPU's, whose int4 fills columns up to a multiple of 1024.
+
+    Args:
+        rows: outputs.
+        columns: inputs.
+        itemsize: of the dtype, where it is not quantised.
+        quantization: how it is kept.
+    """
+    match quantization:
+        case Quantization.INT8:
+            return rows * (columns + 4 + 1)
+        case Quantization.INT4 if itemsize == 2:
+            padded = -(-columns // 1024) * 1024
+            return rows * (padded // 2 + padded // GROUP * (2 + 2))
+        case Quantization.INT4:
+            return rows * (columns // 2 + columns // _group(columns) * (4 + 1))
+    return rows * columns * itemsize
+
+
+def stored_bytes(weight: Any) -> int:
+    """Bytes a weight takes, quantised or not; None takes none."""
+    if weight is None:
+        return 0
+    if flatten := getattr(weight, "__tensor_flatten__", None):  # torchao's say that they are as large as before
+        return sum(stored_bytes(getattr(weight, name)) for name in flatten()[0])
+    return weight.nbytes
+
+
+def _group(columns: int) -> int:
+    """Inputs that share a scale: `GROUP`, or the largest power of two below it that divides them."""
+    return math.gcd(columns, GROUP)
+
+
+def _pack_int8(weight: torch.Tensor) -> torch.Tensor:
+    from espalier.kernels.cpu.quantized_linear import pack_quantized
+
+    scaled: Any = _quantize_int8(weight)
+    scales = scaled.scale.view(len(weight), 1)
+    return cast(torch.Tensor, pack_quantized(scaled.qdata, scales, torch.zeros_like(scales), bits=8))
+
+
+def _pack_int4(weight: torch.Tensor) -> torch.Tensor:
+    from torchao.quantization import IntxWeightOnlyConfig, PerGroup
+    from torchao.quantization.quant_primitives import MappingType
+
+    from espalier.kernels.cpu.quantized_linear import pack_quantized
+
+    granularity = PerGroup(_group(weight.shape[1]))
+    config = IntxWeightOnlyConfig(torch.int4, granularity, MappingType.ASYMMETRIC)  # pyright: ignore[reportAttributeAccessIssue]
+    scaled: Any = _quantize(weight, config)
+    return cast(torch.Tensor, pack_quantized(scaled.qdata, scaled.scale, scaled.zero_point, bits=4))
+
+
+def _quantize_int8(weight: torch.Tensor) -> torch.Tensor:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return _quantize(weight, Int8WeightOnlyConfig(set_inductor_config=False))
+
+
+def _quantize_int4(weight: torch.Tensor) -> torch.Tensor:
+    from torchao.quantization import Int4WeightOnlyConfig
+    from torchao.quantization.quantize_.workflows import Int4PackingFormat
+
+    packing = Int4PackingFormat.TILE_PACKED_TO_4D
+    return _quantize(weight, Int4WeightOnlyConfig(GROUP, set_inductor_config=False, int4_packing_format=packing))
+
+
+def _quantize(weight: torch.Tensor, config: Any) -> torch.Tensor:
+    """Torchao's way in takes modules."""
+    from torchao.quantization import quantize_
+
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    quantize_(linear, config)
+    return linear.weight.data
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torchao logs about extensions that do not fit this torch; none of them is used."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,1 @@
+"""What runs next: who is admitted, what a step computes, whose turn it is, who gives way."""

@@ -1,0 +1,188 @@
+"""What a checkpoint would be used as, and what it would take, from its configuration, tokenizer and tensors' names."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.checkpoint import Outline
+from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig, parse_decoder_config
+from espalier.engine.models.hub import HubSettings, locate
+from espalier.engine.models.model import Model, load_generator
+from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.engine.models.quantization import linear_bytes
+from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.engine.models.weights import named_files, weight_lists
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.prm.base import PrmFamily, StepPath
+from espalier.prm.families import Choice, families_of, identify, known_classes, load_verifier
+from espalier.prm.policy_pair import TwinDecoder
+from espalier.search.run.generator import STEP_SYSTEM_PROMPT, render_prompt
+
+PROBLEM = "What is 2 + 3 + 4?"
+STEPS = ("2 + 3 = 5", "5 + 4 = 9")
+"""What prompts and places to read are shown on."""
+_BEFORE_A_READ = 12
+"""Tokens shown before the one where a score is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a checkpoint would be used as.
+
+    Attributes:
+        folder: where it is.
+        architecture: the model class that `config.json` names.
+        role: `generator` or `verifier`.
+        choice: the family of a verifier, and why it is that one.
+        note: what a user should know besides, or empty.
+        config: the decoder's shape.
+        dtype: of weights and KV.
+        weight_bytes: what the weights take on the device, in their dtype or quantised.
+        has_weights: whether weight files were found and all their tensors accounted for; else sizes are what
+            `config.json` means.
+        kv_bytes_per_token: KV of one token, all layers.
+        prompt: what the model is fed before its first step, for `PROBLEM`.
+        readings: for each of `STEPS`, the end of what the model is fed and the token at which its score is read;
+            empty for a generator.
+    """
+
+    folder: Path
+    architecture: str
+    role: str
+    choice: Choice | None
+    note: str
+    config: DecoderConfig
+    dtype: torch.dtype
+    weight_bytes: int
+    has_weights: bool
+    kv_bytes_per_token: int
+    prompt: str
+    readings: tuple[tuple[str, str], ...]
+
+
+def inspect_checkpoint(
+    name: str,
+    dtype: torch.dtype,
+    quantization: Quantization = Quantization.NONE,
+    family: str | None = None,
+    reference: str = "",
+    hub: HubSettings | None = None,
+) -> Inspection:
+    """Look at a checkpoint without reading its weights; of one on the hub only small files are downloaded.
+
+    Args:
+        name: as `locate` takes it.
+        dtype: of weights and KV.
+        quantization: of the decoder's weights.
+        family: see `prm.families.identify`; one makes the checkpoint a verifier.
+        reference: the model that an implicit process reward model was trained from.
+        hub: how to use the hub.
+
+    Raises:
+        CheckpointError: for all that would be wrong when it is loaded, weights cut short among it.
+    """
+    outline = _outline(name, hub)
+    parse_decoder_config(outline.config)
+    other = _outline(reference, hub) if reference else None
+    choice, note = _choose(outline, family, other is not None)
+    if choice is None:
+        model = load_generator(outline, dtype, "meta")
+        system = outline.config.get("system_prompt", STEP_SYSTEM_PROMPT)
+        prompt, readings = render_prompt(model.tokenizer, system, PROBLEM), ()
+    else:
+        verifier = load_verifier(outline, dtype, "meta", family, other)
+        model = verifier.model
+        prompt, readings = model.tokenizer.show(verifier.prompt_ids(PROBLEM)), _readings(verifier, model.tokenizer)
+    c = model.config
+    return Inspection(
+        folder=outline.folder,
+        architecture=outline.architecture,
+        role=GENERATOR if choice is None else VERIFIER,
+        choice=choice,
+        note=note,
+        config=c,
+        dtype=dtype,
+        weight_bytes=_weight_bytes(model, quantization),
+        has_weights=outline.load_format is not LoadFormat.DUMMY,
+        kv_bytes_per_token=2 * c.num_layers * c.num_kv_heads * c.head_dim * dtype.itemsize,
+        prompt=prompt,
+        readings=readings,
+    )
+
+
+def paths_that_fit(
+    inspections: list[Inspection], memory_bytes: int, path_tokens: int, spare_share: float = 0.05
+) -> tuple[int, int]:
+    """What fits beside the weights.
+
+    Args:
+        inspections: models on the same device.
+        memory_bytes: of the device.
+        path_tokens: tokens of one path, prompt included.
+        spare_share: share of the memory left to what a step computes with.
+
+    Returns:
+        Bytes left for KV, and paths that fit in them if they share nothing; both zero when the weights do not fit.
+    """
+    left = int(memory_bytes * (1 - spare_share)) - sum(i.weight_bytes for i in inspections)
+    per_path = path_tokens * sum(i.kv_bytes_per_token for i in inspections)
+    return (left, left // per_path) if left > 0 else (0, 0)
+
+
+def _outline(name: str, hub: HubSettings | None) -> Outline:
+    folder = locate(name, LoadFormat.DUMMY, hub)
+    return Outline(folder, LoadFormat.AUTO if _has_weights(folder) else LoadFormat.DUMMY)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether any weight file is there; of a model on the hub that was never loaded there is at most an index."""
+    lists = (folder / name for name in weight_lists(LoadFormat.AUTO))
+    return any(shard.is_file() for found in lists if found.is_file() for shard in named_files(found))
+
+
+def _choose(outline: Outline, family: str | None, has_reference: bool) -> tuple[Choice | None, str]:
+    """The family, None for a generator, and a note on what else it may be."""
+    name = outline.architecture
+    if family is not None or has_reference:
+        return identify(outline, family, has_reference), ""
+    if name.endswith("ForCausalLM"):
+        families = ", ".join(families_of(name))
+        return None, f"a verifier, where --verifier-family names its family: {families}" if families else ""
+    try:
+        return identify(outline), ""
+    except CheckpointError as unknown:
+        raise CheckpointError(
+            f"{outline.folder} is a {name or 'model without architecture'}; generators are "
+            f"{', '.join(GENERATOR_CLASSES)}; verifiers known by their class are {', '.join(known_classes())}, and any "
+            "other needs --verifier-family"
+        ) from unknown
+
+
+def _readings(family: PrmFamily, tokenizer: TextTokenizer) -> tuple[tuple[str, str], ...]:
+    if family.info.whole_answers:
+        paths = [StepPath(PROBLEM, STEPS)]
+    else:
+        paths = [StepPath(PROBLEM, STEPS[:end]) for end in range(1, len(STEPS) + 1)]
+    shown = []
+    for path in paths:
+        reading = family.whole(path)
+        at = reading.read_at[-1]
+        before = reading.token_ids[max(0, at - _BEFORE_A_READ) : at]
+        shown.append((tokenizer.show(list(before)), tokenizer.show([reading.token_ids[at]])))
+    return tuple(shown)
+
+
+def _weight_bytes(model: Model, quantization: Quantization) -> int:
+    if quantization is Quantization.NONE:
+        return model.weight_bytes
+    decoder = model.decoder
+    decoders = (decoder.first, decoder.second) if isinstance(decoder, TwinDecoder) else (decoder,)
+    saved = 0
+    for layers in (part.layers for part in decoders):
+        for w in map(layers.weights, range(len(layers))):
+            for weight in (w.qkv, w.out, w.gate_up, w.down):
+                rows, columns = weight.shape
+                saved += weight.nbytes - linear_bytes(rows, columns, decoder.dtype.itemsize, quantization)
+    return model.weight_bytes - saved

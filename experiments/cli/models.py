@@ -1,0 +1,166 @@
+"""`espalier models`: what a checkpoint would be used as, before anything is loaded."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from espalier.engine.models.options import Quantization
+from espalier.experiments.cli import options as opt
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from espalier.engine.models.config import DecoderConfig
+    from espalier.experiments.cli.inspection import Inspection
+
+app = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
+
+
+@app.callback()
+def _models() -> None:
+    """Look at checkpoints."""
+
+
+@app.command("inspect")
+def inspect_command(
+    checkpoints: Annotated[
+        list[str], typer.Argument(help="Folders, Hugging Face ids or bundled names, to share one device.")
+    ],
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of the device, like 24G: how many paths fit beside the weights.")
+    ] = None,
+    path_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one path, prompt included, for that.")] = 1024,
+    device: opt.Device = "auto",
+    dtype: opt.Dtype = "auto",
+    quantization: Annotated[Quantization, typer.Option(help="Of the weights: none, int8 or int4.")] = Quantization.NONE,
+    verifier_family: opt.VerifierFamily = None,
+    verifier_reference: opt.VerifierReference = "",
+    offline: opt.Offline = False,
+    cache_dir: opt.CacheDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+) -> None:
+    """Show what checkpoints would be used as, how they are read, and what they take; no weights are read.
+
+    A local folder's tensors are all accounted for by name and shape. Sizes are those of the dtype that they would run
+    in on --device, float32 on a CPU, unless --dtype names another. --verifier-family makes those verifiers that may as
+    well be generators.
+    """
+    from espalier.engine.models.hub import HubSettings
+    from espalier.experiments.cli.inspection import inspect_checkpoint, paths_that_fit
+    from espalier.search.run.load import resolve_dtype
+
+    available = opt.parse_bytes(memory, "--memory")
+    hub = HubSettings(offline, cache_dir)
+    kind = resolve_dtype(dtype, device)
+    how = quantization, verifier_family, verifier_reference, hub
+    found = [inspect_checkpoint(name, kind, *how) for name in checkpoints]
+    fit = None if available is None else paths_that_fit(found, available, path_tokens)
+    if as_json:
+        print(json.dumps({"checkpoints": [_plain(i) for i in found], "fit": _fit(fit, path_tokens)}, indent=2))
+        return
+    _show(checkpoints, found, fit, available, path_tokens)
+
+
+def _show(
+    names: list[str], found: "list[Inspection]", fit: tuple[int, int] | None, available: int | None, path_tokens: int
+) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for name, inspection in zip(names, found, strict=True):
+        console.print(f"[bold]{name}[/]  {inspection.architecture}")
+        console.print(_table(inspection))
+    if fit is None or available is None:
+        return
+    left, paths = fit
+    weights = sum(i.weight_bytes for i in found)
+    if not left:
+        console.print(f"{_size(weights)} of weights do not fit in {_size(available)}; try --quantization int8 or int4")
+        return
+    per_token = sum(i.kv_bytes_per_token for i in found)
+    console.print(
+        f"In {_size(available)}: {_size(weights)} of weights leave {_size(left)} for KV, with 5% left to a step's own "
+        f"needs: {left // per_token:,} tokens, or {paths:,} paths of {path_tokens:,} tokens that share nothing; a beam "
+        "shares what its paths have in common, and holds more."
+    )
+
+
+def _table(inspection: "Inspection") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
+    for name, value in _rows(inspection):
+        table.add_row(name, Text(value))
+    return table
+
+
+def _rows(inspection: "Inspection") -> list[tuple[str, str]]:
+    choice, config = inspection.choice, inspection.config
+    rows = [("role", inspection.role if choice is None else f"{inspection.role}: {choice.info.name}")]
+    if choice:
+        rows += [("because of", choice.reason), ("score", choice.info.score)]
+    if inspection.note:
+        rows.append(("or", inspection.note))
+    stored = "every tensor accounted for" if inspection.has_weights else "by config.json: there are no weight files"
+    rows += [
+        ("decoder", _decoder(config)),
+        ("context", f"{config.max_positions:,} tokens"),
+        ("weights", f"{_size(inspection.weight_bytes)} ({stored})"),
+        ("KV", f"{inspection.kv_bytes_per_token:,} bytes a token in {_dtype(inspection)}"),
+        ("prompt", _visible(inspection.prompt)),
+    ]
+    for step, (before, token) in enumerate(inspection.readings, start=1):
+        rows.append((f"step {step} is read", f"…{_visible(before)} ▸{_visible(token)}◂"))
+    return rows
+
+
+def _decoder(config: "DecoderConfig") -> str:
+    rope = (config.rope_scaling or {}).get("rope_type", "default")
+    windows = sorted({window for window in config.windows if window})
+    parts = [
+        f"{config.num_layers} layers of {config.hidden_size}",
+        f"{config.num_heads} heads on {config.num_kv_heads} of keys and values, {config.head_dim} wide",
+        f"vocabulary of {config.vocab_size:,}{', tied' if config.tied else ''}",
+        f"rotary base {config.rope_theta:,.0f}{'' if rope == 'default' else f', {rope}'}",
+    ]
+    if windows:
+        parts.append(f"windows of {' and '.join(map(str, windows))} in {sum(map(bool, config.windows))} layers")
+    return "; ".join(parts)
+
+
+def _plain(inspection: "Inspection") -> dict[str, object]:
+    choice = inspection.choice
+    return {
+        "folder": str(inspection.folder),
+        "architecture": inspection.architecture,
+        "role": inspection.role,
+        "family": choice and choice.info.name,
+        "reason": choice and choice.reason,
+        "note": inspection.note,
+        "config": asdict(inspection.config),
+        "dtype": _dtype(inspection),
+        "weight_bytes": inspection.weight_bytes,
+        "has_weights": inspection.has_weights,
+        "kv_bytes_per_token": inspection.kv_bytes_per_token,
+        "prompt": inspection.prompt,
+        "readings": [{"before": before, "token": token} for before, token in inspection.readings],
+    }
+
+
+def _fit(fit: tuple[int, int] | None, path_tokens: int) -> dict[str, int] | None:
+    return fit and {"kv_bytes": fit[0], "paths": fit[1], "path_tokens": path_tokens}
+
+
+def _dtype(inspection: "Inspection") -> str:
+    return str(inspection.dtype).removeprefix("torch.")
+
+
+def _visible(text: str) -> str:
+    return text.replace("\n", "⏎")
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"

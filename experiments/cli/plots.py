@@ -1,0 +1,215 @@
+"""Plots of sweeps and evaluations."""
+
+import textwrap
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espalier.experiments.evaluation.sweep import Cell
+from espalier.search.result import NodeRecord, SearchResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_MARKERS = "osD^vP*Xph"
+_APART = 7.0
+"""Printer's points between lines, so that cells of the same cost do not cover each other."""
+_MARGIN = 1.2
+"""How much further than its cells the axis of tokens goes, each way."""
+
+
+def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
+    """Accuracy with its 95% interval against generated tokens a problem: a colour per beam width N, a marker per M.
+
+    Cells with refused problems are named below the plot; where all were refused there is no accuracy to draw.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
+
+    drawn = [cell for cell in cells if not cell.refused]
+    widths = sorted({cell.beam_width for cell in drawn})
+    expansions = sorted({cell.expansion for cell in drawn})
+    markers = {m: _MARKERS[i % len(_MARKERS)] for i, m in enumerate(expansions)}
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    if tokens := [cell.summary.generated_tokens for cell in drawn if cell.summary.generated_tokens]:
+        axes.set_xscale("log")
+        axes.set_xlim(min(tokens) / _MARGIN, max(tokens) * _MARGIN)  # it cannot tell from what is set aside
+    for place, width in enumerate(widths):
+        row = [cell for cell in drawn if cell.beam_width == width]
+        _draw_width(axes, row, markers, f"C{place}", (len(widths) - 1) / 2 - place)
+    axes.set_xlabel("generated tokens per problem (lines are set a little apart)")
+    axes.set_ylabel("accuracy, %")
+    axes.set_ylim(-3, 103)  # what lies at 0 or 100% is drawn whole
+    problems = {cell.summary.problems for cell in cells}
+    many = "–".join(str(count) for count in sorted({min(problems), max(problems)}))
+    axes.set_title(f"Beam search on {benchmark}, {many} problems, 95% intervals", parse_math=False)
+    axes.grid(alpha=0.3)
+    lines = [Line2D([], [], color=f"C{i}", label=f"N = {n}") for i, n in enumerate(widths)]
+    shapes = [Line2D([], [], color="dimgrey", ls="", marker=marker, label=f"M = {m}") for m, marker in markers.items()]
+    if drawn:
+        figure.legend(handles=[*lines, *shapes], loc="outside right center")
+    if refused := [_refusal(cell) for cell in cells if cell.summary.refused]:
+        figure.supxlabel(textwrap.fill(f"refused: {', '.join(refused)}", 100), fontsize=9)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _refusal(cell: Cell) -> str:
+    count = "all, not drawn" if cell.refused else f"{cell.summary.refused} of {cell.summary.problems}"
+    return f"N={cell.beam_width} M={cell.expansion} ({count})"
+
+
+def _draw_width(axes: "Axes", cells: list[Cell], markers: dict[int, str], colour: str, aside: float) -> None:
+    """Draw the cells of one beam width, `aside` of where they are, in steps of `_APART`."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure = axes.get_figure()
+    assert figure is not None
+    where = axes.transData + ScaledTranslation(aside * _APART / 72, 0, figure.dpi_scale_trans)
+    cells = sorted(cells, key=lambda cell: cell.summary.generated_tokens)
+    tokens = [cell.summary.generated_tokens for cell in cells]
+    accuracy = [100 * cell.summary.accuracy for cell in cells]
+    below = [100 * (cell.summary.accuracy - cell.summary.low) for cell in cells]
+    above = [100 * (cell.summary.high - cell.summary.accuracy) for cell in cells]
+    axes.errorbar(tokens, accuracy, yerr=[below, above], color=colour, capsize=3, elinewidth=1, transform=where)
+    for cell, x, y in zip(cells, tokens, accuracy, strict=True):
+        axes.plot([x], [y], marker=markers[cell.expansion], color=colour, transform=where)
+
+
+def plot_algorithms(rows: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Accuracy with its 95% interval against generated tokens a problem, one line per algorithm.
+
+    Lines begin at the single chain, which is what any of them is with one path.
+
+    Args:
+        rows: of the benchmark `algorithms`.
+        title: over the plot.
+        path: an .svg, .png or .pdf.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_name[row["algorithm"]].append(row)
+    figure, axes = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
+    colours = mpl.colormaps["tab20"]
+    for i, (name, points) in enumerate(by_name.items()):
+        if name != "greedy" and name != "chain":
+            points += by_name.get("chain", [])
+        points.sort(key=lambda row: row["paths"])
+        tokens, accuracy, half = ([row[key] for row in points] for key in ("generated tokens", "accuracy %", "95% +-"))
+        style = "--" if name == "pass@N" else "-"
+        axes.errorbar(tokens, accuracy, yerr=half, marker="o", capsize=2, linestyle=style, label=name, color=colours(i))
+    axes.set_xscale("log")
+    axes.set_xlabel("generated tokens per problem")
+    axes.set_ylabel("accuracy, %")
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MAX_LABEL = 22
+_POINTS = 72
+"""Of print, in an inch."""
+
+
+def plot_tree(result: SearchResult, title: str, path: Path) -> None:
+    """Draw `result`'s tree to `path` (.svg, .png or .pdf), its root to the left; merged duplicates are only counted."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "espalier"  # the same tree gives the same file
+    import matplotlib.pyplot as plt
+
+    nodes = [node for node in result.nodes if node.termination != "duplicate"]
+    children: dict[int | None, list[NodeRecord]] = defaultdict(list)
+    for node in nodes:
+        children[node.parent_id].append(node)
+    rows = _rows(children)
+    depth, height = max(node.depth for node in nodes), max(rows.values())
+    width = 1.75 * (depth + 1)
+    size = min(max(9.0, 0.9 * width), 18.0)  # readable too where a wide tree is shown small
+    a_line = max(20, int(width * _POINTS / (0.6 * size)))  # characters, one 0.6 of the size wide
+    heading = textwrap.fill(title, a_line)
+    tall = 0.32 * max(6.0, height + 2) + 1.4 * size / _POINTS * (heading.count("\n") + 1)
+    figure, axes = plt.subplots(figsize=(width, tall), layout="constrained")
+    for node in nodes:
+        elected = node.node_id in result.elected_path
+        if node.parent_id is not None:
+            ends = [node.depth - 1, node.depth], [rows[node.parent_id], rows[node.node_id]]
+            axes.plot(*ends, color="black" if elected else "silver", lw=2.0 if elected else 0.8, zorder=1)
+        _draw_box(axes, node, rows[node.node_id], elected)
+    axes.set_xlim(-0.5, depth + 0.5)
+    axes.set_ylim(-1, height + 1)
+    axes.axis("off")
+    axes.set_title(heading, fontsize=size, parse_math=False)
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    plt.close(figure)
+
+
+def _draw_box(axes: "Axes", node: NodeRecord, row: float, elected: bool) -> None:
+    from matplotlib import colormaps
+
+    pruned = node.termination == "pruned"
+    red, green, blue, _ = (1.0, 1.0, 1.0, 1.0) if node.score is None else colormaps["RdYlGn"](node.score)
+    fade = 0.3 if pruned else 0.45  # towards white, so that text stays readable on every score
+    axes.text(
+        node.depth,
+        row,
+        _label(node),
+        ha="center",
+        va="center",
+        fontsize=7,
+        family="monospace",
+        color="black",
+        fontweight="bold" if elected else "normal",
+        bbox={
+            "boxstyle": "round,pad=0.3",
+            "facecolor": tuple(1 - fade * (1 - channel) for channel in (red, green, blue)),
+            "edgecolor": "black" if elected else "darkgrey",
+            "linestyle": ":" if pruned else "-",
+        },
+        zorder=2,
+        parse_math=False,
+    )
+
+
+def _rows(children: dict[int | None, list[NodeRecord]]) -> dict[int, float]:
+    """A vertical place for every node: leaves one under another, parents in the middle of their children."""
+    rows: dict[int, float] = {}
+    leaves = 0
+
+    def place(node: NodeRecord) -> float:
+        nonlocal leaves
+        below = sorted(children[node.node_id], key=lambda n: n.score or 0.0)
+        if below:
+            places = [place(child) for child in below]
+            rows[node.node_id] = (places[0] + places[-1]) / 2
+        else:
+            rows[node.node_id] = float(leaves)
+            leaves += 1
+        return rows[node.node_id]
+
+    place(children[None][0])
+    return rows
+
+
+def _label(node: NodeRecord) -> str:
+    if node.parent_id is None:
+        return "problem"
+    text = " ".join(node.text.split()) or "(end)"
+    text = text if len(text) <= _MAX_LABEL else text[: _MAX_LABEL - 1] + "…"
+    score = "" if node.score is None else f"  {node.score:.2f}"
+    return f"{text}{score}" + (f" ×{node.multiplicity}" if node.multiplicity > 1 else "")

@@ -1,0 +1,247 @@
+"""Results as a person reads them in a terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from espalier.experiments.evaluation.sample import Sample
+from espalier.experiments.evaluation.summary import Summary
+from espalier.experiments.evaluation.sweep import Cell
+from espalier.search.result import NodeRecord, SearchResult, StopReason
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+
+_MAX_PRUNED_SHOWN = 3
+_MAX_STEP_SHOWN = 100
+_MARKS = {
+    "eos": "✓ complete",
+    "boxed": "✓ complete",
+    "pruned": "✗ pruned",
+    "length": "✗ cut off",
+    "degenerate": "✗ repeats itself",
+    "budget": "✗ over budget",
+}
+
+_STOPPED = {
+    StopReason.BUDGET: "cut short by --generator-budget or --verifier-budget",
+    StopReason.DEADLINE: "cut short by --time-limit",
+    StopReason.CANCELLED: "cancelled",
+}
+
+
+def show_result(console: Console, result: SearchResult, gold: str | None) -> None:
+    """Print a search: its tree, the chosen path, the answer, and what it cost."""
+    if result.nodes and len(result.nodes) > 1:
+        console.print(search_tree(result))
+    verdict = "" if gold is None else f"   (expected {gold})"
+    if result.answer:
+        console.print(Text.assemble(("\nanswer  ", "bold"), (result.answer, "bold green"), verdict))
+    else:
+        console.print(Text.assemble(("\nno answer", "bold red"), f": no path came to an end that gives one{verdict}"))
+    console.print(_costs(result))
+
+
+def search_tree(result: SearchResult) -> Tree:
+    """The search tree: kept steps with their scores, the best few of those pruned at each fork, the rest counted."""
+    children: dict[int | None, list[NodeRecord]] = defaultdict(list)
+    for node in result.nodes:
+        if node.termination != "duplicate":
+            children[node.parent_id].append(node)
+    winners = result.elected_path
+    root = Tree(Text("problem", style="bold"), guide_style="dim")
+    _grow(root, 0, children, winners)
+    return root
+
+
+def _grow(branch: Tree, parent_id: int, children: dict[int | None, list[NodeRecord]], winners: set[int]) -> None:
+    nodes = sorted(
+        children[parent_id], key=lambda n: (n.node_id not in winners, -(n.score if n.score is not None else 0))
+    )
+    lost = [n for n in nodes if not _leads_somewhere(n, children, winners)]
+    for node in nodes:
+        if node not in lost or lost.index(node) < _MAX_PRUNED_SHOWN:
+            _grow(branch.add(_label(node, winners)), node.node_id, children, winners)
+    if (hidden := len(lost) - _MAX_PRUNED_SHOWN) > 0:
+        branch.add(Text(f"and {hidden} more", style="dim"))
+
+
+def _leads_somewhere(node: NodeRecord, children: dict[int | None, list[NodeRecord]], winners: set[int]) -> bool:
+    return node.node_id in winners or bool(children[node.node_id]) or node.termination in ("eos", "boxed")
+
+
+def _label(node: NodeRecord, winners: set[int]) -> Text:
+    style = "bold green" if node.node_id in winners else "dim" if node.termination == "pruned" else ""
+    score = "      " if node.score is None else f"{node.score:.4f}"
+    merged = f"  ×{node.multiplicity}" if node.multiplicity > 1 else ""
+    mark = f"  {_MARKS[node.termination]}" if node.termination in _MARKS else ""
+    text = " ".join(node.text.split()) or "(end)"
+    if len(text) > _MAX_STEP_SHOWN:
+        text = text[:_MAX_STEP_SHOWN] + " …"
+    return Text.assemble((score, "cyan"), "  ", (text, style), (merged + mark, "dim"))
+
+
+def _costs(result: SearchResult) -> Group:
+    a = result.accounting
+    rows = [
+        f"{a.nodes} steps sampled, {a.pruned} pruned, {a.duplicates} merged with an equal sibling",
+        f"{a.generated_tokens} tokens generated; computed {a.generator_tokens}, verifier {a.verifier_tokens}; "
+        f"sharing saved {a.generator_saved_tokens} and {a.verifier_saved_tokens}",
+        f"{a.physical_blocks} KV blocks held where {a.logical_blocks} would be without sharing "
+        f"({a.peak_kv_bytes / 2**20:.1f} MiB at the widest moment)",
+        f"{a.seconds:.2f} s",
+    ]
+    if result.stop_reason in _STOPPED:
+        rows.insert(0, _STOPPED[result.stop_reason])
+    return Group(*(Text(row, style="dim") for row in rows))
+
+
+def show_summary(console: Console, summary: Summary, asked: int | None = None, folder: Path | None = None) -> None:
+    """Print an evaluation's summary.
+
+    Args:
+        console: where.
+        summary: of all that the run holds.
+        asked: how many problems the command asked for, where it may be fewer.
+        folder: that of the run; None where nothing was kept.
+    """
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    more = summary.problems - (summary.problems if asked is None else asked)
+    rows = {
+        "benchmark": f"{summary.benchmark}, {summary.problems} problems"
+        + (f", {more} of them of an earlier command in {folder}" if more > 0 else ""),
+        "refused": _with_reason(summary, "refused", "could not be searched", folder),
+        "ungraded": _with_reason(summary, "ungraded", "could not be graded", folder),
+        "accuracy": f"{_percent(summary.accuracy)}%  [{_percent(summary.low)}, {_percent(summary.high)}] at 95%",
+        "by level": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_level.items()),
+        "tokens a problem": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
+        "computed ÷ tree": f"generator {summary.generator_redundancy:.3f}"
+        + (f", verifier {summary.verifier_redundancy:.3f}" if summary.verifier_redundancy else ""),
+        "blocks held ÷ logical": f"{summary.blocks_shared:.2f} at the widest moment",
+        "time": f"{summary.seconds:.1f} s, {summary.problems_per_minute:.1f} problems/min"
+        if summary.problems_per_minute
+        else "",
+        "grader": summary.grader,
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(Text(name, style="bold"), Text(value))
+    console.print(table)
+
+
+def _with_reason(summary: Summary, what: str, meaning: str, folder: Path | None) -> str:
+    """How many problems came to nothing and why the first did; the reasons of all stand in a file, if there is one."""
+    if not (count := getattr(summary, what)):
+        return ""
+    others = f"; all are in {folder / 'samples.jsonl'}" if folder and count > 1 else ""
+    return f"{count} {meaning}, such as {summary.errors[what]}{others}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
+    """Print the table of a sweep whose run folders are in `folder`."""
+    table = Table("N", "M", "problems", "accuracy\n%")
+    table.add_column("95%\ninterval", no_wrap=True)
+    for name in ("tokens\ngenerated", "verifier\ntokens", "problems\n/min"):
+        table.add_column(name)
+    for cell in cells:
+        s = cell.summary
+        table.add_row(
+            str(cell.beam_width),
+            str(cell.expansion),
+            f"{s.problems}" + (f", {s.refused} refused" if s.refused else ""),
+            "" if cell.refused else _percent(s.accuracy),
+            "refused" if cell.refused else f"[{_percent(s.low)}, {_percent(s.high)}]",
+            f"{s.generated_tokens:.0f}",
+            f"{s.verifier_tokens:.0f}",
+            "" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",
+        )
+    console.print(table)
+    for cell in cells:
+        for what, meaning in (("refused", "could not be searched"), ("ungraded", "could not be graded")):
+            if why := _with_reason(cell.summary, what, meaning, folder / cell.name):
+                console.print(f"N={cell.beam_width} M={cell.expansion}: {why}", highlight=False, markup=False)
+
+
+@contextmanager
+def sample_progress(total: int, done: int) -> Iterator[Callable[[Sample], None]]:
+    """Show progress towards `total` samples, `done` of them there before; yields what to call with each new one."""
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    right = seen = 0
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total, completed=done)
+
+        def on_sample(sample: Sample) -> None:
+            nonlocal right, seen
+            right, seen = right + sample.correct, seen + 1
+            progress.update(task, advance=1, description=f"{100 * right / seen:.1f}% right")
+
+        yield on_sample
+
+
+if TYPE_CHECKING:
+    from espalier.search.run.orchestrator import Orchestrator
+
+_SHOWN_FROM = 256 * 2**20
+"""Bytes; less is loaded before a bar could be read."""
+
+
+def load_with_progress(settings: RuntimeSettings) -> Orchestrator:
+    """`load_orchestrator`, showing how far it is."""
+    with bytes_progress(Console(stderr=True)) as on_bytes:
+        return load_orchestrator(settings, on_bytes)
+
+
+@contextmanager
+def bytes_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Yields what to call with the bytes that are done and all of them.
+
+    Shows nothing when `console` is no terminal, or there is little to load.
+    """
+    columns = (
+        TextColumn("loading weights"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    progress = Progress(*columns, console=console, transient=True)
+    task = progress.add_task("", total=None)
+
+    def on_bytes(done: int, total: int) -> None:
+        if total >= _SHOWN_FROM and console.is_terminal:
+            progress.start()  # nothing when it has begun
+            progress.update(task, completed=done, total=total)
+
+    try:
+        yield on_bytes
+    finally:
+        if progress.live.is_started:
+            progress.stop()

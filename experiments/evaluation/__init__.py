@@ -1,0 +1,1 @@
+"""Benchmarks, runs on them, and what is kept of a run."""

@@ -1,0 +1,161 @@
+"""Batch evaluation: every problem of a benchmark through one orchestrator, graded, with an interval."""
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from typing import Any
+
+from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
+from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.evaluation.run_folder import RunFolder
+from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of
+from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
+from espalier.search.algorithms import revision
+from espalier.search.request import SearchRequest, Terms
+from espalier.search.result import SearchResult
+from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.voting.math_verify import Grade, Grader
+
+_Grades = list["Future[bool]"]
+"""Of one answer, by each gold answer."""
+
+
+def run_configuration(benchmark: str, request: SearchRequest, orchestrator: Orchestrator) -> dict[str, Any]:
+    """What the samples of a run depend on, for its `config.json`.
+
+    The search with every default filled in, and the models by their digests.
+    """
+    search = search_fields(orchestrator.effective(request))
+    return {"benchmark": benchmark, **search, "revision": revision(request), **orchestrator.describe_models()}
+
+
+def left_open(request: SearchRequest) -> list[str]:
+    """Fields of `request` that take their default."""
+    return [name for name, value in request.to_dict().items() if value is None]
+
+
+def evaluate(
+    orchestrator: Orchestrator,
+    problems: list[Problem],
+    request: SearchRequest,
+    grader: Grader,
+    *,
+    benchmark: str,
+    limit: int | None = None,
+    folder: RunFolder | None = None,
+    on_sample: Callable[[Sample], None] | None = None,
+) -> Summary:
+    """Search problems, many at once, and grade the answers.
+
+    What a search costs is its own: none takes over a prompt that another has computed, so that its figures are the same
+    alone and among others, first and last, at once and after an interruption. A time limit counts from the start of
+    each search, for they are all submitted at once.
+
+    Args:
+        orchestrator: how many run at once is its to decide.
+        problems: those of the benchmark; samples of others in the folder do not count.
+        request: the search; its problem text is replaced by each problem's.
+        grader: judges the answers, in its own processes while searches go on.
+        benchmark: its name, for the summary.
+        limit: how many of the first problems to search; None for all.
+        folder: where samples are kept as they come; None keeps none. An answer in it that could not be graded is
+            graded once more, and not searched again.
+        on_sample: called with each new sample.
+
+    Returns:
+        The summary of the problems that were to be searched, and of all others that the folder holds samples of.
+
+    Raises:
+        InvalidRequestError: and others of `Orchestrator.submit`, before any search starts.
+    """
+    samples = {sample.unique_id: sample for sample in folder.samples_of(problems)} if folder else {}
+    wanted = [p for p in problems[:limit] if p.unique_id not in samples or samples[p.unique_id].refused]
+    with folder.open_samples() if folder else nullcontext() as stream:
+
+        def keep(sample: Sample) -> None:
+            samples[sample.unique_id] = sample
+            if stream:
+                stream.write(json.dumps(asdict(sample)) + "\n")
+                stream.flush()
+
+        for sample in _graded_again(problems, list(samples.values()), grader):
+            keep(sample)
+        last = time.monotonic()
+        for sample in _run(orchestrator, wanted, request, grader):
+            now = time.monotonic()
+            if not _refused_as_before(sample, samples.get(sample.unique_id)):
+                keep(replace(sample, wall_seconds=now - last))
+            last = now
+            if on_sample:
+                on_sample(sample)
+    in_order = [samples[problem.unique_id] for problem in problems if problem.unique_id in samples]
+    summary = summarise(in_order, benchmark, orchestrator.effective(request), grader.name)
+    if folder:
+        folder.write_summary(summary)
+    return summary
+
+
+def _refused_as_before(sample: Sample, before: Sample | None) -> bool:
+    return before is not None and before.refused and sample.refused and before.error == sample.error
+
+
+def _graded_again(problems: list[Problem], samples: list[Sample], grader: Grader) -> Iterator[Sample]:
+    """Those of `samples` that were not graded and are now."""
+    by_id = {problem.unique_id: problem for problem in problems}
+    for sample in samples:
+        if sample.ungraded:
+            grade = _grade(_submit(by_id[sample.unique_id], sample.answer, grader), grader)
+            if grade.error != sample.error:
+                yield replace(sample, correct=grade.correct, error=grade.error)
+
+
+def _run(
+    orchestrator: Orchestrator, problems: list[Problem], request: SearchRequest, grader: Grader
+) -> Iterable[Sample]:
+    """Samples in the order in which they are graded; the engine never waits for a grade."""
+    by_search: dict[str, Problem] = {}
+    grading: list[tuple[Problem, SearchResult, _Grades]] = []
+    try:
+        for problem in problems:
+            try:
+                search = orchestrator.submit(replace(request, problem=problem.problem), terms=_terms())
+                by_search[search] = problem
+            except RequestTooLargeError as error:
+                yield refused_sample(problem, str(error))
+            except InvalidRequestError as error:
+                if any(violation.field != "problem" for violation in error.violations):
+                    raise
+                yield refused_sample(problem, str(error))
+        while orchestrator.busy:
+            for result in orchestrator.step():
+                problem = by_search[result.search_id]
+                if result.error:
+                    yield refused_sample(problem, result.error)
+                    continue
+                grading.append((problem, result, _submit(problem, result.answer, grader)))
+            ready = [entry for entry in grading if all(future.done() for future in entry[2])]
+            if ready:
+                grading = [entry for entry in grading if entry not in ready]
+            yield from (sample_of(problem, result, _grade(grades, grader)) for problem, result, grades in ready)
+    finally:
+        orchestrator.close()
+    yield from (sample_of(problem, result, _grade(grades, grader)) for problem, result, grades in grading)
+
+
+def _terms() -> Terms:
+    """Those of one search; its salt is like no other's, so that it computes its own prompts."""
+    return Terms(salt=secrets.token_bytes(16), timed_from_start=True)
+
+
+def _submit(problem: Problem, answer: str, grader: Grader) -> _Grades:
+    return [grader.submit(gold, answer) for gold in problem.golds]
+
+
+def _grade(grades: _Grades, grader: Grader) -> Grade:
+    """Right by any gold answer; where by none, the first that could not be told says so."""
+    found = [grader.resolve(grade) for grade in grades]
+    return next((grade for grade in found if grade.correct), None) or max(found, key=lambda grade: bool(grade.error))

@@ -1,0 +1,35 @@
+"""Where samples come from: the command that made them, its versions, and where its models are."""
+
+import platform
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from espalier.engine.models.hub import HubSettings, locate
+from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.orchestrator import Orchestrator
+
+_PACKAGES = ("espalier", "torch", "transformers", "numba")
+
+
+def describe_command(benchmark: str, runtime: RuntimeSettings, orchestrator: Orchestrator) -> dict[str, Any]:
+    """What a run's `config.json` says of one command, and samples do not depend on; see `RunFolder`."""
+    names = {"generator": runtime.generator, "verifier": runtime.verifier, "reference": runtime.verifier_reference}
+    # What was loaded is there by now, so that nobody need be asked for it.
+    hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
+    models = {
+        role: {"name": name, "folder": str(locate(name, runtime.load_format, hub).resolve())}
+        for role, name in names.items()
+        if name
+    }
+    return {
+        "command": shlex.join(["espalier", *sys.argv[1:]]),
+        "folder": str(Path.cwd()),
+        "benchmark": benchmark if benchmark == "demo" else str(Path(benchmark).resolve()),
+        "models": models,
+        "kv_memory_bytes": orchestrator.engine.settings.kv_memory_bytes,
+        "in_flight": runtime.max_running,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+    }

@@ -1,0 +1,109 @@
+"""What one problem of an evaluation came to: a line of its `samples.jsonl`."""
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.search.result import SearchResult
+from espalier.search.run.usage import Ledger
+from espalier.search.voting.math_verify import Grade
+
+REFUSED = "refused"
+"""Stop reason of a problem that never ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One problem's outcome.
+
+    `gold` names all answers that are right. `answers` are those that candidates gave, with how many gave each. `error`
+    says why a problem was refused or its answer could not be graded; such a problem counts as not solved. `asked` is a
+    digest of the problem and its gold answers; empty in the samples of older versions. `wall_seconds` passed since the
+    sample before or the start of the command: those of all samples together are the time that they took, however often
+    it was interrupted. 0 in the samples of older versions.
+    """
+
+    unique_id: str
+    level: int | None
+    gold: str
+    answer: str
+    correct: bool
+    error: str
+    score: float | None
+    stop_reason: str
+    text: str
+    answers: dict[str, int]
+    accounting: dict[str, Any]
+    asked: str = ""
+    wall_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.correct, bool) or not isinstance(self.accounting, dict):
+            raise TypeError("correct must be true or false, and accounting an object")
+        if not isinstance(self.wall_seconds, int | float):
+            raise TypeError("wall_seconds must be a number")
+
+    @property
+    def refused(self) -> bool:
+        """Whether the problem could not be searched; perhaps it can be with more memory."""
+        return self.stop_reason == REFUSED
+
+    @property
+    def ungraded(self) -> bool:
+        """Whether there is an answer of which could not be told whether it is right."""
+        return bool(self.error) and not self.refused
+
+    def is_of(self, problem: Problem) -> bool:
+        """Whether this is `problem`, and not another of the same name: the file may have changed since."""
+        return self.asked == _digest(problem) if self.asked else self.gold == _gold(problem)
+
+
+def sample_of(problem: Problem, result: SearchResult, grade: Grade) -> Sample:
+    """The sample of a search."""
+    answers: Counter[str] = Counter()
+    for candidate in result.candidates:
+        if candidate.answer:
+            answers[candidate.answer] += candidate.multiplicity
+    return Sample(
+        unique_id=problem.unique_id,
+        level=problem.level,
+        gold=_gold(problem),
+        answer=result.answer,
+        correct=grade.correct,
+        error=grade.error,
+        score=result.score,
+        stop_reason=str(result.stop_reason),
+        text=result.best.text if result.best else "",
+        answers=dict(answers),
+        accounting=asdict(result.accounting),
+        asked=_digest(problem),
+    )
+
+
+def refused_sample(problem: Problem, why: str) -> Sample:
+    """A problem that cannot be searched, such as one longer than a model's context: counted, and the reason kept."""
+    return Sample(
+        unique_id=problem.unique_id,
+        level=problem.level,
+        gold=_gold(problem),
+        answer="",
+        correct=False,
+        error=why,
+        score=None,
+        stop_reason=REFUSED,
+        text="",
+        answers={},
+        accounting=asdict(Ledger().close()),
+        asked=_digest(problem),
+    )
+
+
+def _gold(problem: Problem) -> str:
+    return " or ".join(problem.golds)
+
+
+def _digest(problem: Problem) -> str:
+    return hashlib.sha256(json.dumps([problem.problem, *problem.golds]).encode()).hexdigest()[:16]

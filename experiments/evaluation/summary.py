@@ -1,0 +1,100 @@
+"""What an evaluation came to: totals over its samples."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.experiments.evaluation.sample import Sample
+from espalier.experiments.evaluation.statistics import wilson_interval
+from espalier.search.request import SearchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run came to; it follows from the samples alone, so that the same ones give the same summary.
+
+    Attributes:
+        problems: all of the benchmark's that the run holds.
+        refused: problems that could not be searched, such as those longer than a context; they count as not solved.
+        ungraded: problems whose answer could not be graded; they count as not solved too.
+        errors: why, of the first of the `refused` and of the `ungraded`, behind its name; without those that are 0.
+        accuracy: share of problems answered right; `low` and `high` bound it at 95% (Wilson).
+        generated_tokens: mean tokens sampled for one problem.
+        verifier_tokens: mean tokens the verifier computed for one problem.
+        verifier_redundancy: verifier tokens computed over verifier tokens in the search trees; 1 is no repetition.
+        generator_redundancy: the same for the generator.
+        blocks_shared: physical over logical KV blocks at the widest moment of a search, mean over problems.
+        seconds: wall time that the problems took, over all the commands that searched them.
+        problems_per_minute: of that time; None where none was measured.
+        grader: name and version of what judged the answers.
+        configuration: the search with every default filled in.
+    """
+
+    benchmark: str
+    problems: int
+    refused: int
+    ungraded: int
+    errors: dict[str, str]
+    correct: int
+    accuracy: float
+    low: float
+    high: float
+    accuracy_by_level: dict[str, float]
+    generated_tokens: float
+    verifier_tokens: float
+    verifier_redundancy: float | None
+    generator_redundancy: float
+    blocks_shared: float
+    seconds: float
+    problems_per_minute: float | None
+    grader: str
+    configuration: dict[str, Any]
+
+
+def search_fields(request: SearchRequest) -> dict[str, Any]:
+    """The fields of a search with every default filled in, but for its problem and limits that there are none of."""
+    return {name: value for name, value in request.to_dict().items() if name != "problem" and value is not None}
+
+
+def summarise(samples: list[Sample], benchmark: str, effective: SearchRequest, grader: str) -> Summary:
+    """Totals over samples of the search `effective`, with every default filled in."""
+    correct = sum(sample.correct for sample in samples)
+    count = len(samples)
+    low, high = wilson_interval(correct, count)
+    levels = sorted({s.level for s in samples if s.level is not None})
+    by_level = {level: [s.correct for s in samples if s.level == level] for level in levels}
+
+    def total(name: str) -> float:
+        return sum(sample.accounting[name] for sample in samples)
+
+    shares = [
+        s.accounting["physical_blocks"] / s.accounting["logical_blocks"]
+        for s in samples
+        if s.accounting["logical_blocks"]
+    ]
+    refused = [sample for sample in samples if sample.refused]
+    ungraded = [sample for sample in samples if sample.ungraded]
+    firsts = {"refused": refused[:1], "ungraded": ungraded[:1]}
+    timed = [sample for sample in samples if sample.wall_seconds and not sample.refused]
+    seconds = sum(sample.wall_seconds for sample in samples)
+    verifier_tree = total("verifier_tree_tokens")
+    return Summary(
+        benchmark=benchmark,
+        problems=count,
+        refused=len(refused),
+        ungraded=len(ungraded),
+        errors={what: f"{first.unique_id}: {first.error}" for what, found in firsts.items() for first in found},
+        correct=correct,
+        accuracy=correct / count if count else 0.0,
+        low=low,
+        high=high,
+        accuracy_by_level={str(level): sum(right) / len(right) for level, right in by_level.items()},
+        generated_tokens=total("generated_tokens") / max(1, count),
+        verifier_tokens=total("verifier_tokens") / max(1, count),
+        verifier_redundancy=total("verifier_tokens") / verifier_tree if verifier_tree else None,
+        generator_redundancy=total("generator_tokens") / max(1.0, total("generator_tree_tokens")),
+        blocks_shared=sum(shares) / len(shares) if shares else 1.0,
+        seconds=seconds,
+        problems_per_minute=60 * len(timed) / seconds if timed else None,
+        grader=grader,
+        configuration=search_fields(effective),
+    )

@@ -1,0 +1,458 @@
+"""A decoder, from token ids to final hidden states, in one compiled call.
+
+All threads walk through the same phases, sharing the items.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.cpu.amx import aligned
+from espalier.kernels.cpu.attention import (
+    TOKENS_PER_ITEM,
+    UNLIMITED,
+    Geometry,
+    Spans,
+    attend,
+    find_spans,
+    flat_arena,
+    geometry_of,
+    scratch_for,
+)
+from espalier.kernels.cpu.linear import (
+    PACKS,
+    PANEL,
+    ROWS,
+    multiply_part,
+    pack,
+    panels_of,
+    parts_of,
+    product,
+    room_for_weights,
+    stored_rows,
+    unit,
+    unpack,
+)
+from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
+from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
+from espalier.kernels.cpu.threads import claim, claim_next, num_threads, run_together, wait_for
+from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layout import LayerKV
+
+_PHASES = 9
+"""Of one layer: norm; qkv; rotary and store; attention; its result stored; out; norm; gate and up; down.
+
+Another norm follows the last.
+"""
+_FEW = 8
+"""Rows of one work item where there is little to do for each."""
+_SOME = 32
+"""Rows of one work item that writes keys: neighbouring tokens of a sequence write the same cache lines."""
+Tokens = tuple[np.ndarray, np.ndarray]
+"""Ids and positions, int64 `[T]`."""
+Outer = tuple[np.ndarray, np.ndarray, np.ndarray, np.float32]
+"""`OuterWeights`, the embedding flat."""
+
+
+@numba.njit
+def _embed_rows(
+    item: int, tokens: Tokens, outer: Outer, stride: int, hidden: np.ndarray, rotary: tuple[np.ndarray, np.ndarray]
+) -> None:
+    """Begin a few tokens' residual stream with their embeddings, and find the cosines and sines of their positions."""
+    (token_ids, positions), (embedding, norm, inverse, factor), (cos, sin) = tokens, outer, rotary
+    width = len(norm)
+    for r in range(item * _FEW, min((item + 1) * _FEW, len(token_ids))):
+        start = token_ids[r] * width
+        given, written = embedding[start : start + width], hidden[r * stride : r * stride + width]
+        for i in range(width):
+            written[i] = given[i]
+        position = np.float32(positions[r])
+        for i in range(len(inverse)):
+            angle = position * inverse[i]
+            cos[r, i], sin[r, i] = math.cos(angle) * factor, math.sin(angle) * factor
+
+
+@numba.njit
+def _norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray) -> None:
+    for r in range(item * _FEW, min((item + 1) * _FEW, len(out) // len(weight))):
+        rms_norm(x, r * x_stride, weight, eps, out, r * len(weight))
+
+
+@numba.njit
+def _norm_and_store_rows(
+    item: int, rows: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray
+) -> None:
+    """As `_norm_rows`, to where a product takes its left side from."""
+    width = len(weight)
+    normed = np.empty(width, np.float32)
+    for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
+        rms_norm(x, r * x_stride, weight, eps, normed, 0)
+        unit.store_row(normed, 0, width, 0, width, out, r)
+
+
+@numba.njit
+def _store_rows(item: int, rows: int, width: int, x: np.ndarray, out: np.ndarray) -> None:
+    for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
+        unit.store_row(x, r * width, width, 0, width, out, r)
+
+
+@numba.njit
+def _fill_part(item: int, parts: int, rows: int, bias: np.ndarray, out: np.ndarray) -> None:
+    """Start the sums that `multiply_part` adds to with the bias, `[num_panels * PANEL]`."""
+    first, (start, end) = item // parts * ROWS, panels_of(item, parts, len(bias) // PANEL)
+    start, end = start * PANEL, end * PANEL
+    given = bias[start:end]
+    for r in range(first, min(first + ROWS, rows)):
+        written = out[r * len(bias) + start : r * len(bias) + end]
+        for i in range(len(given)):
+            written[i] = given[i]
+
+
+@numba.njit
+def _rotate_and_store(
+    item: int,
+    qkv: np.ndarray,
+    head_norms: np.ndarray,
+    eps: np.float32,
+    rotary: tuple[np.ndarray, np.ndarray],
+    flat: np.ndarray,
+    keys_at: int,
+    values_at: int,
+    geometry: Geometry,
+    writes: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Normalise and rotate a few tokens' queries and keys in place, and put keys and values where `writes` says.
+
+    `head_norms` are the weights `[2, head_dim]` of queries' and keys' own norms, `[0, head_dim]` without.
+    """
+    sector_stride, slots, block_size, heads, kv_heads, head_dim, stride = geometry
+    (cos, sin), (blocks, offsets) = rotary, writes
+    for row in range(item * _SOME, min((item + 1) * _SOME, len(cos))):
+        for head in range(heads + kv_heads):
+            if len(head_norms):
+                at = row * stride + head * head_dim
+                rms_norm(qkv, at, head_norms[int(head >= heads)], eps, qkv, at)
+            rotate(qkv, row * stride + head * head_dim, cos[row], sin[row])
+        block, offset = blocks[row], offsets[row]
+        if block < 0:
+            continue
+        for head in range(kv_heads):
+            at = block // slots * sector_stride + (block % slots * kv_heads + head) * block_size * head_dim
+            key = row * stride + (heads + head) * head_dim
+            value = key + kv_heads * head_dim
+            for i in range(head_dim):
+                flat[keys_at + at + i * block_size + offset] = qkv[key + i]
+                flat[values_at + at + offset * head_dim + i] = qkv[value + i]
+
+
+@numba.njit
+def _add_rows(item: int, stride: int, bias: np.ndarray, out: np.ndarray) -> None:
+    """Add `bias`, which may be empty, to a few rows of `out`."""
+    for r in range(item * _SOME, min((item + 1) * _SOME, len(out) // stride)):
+        for column in range(len(bias)):
+            out[r * stride + column] += bias[column]
+
+
+@numba.njit
+def _gated_part(
+    item: int,
+    parts: int,
+    threads: int,
+    x: np.ndarray,
+    rows: int,
+    inner: int,
+    panels: np.ndarray,
+    panels_at: int,
+    num_panels: int,
+    out: np.ndarray,
+    halves: tuple[np.ndarray, np.ndarray],
+    scratch: np.ndarray,
+) -> None:
+    """Store one work item's share of silu(gate) * up as the left side of the next product.
+
+    Arguments as `multiply_part`, up's panels after gate's; `halves` have room for ROWS rows of a panel's sums.
+    """
+    first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
+    count, size, (gate, up) = min(ROWS, rows - first), inner * PANEL, halves
+    for panel in range(start, end):
+        gate[: count * PANEL] = np.float32(0.0)
+        up[: count * PANEL] = np.float32(0.0)
+        following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
+        gate_at, up_at, next_at = (
+            panels_at + panel * size,
+            panels_at + (num_panels + panel) * size,
+            panels_at + following * size,
+        )
+        unit.multiply_panel(x, first, count, inner, panels, gate_at, up_at, gate, 0, PANEL, scratch)
+        unit.multiply_panel(x, first, count, inner, panels, up_at, next_at, up, 0, PANEL, scratch)
+        silu_times(gate, up, count * PANEL)
+        for r in range(count):
+            unit.store_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)
+
+
+@numba.njit(nogil=True, cache=True)
+def _forward(
+    counters: np.ndarray,
+    tokens: Tokens,
+    outer: Outer,
+    weights: tuple[np.ndarray, ...],
+    windows: np.ndarray,
+    eps: np.float32,
+    flat: np.ndarray,
+    places: np.ndarray,
+    geometry: Geometry,
+    spans: Spans,
+    writes: tuple[np.ndarray, np.ndarray],
+    scale: np.float32,
+    parts: tuple[int, int, int],
+    threads: int,
+    buffers: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    rotary: tuple[np.ndarray, np.ndarray],
+    output: np.ndarray,
+) -> None:
+    norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
+    hidden, normed, qkv, mixed, attended, gated = buffers
+    qkv_parts, hidden_parts, gated_parts = parts
+    rows, width, wide = len(rotary[0]), norms.shape[2], geometry[3] * geometry[5]
+    stride = (width + PANEL - 1) // PANEL * PANEL
+    inner = len(down_panels) // (len(norms) * stride)
+    hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
+    tiles, few = (rows + ROWS - 1) // ROWS, (rows + _FEW - 1) // _FEW
+    some, packed = (rows + _SOME - 1) // _SOME, few if PACKS else 0
+    attend_items, attend_scratch = len(spans[1]), scratch_for(geometry, spans)
+    scratch, sums = unit.scratch(), aligned(2 * ROWS * PANEL)
+    halves = sums[: ROWS * PANEL], sums[ROWS * PANEL :]
+    unit.configure()
+    denormals = flush_denormals()
+    phase = 0
+    for layer in range(len(norms)):
+        keys_at, values_at = places[layer, 0], places[layer, 1]
+
+        item = claim(counters, phase)
+        while item < few:
+            if layer == 0:
+                _embed_rows(item, tokens, outer, stride, hidden, rotary)
+            _norm_and_store_rows(item, rows, hidden, stride, norms[layer, 0], eps, normed)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, few)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < tiles * qkv_parts:
+            _fill_part(item, qkv_parts, rows, qkv_bias[layer], qkv)
+            at = layer * qkv_count * PANEL * width
+            multiply_part(item, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, qkv, scratch)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, tiles * qkv_parts)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < some:
+            _rotate_and_store(item, qkv, head_norms[layer], eps, rotary, flat, keys_at, values_at, geometry, writes)
+            _add_rows(item, stride, out_bias[layer], hidden)  # nothing reads the residual stream until `out` adds to it
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, some)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < attend_items:
+            attend(item, scale, windows[layer], qkv, flat, keys_at, values_at, geometry, spans, attend_scratch, mixed)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, attend_items)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < packed:
+            _store_rows(item, rows, wide, mixed, attended)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, packed)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < tiles * hidden_parts:  # what goes into the residual stream is added to it in place
+            at = layer * hidden_count * PANEL * wide
+            multiply_part(
+                item, hidden_parts, threads, attended, rows, wide, out_panels, at, hidden_count, hidden, scratch
+            )
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, tiles * hidden_parts)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < few:
+            _norm_and_store_rows(item, rows, hidden, stride, norms[layer, 1], eps, normed)
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, few)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < tiles * gated_parts:
+            at = layer * 2 * gated_count * PANEL * width
+            _gated_part(
+                item, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gated, halves, scratch
+            )
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, tiles * gated_parts)
+        phase += 1
+
+        item = claim(counters, phase)
+        while item < tiles * hidden_parts:
+            at = layer * hidden_count * PANEL * inner
+            multiply_part(
+                item, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, hidden, scratch
+            )
+            item = claim_next(counters, phase)
+        wait_for(counters, phase, tiles * hidden_parts)
+        phase += 1
+
+    item = claim(counters, phase)
+    while item < few:
+        _norm_rows(item, hidden, stride, outer[1], eps, output)
+        item = claim_next(counters, phase)
+    unit.release()
+    restore_denormals(denormals)
+    wait_for(counters, phase, few)
+
+
+class _Packed(NamedTuple):
+    """Weights of all L layers.
+
+    Norms are `[L, 2, hidden]`, those of heads `[L, 2 or 0, head_dim]`, biases `[L, padded qkv]` and
+    `[L, hidden or 0]`, the others `[L, panel, in, PANEL]`.
+    """
+
+    norms: torch.Tensor
+    head_norms: torch.Tensor
+    qkv_bias: torch.Tensor
+    out_bias: torch.Tensor
+    qkv: torch.Tensor
+    out: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class CpuLayers:
+    """`Layers` for float32 on CPU.
+
+    Attributes:
+        tokens_per_item: see `attention.TOKENS_PER_ITEM`.
+    """
+
+    def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights) -> None:
+        """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals."""
+        self.outer = outer
+        self.tokens_per_item = TOKENS_PER_ITEM
+        self._shape = shape
+        first = load(0)
+        self._has_bias = first.qkv_bias is not None
+        self._inner = first.down.shape[1]
+        self._windows = np.array([shape.window(index) or UNLIMITED for index in range(count)])
+        self._packed = _Packed(*(room_for_weights(count, *t.shape) for t in _pack(first, shape)))
+        for index in range(count):
+            for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
+                whole[index] = part
+        self._arrays = tuple(t.numpy() if t.dim() < 4 else t.view(-1).numpy() for t in self._packed)
+        tensors = outer.embedding.contiguous().view(-1), outer.norm, outer.inverse_frequencies
+        self._outer = (*(t.numpy() for t in tensors), np.float32(outer.attention_factor))
+
+    def __len__(self) -> int:
+        return len(self._packed.norms)
+
+    def weights(self, index: int) -> LayerWeights:
+        """See `Layers`."""
+        s, packed = self._shape, _Packed(*(whole[index] for whole in self._packed))
+        qkv_rows, hidden = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, packed.norms.shape[1]
+        gate, up = (unpack(half, self._inner) for half in packed.gate_up.chunk(2))
+        return LayerWeights(
+            attention_norm=packed.norms[0],
+            qkv=unpack(packed.qkv, qkv_rows),
+            qkv_bias=packed.qkv_bias[:qkv_rows] if self._has_bias else None,
+            out=unpack(packed.out, hidden),
+            mlp_norm=packed.norms[1],
+            gate_up=torch.cat((gate, up)),
+            down=unpack(packed.down, hidden)[:, : self._inner],
+            out_bias=packed.out_bias if len(packed.out_bias) else None,
+            query_norm=packed.head_norms[0] if len(packed.head_norms) else None,
+            key_norm=packed.head_norms[1] if len(packed.head_norms) else None,
+        )
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layer_kvs: Sequence[LayerKV],
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """See `Layers`."""
+        s, outer, rows, (vocabulary, width) = self._shape, self.outer, len(token_ids), self.outer.embedding.shape
+        ids = token_ids.numpy()
+        if ids.view(np.uint64).max() >= vocabulary:  # read so, one below 0 is larger than any other
+            raise IndexError(f"token ids are {ids.min()} to {ids.max()}, the embedding has {vocabulary} rows")
+        stride, qkv_stride, inner = (
+            -(-n // PANEL) * PANEL for n in (width, self._packed.qkv_bias.shape[1], self._inner)
+        )
+        wide = s.num_heads * s.head_dim
+        mixed = np.empty(rows * wide, np.float32)
+        buffers = (
+            product(rows, stride),
+            stored_rows(rows, width),
+            product(rows, qkv_stride),
+            mixed,
+            stored_rows(rows, wide) if PACKS else mixed,
+            stored_rows(rows, inner),
+        )
+        output = torch.empty(rows, width)
+        geometry, half = geometry_of(layer_kvs[0], s.num_heads, qkv_stride), len(outer.inverse_frequencies)
+        run_together(
+            _forward,
+            _PHASES * len(self) + 1,
+            (ids, positions.numpy()),
+            self._outer,
+            self._arrays,
+            self._windows,
+            np.float32(s.norm_eps),
+            flat_arena(layer_kvs[0]),
+            np.array([(kv.keys.storage_offset(), kv.values.storage_offset()) for kv in layer_kvs]),
+            geometry,
+            find_spans(batch, self.tokens_per_item, geometry),
+            _writes(batch, rows, layer_kvs[0].keys.shape[1]),
+            np.float32(s.head_dim**-0.5),
+            tuple(parts_of(rows, columns // PANEL) for columns in (qkv_stride, stride, inner)),
+            num_threads(),
+            buffers,
+            (np.empty((rows, half), np.float32), np.empty((rows, half), np.float32)),
+            output.view(-1).numpy(),
+        )
+        return output
+
+
+def _pack(layer: LayerWeights, shape: LayerShape) -> _Packed:
+    gate, up = layer.gate_up.chunk(2)
+    bias = torch.zeros(len(layer.qkv)) if layer.qkv_bias is None else layer.qkv_bias
+    of_heads = [norm for norm in (layer.query_norm, layer.key_norm) if norm is not None]
+    return _Packed(
+        norms=torch.stack((layer.attention_norm, layer.mlp_norm)),
+        head_norms=torch.stack(of_heads) if of_heads else torch.empty(0, shape.head_dim),
+        qkv_bias=F.pad(bias, (0, -len(bias) % PANEL)),
+        out_bias=torch.empty(0) if layer.out_bias is None else layer.out_bias,
+        qkv=pack(layer.qkv),
+        out=pack(layer.out),
+        gate_up=torch.cat((pack(gate), pack(up))),
+        down=pack(F.pad(layer.down, (0, -layer.down.shape[1] % PANEL))),  # as wide as gate's and up's panels
+    )
+
+
+def _writes(batch: AttentionBatch, rows: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """Block id of each row's token, -1 where it is not written, and its position there; int64 `[T]`."""
+    blocks, offsets = (batch.write_sectors * slots + batch.write_slots).numpy(), batch.write_offsets.numpy()
+    if batch.write_rows is None:
+        return blocks, offsets
+    of_rows = np.full((2, rows), -1, dtype=np.int64)
+    of_rows[:, batch.write_rows.numpy()] = blocks, offsets
+    return of_rows[0], of_rows[1]

@@ -1,0 +1,229 @@
+"""Verification by critiques: a generative verifier writes about the whole path, and its verdict is read at the end."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from espalier.engine.engine import Engine
+from espalier.engine.execution.sampling import Sampling, stream_key
+from espalier.engine.memory.sequences import Sequence
+from espalier.engine.models.model import Model
+from espalier.engine.scheduling.role_policy import VERIFIER
+from espalier.engine.work import Done, Generate, Generated, Score
+from espalier.prm.base import PrmFamily, Reading, Scoring, StepPath, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class CritiqueSettings:
+    """How critiques are written.
+
+    Attributes:
+        tokens: most tokens of one; a longer one is cut there and judged by what it says so far.
+        chains: critiques of each path; its score is the mean of what they come to.
+        temperature: softmax temperature; 0 takes the most likely token.
+    """
+
+    tokens: int
+    chains: int
+    temperature: float
+
+
+class Critic(PrmFamily):
+    """How one generative verifier is asked, and how its verdict is read.
+
+    Nothing of a path's text serves the next step: what follows the steps stands between them and the critique. So every
+    step is scored from the whole text, on sequences that are given up with its score.
+
+    Attributes:
+        settings: how critiques are written.
+        closing_tokens: most tokens between the last step and the critique.
+        lead_ids: what is fed after a critique; the verdict is the token that follows them.
+        verdict_ids: the tokens that say yes and no.
+    """
+
+    settings: CritiqueSettings
+    closing_tokens: int
+    lead_ids: tuple[int, ...]
+    verdict_ids: tuple[int, int]
+
+    def __init__(self, model: Model, settings: CritiqueSettings) -> None:
+        self.model = model
+        self.settings = settings
+
+    @property
+    def identity(self) -> str:
+        """The name and how critiques are written."""
+        return f"{self.name} {self.settings}"
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a path's text: the rest of the model's context is for the critique and its verdict."""
+        return super().context - self.critique_tokens
+
+    @property
+    def critiques_cost(self) -> int:
+        """Most tokens of all critiques of a path, each written once and read once more up to its verdict."""
+        return 2 * self.settings.chains * self.critique_tokens
+
+    @property
+    def critique_tokens(self) -> int:
+        """Most tokens of one critique and the lead-in to its verdict."""
+        return self.settings.tokens + len(self.lead_ids)
+
+    @abstractmethod
+    def text_ids(self, path: StepPath) -> tuple[int, ...]:
+        """Token ids of all that a critique follows."""
+
+    @abstractmethod
+    def kept(self, path: StepPath, token_ids: list[int]) -> list[int]:
+        """What of a critique's tokens its verdict is read after; no more than were given."""
+
+    def samplings(self, seed: int, path: StepPath) -> tuple[Sampling, ...]:
+        """How each critique is drawn: by the request's seed and the path's text alone, whichever node it is of."""
+        text = "\x1f".join((path.problem, *path.steps))
+        return tuple(
+            Sampling(self.settings.temperature, key=stream_key(seed, text, (i,))) for i in range(self.settings.chains)
+        )
+
+    def read(self, path: StepPath) -> Reading:
+        """The path's text and the lead-in to a verdict, as they would be read without a critique between them."""
+        ids = (*self.text_ids(path), *self.lead_ids)
+        return Reading(ids, (len(ids) - 1,), whole=True)
+
+    def score(self, values: np.ndarray, before: float | None) -> float:
+        """The softmax of the logits of yes and no, at yes."""
+        yes, no = (float(values[0, i]) for i in self.verdict_ids)
+        return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))
+
+
+@dataclass(slots=True, eq=False)
+class _Critique:
+    """Where the critiques of one path stand.
+
+    Attributes:
+        sequence: what stands for the step; it holds the problem alone.
+        text: the path's text, which all critiques follow.
+        unwritten: chains that are still being written.
+        unread: chains without a verdict.
+        scores: of the chains that have one, in order of arrival.
+        spent: tokens written and read so far.
+    """
+
+    sequence: Sequence
+    path: StepPath
+    text: Sequence
+    unwritten: int
+    unread: int
+    spent: int
+    scores: list[float] = field(default_factory=list)
+
+
+class Critiques:
+    """The verification of one problem's paths by critiques; used as `Verification` is.
+
+    A step's sequence is a fork of the root and adds nothing to it. Its text, critiques and verdicts have sequences of
+    their own, which go with its score. A critique ends in tokens that its verdict must not see, so what is kept of it
+    is read once more on a fork of the text.
+
+    Attributes:
+        root: the sequence that holds the problem; whoever began this releases it, as every sequence of a step.
+        prompt_tokens: its length.
+    """
+
+    def __init__(
+        self, engine: Engine, family: Critic, owner: Hashable, problem: str, salt: bytes, seed: int, root: Sequence
+    ) -> None:
+        self.root = root
+        self.prompt_tokens = engine.length(root)
+        self._engine = engine
+        self._family = family
+        self._owner = owner
+        self._problem = problem
+        self._salt = salt
+        self._seed = seed
+        self._written: dict[Generate, _Critique] = {}
+        self._verdicts: dict[Score, tuple[_Critique, int]] = {}
+
+    def prefill(self) -> None:
+        """Queue the computation of the problem, which texts then take from the prefix cache."""
+        self._engine.submit(Score(self._owner, self.root, (), ()))
+
+    def score(
+        self,
+        parent: Sequence,
+        steps: tuple[str, ...],
+        max_tokens: int,
+        in_place: bool = False,
+        before: float | None = None,
+    ) -> Scoring | None:
+        """Queue the critiques of the path of `steps`; see `Verification.score`.
+
+        Returns:
+            The sequence of the new step, or None when the text with the longest critiques is longer than `max_tokens`,
+            or does not fit in the model's context: such a step has no score.
+
+        Raises:
+            NoEmbeddingError: when the text holds a token that the model has no embedding for; nothing is queued.
+        """
+        family, path = self._family, StepPath(self._problem, steps)
+        ids = family.text_ids(path)
+        family.model.require_embedded(VERIFIER, ids)
+        if len(ids) > family.context or len(ids) + family.critiques_cost > max_tokens:
+            return None
+        sequence = parent if in_place else self._engine.fork(parent, 1)[0]
+        text = self._engine.open(VERIFIER, list(ids), self._salt, self._owner)
+        samplings = family.samplings(self._seed, path)
+        work = Generate(self._owner, text, samplings, family.settings.tokens, delimiter="")
+        chains = len(samplings)
+        self._written[work] = _Critique(sequence, path, text, chains, chains, spent=len(ids))
+        self._engine.submit(work)
+        return Scoring(sequence, 0)
+
+    def take(self, done: Done) -> Verdict | None:
+        """Take in finished work; the verdict when it was the last that its step needed, else None."""
+        if isinstance(done, Generated):
+            self._read_verdict(done)
+            return None
+        if done.work not in self._verdicts:
+            return Verdict(done.work.sequence, None)
+        critique, chains = self._verdicts.pop(done.work)
+        self._engine.release(done.work.sequence)
+        critique.scores += [self._family.score(done.values, None)] * chains
+        critique.unread -= chains
+        if critique.unread:
+            return None
+        # The exact sum does not depend on which chain was read first.
+        mean = math.fsum(critique.scores) / len(critique.scores)
+        return Verdict(critique.sequence, mean, critique.spent)
+
+    def is_check(self, done: Done) -> bool:
+        """Whether this work only checks a score: nothing here does."""
+        return False
+
+    def close(self) -> None:
+        """Release what was opened for critiques and verdicts, their work being dropped."""
+        for critique in self._written.values():
+            self._engine.release(critique.text)
+        for work in self._verdicts:
+            self._engine.release(work.sequence)
+        self._written.clear()
+        self._verdicts.clear()
+
+    def _read_verdict(self, done: Generated) -> None:
+        """Feed what is kept of a critique, and what leads to its verdict, after the text."""
+        critique, lead = self._written[done.work], self._family.lead_ids
+        kept = self._family.kept(critique.path, done.token_ids)
+        self._engine.release(done.sequence)
+        sequence = self._engine.fork(critique.text, 1)[0]
+        critique.unwritten -= len(done.indices)
+        if not critique.unwritten:
+            del self._written[done.work]
+            self._engine.release(critique.text)
+        ids = (*kept, *lead)
+        critique.spent += done.own_tokens + len(ids)
+        work = Score(self._owner, sequence, ids, (len(ids) - 1,))
+        self._verdicts[work] = critique, len(done.indices)
+        self._engine.submit(work)

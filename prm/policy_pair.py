@@ -1,0 +1,70 @@
+"""Two trunks as one decoder: their layers share a block's KV, and each token's hidden states lie side by side."""
+
+from dataclasses import replace
+
+import torch
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.decoder import Decoder
+from espalier.engine.models.model import Head
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.layout import LayerKV
+from espalier.kernels.linear import Linear
+
+_ROWS = 256
+"""Rows whose logits are held at once: 150,000 of them in float32 for each of two models."""
+
+
+class TwinDecoder(Decoder):
+    """Runs two decoders on the same tokens; the first's layers come first in the KV layout."""
+
+    def __init__(self, first: Decoder, second: Decoder) -> None:
+        """Join two decoders.
+
+        Raises:
+            CheckpointError: when their KV or vocabularies are of different shapes.
+        """
+        one, other = first.config, second.config
+        for name in ("num_kv_heads", "head_dim", "vocab_size"):
+            if getattr(one, name) != getattr(other, name):
+                raise CheckpointError(
+                    f"the verifier's {name} is {getattr(one, name)} and its reference's {getattr(other, name)}; give "
+                    "--verifier-reference the model that the verifier was trained from"
+                )
+        self.first = first
+        self.second = second
+        self.embedding = first.embedding
+        self.weight_bytes = first.weight_bytes + second.weight_bytes
+        self.config = replace(
+            one,
+            num_layers=one.num_layers + other.num_layers,
+            max_positions=min(one.max_positions, other.max_positions),
+        )
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kvs: list[LayerKV], batch: AttentionBatch
+    ) -> torch.Tensor:
+        """See `Decoder.forward`; returns `[T, hidden of the first + hidden of the second]`."""
+        layers = self.first.config.num_layers
+        first = self.first.forward(token_ids, positions, layer_kvs[:layers], batch)
+        second = self.second.forward(token_ids, positions, layer_kvs[layers:], batch)
+        return torch.cat([first, second], dim=-1)
+
+
+def log_ratio_head(first: Linear, second: Linear, coefficient: float) -> Head:
+    """`coefficient` times the log-probability of a given token under the first model less that under the second."""
+    width = first.in_features
+
+    def head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        ratios = []
+        for rows, wanted in zip(hidden.split(_ROWS), targets.split(_ROWS), strict=True):
+            one = _log_probability(first(rows[:, :width].contiguous()), wanted)
+            ratios.append(one - _log_probability(second(rows[:, width:].contiguous()), wanted))
+        return coefficient * torch.cat(ratios)[:, None]
+
+    return head
+
+
+def _log_probability(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None])[:, 0]

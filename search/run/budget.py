@@ -1,0 +1,63 @@
+"""Token budgets of one search: dealt out, so that they are never exceeded."""
+
+from espalier.search.request import SearchRequest
+from espalier.search.run.usage import Ledger
+from espalier.search.tree import Node, Termination
+
+_UNLIMITED = 2**62
+
+
+class Budget:
+    """What each path may still take of the budgets of its request.
+
+    What is left of a budget is dealt out evenly before each round, and what a path leaves of its share goes into the
+    next. So a budget is never exceeded, and who gets what does not depend on which path is computed first.
+    """
+
+    def __init__(self, request: SearchRequest, ledger: Ledger, uses_verifier: bool) -> None:
+        self._generator_budget = request.generator_budget
+        self._verifier_budget = request.verifier_budget if uses_verifier else None
+        self._ledger = ledger
+        self._generator_share = self._verifier_share = _UNLIMITED
+        self._stems: dict[Node, Node] = {}
+        self._refused: set[Node] = set()
+
+    @property
+    def covers_the_problem(self) -> bool:
+        """Whether the verifier may read what it was given so far."""
+        return self._left(self._verifier_budget, self._ledger.verifier_tree_tokens) >= 0
+
+    def deal(self, paths: int) -> bool:
+        """Begin a round of `paths` paths; whether there is at least a token of each model for each of them."""
+        self._stems.clear()
+        self._refused.clear()
+        self._generator_share = self._left(self._generator_budget, self._ledger.generated_tokens) // paths
+        self._verifier_share = self._left(self._verifier_budget, self._ledger.verifier_tree_tokens) // paths
+        return min(self._generator_share, self._verifier_share) >= 1
+
+    def begin(self, node: Node, stem: Node) -> None:
+        """Note that `node` grew from `stem` in this round: what it takes counts from there."""
+        self._stems[node] = stem
+
+    def generator_left(self, node: Node, stem: Node) -> int:
+        """Tokens that the path which has grown from `stem` to `node` in this round may still sample in it."""
+        return self._generator_share - (node.path_tokens() - stem.path_tokens())
+
+    def verifier_left(self, node: Node) -> int:
+        """Verifier tokens that the path of `node` may still take in this round."""
+        spent, step, stem = 0, node.parent, self._stems[node]
+        while step is not None and step is not stem:
+            spent, step = spent + step.verifier_tokens, step.parent
+        return self._verifier_share - spent
+
+    def refuse(self, node: Node) -> None:
+        """Note that `node` is not scored because its path's share is spent."""
+        self._refused.add(node)
+
+    def why_unscored(self, node: Node) -> Termination:
+        """Why a path with a step that could not be scored ends."""
+        return Termination.BUDGET if self._refused.intersection(node.lineage()) else Termination.LENGTH
+
+    @staticmethod
+    def _left(budget: int | None, spent: int) -> int:
+        return _UNLIMITED if budget is None else budget - spent

@@ -1,0 +1,133 @@
+"""The generator's side of a search: its prompt, its sampling defaults, and the generation of steps."""
+
+from collections.abc import Hashable
+from contextlib import suppress
+from typing import Any
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import CheckpointError, NoEmbeddingError, RequestTooLargeError, name_tokens
+from espalier.engine.execution.sampling import Sampling
+from espalier.engine.memory.sequences import Sequence
+from espalier.engine.models.model import Model
+from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.work import Generate
+
+STEP_SYSTEM_PROMPT = (
+    "Solve the following math problem step by step. For a short problem, use few steps. Start each step with "
+    '"## Step k: " and a short title, and leave one blank line between steps. End with one line that says '
+    r'"Therefore, the final answer is: $\boxed{answer}$."'
+)
+"""Asks an instruction-tuned model for steps that end in a blank line, which is where a step ends."""
+_LEAST_TOP_P = 1e-9
+"""Keeps the most likely token alone; a request's own must be above 0."""
+
+
+def render_prompt(tokenizer: TextTokenizer, system_prompt: str, problem: str) -> str:
+    """What a generator continues: the chat template's text, or plain text and a blank line without a template.
+
+    A template that takes no system message (Mistral's, Gemma's) gets it at the beginning of the problem. One that lets
+    the model think aloud first (Qwen3's) is told not to: steps of a solution are searched and scored, not thoughts.
+
+    Raises:
+        CheckpointError: when the template refuses the problem too.
+    """
+    before = f"{system_prompt}\n\n" if system_prompt else ""
+    if not tokenizer.has_chat_template:
+        return f"{tokenizer.special_token('bos_token') or ''}{before}{problem}\n\n"
+    if system_prompt:
+        messages = [{"role": "system", "content": system_prompt}, {"role": "user", "content": problem}]
+        with suppress(CheckpointError):
+            return tokenizer.render_chat(messages, enable_thinking=False)
+    return tokenizer.render_chat([{"role": "user", "content": before + problem}], enable_thinking=False)
+
+
+class Generator:
+    """Renders problems for one generator and asks the engine for steps.
+
+    Attributes:
+        temperature: what requests that say nothing sample with, as the three below. The checkpoint's own values are
+            taken as they are, 0 included, which is greedy; what it does not set is 0.8 here, and all tokens. Its
+            `do_sample` says whether `generate()` of transformers samples when nobody asks, and is not looked at: a
+            search does nothing without samples that differ, and greedy decoding is a search of its own.
+        top_k: 0 keeps all, as does a configured -1.
+        top_p: a configured 0 keeps the most likely token alone, as in transformers.
+        min_p: 0 keeps all.
+    """
+
+    def __init__(self, engine: Engine, system_prompt: str, defaults: dict[str, Any]) -> None:
+        """Make a generator.
+
+        Args:
+            engine: the engine that holds the generator's model.
+            system_prompt: text of the system message; empty for none.
+            defaults: the checkpoint's `generation_config.json`.
+
+        Raises:
+            CheckpointError: when one of its values that are used is no number, or out of range, or the model has no
+                embedding for what stands around every problem.
+        """
+        self._engine = engine
+        self.system_prompt = system_prompt
+        try:
+            self.prompt_ids("2")
+        except NoEmbeddingError as error:
+            raise CheckpointError(
+                f"the generator has no embedding for {name_tokens(error.tokens)}, which its chat template or the "
+                "system prompt puts into every prompt; is tokenizer.json the one that belongs to these weights?"
+            ) from None
+        self.temperature = _configured(defaults, "temperature", 0.8, 0, 10)
+        self.top_k = max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0)
+        self.top_p = max(_configured(defaults, "top_p", 1, 0, 1), _LEAST_TOP_P)
+        self.min_p = _configured(defaults, "min_p", 0, 0, 1)
+
+    @property
+    def model(self) -> Model:
+        """The generator's model."""
+        return self._engine.model(GENERATOR)
+
+    def open(self, owner: Hashable, problem: str, salt: bytes = b"") -> tuple[Sequence, int]:
+        """A generator sequence of `owner` that holds the prompt, and its length in tokens; `salt` as in `Engine.open`.
+
+        Raises:
+            RequestTooLargeError: when the prompt leaves no room for an answer.
+        """
+        ids = self.prompt_ids(problem)
+        limit = self.model.config.max_positions
+        if len(ids) >= limit:
+            raise RequestTooLargeError(f"the prompt has {len(ids)} tokens and the generator's context is {limit}")
+        return self._engine.open(GENERATOR, ids, salt, owner), len(ids)
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        """The prompt's token ids; see `render_prompt`.
+
+        Raises:
+            NoEmbeddingError: when it holds tokens that the model has no embedding for.
+        """
+        tokenizer = self.model.tokenizer
+        ids = tokenizer.encode(render_prompt(tokenizer, self.system_prompt, problem))
+        self.model.require_embedded(GENERATOR, ids)
+        return ids
+
+    def generate(
+        self,
+        owner: Hashable,
+        parent: Sequence,
+        samplings: tuple[Sampling, ...],
+        max_tokens: int,
+        in_place: bool,
+        merge_equal: bool = True,
+    ) -> Generate:
+        """Queue one step for each sampling, and return the work that was queued; see `Generate`."""
+        work = Generate(owner, parent, samplings, max_tokens, in_place=in_place, merge_equal=merge_equal)
+        self._engine.submit(work)
+        return work
+
+
+def _configured(defaults: dict[str, Any], name: str, default: float, least: float, most: float) -> float:
+    """A value of `generation_config.json`, or the default where it has none."""
+    if (value := defaults.get(name)) is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise CheckpointError(f"{name} in generation_config.json must be a number from {least} to {most}, is {value!r}")
+    return float(value)

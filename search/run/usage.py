@@ -1,0 +1,89 @@
+"""What a running search has cost so far."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from espalier.engine.engine import Footprint
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.search.result import Accounting
+
+_NOTHING = Footprint(0, 0, {})
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Counters of one search; see `Accounting` for what each means.
+
+    Attributes:
+        clock: seconds, never going back.
+        waited: seconds the search had waited before it was submitted.
+        timed_from_start: whether its time limit counts from its start.
+        generator_alone_tokens: what the generator would have computed with every candidate read from the prompt on.
+        verifier_alone_tokens: the same of the verifier.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    waited: float = 0.0
+    timed_from_start: bool = False
+    submitted: float = field(init=False)
+    started: float | None = None
+    first_step: float | None = None
+    generator_tokens: int = 0
+    generator_tree_tokens: int = 0
+    generator_alone_tokens: int = 0
+    generated_tokens: int = 0
+    verifier_tokens: int = 0
+    verifier_tree_tokens: int = 0
+    verifier_alone_tokens: int = 0
+    nodes: int = 0
+    pruned: int = 0
+    duplicates: int = 0
+    widest: Footprint = field(default=_NOTHING)
+
+    def __post_init__(self) -> None:
+        self.submitted = self.clock() - self.waited
+
+    def start(self) -> None:
+        """The search left the queue."""
+        self.started = self.clock()
+
+    def is_late(self, limit: float | None) -> bool:
+        """Whether `limit` seconds have passed since the search was submitted or started; never without a limit."""
+        since = self.started if self.timed_from_start else self.submitted
+        return limit is not None and since is not None and self.clock() - since >= limit
+
+    def note_step(self) -> None:
+        """A step was sampled."""
+        if self.first_step is None:
+            self.first_step = self.clock()
+
+    def observe(self, footprint: Footprint) -> None:
+        """Remember the widest moment, by physical bytes."""
+        if footprint.physical_bytes > self.widest.physical_bytes:
+            self.widest = footprint
+
+    def close(self) -> Accounting:
+        """The final account."""
+        now = self.clock()
+        started = now if self.started is None else self.started
+        return Accounting(
+            generator_tokens=self.generator_tokens,
+            generator_tree_tokens=self.generator_tree_tokens,
+            generator_saved_tokens=max(0, self.generator_alone_tokens - self.generator_tokens),
+            generated_tokens=self.generated_tokens,
+            verifier_tokens=self.verifier_tokens,
+            verifier_tree_tokens=self.verifier_tree_tokens,
+            verifier_saved_tokens=max(0, self.verifier_alone_tokens - self.verifier_tokens),
+            nodes=self.nodes,
+            pruned=self.pruned,
+            duplicates=self.duplicates,
+            peak_kv_bytes=self.widest.physical_bytes,
+            generator_peak_kv_bytes=self.widest.bytes_by_role.get(GENERATOR, 0),
+            verifier_peak_kv_bytes=self.widest.bytes_by_role.get(VERIFIER, 0),
+            logical_blocks=self.widest.logical_blocks,
+            physical_blocks=self.widest.physical_blocks,
+            queue_seconds=started - self.submitted,
+            first_step_seconds=(now if self.first_step is None else self.first_step) - started,
+            seconds=now - started,
+        )

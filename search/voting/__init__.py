@@ -1,0 +1,1 @@
+"""From candidates to an answer: how answers are read, compared and elected."""

@@ -1,0 +1,348 @@
+r"""Whether two answers are equal, by what they say and, for formulas, by math-verify.
+
+Much is told without math-verify: plain numbers, words, units, and the kind of a list, whose members are compared one by
+one. Left alone it reads the letters of a word as variables, drops units, subscripts and capitals, and rounds to six
+decimals.
+
+Right is an answer with the gold answer's value, where
+
+- a name before `=`, a unit and what is counted may be left out or added, but not contradict: 10 cm is not 10 m, x = 5
+  not y = 5, 18 apples not 18 eggs. The base of a number may be left out and not added;
+- a percentage is its hundredth part or, above 1, the number before the sign: 20% is 0.2 and is 20, 0.5% is not 0.5;
+- a decimal with six digits or more stands for what it was cut or rounded from;
+- (C) 5 is C and is 5;
+- the members of a list or set may come in any order, those of a tuple or interval may not; a tuple may lose its
+  parentheses.
+
+In a vote only the exact value counts, without all this, so that equality is an equivalence: 5% is 0.05 and not 5. Of
+names and units there see `voting.elect`; what is counted does not matter.
+
+These verdicts are known to be wrong, and no others of the pairs that the tests hold. Wrong, and passed for right:
+
+- gold `4 m`: `4`
+
+Right, and passed for wrong:
+
+- gold `12\text{ students}`: `12 people`
+- gold `1\text{ m}`: `100 cm`
+- gold `5`: `5m`
+- gold `18.50`: `18 dollars and 50 cents`
+- gold `2.5`: `two and a half`
+- gold `5`: `five`
+- gold `3.5`: `3,5`
+- gold `10000`: `10 000`
+- gold `(-\infty, 2) \cup (3, \infty)`: `x<2 or x>3`
+- gold `\emptyset`: `no solution`
+- gold `yes`: `Yes, because it is even`
+- gold `all real numbers`: `(-\infty,\infty)`
+- gold `all real numbers`: `\mathbb{R}`
+- gold `90^\circ`: `\frac{\pi}{2}`
+- gold `52_8`: `52_{\text{eight}}`
+- gold `3:30 PM`: `15:30`
+- gold `May 5`: `5 May`
+- gold `1:2`: `\frac{1}{2}`
+- gold `1:2`: `2:4`
+- gold `\frac{1}{2}x`: `1/2x`
+- gold `1:3`: `1 to 3`
+- gold `(2+i)^2`: `3+4i`
+- gold `72 km/h`: `20 m/s`
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from espalier.search.voting.numerals import is_decimal, rounds_to
+from espalier.search.voting.reading import Reading, read, without_blanks
+from espalier.search.voting.units import units_agree
+
+_READINGS = 256
+"""Formulas read that a child keeps: a vote compares each with many, and reading one costs as much as comparing two."""
+_MOST_MEMBERS = 64
+_DIGITS = 60
+_UNEQUAL = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
+_VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+_CAPITALS = re.compile(r"[A-Z]{2,}")
+_EQUALS = re.compile(r"(?<![\\<>!])=")
+_SETS = re.compile(r"^[\[(].*[\])]$|\\(?:cup|cap|setminus|mathbb|emptyset)(?![A-Za-z])")
+_CAPITAL = re.compile(r"\\(?:begin|end|text|math[a-z]+)\s*\{[^{}]*\}|\\[A-Za-z]+|([A-Z])(?:_\{?(\w+)\}?)?(?!\()")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
+_DELIMITERS = {"(": ")]", "[": ")]", "\\{": ("\\}",), "\\langle": ("\\rangle",)}
+
+
+class Members(NamedTuple):
+    """A list, tuple, set or interval: its delimiters, empty for a bare list, and members."""
+
+    opening: str
+    closing: str
+    members: list[str]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of the members counts."""
+        return self.opening not in ("", "\\{")
+
+
+def is_right(gold: str, answer: str) -> bool:
+    """Whether `answer` is right where `gold` is; both as benchmarks and solutions spell them. Runs in a child.
+
+    Raises:
+        MemoryError: math-verify let one pass. sympy may also catch it itself and go on, to "not equal" at worst.
+    """
+    one, other = read(gold), read(answer)
+    if one.label and other.label and not one.label & other.label:
+        return False
+    if without_blanks(one.whole) == without_blanks(other.whole):
+        return bool(one.whole)
+    if one.choice and other.choice:
+        return one.choice == other.choice
+    if one.choice or other.choice:
+        chosen, plain = (one, other) if one.choice else (other, one)
+        return chosen.value != chosen.whole and _right_value(read(chosen.value), plain)
+    for named, equation in ((one, other), (other, one)):
+        if named.name and not equation.name and _EQUALS.search(equation.value):
+            return _formulas_equal(_unnamed(one), _unnamed(other))
+    if one.name and other.name and one.name != other.name and _VARIABLE.search(one.value + " " + other.value):
+        return _formulas_equal(_unnamed(one), _unnamed(other))
+    return _marks_agree(one, other) and _right_value(one, other)
+
+
+def is_same_value(one: str, other: str) -> bool:
+    """Whether two answers have exactly the same value, whatever their names and units: an equivalence. Runs in a child.
+
+    Raises:
+        MemoryError: as `is_right`.
+    """
+    a, b = read(one), read(other)
+    if a.key == b.key:
+        return True
+    if a.choice or b.choice or (a.number is not None and b.number is not None):
+        return False
+    return not a.percent and not b.percent and _same_value(a, b, exact=True)
+
+
+def _marks_agree(gold: Reading, answer: Reading) -> bool:
+    """Whether no name, unit or noun of one contradicts the other's."""
+    if gold.name and answer.name and gold.name != answer.name:
+        return False
+    if answer.unit.startswith("_") and answer.unit != gold.unit:
+        return False
+    if gold.unit.startswith("_") and not answer.unit:
+        return True
+    if gold.unit and answer.unit:
+        return units_agree(gold.unit, answer.unit)
+    one, other = gold.nouns or {gold.unit} - {""}, answer.nouns or {answer.unit} - {""}
+    return not one or not other or bool(one & other)
+
+
+def _right_value(gold: Reading, answer: Reading) -> bool:
+    if not (gold.percent or answer.percent):
+        return _same_value(gold, answer, exact=False)
+    if gold.percent and answer.percent:
+        return _right_value(_bare(gold), _bare(answer))
+    percentage, other = (gold, answer) if gold.percent else (answer, gold)
+    if percentage.number is None or other.number is None or other.unit:
+        return False
+    number = percentage.number
+    return other.number == number / 100 or (other.number == number and number > 1)
+
+
+def _bare(reading: Reading) -> Reading:
+    """A percentage without its sign."""
+    return replace(reading, percent=False)
+
+
+def _unnamed(reading: Reading) -> Reading:
+    """An equation whose left side is no name but a part of it."""
+    return Reading(reading.whole, reading.whole)
+
+
+def _same_value(one: Reading, other: Reading, exact: bool) -> bool:
+    if one.number is not None and other.number is not None:
+        return one.number == other.number or (not exact and _rounded(one, other))
+    if one.words or other.words:
+        return one.words == other.words
+    first, second = _members(one.value), _members(other.value)
+    for set_, beside in ((first, other), (second, one)):
+        if (
+            not exact
+            and set_
+            and set_.opening == "\\{"
+            and len(set_.members) == 1
+            and not beside.value.startswith("\\{")
+        ):
+            return is_right(set_.members[0], beside.value)
+    if first and second:
+        return _same_members(first, second, exact)
+    if first or second:
+        members, alone = (first, other) if first else (second, one)
+        assert members
+        may_be = members.opening and (_UNEQUAL.search(alone.value) or _SETS.search(alone.value))
+        return bool(may_be) and _formulas_equal(one, other, exact)
+    return _formulas_equal(one, other, exact)
+
+
+def _rounded(one: Reading, other: Reading) -> bool:
+    assert one.number is not None
+    assert other.number is not None
+    return rounds_to(one.number, other.value) or rounds_to(other.number, one.value)
+
+
+def _same_members(one: Members, other: Members, exact: bool) -> bool:
+    """Whether two lists have the same members and are of a kind; where not exact, a tuple may lose its parentheses."""
+    if len(one.members) != len(other.members):
+        return False
+    same: Callable[[str, str], bool] = _is_same_member if exact else is_right
+    if one.ordered != other.ordered:
+        bare = one if not one.ordered else other
+        tuple_ = other if bare is one else one
+        brackets = tuple_.opening + tuple_.closing
+        unbracketed = bare.opening == "" and (brackets == "()" or (brackets == "[]" and len(one.members) > 2))
+        return unbracketed and not exact and all(map(same, one.members, other.members))
+    if one.ordered:
+        return one[:2] == other[:2] and all(map(same, one.members, other.members))
+    return len(one.members) <= _MOST_MEMBERS and _in_any_order(one.members, other.members, same)
+
+
+def _is_same_member(one: str, other: str) -> bool:
+    return read(one).mark == read(other).mark and is_same_value(one, other)
+
+
+def _in_any_order(one: Sequence[str], other: Sequence[str], same: Callable[[str, str], bool]) -> bool:
+    left = list(other)
+    for member in one:
+        match = next((candidate for candidate in left if same(member, candidate)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
+
+
+def _members(value: str) -> Members | None:
+    r"""The members between the commas of a list; None where `value` is none. Each `\pm` in a set is two members."""
+    opening = next((mark for mark in _DELIMITERS if value.startswith(mark)), "")
+    closing = next((mark for mark in _DELIMITERS.get(opening, "") if value.endswith(mark)), "")
+    inside = value[len(opening) : len(value) - len(closing)] if closing else ""
+    members = _split(inside) if closing else None
+    if members is None or (len(members) < 2 and opening != "\\{"):
+        opening = closing = ""
+        members = _split(value)
+    if members is None or not all(members):
+        return None
+    if opening in ("", "\\{"):
+        members = [two for member in members for two in _both_signs(member)]
+        return Members(opening, closing, members) if len(members) > 1 or opening else None
+    return Members(opening, closing, members)
+
+
+def _split(text: str) -> list[str] | None:
+    """`text` at the commas that no brackets enclose; None where brackets do not match."""
+    depth, start, parts = 0, 0, list[str]()
+    for place, sign in enumerate(text):
+        if sign in "([{":
+            depth += 1
+        elif sign in ")]}":
+            depth -= 1
+            if depth < 0:
+                return None
+        elif sign in ",;" and depth == 0:
+            parts.append(text[start:place].strip())
+            start = place + 1
+    return [*parts, text[start:].strip()] if depth == 0 else None
+
+
+def _both_signs(member: str) -> list[str]:
+    if member.count("\\pm") != 1:
+        return [member]
+    before, after = member.split("\\pm")
+    return [f"{before}+{after}" if before.strip(" =") else before + after, f"{before}-{after}"]
+
+
+def _formulas_equal(one: Reading, other: Reading, exact: bool = False) -> bool:
+    """Whether two formulas are equal by math-verify; constants, by sympy without rounding."""
+    if _CAPITALS.fullmatch(one.value) and _CAPITALS.fullmatch(other.value):
+        return one.value == other.value  # heads and tails, points: no product of variables
+    if bool(_EQUALS.search(one.value)) != bool(_EQUALS.search(other.value)):
+        return False
+    for formula, beside in ((one.value, other.value), (other.value, one.value)):
+        if _UNEQUAL.search(formula) and not (_UNEQUAL.search(beside) or _SETS.search(beside)):
+            return False
+    first, second = _expression(one), _expression(other)
+    if first is None or second is None:
+        return False
+    if _is_constant(first) and _is_constant(second):
+        same = bool((first - second).doit().equals(0))
+        return same or (not exact and (_rounds(first, other.value) or _rounds(second, one.value)))
+    return _verified(first, second) and (not exact or _verified(second, first))
+
+
+def _expression(reading: Reading) -> Any:
+    from sympy import Rational
+
+    if reading.number is not None:
+        return Rational(reading.number.numerator, reading.number.denominator)
+    return _parsed(reading.value)
+
+
+@lru_cache(_READINGS)
+def _parsed(formula: str) -> Any:
+    """What math-verify reads, with decimals as the fractions that they are; None where it can read nothing."""
+    from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
+    from math_verify import parse
+    from math_verify.parser import LatexExtractionConfig
+    from sympy import Basic, Float, MatrixBase, Rational
+
+    # Units are read already: taken off once more, `5m` and `3t` would lose a variable.
+    spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
+    try:
+        found = parse(
+            f"${_parseable(formula)}$",
+            [LatexExtractionConfig(normalization_config=spelling)],
+            # Without limits of its own, whose end is a silent "wrong": the pool's limit kills, and says so.
+            parsing_timeout=None,  # pyright: ignore[reportArgumentType]
+            raise_on_error=True,
+        )
+    except MemoryError:
+        raise
+    except Exception:
+        return None
+    expression = found[0] if found else None
+    if not isinstance(expression, Basic | MatrixBase):
+        return None
+    return expression.xreplace({number: Rational(str(number)) for number in expression.atoms(Float)})
+
+
+def _parseable(formula: str) -> str:
+    radians = _DEGREES.sub(r"{\\frac{\1 \\pi}{180}}", formula)
+    return _CAPITAL.sub(_small, radians).replace("$", "")
+
+
+def _small(capital: re.Match[str]) -> str:
+    """A variable in place of a capital letter, which math-verify takes for the small one; commands stay."""
+    return f" y_{{77{ord(capital[1])}{capital[2] or ''}}}" if capital[1] else capital[0]
+
+
+def _is_constant(expression: Any) -> bool:
+    return bool(getattr(expression, "is_number", False)) and not expression.free_symbols
+
+
+def _rounds(constant: Any, text: str) -> bool:
+    """Whether `text` is a decimal of a constant, to six digits or more."""
+    if not is_decimal(text):
+        return False
+    value = constant.evalf(_DIGITS)
+    return bool(value.is_Float) and rounds_to(Fraction(str(value)), text)
+
+
+def _verified(gold: Any, answer: Any) -> bool:
+    from math_verify import verify
+
+    try:
+        return bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True, allow_set_relation_comp=True))
+    except MemoryError:
+        raise
+    except Exception:
+        return False

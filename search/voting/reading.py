@@ -1,0 +1,272 @@
+r"""What an answer says: a value, and beside it a name, a unit and other words.
+
+"x = 18 dollars", "\$18" and `18\text{ dollars}` have one value, 18. Plain text is read as words, LaTeX as LaTeX: the
+letters of "dollars" are no product of variables.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from espalier.search.voting.latex import plain, undressed
+from espalier.search.voting.numerals import number_in
+from espalier.search.voting.units import symbol, unit_of, units_agree
+
+_LONGEST = 400
+"""Characters of an answer that is read; a longer one is only what it is."""
+_KEPT = 4096
+
+_IN_BOLD = r"(?:\\(?:text|textbf|textrm|textsf|mathrm|mathbf|mathsf|mbox|bf)\s*\{\s*)*"
+_CHOICE = re.compile(rf"{_IN_BOLD}(?:\(\s*([A-J])\s*\)|([A-J])\)?)[\s.:}}]*")
+_CHOICE_AND_VALUE = re.compile(
+    rf"{_IN_BOLD}(?:\(\s*([A-J])\s*\)|([A-J])(?:[).]|[.:]?\s*\}})(?=\s))[\s.:}}]*"
+    r"(?![-+*/^=,&()\s.:}]|and\b|or\b)(.+)"
+)
+_NAME = (
+    r"(?>(?:[A-Za-z][a-z]{2,}+|[A-Z]{2,3}|[A-Za-z]|\\(?:alpha|beta|gamma|theta|lambda|mu|phi|omega)|"
+    r"\\(?:angle|overline|triangle)\s*+\{?[A-Z]{1,3}\}?)(?:_\{?\w+\}?|')?"
+    r"(?:\((?:[A-Za-z]|-?\d+)(?:\s*,\s*(?:[A-Za-z]|-?\d+))*\))?)"
+)
+_NAMED = re.compile(rf"({_NAME}(?:\s*+[-+]?\s*+{_NAME})*+)\s*+(?:=|\\in(?![A-Za-z])|:=)\s*+(?=\S)")
+_UNEQUAL = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
+_SUM = re.compile(r"[\d\s.,+*/()^-]*(?:\\(?:times|cdot|frac|sqrt|pi)[\d\s.,+*/()^{}-]*)*=")
+_LEAD = re.compile(
+    r"(?:(?:about|approximately|roughly|around|exactly|only|just|simply|equals?|is|a\s+total\s+of|"
+    r"USD|Rs\.?)(?![A-Za-z])|=|\\approx(?![A-Za-z]))\s*"
+)
+_PRICE = re.compile(r"(-?)\s*([$€£¥₹])\s*(-?)\s*(?=[\d.])")
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_AROUND = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}|\\text\{([^{}]*)\}")
+_FUNCTION = re.compile(r"\\(?!frac|pi(?![a-z]))[a-z]+")
+_UNIT_QUOTIENT = re.compile(r"\\frac\{\s*\\text\{([^{}]*)\}\s*\}\{\s*\\text\{([^{}]*)\}\s*\}")
+_TAIL_WORD = re.compile(
+    r"(?:/\s*)?(?:[A-Za-z][A-Za-z'-]*|[$€£¥₹¢])\.?(?:\^?\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)*[.,;]?|/"
+)
+_GLUED = re.compile(r"(.*[\d)}])((?:[A-Za-z]{2,}|[¢€£$¥₹])(?:\^?\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)?)")
+_BASE = re.compile(r"(-?\d[\dA-F]*(?:\.\d+)?)\s*(?:_\s*\{?|base)\s*(\d{1,2})\s*\}?")
+_FREE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
+_VALUE = re.compile(r"[\d\\]")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\*?\}|\\math[a-z]+\{[A-Za-z]\}")
+_JOINED = re.compile(r",?\s*(?:\\text\{\s*(?:and|or)\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z]))\s*")
+_CALLED = re.compile(r"([^=:<>,;\d+*/^]{2,60}+)[=:]\s*(?=[^\s=])")
+_HOUR = re.compile(r"(?<=\d)\s*(?:\\text\{\s*)?([AaPp])\.?\s?[Mm]\b\.?\s*\}?")
+_COLONS = re.compile(r"\d+(?:\s*:\s*\d+)+")
+_FUNCTIONS = "sin cos tan cot sec csc log exp max gcd lcm det dim arcsin arccos arctan sinh cosh tanh abc xyz pqr"
+"""Letters that are no word for what they are."""
+_NOT_A_UNIT = f"""{_FUNCTIONS} or and to than plus minus over factorial choose mod modulo is are was not no if when
+where but half halves third thirds fourth fourths quarters fifth fifths sixth sixths seventh sevenths eighth eighths
+ninth ninths tenth tenths hundredth hundredths thousandth thousandths hundred thousand million billion trillion dozen
+dozens score negative squared cubed root roots base infinity remainder through until between from
+january february march april may june july august september october november december"""
+"""Words after a number that make it another one, or something else than a number."""
+_FILLERS = """unit total more left altogether overall in of the a an per each every for to on at from with by and so far
+now"""
+_NO_WORDS = frozenset(_FUNCTIONS.split())
+_BLOCKED = frozenset(_NOT_A_UNIT.split())
+_SAYING_NOTHING = frozenset(_FILLERS.split())
+_SHORT_WORDS = ("no", "or", "up")
+_BEFORE_A_UNIT = ("in", "of", "sq", "cu", "C", "F")
+_SCALES = ("hundred", "thousand", "million", "billion", "trillion")
+_STOPS = re.compile(
+    r"(?<!\d)[,.;!?\"'](?!\d)|[,.;!?\"'](?!\w)|(?<!\w)(?:the|an?|there\s+(?:is|are))(?!\w)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One answer, read.
+
+    Attributes:
+        whole: the answer in plain spelling.
+        value: what is left without the rest, as LaTeX or as words.
+        number: the value, where it is a plain number; of a percentage, what stands before the sign.
+        percent: whether a percent sign follows.
+        words: the value in lower case without punctuation, where it is words rather than a formula.
+        name: what stands left of `=`, such as `x`.
+        label: words in that place, or before a colon.
+        unit: of measure or money, such as `cm^2`; the base of a number, such as `_8`.
+        nouns: other words that follow the value, in the singular.
+        choice: the letter of a choice.
+    """
+
+    whole: str
+    value: str
+    number: Fraction | None = None
+    percent: bool = False
+    words: str = ""
+    name: str = ""
+    label: frozenset[str] = frozenset()
+    unit: str = ""
+    nouns: frozenset[str] = frozenset()
+    choice: str = ""
+
+    @property
+    def key(self) -> str:
+        """The value in a spelling under which equal ones usually meet."""
+        if self.choice:
+            return self.choice
+        if self.number is not None:
+            return str(self.number / 100 if self.percent else self.number)
+        return self.words or without_blanks(self.value) + "%" * self.percent
+
+    @property
+    def mark(self) -> str:
+        """What stands beside the value and may make it another answer; empty in most."""
+        chosen = without_blanks(self.value) if self.choice and self.value != self.whole else ""
+        return " ".join(filter(None, (self.name and self.name + "=", self.unit, chosen)))
+
+
+def marks_agree(readings: Iterable[Reading]) -> bool:
+    """Whether no two of `readings` have different names, units or chosen values beside their own values."""
+    several = list(readings)
+    names = {reading.name for reading in several if reading.name}
+    chosen = {reading.value for reading in several if reading.choice and reading.value != reading.whole}
+    return len(names) <= 1 and len(chosen) <= 1 and units_agree(*(reading.unit for reading in several))
+
+
+@lru_cache(_KEPT)
+def read(answer: str) -> Reading:
+    """Read an answer; of any text there is a reading."""
+    if len(answer) > _LONGEST:
+        return Reading(answer, answer.strip())
+    label, whole = _labelled(_unwrapped(answer))
+    if choice := _CHOICE.fullmatch(whole):
+        return Reading(whole, whole, label=label, choice=choice[1] or choice[2])
+    if choice := _CHOICE_AND_VALUE.fullmatch(whole):
+        return Reading(whole, choice[3].strip(), label=label, choice=choice[1] or choice[2])
+    return _with_value(whole, label)
+
+
+def letter_of(text: str) -> str:
+    """The letter of a choice, where `text` is one and no more; empty otherwise."""
+    choice = _CHOICE.fullmatch(text)
+    return (choice[1] or choice[2]) if choice else ""
+
+
+def without_blanks(text: str) -> str:
+    """`text` without blanks, but for those between two digits: 2 1/2 is not 21/2."""
+    return re.sub(r"(?<!\d) | (?!\d)", "", text)
+
+
+def is_words(text: str) -> bool:
+    """Whether `text` holds a word, which no product of variables is."""
+    bare = _ENVIRONMENT.sub("", _TEXT.sub(" word ", text))
+    return any(_is_word(word[0]) for word in _FREE_WORD.finditer(bare))
+
+
+def _unwrapped(answer: str) -> str:
+    """`answer` in plain spelling, out of a box or a command for text around the whole."""
+    whole = plain(undressed(answer))
+    while inside := _AROUND.fullmatch(whole):
+        whole = plain(undressed(inside[1] if inside[1] is not None else inside[2]))
+    return undressed(whole)
+
+
+def _labelled(whole: str) -> tuple[frozenset[str], str]:
+    """The words before an equals sign or colon, and what follows."""
+    found = _CALLED.match(whole)
+    rest = whole[found.end() :] if found else ""
+    if not found or not is_words(found[1]) or (is_words(rest) and re.search("[=:]", rest)):
+        return frozenset(), whole
+    return frozenset(_as_words(found[1]).split()), rest.rpartition("=")[2].strip()
+
+
+def _with_value(whole: str, label: frozenset[str]) -> Reading:
+    whole = _HOUR.sub(r" \1m", whole)
+    if not is_words(joined := _JOINED.sub(", ", whole)):
+        whole = joined
+    name, rest = _named(whole)
+    rest, price = _lead(rest)
+    value, tail = _tail(rest)
+    unit, percent = price or unit_of(tail), False
+    if tail.lower().startswith(("percent", "per cent", "pct")):
+        percent, unit, tail = True, "", tail.partition(" ")[2]
+    elif value.endswith("%"):
+        percent, value = True, value[:-1].rstrip()
+    elif value.endswith("°") and not _FUNCTION.search(value):
+        value, unit = value[:-1].rstrip(), "°" + (tail if tail in ("C", "F") else "")
+    elif base := _BASE.fullmatch(value):
+        value, unit = base[1], "_" + base[2]
+    number = number_in(value)
+    words = _as_words(value) if number is None and (is_words(value) or _COLONS.fullmatch(value)) else ""
+    return Reading(whole, value, number, percent, words, name, label, unit, _nouns(tail, unit))
+
+
+def _named(whole: str) -> tuple[str, str]:
+    """The name before an equals sign, and what follows the last; a sum that is worked out is no name."""
+    if (found := _NAMED.match(whole)) and not _UNEQUAL.search(whole):
+        rest = whole[found.end() :]
+        if "," in rest and "=" in rest:
+            return "", whole
+        return without_blanks(found[1]), rest.rpartition("=")[2].strip() or rest
+    if _SUM.match(whole) and not re.search(r"[,<>]", whole):
+        return "", whole.rpartition("=")[2].strip()
+    return "", whole
+
+
+def _lead(text: str) -> tuple[str, str]:
+    """`text` without "about" and a sign of money before a number, and the unit of that sign."""
+    while found := _LEAD.match(text):
+        text = text[found.end() :]
+    if found := _PRICE.match(text):
+        return found[1] + found[3] + text[found.end() :], unit_of(found[2])
+    return text, ""
+
+
+def _tail(text: str) -> tuple[str, str]:
+    """`text` up to the words that follow a number or formula, and these words; all of it where they are no unit."""
+    unfolded = _TEXT.sub(r" \1 ", _UNIT_QUOTIENT.sub(r"\\text{\1/\2}", text))
+    unfolded = re.sub(r"\s*\^", "^", re.sub(r"(?<=[A-Za-z.])\s*/\s*(?=[A-Za-z])", "/", unfolded))
+    words = unfolded.replace("°", "° ").split()
+    first = _start_of_tail(words)
+    value, tail = " ".join(words[:first]).replace("° ", "°"), words[first:]
+    scale = tail[0].lower() if tail and tail[0].lower() in _SCALES else ""
+    tail = tail[1:] if scale else tail
+    if not tail and not scale and (glued := _GLUED.fullmatch(value)) and unit_of(glued[2]):
+        value, tail = glued[1], [glued[2]]
+    blocked = any(word.strip(".,;").lower() in _BLOCKED for word in tail)
+    if blocked or not (tail or scale) or not _VALUE.search(value) or is_words(value):
+        return text, ""
+    return f"{value} {scale}".rstrip(), " ".join(tail)
+
+
+def _start_of_tail(words: list[str]) -> int:
+    """Index of the first of the words at the end that may name a unit."""
+    first = len(words)
+    while first and _TAIL_WORD.fullmatch(words[first - 1]):
+        first -= 1
+    while first < len(words) and not _starts_a_tail(words[first]):
+        first += 1
+    return first
+
+
+def _starts_a_tail(word: str) -> bool:
+    bare = re.split(r"[\^{/\d]", word.strip(".,;/"), maxsplit=1)[0]
+    return bool(symbol(bare)) or _is_word(bare) or bare in _BEFORE_A_UNIT
+
+
+def _is_word(word: str) -> bool:
+    """Whether letters are a word: three or more with a vowel, four where all are capitals."""
+    if word.lower() in _SHORT_WORDS:
+        return True
+    least = 4 if word.isupper() else 3
+    return len(word) >= least and word.lower() not in _NO_WORDS and bool(re.search("[aeiouy]", word.lower()))
+
+
+def _as_words(text: str) -> str:
+    bare = _TEXT.sub(r" \1 ", text)
+    bare = re.sub(r"(?<=\d):0(?=\d)|(?<![\d.])0(?=\d:)", lambda zero: zero[0].rstrip("0"), bare)
+    return " ".join(_singular(word) for word in _STOPS.sub(" ", bare.lower()).split())
+
+
+def _nouns(tail: str, unit: str) -> frozenset[str]:
+    if unit:
+        return frozenset()
+    words = (_singular(word.strip(".,;'").lower()) for word in tail.split())
+    return frozenset(word for word in words if word and word not in _SAYING_NOTHING)
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

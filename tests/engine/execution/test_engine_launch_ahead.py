@@ -1,0 +1,102 @@
+"""Batches that are launched before the results of the last one are taken in."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from engine_driver import drain, release
+
+from espalier.engine.engine import Engine, EngineSettings
+from espalier.engine.execution.lane import Lane
+from espalier.engine.execution.sampling import Sampling
+from espalier.engine.memory.sequences import Sequence
+from espalier.engine.models.model import Model
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.work import Done, Generate, Generated, Score, Scored
+
+
+@pytest.fixture
+def models(load_model: Callable[[str], Model]) -> dict[str, Model]:
+    return {GENERATOR: load_model("talker"), VERIFIER: load_model("classifier")}
+
+
+def engine_of(models: dict[str, Model], ahead: bool = True) -> Engine:
+    return Engine(models, EngineSettings(2**20, 4, max_batch_tokens=5, launch_ahead=ahead))
+
+
+def submit_both(engine: Engine, owner: str = "search") -> list[Sequence]:
+    """Two children of a generator sequence, and six scores of a verifier sequence, read over two steps."""
+    generator, verifier = (engine.open(role, list(range(20, 40)), owner=owner) for role in (GENERATOR, VERIFIER))
+    engine.submit(Generate(owner, generator, (Sampling(key=1), Sampling(key=2)), 3, ""))
+    engine.submit(Score(owner, verifier, tuple(range(7, 13)), tuple(range(6))))
+    return [generator, verifier]
+
+
+def release_all(engine: Engine, opened: list[Sequence], done: list[Done]) -> None:
+    release(engine, *opened, *(d.sequence for d in done if isinstance(d, Generated)))
+    engine.check_drained()
+
+
+def describe(done: Done) -> tuple:
+    if isinstance(done, Scored):
+        return ("scored", done.values.tobytes())
+    return ("generated", done.indices, tuple(done.token_ids), done.log_probability)
+
+
+def is_all_of_one(done: list[Done]) -> bool:
+    indices = sorted(index for d in done if isinstance(d, Generated) for index in d.indices)
+    return indices == [0, 1] and [len(d.values) for d in done if isinstance(d, Scored)] == [6]
+
+
+def test_the_other_models_batch_is_launched_before_the_last_results_are_waited_for(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+):
+    events: list[str] = []
+    launch, collect = Lane.launch, Lane.collect
+    monkeypatch.setattr(Lane, "launch", lambda self, n: (events.append(f"launch {self.role}"), launch(self, n))[1])
+    monkeypatch.setattr(Lane, "collect", lambda self: (events.append(f"collect {self.role}"), collect(self))[1])
+    engine = engine_of(models)
+    opened = submit_both(engine)
+    done = drain(engine)
+    assert any(a.startswith("launch") and b.startswith("launch") for a, b in pairwise(events)), events
+    assert sorted(events.count(f"launch {role}") - events.count(f"collect {role}") for role in models) == [0, 0]
+    release_all(engine, opened, done)
+
+
+def test_results_come_one_step_late_and_are_the_same(models: dict[str, Model]):
+    found, steps = {}, {}
+    for ahead in (True, False):
+        engine = engine_of(models, ahead)
+        opened, done, steps[ahead] = submit_both(engine), [], 0
+        while engine.busy:
+            done += engine.step()
+            steps[ahead] += 1
+        found[ahead] = sorted(map(describe, done))
+        release_all(engine, opened, done)
+    assert found[True] == found[False]
+    assert steps[True] > steps[False]
+
+
+def test_cancelling_drops_what_is_in_flight_and_leaves_others_theirs(models: dict[str, Model]):
+    for steps in range(1, 20):
+        engine = engine_of(models)
+        opened = [*submit_both(engine, "one"), *submit_both(engine, "other")]
+        done = [d for _ in range(steps) for d in engine.step()]
+        engine.cancel("one")
+        late = drain(engine)
+        assert all(d.work.owner == "other" for d in late)
+        done += late
+        assert is_all_of_one([d for d in done if d.work.owner == "other"])
+        release_all(engine, opened, done)
+
+
+def test_preempting_waits_for_what_is_in_flight_and_loses_nothing(models: dict[str, Model]):
+    for steps in range(1, 20):
+        engine = engine_of(models)
+        opened = submit_both(engine)
+        done = [d for _ in range(steps) for d in engine.step()]
+        engine.preempt("search")
+        assert all(lane.pool.live_blocks == 0 for lane in engine.lanes.values())
+        done += drain(engine)
+        assert is_all_of_one(done)
+        release_all(engine, opened, done)

@@ -1,0 +1,184 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from espalier.engine.execution.sampling import Sampling, SamplingBatch, sample, stream_key, uniforms
+
+DRAWS = 20_000
+
+
+CPU = torch.device("cpu")
+
+
+def batch(rows: int, first_key: int = 0, **parameters: float) -> SamplingBatch:
+    keys = [stream_key(first_key + i, "problem", (0,)) for i in range(rows)]
+    return SamplingBatch([Sampling(**parameters, key=key) for key in keys], CPU)
+
+
+def draw(logits: torch.Tensor, samplings: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first token of each row."""
+    return sample(logits, samplings, np.zeros(len(logits), dtype=np.int64))
+
+
+def frequencies(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
+    """How often each token is drawn by many streams from the same logits."""
+    drawn, _ = draw(logits.expand(DRAWS, -1), batch(DRAWS, temperature=temperature, top_p=top_p))
+    return torch.bincount(drawn, minlength=logits.shape[0]) / DRAWS
+
+
+def assert_drawn_as(observed: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within five standard errors and two draws, each token; impossible ones never."""
+    error = (expected * (1 - expected) / DRAWS).sqrt()
+    assert ((observed - expected).abs() <= 5 * error + 2 / DRAWS).all(), (observed, expected)
+    assert not observed[expected == 0].any()
+
+
+def random_logits(size: int = 40) -> torch.Tensor:
+    return 2 * torch.randn(size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_draws_follow_the_softmax(temperature: float):
+    logits = random_logits()
+    assert_drawn_as(frequencies(logits, temperature, 1.0), torch.softmax(logits / temperature, dim=0))
+
+
+def nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The smallest set of most likely tokens whose mass reaches top_p, renormalised."""
+    probabilities = torch.softmax(logits, dim=0)
+    order = probabilities.argsort(descending=True).tolist()
+    kept, mass = torch.zeros_like(probabilities), 0.0
+    for token in order:
+        if mass >= top_p:
+            break
+        kept[token] = probabilities[token]
+        mass += float(probabilities[token])
+    return kept / kept.sum()
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.9])
+def test_draws_with_top_p_stay_in_the_nucleus_and_follow_its_distribution(top_p: float):
+    logits = random_logits()
+    assert_drawn_as(frequencies(logits, 1.0, top_p), nucleus(logits, top_p))
+
+
+def test_temperature_shapes_the_nucleus_before_it_is_cut():
+    logits = random_logits()
+    assert_drawn_as(frequencies(logits, 2.0, 0.6), nucleus(logits / 2.0, 0.6))
+
+
+def test_a_tiny_top_p_takes_the_most_likely_token():
+    logits = torch.randn(50, 30)
+    drawn, _ = draw(logits, batch(50, top_p=1e-6))
+    assert torch.equal(drawn, logits.argmax(dim=-1))
+
+
+def test_temperature_zero_takes_the_most_likely_token_whatever_top_p():
+    logits = torch.randn(50, 30)
+    for top_p in (1.0, 0.5):
+        drawn, _ = draw(logits, batch(50, temperature=0.0, top_p=top_p))
+        assert torch.equal(drawn, logits.argmax(dim=-1))
+
+
+def test_log_probabilities_are_those_of_the_untempered_model():
+    logits = torch.randn(50, 30)
+    drawn, log_probabilities = draw(logits, batch(50, temperature=0.3, top_p=0.5))
+    expected = torch.log_softmax(logits, dim=-1).gather(1, drawn[:, None])[:, 0]
+    torch.testing.assert_close(log_probabilities, expected)
+
+
+@pytest.mark.parametrize(
+    ("filters", "warpers"),
+    [
+        ({"top_k": 5}, [TopKLogitsWarper(5)]),
+        ({"top_k": 100}, []),
+        ({"min_p": 0.2}, [MinPLogitsWarper(0.2)]),
+        ({"top_k": 8, "top_p": 0.7}, [TopKLogitsWarper(8), TopPLogitsWarper(0.7)]),
+        (
+            {"top_k": 20, "top_p": 0.9, "min_p": 0.1},
+            [TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.1)],
+        ),
+    ],
+)
+def test_filters_leave_the_distribution_that_transformers_leave(filters: dict, warpers: list):
+    logits = random_logits() / 0.8
+    for warper in warpers:
+        logits = warper(torch.zeros(1, 0, dtype=torch.long), logits[None])[0]
+    drawn, _ = draw((random_logits()).expand(DRAWS, -1), batch(DRAWS, temperature=0.8, **filters))
+    assert_drawn_as(torch.bincount(drawn, minlength=40) / DRAWS, torch.softmax(logits, dim=0))
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"min_p": 1.0}])
+def test_the_narrowest_filters_take_the_most_likely_token(filters: dict):
+    logits = torch.randn(50, 30)
+    drawn, _ = draw(logits, batch(50, **filters))
+    assert torch.equal(drawn, logits.argmax(dim=-1))
+
+
+def test_impossible_tokens_are_never_drawn():
+    logits = torch.full((2000, 10), float("-inf"))
+    logits[:, 3], logits[:, 7] = 0.0, 0.0
+    for top_p in (1.0, 0.99):
+        drawn, _ = draw(logits, batch(2000, top_p=top_p))
+        assert set(drawn.tolist()) == {3, 7}
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_a_draw_does_not_depend_on_the_batch_it_is_in(data: st.DataObject):
+    rows = 12
+    logits = torch.randn(rows, 50, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
+    temperatures = data.draw(st.lists(st.sampled_from([0.0, 0.7, 1.0]), min_size=rows, max_size=rows))
+    top_ps = data.draw(st.lists(st.sampled_from([0.5, 0.9, 1.0]), min_size=rows, max_size=rows))
+    top_ks = data.draw(st.lists(st.sampled_from([0, 3, 20]), min_size=rows, max_size=rows))
+    min_ps = data.draw(st.lists(st.sampled_from([0.0, 0.1]), min_size=rows, max_size=rows))
+    parameters = zip(temperatures, top_ks, top_ps, min_ps, range(rows), strict=True)
+    samplings = [Sampling(*given, key=977 * key) for *given, key in parameters]
+    positions = np.arange(rows) % 5
+    drawn, log_probabilities = sample(logits, SamplingBatch(samplings, CPU), positions)
+    chosen = data.draw(st.permutations(range(rows)).map(lambda p: p[: 1 + p[0]]))
+    part = SamplingBatch([samplings[i] for i in chosen], CPU)
+    again, again_log = sample(logits[chosen], part, positions[chosen])
+    assert torch.equal(again, drawn[chosen])
+    assert torch.equal(again_log, log_probabilities[chosen])
+
+
+def test_sampling_leaves_the_logits_as_they_were():
+    logits = torch.randn(6, 30)
+    before = logits.clone()
+    draw(logits, batch(6, temperature=0.5, top_p=0.5))
+    assert torch.equal(logits, before)
+
+
+def test_uniforms_are_splitmix64():
+    # Reference outputs of Vigna's splitmix64.c for seed 1234567
+    reference = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    draws = uniforms(np.full(4, 1234567, dtype=np.uint64), np.arange(4))
+    assert draws.tolist() == [(x >> 11) * 2.0**-53 for x in reference]
+
+
+def test_uniforms_fill_the_unit_interval_evenly_over_keys_and_over_positions():
+    keys = np.array([stream_key(0, "problem", (i,)) for i in range(10_000)], dtype=np.uint64)
+    for draws in (uniforms(keys, np.zeros(10_000, dtype=int)), uniforms(keys[:1].repeat(10_000), np.arange(10_000))):
+        assert draws.min() >= 0
+        assert draws.max() < 1
+        counts = np.histogram(draws, bins=20, range=(0, 1))[0]
+        assert ((counts - 500) ** 2 / 500).sum() < 50  # chi-squared, 19 degrees of freedom: p < 1e-4
+
+
+def test_streams_differ_by_seed_problem_and_path():
+    keys = {
+        stream_key(seed, problem, path)
+        for seed in (0, 1, 11)
+        for problem in ("a", "b", "1\x1fa")
+        for path in ((), (0,), (1,), (1, 1), (11,), (1, 1, 1), (0, 0))
+    }
+    assert len(keys) == 3 * 3 * 7
+    assert all(0 <= key < 2**64 for key in keys)
+
+
+def test_a_stream_is_the_same_in_every_process():
+    assert stream_key(7, "How many coins?", (3, 0, 1)) == 16760227590797784031

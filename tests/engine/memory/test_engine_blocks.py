@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+from tiny_pools import check, tiny_pools
+
+from espalier.engine.errors import PoolExhaustedError
+from espalier.engine.memory.blocks import BlockPool
+from espalier.engine.memory.pool import Arena
+
+
+def take(pool: BlockPool, count: int) -> list[int]:
+    return [pool.allocate() for _ in range(count)]
+
+
+def test_a_pool_owns_no_sector_until_it_needs_a_block():
+    pools = tiny_pools(sectors=2)
+    assert pools["generator"].owned_sectors == 0
+    pools["generator"].allocate()
+    assert (pools["generator"].owned_sectors, pools["generator"].free_blocks) == (1, 2)
+
+
+def test_blocks_are_distinct_and_in_owned_sectors():
+    pools = tiny_pools()
+    blocks = take(pools["generator"], 7)
+    assert len(set(blocks)) == 7
+    assert {block // 3 for block in blocks} == pools["generator"].arena.owned_by("generator")
+    check(pools, {"generator": [np.array(blocks)], "verifier": []})
+
+
+def test_a_sector_serves_the_other_model_once_its_last_block_is_free():
+    pools = tiny_pools(sectors=1)
+    generator, verifier = pools["generator"], pools["verifier"]
+    blocks = take(generator, 3)
+    generator.free(blocks[:2])
+    with pytest.raises(PoolExhaustedError):
+        verifier.allocate()
+    generator.free(blocks[2:])
+    assert len(take(verifier, 2)) == 2
+
+
+def test_room_in_an_owned_sector_is_used_before_a_new_sector():
+    pools = tiny_pools()
+    generator = pools["generator"]
+    blocks = take(generator, 6)
+    generator.free([blocks[1]])
+    generator.free([blocks[4]])
+    assert set(take(generator, 2)) == {blocks[1], blocks[4]}
+    assert generator.owned_sectors == 2
+
+
+def test_allocation_prefers_the_lowest_sector_so_that_the_last_ones_run_empty():
+    generator = tiny_pools()["generator"]
+    blocks = take(generator, 9)
+    generator.free([blocks[7], blocks[1]])
+    assert generator.allocate() == blocks[1]
+
+
+def test_a_shared_block_is_free_only_after_its_last_owner():
+    generator = tiny_pools()["generator"]
+    block = generator.allocate()
+    generator.share(np.array([block]))
+    generator.free([block])
+    assert generator.live_blocks == 1
+    generator.free([block])
+    assert generator.live_blocks == 0
+
+
+def test_an_exhausted_pool_says_what_to_change_and_stays_whole():
+    pools = tiny_pools(sectors=2)
+    blocks = take(pools["generator"], 6)
+    with pytest.raises(PoolExhaustedError, match="--kv-memory"):
+        pools["generator"].allocate()
+    check(pools, {"generator": [np.array(blocks)], "verifier": []})
+
+
+def test_what_can_be_allocated_is_free_slots_and_free_sectors():
+    pools = tiny_pools(sectors=3)
+    take(pools["verifier"], 1)
+    generator = pools["generator"]
+    take(generator, 1)
+    assert generator.allocatable_blocks == 2 + 3
+    take(generator, 5)
+
+
+def test_freeing_a_free_block_or_sharing_one_is_refused():
+    generator = tiny_pools()["generator"]
+    block = generator.allocate()
+    generator.free([block])
+    with pytest.raises(AssertionError, match="already free"):
+        generator.free([block])
+    with pytest.raises(AssertionError, match="cannot be shared"):
+        generator.share(np.array([block]))
+
+
+@pytest.mark.parametrize("wrong", ["a missing table", "a table twice", "a lost live count", "a stolen sector"])
+def test_check_integrity_finds(wrong: str):
+    pools = tiny_pools()
+    generator = pools["generator"]
+    table = np.array(take(generator, 4))
+    tables = [table]
+    if wrong == "a missing table":
+        tables = []
+    elif wrong == "a table twice":
+        tables = [table, table]
+    elif wrong == "a lost live count":
+        generator.live_blocks -= 1
+    else:
+        generator.arena.take("generator")
+    with pytest.raises(AssertionError):
+        check(pools, {"generator": tables, "verifier": []})
+
+
+def test_an_arena_returns_a_sector_only_to_its_owner():
+    arena = Arena(3 * 64, 64)
+    sector = arena.take("generator")
+    assert sector is not None
+    with pytest.raises(AssertionError, match="belongs to generator"):
+        arena.give_back(sector, "verifier")
+    arena.give_back(sector, "generator")
+    arena.check_integrity()
+
+
+def test_an_arena_holds_whole_sectors_and_hands_each_out_once():
+    arena = Arena(3 * 64 + 63, 64)
+    assert (arena.num_sectors, arena.num_bytes, arena.bytes.numel()) == (3, 192, 192)
+    assert {arena.take("a"), arena.take("b"), arena.take("a")} == {0, 1, 2}
+    assert arena.take("b") is None
+    assert arena.owned_by("b") == {1}

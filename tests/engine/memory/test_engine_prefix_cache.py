@@ -1,0 +1,216 @@
+"""Prompts seen before are not computed again, and nothing else changes."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from engine_driver import drain, generate, read, release
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import PoolExhaustedError
+from espalier.engine.execution.sampling import Sampling
+from espalier.engine.memory.blocks import KeptBlocks
+from espalier.engine.memory.prefix_cache import PrefixCache, chain_hashes
+from espalier.engine.work import Score
+
+Make = Callable[..., Engine]
+PROMPT = [5 + i % 40 for i in range(37)]  # two full blocks of 16 and a tail
+
+
+@pytest.fixture
+def make(make_engine: Make) -> Make:
+    def make(*models: str, **options: object) -> Engine:
+        return make_engine(*models, **({"block_size": 16} | options))
+
+    return make
+
+
+def compute(engine: Engine, role: str, token_ids: list[int], salt: bytes = b"") -> int:
+    """Tokens computed for a prompt that is opened and released again."""
+    sequence = engine.open(role, token_ids, salt)
+    engine.submit(Score("reader", sequence, (), ()))
+    (done,) = drain(engine)
+    release(engine, sequence)
+    return done.computed_tokens
+
+
+def test_hashes_are_chained():
+    one, other = list(range(12)), [99, *range(1, 12)]
+    assert len(chain_hashes(b"m", one, 4)) == 3
+    assert len(chain_hashes(b"m", one[:11], 4)) == 2
+    assert chain_hashes(b"m", one, 4)[:2] == chain_hashes(b"m", one[:8], 4)
+    assert not set(chain_hashes(b"m", one, 4)) & set(chain_hashes(b"m", other, 4)), "a first token changes all"
+    assert not set(chain_hashes(b"m", one, 4)) & set(chain_hashes(b"n", one, 4))
+
+
+def test_full_blocks_of_a_prompt_are_computed_once(make: Make):
+    engine = make()
+    assert [compute(engine, "generator", PROMPT) for _ in range(3)] == [37, 5, 5]
+    stats = engine.stats()["generator"]
+    assert (stats.cached_blocks, stats.cache_hits, stats.live_blocks) == (2, 4, 0)
+
+
+def test_a_prompt_is_shared_while_its_first_owner_still_holds_it(make: Make):
+    engine = make()
+    first = engine.open("generator", PROMPT)
+    engine.submit(Score("reader", first, (), ()))
+    drain(engine)
+    second = engine.open("generator", [*PROMPT[:32], 9, 9])
+    assert engine.footprint([first, second]).physical_blocks == 3
+    read(engine, second, [7])
+    release(engine, first, second)
+
+
+def test_what_follows_a_cached_prompt_has_the_same_bits(make: Make):
+    def texts(engine: Engine) -> list[tuple[list[int], float]]:
+        sequence = engine.open("generator", PROMPT)
+        children = generate(engine, sequence, *(Sampling(key=key) for key in range(4)), delimiter="")
+        release(engine, sequence, *(child.sequence for child in children))
+        return [(child.token_ids, child.log_probability) for child in children]
+
+    engine, without = make(), make(prefix_cache=False)
+    expected = texts(without)
+    assert texts(engine) == expected
+    assert texts(engine) == expected
+    assert engine.stats()["generator"].cache_hits == 2
+    assert without.stats()["generator"].cache_hits == without.stats()["generator"].cached_blocks == 0
+
+
+def test_scores_after_a_cached_prompt_have_the_same_bits(make: Make):
+    engine = make("qwen2-untied", "qwen2-tied")
+    values = []
+    for _ in range(2):
+        sequence = engine.open("verifier", PROMPT)
+        values.append(torch.from_numpy(read(engine, sequence, [3, 4, 5])))
+        release(engine, sequence)
+    assert torch.equal(*values)
+
+
+def test_salts_and_models_do_not_share(make: Make):
+    engine = make("qwen2-untied", "qwen2-tied")
+    assert compute(engine, "generator", PROMPT, b"alice") == 37
+    assert compute(engine, "generator", PROMPT, b"bob") == 37
+    assert compute(engine, "verifier", PROMPT, b"alice") == 37
+    assert compute(engine, "generator", PROMPT, b"alice") == 5
+
+
+def test_a_prompt_computed_in_chunks_is_known_too(make: Make):
+    engine = make(max_batch_tokens=7)
+    assert compute(engine, "generator", PROMPT) == 37
+    assert compute(engine, "generator", PROMPT) == 5
+
+
+def test_cancelled_work_leaves_no_unfinished_prompt_behind(make: Make):
+    engine = make(max_batch_tokens=20)
+    sequence = engine.open("generator", PROMPT)
+    engine.submit(Score("reader", sequence, (), ()))
+    engine.step()
+    engine.cancel("reader")
+    release(engine, sequence)
+    assert compute(engine, "generator", PROMPT) == 37 - 16, "only the block that was finished is known"
+
+
+def test_cached_blocks_give_way_the_least_recently_used_first(make: Make):
+    engine = make(kv_memory_bytes=2**18)
+    room = engine.lanes["generator"].pool.allocatable_blocks
+    prompts = [
+        [i + 2, *PROMPT] for i in range(room)
+    ]  # three blocks each, two of them kept: more than there is room for
+    for prompt in prompts:
+        compute(engine, "generator", prompt)
+        compute(engine, "generator", prompts[0])  # in use all the time
+    stats = engine.stats()["generator"]
+    assert stats.evicted_blocks > 0
+    assert engine.lanes["generator"].pool.allocatable_blocks == room, "cached blocks take no room from anyone"
+    assert compute(engine, "generator", prompts[0]) == len(prompts[0]) - 32
+    assert compute(engine, "generator", prompts[1]) == len(prompts[1])
+
+
+def test_a_sector_of_cached_blocks_moves_to_the_other_model(make: Make):
+    engine = make("qwen2-untied", "qwen2-tied", kv_memory_bytes=2**18)
+    for i in range(engine.lanes["generator"].pool.allocatable_blocks):
+        compute(engine, "generator", [i + 2, *PROMPT])
+    assert engine.arena.free_sectors < engine.arena.num_sectors
+    pool = engine.lanes["verifier"].pool
+    assert pool.allocatable_blocks == engine.arena.num_sectors * pool.layout.blocks_per_sector
+    blocks = [pool.allocate() for _ in range(pool.allocatable_blocks)]
+    with pytest.raises(PoolExhaustedError):
+        pool.allocate()
+    assert engine.stats()["generator"].owned_sectors == 0
+    pool.free(blocks)
+
+
+def test_of_two_blocks_with_the_same_tokens_the_first_stays_the_known_one():
+    cache = PrefixCache()
+    cache.register(3, b"x")
+    cache.register(4, b"x")
+    assert cache.match([b"x", b"y"]) == [3]
+    assert 3 in cache
+    assert 4 not in cache
+    cache.check_integrity(held={3, 4})
+    with pytest.raises(AssertionError, match="neither live nor kept"):
+        cache.check_integrity(held={4})
+    cache.forget(3)
+    assert cache.match([b"x"]) == []
+
+
+def test_kept_blocks_give_way_by_sector_and_age():
+    kept = KeptBlocks()
+    for block, sector in ((0, 0), (10, 1), (1, 0), (20, 2)):
+        kept.keep(block, sector)
+    assert kept.oldest_in_live_sector() == (10, 1), "sector 0 was used again after it"
+    kept.remove(10, 1)
+    assert kept.oldest_in_live_sector() == (0, 0)
+    assert kept.oldest_idle_sector() is None
+    kept.set_idle(2)
+    kept.set_idle(0)
+    assert (kept.oldest_idle_sector(), kept.oldest_in_live_sector()) == (2, None)
+    kept.set_live(2)
+    assert (kept.oldest_idle_sector(), kept.oldest_in_live_sector()) == (0, (20, 2))
+    assert (len(kept), kept.of(0), kept.of(1)) == (3, [0, 1], [])
+    kept.check_integrity(live_sectors={2})
+    with pytest.raises(AssertionError):
+        kept.check_integrity(live_sectors={0, 2})
+
+
+def test_without_the_cache_no_block_outlives_its_sequence(make: Make):
+    engine = make(prefix_cache=False)
+    assert [compute(engine, "generator", PROMPT) for _ in range(2)] == [37, 37]
+    assert engine.stats()["generator"].cached_blocks == 0
+
+
+def test_prompts_that_arrive_together_are_computed_once(make: Make):
+    engine = make()
+    sequences = [engine.open("generator", [*PROMPT[:32], 9, i]) for i in range(3)]
+    for sequence in sequences:
+        engine.submit(Score("reader", sequence, (), ()))
+    done = drain(engine)
+    assert sorted(d.computed_tokens for d in done) == [2, 2, 34]
+    assert engine.stats()["generator"].steps == 1
+    release(engine, *sequences)
+
+
+def test_an_interrupted_step_leaves_nothing_behind_that_was_not_computed(make: Make, monkeypatch: pytest.MonkeyPatch):
+    engine, without = make(), make()
+    samplings = [Sampling(key=key) for key in range(3)]
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    sequences = [engine.open("generator", [*PROMPT, last]) for last in (7, 8)]
+    for sequence in sequences:
+        engine.submit(Score("reader", sequence, (), ()))
+    with monkeypatch.context() as patch:
+        patch.setattr("espalier.engine.execution.lane.build_batch", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    engine.check_integrity()
+    engine.cancel("reader")
+    release(engine, *sequences)
+    texts = []
+    for each in (engine, without):
+        sequence = each.open("generator", [*PROMPT, 7])
+        children = generate(each, sequence, *samplings, delimiter="")
+        texts.append([(child.token_ids, child.log_probability) for child in children])
+        release(each, sequence, *(child.sequence for child in children))
+    assert texts[0] == texts[1]

@@ -1,0 +1,146 @@
+"""Pools and sequence tables under random use, against a model made of dictionaries.
+
+The model keeps, for every block, the tokens written to it. If two sequences ever wrote to one block, or a copy were
+missed or taken from the wrong block, some sequence would no longer read its own tokens back.
+"""
+
+import itertools
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tiny_pools import BLOCK_SIZE, check, tiny_pools
+
+from espalier.engine.memory.sequences import Sequence, SequenceTable
+
+ROLES = st.sampled_from(["generator", "verifier"])
+
+
+class SequenceMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pools = tiny_pools(sectors=8)
+        self.tables = {
+            role: SequenceTable(pool, rows=2, columns=5, cache_seed=role.encode()) for role, pool in self.pools.items()
+        }
+        self.texts: dict[Sequence, list[int]] = {}  # tokens of every live sequence
+        self.computed: dict[Sequence, int] = {}
+        self.memory: dict[tuple[str, int], dict[int, int]] = {}  # (role, block) -> offset -> token
+        self.names = itertools.count(1)
+
+    def fresh(self, count: int) -> list[int]:
+        return [next(self.names) for _ in range(count)]
+
+    def pick(self, data: st.DataObject) -> Sequence:
+        return data.draw(st.sampled_from(sorted(self.texts, key=lambda s: (s.role, s.row))))
+
+    @rule(role=ROLES, tokens=st.integers(0, 11))
+    def open(self, role: str, tokens: int) -> None:
+        text = self.fresh(tokens)
+        sequence = self.tables[role].open(role, text)
+        assert sequence not in self.texts
+        self.texts[sequence], self.computed[sequence] = text, 0
+
+    @rule(role=ROLES, prompt=st.integers(0, 2), tokens=st.integers(1, 14), more=st.integers(0, 3))
+    def open_what_may_be_cached(self, role: str, prompt: int, tokens: int, more: int) -> None:
+        text = [-1 - prompt * 100 - i for i in range(tokens)] + self.fresh(more)
+        table = self.tables[role]
+        sequence = table.open(role, text)
+        self.texts[sequence], self.computed[sequence] = text, int(table.computed[sequence.row])
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), tokens=st.integers(1, 6))
+    def append(self, data: st.DataObject, tokens: int) -> None:
+        sequence = self.pick(data)
+        text = self.fresh(tokens)
+        self.tables[sequence.role].append(sequence, text)
+        self.texts[sequence] += text
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), role=ROLES)
+    def append_one_to_each(self, data: st.DataObject, role: str) -> None:
+        sequences = [s for s in self.texts if s.role == role and data.draw(st.booleans())]
+        if sequences:
+            drawn = self.fresh(len(sequences))
+            rows = np.array([s.row for s in sequences])
+            self.tables[role].append_each(rows, np.array(drawn))
+            for sequence, token in zip(sequences, drawn, strict=True):
+                self.texts[sequence].append(token)
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        sequence = self.pick(data)
+        child = self.tables[sequence.role].fork(sequence)
+        self.texts[child], self.computed[child] = list(self.texts[sequence]), self.computed[sequence]
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        sequence = self.pick(data)
+        self.tables[sequence.role].release(sequence)
+        del self.texts[sequence], self.computed[sequence]
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), role=ROLES)
+    def compute(self, data: st.DataObject, role: str) -> None:
+        """Write some pending tokens of several sequences at once, as one engine step does."""
+        pending = [s for s in self.texts if s.role == role and len(self.texts[s]) > self.computed[s]]
+        chosen = [s for s in pending if data.draw(st.booleans())]
+        counts = [data.draw(st.integers(1, len(self.texts[s]) - self.computed[s])) for s in chosen]
+        table, pool = self.tables[role], self.pools[role]
+        if not chosen or sum(2 + count // BLOCK_SIZE for count in counts) > pool.allocatable_blocks:
+            return
+        rows = np.array([s.row for s in chosen])
+        sources, destinations = table.prepare_write(rows, np.array(counts))
+        self.check_copies(chosen, pool, sources, destinations)
+        copied = [dict(self.memory[role, source]) for source in sources]
+        for destination, content in zip(destinations, copied, strict=True):
+            self.memory[role, destination] = content
+        for sequence, count in zip(chosen, counts, strict=True):
+            start = self.computed[sequence]
+            blocks = table.block_table(sequence)
+            for position in range(start, start + count):
+                block = int(blocks[position // BLOCK_SIZE])
+                assert pool.ref_counts[block] == 1, "a shared block is about to be written"
+                offsets = self.memory.setdefault((role, block), {})
+                offsets[position % BLOCK_SIZE] = self.texts[sequence][position]
+            self.computed[sequence] = start + count
+            table.computed[sequence.row] = start + count
+            table.register(sequence.row, start + count)
+
+    def check_copies(self, chosen: list[Sequence], pool: object, sources: list[int], destinations: list[int]) -> None:
+        partial = [s for s in chosen if self.computed[s] % BLOCK_SIZE]
+        assert len(sources) == len(destinations) <= len(partial), "only partial tails are copied"
+        assert not set(sources) & set(destinations)
+        assert len(set(destinations)) == len(destinations)
+        assert all(pool.ref_counts[source] > 0 for source in sources), "a tail was copied that nobody else holds"
+
+    @invariant()
+    def every_sequence_reads_its_own_tokens(self) -> None:
+        for sequence, text in self.texts.items():
+            table = self.tables[sequence.role]
+            assert table.token_ids(sequence) == text
+            blocks = table.block_table(sequence).tolist()
+            computed = self.computed[sequence]
+            assert len(blocks) == -(-computed // BLOCK_SIZE), "blocks cover exactly the computed tokens"
+            read = [self.memory[sequence.role, blocks[p // BLOCK_SIZE]][p % BLOCK_SIZE] for p in range(computed)]
+            assert read == text[:computed]
+
+    @invariant()
+    def the_pools_are_whole(self) -> None:
+        check(self.pools, {role: table.live_block_tables() for role, table in self.tables.items()})
+        for role, table in self.tables.items():
+            assert table.live_sequences == sum(s.role == role for s in self.texts)
+
+    def teardown(self) -> None:
+        for sequence in list(self.texts):
+            self.tables[sequence.role].release(sequence)
+        check(self.pools, {"generator": [], "verifier": []})
+        assert all(pool.live_blocks == 0 for pool in self.pools.values())
+        assert self.pools["generator"].arena.available_sectors == 8
+
+
+TestSequenceMachine = SequenceMachine.TestCase
+TestSequenceMachine.settings = settings(max_examples=60, stateful_step_count=40)

@@ -1,0 +1,255 @@
+"""Reports have the shape that others read, and benchmarks measure what they name."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from espalier.experiments.bench import report
+from espalier.experiments.bench.__main__ import app
+from espalier.experiments.cli.options import OptionError
+from espalier.search.request import AlgorithmName
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr("espalier.experiments.bench.engine.BATCHES", (1, 3))
+    monkeypatch.setattr("espalier.experiments.bench.search.IN_FLIGHT", (1, 2))
+
+    def bench(*arguments: object) -> Any:
+        return CliRunner().invoke(app, [str(a) for a in arguments])
+
+    return bench
+
+
+@pytest.fixture
+def no_grader_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that compare answers would run beside what is timed."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a benchmark of speed votes by spelling")
+
+    monkeypatch.setattr("espalier.search.voting.equivalence.ByMathVerify", refuse)
+
+
+def test_engine_benchmark_writes_rows_ratios_and_machine(bench, tmp_path):
+    file = tmp_path / "deep" / "engine.json"
+    ran = bench(
+        *("engine", "--prompt-tokens", 8, "--new-tokens", 4, "--repeats", 1, "--vllm-python", "none", "--json", file)
+    )
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    assert set(document) >= {"title", "rows", "ratios", "machine"}
+    assert [row["batch"] for row in document["rows"]] == [1, 3]
+    assert all(value > 0 for row in document["rows"] for value in row.values())
+    assert set(document["ratios"]) == {"decode@1/dense", "decode@3/dense"}
+    assert document["ratios"]["decode@1/dense"] == pytest.approx(
+        document["rows"][0]["espalier tokens/s"] / document["rows"][0]["dense loop tokens/s"]
+    )
+    assert set(document["machine"]) >= {"processor", "threads", "python", "packages"}
+    assert document["machine"]["packages"]["torch"] == torch.__version__.partition("+")[0] or "+" in torch.__version__
+    assert "decode@1/dense" in ran.output
+
+
+@pytest.mark.usefixtures("no_grader_pool")
+def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
+    file = tmp_path / "search.json"
+    ran = bench(
+        *("search", "-N", 2, "-M", 2, "--algorithms", "beam,best-of-n", "--problems", 2, "--repeats", 1),
+        *("--vllm-python", "none", "--json", file),
+    )
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    assert len(document["rows"]) >= 2
+    assert all(row["problems/min"] > 0 for row in document["rows"])
+    assert all(row["95% low"] <= row["accuracy %"] <= row["95% high"] for row in document["rows"])
+    searches = ("beam", "beam, unmerged", "best-of-n", "best-of-n, unmerged")
+    assert set(document["ratios"]) == {
+        f"{s}@{of}" for s in searches for of in ("2/1", "1/transformers", "2/transformers")
+    }
+    tokens = {row["contestant"]: row["verifier tokens"] for row in document["rows"]}
+    assert tokens["espalier beam, unmerged, 2 in flight"] > tokens["espalier beam, 2 in flight"]
+
+
+def test_search_benchmark_refuses_an_algorithm_that_the_baseline_does_not_have(bench):
+    ran = bench("search", "--algorithms", "beam,mcts", "--vllm-python", "none")
+    assert ran.exit_code == 2
+    assert "--algorithms" in ran.output
+
+
+def test_search_benchmark_judges_all_contestants_by_the_problems_that_all_solve(monkeypatch):
+    from espalier.experiments.bench import search
+
+    outcome = vars(search)["_Run"]
+    monkeypatch.setattr(search, "_peers", lambda _: {"transformers": None})
+    monkeypatch.setattr(search, "_ours", lambda problems, *_: outcome(60.0, [True, False, False], 1.0, 1.0))
+    monkeypatch.setattr(search, "_theirs", lambda _, problems, *__: outcome(30.0, [True] * len(problems), 1.0, 1.0))
+    rows, ratios = search.run([AlgorithmName.BEAM], 2, 2, problems=3, peer_problems=1, repeats=1)
+    assert [row["accuracy %"] for row in rows] == [100.0] * len(rows)
+    assert ratios["beam@32/transformers"] == 2
+
+
+def test_prefix_benchmark_compares_shared_reading_with_plain(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("espalier.experiments.bench.prefix.SHARED", (0, 40))
+    file = tmp_path / "prefix.json"
+    ran = bench("prefix", "--children", 3, "--new-tokens", 2, "--repeats", 1, "--json", file)
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    assert [row["shared tokens"] for row in document["rows"]] == [0, 40]
+    assert all(row["tree-aware ms/step"] > 0 and row["plain ms/step"] > 0 for row in document["rows"])
+    assert set(document["ratios"]) == {"prefix@0/plain", "prefix@40/plain"}
+
+
+@pytest.mark.usefixtures("no_grader_pool")
+def test_pool_benchmark_compares_the_shared_pool_with_every_split(bench, tmp_path, monkeypatch):
+    from espalier.experiments.bench import pool
+
+    monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=2 M=8"]})
+    file = tmp_path / "pool.json"
+    ran = bench("pool", "--memory", 128, "--problems", 3, "--repeats", 1, "--json", file)
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    assert [row["pool"] for row in document["rows"]] == ["shared", *pool.SPLITS]
+    ratios = {f"pool@beam/{name}" for name in (*pool.SPLITS, "best-static")} | {"pool/best-static", "pool/50-50"}
+    assert set(document["ratios"]) == ratios
+
+
+@pytest.mark.usefixtures("no_grader_pool")
+def test_pool_benchmark_sets_aside_as_much_as_it_is_told(bench, tmp_path, monkeypatch):
+    from espalier.experiments.bench import pool
+
+    monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=4 M=4"]})
+    in_flight = []
+    for share in (0.0, 1.0):
+        file = tmp_path / "pool.json"
+        options = "--memory", 60, "--problems", 5, "--repeats", 1, "--reserved-share", share, "--json", file
+        ran = bench("pool", *options)
+        assert ran.exit_code == 0, ran.output
+        in_flight.append(json.loads(file.read_text())["rows"][0]["in flight at most"])
+    assert in_flight == [5, 2]
+
+
+def test_pool_benchmark_has_no_rate_and_no_ratio_for_a_split_that_cannot_hold_all_searches(
+    bench, tmp_path, monkeypatch
+):
+    from espalier.experiments.bench import pool
+
+    (large,) = pool.WORKLOADS["beam N=2 M=8"]
+    monkeypatch.setattr(pool, "WORKLOADS", {"beam": [replace(large, beam_width=1, expansion=1), large]})
+    file = tmp_path / "pool.json"
+    ran = bench("pool", "--memory", 32, "--problems", 2, "--repeats", 1, "--json", file)
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    rates = {row["pool"]: row["problems/min"] for row in document["rows"]}
+    assert min(rates["shared"], rates["25/75"]) > 0
+    assert rates["50/50"] == rates["75/25"] == 0
+    assert set(document["ratios"]) == {"pool@beam/25/75", "pool@beam/best-static", "pool/best-static"}
+
+
+@pytest.mark.usefixtures("no_grader_pool")
+def test_redundancy_benchmark_counts_computed_tokens_against_the_tree(bench, tmp_path):
+    file = tmp_path / "redundancy.json"
+    ran = bench("redundancy", "--problems", 2, "--json", file)
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    assert len(document["ratios"]) == 2 * len(document["rows"]) == 6
+    assert all(1 <= ratio <= 1.02 for ratio in document["ratios"].values())
+
+
+def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_path):
+    from espalier.experiments.bench import accuracy
+
+    taken: list[int] = []
+
+    def stop(_: object) -> None:
+        raise RuntimeError("seen enough")
+
+    monkeypatch.setattr(accuracy, "load_orchestrator", lambda _: None)
+    monkeypatch.setattr(accuracy, "run_configuration", lambda *_: {})
+    monkeypatch.setattr(
+        accuracy, "evaluate", lambda _, problems, *a, **k: taken.extend(p.level for p in problems) or stop(None)
+    )
+    for limit in (25, 50, 100, 300):
+        taken.clear()
+        with pytest.raises(RuntimeError, match="seen enough"):
+            accuracy.run(limit, 0, tmp_path / str(limit))
+        assert len(taken) == limit
+        counts = [taken.count(level) for level in (1, 2, 3, 4, 5)]
+        assert max(counts) - min(counts) <= 1, f"limit {limit}: {counts}"
+
+
+def test_table_and_file_hold_the_same_figures(tmp_path, capsys):
+    rows = [{"batch": 1, "rate": 1234.5678}, {"batch": 64, "rate": 2.5}]
+    report.publish("some title", rows, {"a/b": 1.234}, tmp_path / "x.json")
+    out = capsys.readouterr().out
+    for text in ("some title", "1,235", "2.5", "64", "a/b  1.23x"):
+        assert text in out
+    assert json.loads((tmp_path / "x.json").read_text())["rows"] == rows
+
+
+def test_no_file_is_written_unless_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    report.publish("some title", [{"batch": 1}], {}, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_benchmark_of_an_unknown_checkpoint_is_one_line():
+    command = [sys.executable, "-m", "espalier.experiments.bench", "engine", "--generator", "nope"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    assert "no checkpoint 'nope'" in line
+
+
+def test_algorithms_benchmark_within_a_budget(bench, tmp_path):
+    arguments = ["algorithms", "--limit", 2, "--seeds", 1, "--paths", "4", "--only", "beam", "--only", "best-of-n"]
+    arguments += ["--out", tmp_path / "runs", "--json", tmp_path / "a.json", "--generator-budget", 25]
+    assert bench(*arguments).exit_code == 0
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert all(20 < row["generated tokens"] <= 25 and not row["accuracy %"] for row in document["rows"])
+    assert document["ratios"] == {}
+    folders = {folder.name for folder in (tmp_path / "runs").iterdir()}
+    assert folders == {"best-of-n-4-budget25-seed0", "beam-4-budget25-seed0"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("redundancy", "--json", "."), "--json: cannot write '.': Is a directory"),
+        (("engine", "--json", "/proc/a/b.json"), "--json: cannot write '/proc/a/b.json'"),
+        (("algorithms", "--plot", "a.gif"), "--plot: 'a.gif' must end in .svg, .png or .pdf"),
+        (("algorithms", "--plot", "nowhere/a.svg"), "--plot: cannot write 'nowhere/a.svg': there is no folder"),
+    ],
+)
+def test_a_file_that_cannot_be_written_ends_a_benchmark_before_it_measures(bench, monkeypatch, arguments, said):
+    for name in ("redundancy", "engine", "algorithms"):
+        monkeypatch.setattr(f"espalier.experiments.bench.{name}.run", None)  # who calls it fails
+    error = bench(*arguments).exception
+    assert isinstance(error, OptionError)
+    assert said in str(error)
+
+
+def test_algorithms_benchmark_compares_each_with_best_of_n_and_resumes(bench, tmp_path):
+    arguments = ["algorithms", "--limit", 2, "--seeds", 2, "--paths", "1,4", "--out", tmp_path / "runs"]
+    arguments += ["--plot", tmp_path / "plot.svg", "--json", tmp_path / "a.json"]
+    assert bench(*arguments).exit_code == 0
+    document = json.loads((tmp_path / "a.json").read_text())
+    rows = {(row["algorithm"], row["paths"]): row for row in document["rows"]}
+    scored = set(AlgorithmName) - {AlgorithmName.GREEDY, AlgorithmName.CHAIN}
+    assert set(rows) == {("greedy", 1), ("chain", 1), ("pass@N", 4)} | {(name, 4) for name in scored}
+    assert all(rows["pass@N", 4]["accuracy %"] >= rows[name, 4]["accuracy %"] for name in ("best-of-n", "majority"))
+    assert rows["beam", 4]["against best-of-n"] == pytest.approx(
+        rows["beam", 4]["accuracy %"] - rows["best-of-n", 4]["accuracy %"]
+    )
+    assert (tmp_path / "plot.svg").read_text().lstrip().startswith("<?xml")
+    samples = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("samples.jsonl")}
+    assert len(samples) == 2 * (2 + len(scored))
+    assert bench(*arguments).exit_code == 0
+    again = json.loads((tmp_path / "a.json").read_text())
+    assert again["rows"] == document["rows"]

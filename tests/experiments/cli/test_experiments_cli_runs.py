@@ -1,0 +1,91 @@
+"""What `eval` and `sweep` say of files and of the folders they keep, on the demo pair."""
+
+import json
+from importlib.metadata import version
+
+import pytest
+
+from espalier.engine.models.hub import locate
+
+EVAL = ("eval", "-N", 2, "-M", 2, "--limit", 2)
+
+
+def test_field_map_names_the_fields_of_a_file(espalier, tmp_path):
+    file, out = tmp_path / "tasks.json", tmp_path / "run"
+    file.write_text(json.dumps([{"Task": "What is 12+3?", "Gold": [15, "15.0"], "Nr": "a-1"}]))
+    arguments = ("eval", "-a", "greedy", "--benchmark", file, "--out", out)
+    refused = espalier(*arguments)
+    assert refused.code == 2
+    assert "tasks.json:1 (record 1): no problem: the record has Task, Gold, Nr; wanted: problem, " in refused.err
+    ran = espalier(*arguments, "--field-map", "problem=Task,answer=Gold,id=Nr")
+    assert ran.code == 0
+    (sample,) = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert (sample["unique_id"], sample["gold"]) == ("a-1", "15 or 15.0")
+    swept = espalier(
+        "sweep", "-N", 1, "-M", 1, "--benchmark", file, "--out", tmp_path / "sweep",
+        "--field-map", "problem=Task,answer=Gold",
+    )  # fmt: skip
+    assert swept.code == 0
+
+
+@pytest.mark.parametrize("text", ["", "problem", "problem=", "=Task", "task=problem", "problem=A,problem=B"])
+def test_field_map_that_is_none_says_how_to_write_one(espalier, text):
+    ran = espalier("eval", "--field-map", text)
+    assert ran.code == 2
+    assert "problem=NAME" in ran.err
+    assert "--field-map" in ran.err
+
+
+def test_config_says_what_ran_with_which_models_and_versions(espalier, tmp_path):
+    out = tmp_path / "run"
+    assert espalier(*EVAL, "--out", out).code == 0
+    assert espalier(*EVAL, "--out", out, "--in-flight", 1).code == 0
+    config = json.loads((out / "config.json").read_text())
+    assert None not in config.values()
+    assert (config["beam_width"], config["temperature"], config["max_tokens"]) == (2, 1.0, 1024)
+    assert len(config["generator"]) == len(config["verifier"]) == 64
+    first, second = config["commands"]
+    assert first["command"] == f"espalier eval -N 2 -M 2 --limit 2 --out {out}"
+    assert second["command"].endswith("--in-flight 1")
+    assert first["benchmark"] == "demo"
+    for role in ("generator", "verifier"):
+        assert first["models"][role] == {"name": f"demo-{role}", "folder": str(locate(f"demo-{role}").resolve())}
+    assert set(first["versions"]) == {"python", "espalier", "torch", "transformers", "numba"}
+    assert first["versions"]["torch"] == version("torch")
+    assert isinstance(first["kv_memory_bytes"], int)
+
+
+def test_verifying_a_finished_run_says_that_nothing_was_verified(espalier, tmp_path):
+    arguments = (*EVAL, "--out", tmp_path / "run", "--verify-incremental")
+    assert "--verify-incremental" not in espalier(*arguments).err
+    again = espalier(*arguments)
+    assert again.code == 0
+    assert "--verify-incremental verified nothing, of 2 searches: the other samples are of an earlier" in again.err
+    more = espalier(*arguments, "--limit", 3, "--json")
+    assert "--verify-incremental verified 1 of 3 searches" in more.err
+    assert json.loads(more.out)["problems"] == 3
+    unscored = espalier("eval", "-a", "chain", "--limit", 1, "--verify-incremental")
+    assert "verified nothing, of 1 searches: this search reads no scores" in unscored.err
+
+
+def test_verifying_a_finished_sweep_says_that_nothing_was_verified(espalier, tmp_path):
+    arguments = ("sweep", "-N", 1, "-M", 1, "--limit", 1, "--out", tmp_path / "sweep")
+    assert espalier(*arguments).code == 0
+    assert "verified nothing, of 1 searches" in espalier(*arguments, "--verify-incremental").err
+
+
+def test_refusals_without_a_folder_name_no_file_and_say_why(espalier, tmp_path):
+    arguments = ("eval", "--limit", 2, "-N", 64, "--kv-memory", "1M")
+    alone, kept = espalier(*arguments), espalier(*arguments, "--out", tmp_path / "run")
+    for ran in (alone, kept):
+        assert "2 could not be searched, such as demo/" in ran.out
+        assert "--kv-memory" in ran.out
+    assert "samples.jsonl" not in alone.out
+    assert str(tmp_path / "run" / "samples.jsonl") in kept.out.replace("\n", "").replace(" ", "")
+
+
+def test_smaller_limit_says_that_the_folder_holds_more(espalier, tmp_path):
+    assert espalier(*EVAL, "--out", tmp_path / "run").code == 0
+    ran = espalier(*EVAL, "--limit", 1, "--out", tmp_path / "run")
+    assert "2 problems, 1 of them of an earlier command in" in ran.out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["problems"] == 2

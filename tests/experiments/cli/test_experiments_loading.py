@@ -1,0 +1,143 @@
+"""The options of the models, what they do to how models are loaded, and the bar that shows it."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from weight_formats import FORMATS, rewrite
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.hub import locate
+from espalier.engine.models.options import LoadFormat
+from espalier.experiments.cli import render
+from espalier.experiments.cli.render import bytes_progress
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+
+SOLVE = ("solve", "Tom has 12 coins. He finds 3 more. How many coins does he have now?", "--json")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Callable[[str], tuple[str, ...]]:
+    """Options that name a copy of the demo pair, its weights in a given format."""
+
+    def copy(form: str) -> tuple[str, ...]:
+        options: list[str] = []
+        for role in ("generator", "verifier"):
+            folder = Path(shutil.copytree(locate(f"demo-{role}"), tmp_path / form / role))
+            rewrite(folder, form)
+            options += [f"--{role}", str(folder)]
+        return tuple(options)
+
+    return copy
+
+
+def what_was_found(printed: str) -> dict:
+    result = json.loads(printed)
+    return {name: result[name] for name in ("answer", "score", "nodes")}
+
+
+def test_the_demo_pair_answers_the_same_from_files_of_every_format(espalier, pair):
+    plain = what_was_found(espalier(*SOLVE).out)
+    for form in FORMATS:
+        assert what_was_found(espalier(*SOLVE, *pair(form)).out) == plain, form
+
+
+def test_every_option_lands_in_its_own_field(espalier, monkeypatch):
+    seen: list[RuntimeSettings] = []
+
+    def remember(settings, on_bytes):
+        seen.append(settings)
+        raise CheckpointError("seen")
+
+    monkeypatch.setattr(render, "load_orchestrator", remember)
+    options = (
+        *("--generator", "g/g@1", "--verifier", "v/v", "--device", "cuda:1", "--dtype", "float16"),
+        *("--generator-quantization", "int8", "--verifier-quantization", "int4"),
+        *("--load-format", "bin", "--offline", "--cache-dir", "there", "--kv-memory", "3M"),
+        *(
+            "--launch-ahead",
+            "--reserved-share",
+            0.5,
+            "--system-prompt",
+            "be brief",
+            "--grouping",
+            "spelling",
+            "--threads",
+            3,
+        ),
+    )
+    espalier(*SOLVE, *options)
+    espalier("eval", *options, "--in-flight", 7)
+    espalier("sweep", *options, "--in-flight", 7)
+    expected = {
+        "generator": "g/g@1",
+        "verifier": "v/v",
+        "device": "cuda:1",
+        "dtype": "float16",
+        "load_format": LoadFormat.BIN,
+        "offline": True,
+        "cache_dir": Path("there"),
+        "kv_memory_bytes": 3 * 2**20,
+        "reserved_share": 0.5,
+        "launch_ahead": True,
+        "system_prompt": "be brief",
+        "grouping": "spelling",
+        "threads": 3,
+    }
+    for settings, in_flight in zip(seen, (64, 7, 7), strict=True):
+        given = {**expected, "max_running": in_flight}
+        assert {name: getattr(settings, name) for name in given} == given
+
+
+def test_dummy_weights_run_a_whole_search_without_weight_files(espalier, pair):
+    options = pair("safetensors")
+    for folder in options[1::2]:
+        (Path(folder) / "model.safetensors").unlink()
+    ran = espalier(*SOLVE, *options, "--load-format", "dummy", "--max-steps", 2)
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["nodes"]
+
+
+def test_the_bytes_of_both_models_are_counted_together():
+    seen: list[tuple[int, int]] = []
+    load_orchestrator(RuntimeSettings(kv_memory_bytes=2**22), lambda done, total: seen.append((done, total))).close()
+    sizes = [(locate(name) / "model.safetensors").stat().st_size for name in ("demo-generator", "demo-verifier")]
+    assert {total for _, total in seen} == {total := seen[-1][0]}
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert 0 <= sum(sizes) - total < 30_000  # headers
+
+
+@pytest.mark.parametrize(("role", "message"), [("generator", "cut short"), ("verifier", "cut short")])
+def test_a_damaged_file_of_either_model_is_said_before_anything_is_loaded(role: str, message: str, pair):
+    options = dict(zip(("generator", "verifier"), pair("safetensors")[1::2], strict=True))
+    file = Path(options[role]) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    seen: list[int] = []
+    with pytest.raises(CheckpointError, match=message):
+        load_orchestrator(RuntimeSettings(**options), lambda *_: seen.append(1))
+    assert not seen
+
+
+GIB = 2**30
+
+
+def shown(console: Console, total: int) -> str:
+    with bytes_progress(console) as on_bytes:
+        on_bytes(total // 4, total)
+        on_bytes(total // 2, total)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_bar_shows_bytes_on_a_terminal():
+    text = shown(Console(file=io.StringIO(), force_terminal=True, width=100), 4 * GIB)
+    assert "loading weights" in text
+    assert "2.0/4.0 GiB" in text
+
+
+def test_nothing_is_shown_where_nobody_watches_or_little_is_loaded():
+    assert shown(Console(file=io.StringIO(), force_terminal=False), 4 * GIB) == ""
+    assert shown(Console(file=io.StringIO(), force_terminal=True), 2**20) == ""

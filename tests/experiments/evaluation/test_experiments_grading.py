@@ -1,0 +1,216 @@
+"""Grading happens in child processes that can be killed."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from pebble import ProcessPool
+
+from espalier.search.voting.math_verify import Grade, Grader
+
+RUNAWAY = "10^{10^{10}}"  # sympy computes it digit by digit
+
+
+def eat(size: int) -> bool:
+    """Takes that many bytes of memory, as an answer may."""
+    return len(bytearray(size)) == size
+
+
+def fail(*args: object, **options: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("48", "48"),
+        ("\\frac{1}{2}", "1/2"),
+        ("1/2", "0.5"),
+        ("\\frac{3}{4}", "\\dfrac34"),
+        ("1234", "1,234"),
+        ("2\\sqrt{3}", "\\sqrt{12}"),
+        ("\\left( 3, \\frac{\\pi}{2} \\right)", "(3, \\pi/2)"),
+        ("x^2+2x+1", "(x+1)^2"),
+    ],
+)
+def test_equal_answers_in_other_spellings_are_right(grader, gold, answer):
+    assert grader.grade(gold, answer) == Grade(True)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [("48", "47"), ("\\frac{1}{2}", "2"), ("1/3", "0.333"), ("48", "-48"), ("(1,2)", "(2,1)"), ("5", "five apples")],
+)
+def test_other_answers_are_wrong(grader, gold, answer):
+    assert grader.grade(gold, answer) == Grade(False)
+
+
+@pytest.mark.parametrize("answer", ["\\frac{1}{", "$", "%", "}{", "\\boxed", " ", "日本"])
+def test_unreadable_answers_are_wrong_and_harm_nothing(grader, answer):
+    assert not grader.grade("3", answer).correct
+    assert grader.grade("3", "3") == Grade(True)
+
+
+def test_empty_answer_is_wrong_without_asking_a_child():
+    with Grader(timeout_seconds=1e-6) as grader:
+        assert grader.grade("3", "") == Grade(False)
+
+
+def test_answer_that_runs_away_is_killed_and_the_next_is_graded():
+    with Grader(timeout_seconds=2.0) as grader:
+        assert grader.grade("3", "3") == Grade(True)  # the child is warm: only the answer itself takes time
+        runaway, after = grader.submit("3", RUNAWAY), grader.submit("3", "3")
+        grade = grader.resolve(runaway)
+        assert not grade.correct
+        assert "2 s" in grade.error
+        assert grader.resolve(after) == Grade(True)
+
+
+def test_child_that_dies_is_named_and_replaced(grader):
+    import os
+
+    future = grader._pool.schedule(os._exit, args=[3], timeout=30)
+    grade = grader.resolve(future)
+    assert not grade.correct
+    assert "3" in grade.error
+    assert grader.grade("3", "3") == Grade(True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's address space for certain")
+def test_answer_that_eats_memory_is_cut_off_and_says_so_and_the_next_is_graded():
+    with Grader(memory_bytes=200 * 2**20) as grader:
+        modest = grader._pool.schedule(eat, args=[100 * 2**20], timeout=30)
+        assert grader.resolve(modest) == Grade(True)
+        greedy, after = grader._pool.schedule(eat, args=[300 * 2**20], timeout=30), grader.submit("3", "3")
+        assert grader.resolve(greedy) == Grade(False, "grading took more than 200 MiB of memory")
+        assert grader.resolve(after) == Grade(True)
+
+
+def test_stopped_grader_has_no_children_and_starts_others_when_asked_again():
+    others = set(multiprocessing.active_children())
+    grader = Grader()
+    for _ in range(2):
+        assert set(multiprocessing.active_children()) == others
+        assert grader.grade("1/2", "0.5") == Grade(True)
+        assert len(set(multiprocessing.active_children()) - others) == 1
+        grader.stop()
+    assert set(multiprocessing.active_children()) == others
+
+
+def test_children_that_cannot_be_started_are_named_and_tried_again():
+    with Grader() as grader:
+        grader._pool = ProcessPool(1, initializer=fail, context=get_context("spawn"))
+        grade = grader.grade("3", "3")
+        assert not grade.correct
+        assert "cannot be kept running" in grade.error
+        assert grader.grade("3", "3") == Grade(True)
+
+
+def test_when_no_child_can_be_started_at_all_grades_say_so(monkeypatch):
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("pebble.pool.process.launch_process", refuse)
+    with Grader() as grader:
+        assert "cannot be kept running" in grader.grade("3", "3").error
+
+
+def test_no_time_limit_passes_for_a_wrong_answer():
+    with Grader(timeout_seconds=6.5) as grader:  # math-verify has a limit of its own, of 5 s
+        grade = grader.grade("3", RUNAWAY)
+    assert not grade.correct
+    assert grade.error
+
+
+def test_grading_works_from_a_thread(grader):
+    grades: list[Grade] = []
+    thread = threading.Thread(target=lambda: grades.append(grader.grade("\\frac{1}{2}", "0.5")))
+    thread.start()
+    thread.join(60)
+    assert grades == [Grade(True)]
+
+
+def test_many_answers_are_graded_in_order_of_asking(grader):
+    futures = [grader.submit(str(i % 7), str(i % 5)) for i in range(70)]
+    assert [grader.resolve(f).correct for f in futures] == [i % 7 == i % 5 for i in range(70)]
+
+
+def test_leaving_on_an_error_does_not_wait_for_a_running_grade():
+    def grade_and_fail() -> None:
+        with Grader(timeout_seconds=120.0) as grader:
+            grader.grade("3", "3")
+            future = grader.submit("3", RUNAWAY)
+            while not future.running():
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        grade_and_fail()
+    assert time.monotonic() - started < 60
+
+
+SEES_CTRL_C = """
+import multiprocessing, os, signal
+from pathlib import Path
+from espalier.search.voting.math_verify import Grader
+
+def sees_ctrl_c(child):
+    status = dict(line.split(":\\t", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())
+    return not int(status["SigBlk"], 16) >> (signal.SIGINT - 1) & 1
+
+if __name__ == "__main__":
+    with Grader() as grader:
+        assert grader.grade("3", "3").correct
+        (child,) = multiprocessing.active_children()
+        print("first", sees_ctrl_c(child))
+        os.kill(child.pid, signal.SIGKILL)
+        while not grader.grade("3", "3").correct:
+            pass
+        (child,) = multiprocessing.active_children()
+        print("second", sees_ctrl_c(child))
+    print("itself", sees_ctrl_c(multiprocessing.current_process()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc")
+def test_children_never_see_a_terminals_ctrl_c(tmp_path):
+    script = tmp_path / "grade.py"
+    script.write_text(SEES_CTRL_C)
+    ran = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+    assert ran.stdout.splitlines() == ["first False", "second False", "itself True"]
+
+
+def test_an_interrupt_waits_until_an_answer_is_handed_over(monkeypatch: pytest.MonkeyPatch):
+    handed_over, end = [], threading.Event()
+
+    def hand_over(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # which any thread may take, whatever this one blocks
+        time.sleep(0.2)
+        handed_over.append(True)
+
+    other = threading.Thread(target=end.wait)
+    other.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(ProcessPool, "schedule", hand_over)
+        with pytest.raises(KeyboardInterrupt):
+            Grader().submit("3", "3")
+    finally:
+        signal.signal(signal.SIGINT, before)
+        end.set()
+        other.join()
+    assert handed_over
+
+
+def test_name_holds_the_version_of_the_grader(grader):
+    name, version = grader.name.split()
+    assert name == "math-verify"
+    assert version[0].isdigit()

@@ -1,0 +1,226 @@
+"""The folders that keep the samples of an evaluation."""
+
+import json
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_samples import CONFIGURATION, REQUEST, sample
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.evaluate import run_configuration
+from espalier.experiments.evaluation.run_folder import RunFolder
+from espalier.experiments.evaluation.sample import Sample
+from espalier.experiments.evaluation.summary import search_fields
+from espalier.search.request import AlgorithmName, SearchRequest
+
+
+def keep(folder: RunFolder, *samples: Sample) -> None:
+    with folder.open_samples() as stream:
+        stream.writelines(json.dumps(asdict(s)) + "\n" for s in samples)
+
+
+def whole_configuration(**changes: Any) -> dict[str, Any]:
+    """As `run_configuration` makes it, of models by any name."""
+    filled = {"vote": "weighted", "temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 512}
+    search = search_fields(replace(REQUEST, **{**filled, **changes}))
+    return {"benchmark": "some", **search, "generator": "a1", "verifier": "b2", "grouping": "spelling"}
+
+
+def write_configuration(folder: Path, configuration: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(configuration))
+
+
+def test_folder_of_another_configuration_is_refused_with_both_values(tmp_path):
+    RunFolder(tmp_path / "run", whole_configuration())
+    other = whole_configuration(seed=6, generator_budget=100, algorithm=AlgorithmName.DVTS)
+    with pytest.raises(EspalierError) as refused:
+        RunFolder(tmp_path / "run", other)
+    said = str(refused.value)
+    assert 'algorithm is "beam" there, "dvts" now; ' in said
+    assert "generator_budget is not set there, 100 now; seed is 5 there, 6 now; name another --out" in said
+    assert json.loads((tmp_path / "run" / "config.json").read_text()) == whole_configuration()
+
+
+def test_long_values_that_differ_are_shown_where_they_do(tmp_path):
+    RunFolder(tmp_path, {"system_prompt": 30 * "Be brief. " + "Use steps." + 30 * " Please."})
+    with pytest.raises(EspalierError, match=r"system_prompt is ….*Use steps.*… there, ….*Use words.*… now"):
+        RunFolder(tmp_path, {"system_prompt": 30 * "Be brief. " + "Use words." + 30 * " Please."})
+
+
+def test_configuration_survives_the_way_through_its_file(tmp_path):
+    configuration = whole_configuration()
+    RunFolder(tmp_path, configuration)
+    written = (tmp_path / "config.json").read_text()
+    RunFolder(tmp_path, configuration)  # another process with the same request takes it as its own
+    assert (tmp_path / "config.json").read_text() == written
+    assert json.loads(written) == json.loads(json.dumps(configuration))
+
+
+def test_configuration_holds_what_is_done_and_not_what_was_left_open(make_orchestrator):
+    configuration = run_configuration("some", replace(REQUEST, vote=None), make_orchestrator())
+    assert None not in configuration.values()
+    assert (configuration["vote"], configuration["max_tokens"], configuration["top_p"]) == ("weighted", 512, 1.0)
+    assert configuration["temperature"] == 1.0  # the checkpoint's own
+    assert "simulations" not in configuration  # beam search reads none
+    tree = run_configuration("some", replace(REQUEST, algorithm=AlgorithmName.MCTS), make_orchestrator())
+    assert (tree["simulations"], tree["exploration"]) == (32, 1.25)
+    assert run_configuration("some", replace(REQUEST, temperature=1.0), make_orchestrator()) == configuration
+
+
+def test_commands_are_told_and_never_compared(tmp_path):
+    for command in ("first", "first", "second", None):
+        RunFolder(tmp_path, CONFIGURATION, command=command and {"command": command})
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written == {**CONFIGURATION, "commands": [{"command": "first"}, {"command": "second"}]}
+
+
+def test_a_write_that_is_cut_short_leaves_what_was_there(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    RunFolder(tmp_path, CONFIGURATION)
+    before = (tmp_path / "config.json").read_text()
+    write = Path.write_text
+
+    def half(path: Path, text: str, **options: Any) -> int:
+        write(path, text[: len(text) // 2], **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(KeyboardInterrupt):
+        RunFolder(tmp_path, CONFIGURATION, command={"command": "other"})
+    assert (tmp_path / "config.json").read_text() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("null", [True, False])
+@pytest.mark.parametrize("field", sorted(f.name for f in fields(SearchRequest) if f.default is None))
+def test_field_that_an_older_folder_left_open_counts_as_its_default(tmp_path: Path, field: str, null: bool):
+    new = whole_configuration()
+    old = {name: value for name, value in new.items() if name != field} | ({field: None} if null else {})
+    write_configuration(tmp_path, old)
+    RunFolder(tmp_path, new, left_open=[field])
+    assert json.loads((tmp_path / "config.json").read_text()) == new  # and from now on it says so
+
+
+def test_field_that_an_older_folder_left_open_and_that_is_set_now_is_refused_by_name(tmp_path: Path):
+    old = {**whole_configuration(), "simulations": None, "temperature": None}
+    write_configuration(tmp_path, old)
+    with pytest.raises(EspalierError, match=r"simulations is not set there, 8 now; temperature is not set there, 0\.3"):
+        RunFolder(tmp_path, whole_configuration(simulations=8, temperature=0.3))
+    assert json.loads((tmp_path / "config.json").read_text()) == old
+
+
+def test_folder_from_before_answers_were_grouped_went_by_spelling(tmp_path: Path):
+    write_configuration(tmp_path, {k: v for k, v in whole_configuration().items() if k != "grouping"})
+    with pytest.raises(EspalierError, match=r'grouping is "spelling" there, "math-verify 0\.8" now'):
+        RunFolder(tmp_path, {**whole_configuration(), "grouping": "math-verify 0.8"})
+    RunFolder(tmp_path, whole_configuration())
+
+
+def test_samples_of_an_algorithm_that_came_to_choose_otherwise_are_not_mixed(make_orchestrator, tmp_path: Path):
+    orchestrator = make_orchestrator()
+    for algorithm, mixes in ((AlgorithmName.BEAM, True), (AlgorithmName.AUTO, False)):
+        new = run_configuration("some", replace(REQUEST, algorithm=algorithm), orchestrator)
+        folder = tmp_path / algorithm
+        folder.mkdir()
+        write_configuration(folder, {name: value for name, value in new.items() if name != "revision"})
+        with nullcontext() if mixes else pytest.raises(EspalierError, match="revision is 1 there, "):
+            RunFolder(folder, new)
+
+
+@pytest.mark.parametrize(("field", "own"), [("top_k", 20), ("min_p", 0.1)])
+def test_folder_from_before_a_filter_of_tokens_sampled_without_it(tmp_path: Path, field: str, own: float):
+    write_configuration(tmp_path, {k: v for k, v in whole_configuration().items() if k != field})
+    with pytest.raises(EspalierError, match=rf"{field} is 0(\.0)? there, {own} now"):
+        RunFolder(tmp_path, whole_configuration(**{field: own}), left_open=[field])  # the checkpoint's own now
+    RunFolder(tmp_path, whole_configuration(**{field: 0}))
+
+
+def test_models_that_an_older_folder_does_not_name_are_another_configuration(tmp_path: Path):
+    write_configuration(tmp_path, {k: v for k, v in whole_configuration().items() if k != "verifier"})
+    with pytest.raises(EspalierError, match='verifier is not set there, "b2" now'):
+        RunFolder(tmp_path, whole_configuration())
+
+
+def test_field_of_a_newer_version_is_refused_by_name(tmp_path: Path):
+    write_configuration(tmp_path, {**whole_configuration(), "foresight": None})
+    with pytest.raises(EspalierError, match="foresight is null there, not set now"):
+        RunFolder(tmp_path, whole_configuration())
+
+
+def test_new_folder_has_no_samples(tmp_path):
+    assert RunFolder(tmp_path / "new", CONFIGURATION).done() == []
+
+
+def test_last_line_cut_short_is_dropped_from_the_file(tmp_path):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    keep(folder, sample("a"), sample("b"))
+    whole = (tmp_path / "samples.jsonl").read_text()
+    with folder.open_samples() as stream:
+        stream.write(json.dumps(asdict(sample("c")))[:40])
+
+    assert [s.unique_id for s in folder.done()] == ["a", "b"]
+    keep(folder, sample("c"))
+    assert (tmp_path / "samples.jsonl").read_text().startswith(whole + '{"unique_id": "c"')
+    assert [s.unique_id for s in folder.done()] == ["a", "b", "c"]
+
+
+def test_last_line_that_lacks_only_its_end_does_not_swallow_the_next(tmp_path):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    with folder.open_samples() as stream:
+        stream.write(json.dumps(asdict(sample("a"))))
+    folder.done()
+    keep(folder, sample("b"), sample("c"))
+    assert [s.unique_id for s in folder.done()][-2:] == ["b", "c"]
+
+
+def test_damage_in_the_middle_does_not_cost_the_samples_behind_it(tmp_path):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    keep(folder, sample("a"))
+    with folder.open_samples() as stream:
+        stream.write("damaged\n")
+    keep(folder, sample("c"))
+    with suppress(EspalierError):  # to refuse the file is as good as to read on
+        folder.done()
+    assert '"c"' in (tmp_path / "samples.jsonl").read_text()
+
+
+@pytest.mark.parametrize("damage", [{"correct": "maybe"}, {"accounting": None}])
+def test_sample_whose_fields_are_of_another_kind_is_refused_by_its_line(tmp_path: Path, damage: dict[str, Any]):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    line = json.dumps(asdict(sample("a")) | damage)
+    (tmp_path / "samples.jsonl").write_text(f"{line}\n")
+    with pytest.raises(EspalierError, match=r"samples\.jsonl:1 is damaged"):
+        folder.done()
+
+
+def test_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EspalierError, match="file"):
+        RunFolder(tmp_path / "file", CONFIGURATION)
+
+
+def test_samples_of_nobody_knows_what_are_refused(tmp_path: Path):
+    keep(RunFolder(tmp_path, CONFIGURATION), sample("a"))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(EspalierError, match=r"no config\.json.*--out"):
+        RunFolder(tmp_path, CONFIGURATION)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_last_line_of_bytes_that_are_no_text_is_dropped(tmp_path: Path):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    keep(folder, sample("a"))
+    with (tmp_path / "samples.jsonl").open("ab") as stream:
+        stream.write(b"\xff\xfe\x00")
+    assert [s.unique_id for s in folder.done()] == ["a"]
+    keep(folder, sample("b"))
+    assert [s.unique_id for s in folder.done()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("text", ['{"seed"', "[]"])
+def test_damaged_configuration_is_refused_by_name(tmp_path: Path, text: str):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(EspalierError, match=r"config\.json"):
+        RunFolder(tmp_path, CONFIGURATION)

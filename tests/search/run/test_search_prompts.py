@@ -1,0 +1,98 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_runs import GREEDY, MAJORITY, run
+from tiny_models import edit_json
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.search.run.generator import Generator, render_prompt
+from espalier.search.run.orchestrator import Orchestrator
+
+REFUSES_SYSTEM = """\
+{%- for message in messages %}
+    {%- if message.role != 'user' %}{{ raise_exception('Conversation roles must alternate') }}{% endif %}
+    {{- '[INST] ' + message.content + ' [/INST]' }}
+{%- endfor %}"""
+THINKS = """\
+{%- for message in messages %}{{ '<' + message.role + '>' + message.content }}{% endfor %}
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think></think>' }}{% endif %}"""
+
+
+@pytest.fixture
+def with_template(copy_of: Callable[[str], Path]) -> Callable[[str | None], TextTokenizer]:
+    def make(template: str | None) -> TextTokenizer:
+        folder = copy_of("talker")
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+        edit_json(folder / "tokenizer_config.json", {"chat_template": template, "bos_token": "<s>"})
+        return TextTokenizer(Checkpoint(folder))
+
+    return make
+
+
+def test_a_template_that_takes_no_system_message_gets_it_before_the_problem(with_template):
+    assert render_prompt(with_template(REFUSES_SYSTEM), "Use steps.", "1+1?") == "[INST] Use steps.\n\n1+1? [/INST]"
+    assert render_prompt(with_template(REFUSES_SYSTEM), "", "1+1?") == "[INST] 1+1? [/INST]"
+
+
+def test_a_model_that_could_think_aloud_is_told_not_to(with_template):
+    assert render_prompt(with_template(THINKS), "Use steps.", "1+1?") == "<system>Use steps.<user>1+1?<think></think>"
+
+
+def test_without_a_template_the_prompt_is_plain_text_and_a_blank_line(with_template):
+    assert render_prompt(with_template(None), "Use steps.", "1+1?") == "<s>Use steps.\n\n1+1?\n\n"
+    assert render_prompt(with_template(None), "", "1+1?") == "<s>1+1?\n\n"
+
+
+def test_a_template_that_refuses_the_problem_too_is_an_error(with_template):
+    with pytest.raises(CheckpointError, match="never"):
+        render_prompt(with_template("{{ raise_exception('never') }}"), "Use steps.", "1+1?")
+
+
+@pytest.mark.parametrize(
+    ("configured", "expected"),
+    [
+        ({}, (0.8, 0, 1.0, 0.0)),
+        ({"temperature": None, "top_k": None, "top_p": None, "min_p": None}, (0.8, 0, 1.0, 0.0)),
+        ({"temperature": 0}, (0.0, 0, 1.0, 0.0)),
+        ({"temperature": 0.0, "top_k": 20, "top_p": 0.8, "min_p": 0.05}, (0.0, 20, 0.8, 0.05)),
+        ({"top_k": -1}, (0.8, 0, 1.0, 0.0)),
+        ({"top_p": 0}, (0.8, 0, 1e-9, 0.0)),
+        ({"do_sample": False}, (0.8, 0, 1.0, 0.0)),
+        ({"do_sample": False, "temperature": 0.6}, (0.6, 0, 1.0, 0.0)),
+    ],
+)
+def test_sampling_defaults_are_what_the_checkpoint_sets_zero_included(
+    configured: dict[str, Any], expected: tuple[float, ...], make_engine: Callable[..., Engine]
+):
+    made = Generator(make_engine("talker"), "", configured)
+    assert (made.temperature, made.top_k, made.top_p, made.min_p) == expected
+
+
+@pytest.mark.parametrize(
+    ("configured", "message"),
+    [
+        ({"temperature": -1}, "temperature in generation_config.json must be a number from 0 to 10, is -1"),
+        ({"temperature": "0"}, "temperature .* is '0'"),
+        ({"top_p": 1.5}, "top_p .* from 0 to 1, is 1.5"),
+        ({"min_p": float("nan")}, "min_p .* is nan"),
+        ({"top_k": True}, "top_k .* is True"),
+    ],
+)
+def test_a_sampling_default_that_means_nothing_is_an_error_by_its_name(
+    configured: dict[str, Any], message: str, make_engine: Callable[..., Engine]
+):
+    with pytest.raises(CheckpointError, match=message):
+        Generator(make_engine("talker"), "", configured)
+
+
+def test_a_checkpoint_that_configures_temperature_zero_samples_greedily(make_engine: Callable[..., Engine]):
+    engine = make_engine("talker")
+    orchestrator = Orchestrator(engine, Generator(engine, "", {"temperature": 0}), None)
+    greedy, *sampled = run(orchestrator, replace(GREEDY, max_steps=5), MAJORITY, replace(MAJORITY, seed=4)).results
+    assert {node.text for result in sampled for node in result.nodes} == {node.text for node in greedy.nodes}

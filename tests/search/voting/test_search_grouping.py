@@ -1,0 +1,210 @@
+"""Searches wait for their vote without holding anything, and without holding up anybody."""
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from scripted_grouping import ScriptedGrouping
+from search_runs import BEAM, MAJORITY, crowd, outcome, run
+
+from espalier.search.request import GroupingName, SearchRequest
+from espalier.search.result import CandidateDone, Event, Finished, SearchResult, StopReason
+from espalier.search.run import search as running
+from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.voting.answers import extract_answer
+from espalier.search.voting.equivalence import ByMathVerify, BySpelling, make_grouping
+
+Make = Callable[..., Orchestrator]
+
+SPLIT = replace(MAJORITY, seed=1)
+"""Its paths answer 0, 1, 2, nothing, nothing and 0: by spelling the first wins."""
+WORDS = {"0": "x+1", "1": "2\\sqrt{2}", "2": "\\sqrt{8}"}
+
+
+@pytest.fixture
+def formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches answer with formulas where they would with digits."""
+    monkeypatch.setattr(running, "extract_answer", lambda text: WORDS.get(extract_answer(text), ""))
+
+
+def until_voting(orchestrator: Orchestrator) -> None:
+    for _ in range(1000):
+        assert orchestrator.step() == []
+        if orchestrator.voting:
+            return
+    raise AssertionError("it never votes")
+
+
+@pytest.mark.usefixtures("formulas")
+def test_a_search_that_waits_for_its_vote_holds_nothing(make_orchestrator: Make):
+    grouping, events = ScriptedGrouping(lambda one, other: True), list[Event]()
+    orchestrator = make_orchestrator(grouping=grouping)
+    orchestrator.submit(SPLIT, events.append)
+    until_voting(orchestrator)
+    assert (orchestrator.running, orchestrator.voting, orchestrator.busy) == (0, 1, True)
+    orchestrator.engine.check_drained()
+    assert set(orchestrator.engine.admission.reserved_blocks.values()) <= {0}
+    assert orchestrator.step() == []
+    results: list[SearchResult] = []
+    while orchestrator.busy:
+        grouping.answer()
+        results += orchestrator.step()
+    (result,) = results
+    assert (result.stop_reason, result.grader) == (StopReason.FINISHED, "script 1")
+    assert [event for event in events if isinstance(event, Finished)] == [Finished(result.search_id, result)]
+
+
+@pytest.mark.usefixtures("formulas")
+def test_what_is_called_equal_wins_together(make_orchestrator: Make):
+    by_spelling = run(make_orchestrator(), SPLIT).only
+    assert (by_spelling.answer, by_spelling.grader) == ("x+1", "spelling")
+    roots = ScriptedGrouping(lambda one, other: "sqrt" in one and "sqrt" in other, at_once=True)
+    together = run(make_orchestrator(grouping=roots), SPLIT).only
+    assert (together.answer, together.grader) == ("2\\sqrt{2}", "script 1")
+    assert [c.steps for c in together.candidates] == [c.steps for c in by_spelling.candidates]
+
+
+@pytest.mark.usefixtures("formulas")
+def test_others_grow_while_one_votes(make_orchestrator: Make):
+    grouping = ScriptedGrouping()
+    orchestrator = make_orchestrator(grouping=grouping, max_running=1)
+    voter = orchestrator.submit(SPLIT)
+    until_voting(orchestrator)
+    others = {orchestrator.submit(replace(MAJORITY, beam_width=1, seed=seed)) for seed in range(3)}
+    ended: set[str] = set()
+    started = time.monotonic()
+    while others - ended:
+        ended |= {result.search_id for result in orchestrator.step()}
+        assert time.monotonic() - started < 60
+    assert voter not in ended
+    orchestrator.close()
+
+
+@pytest.mark.usefixtures("formulas")
+def test_with_votes_alone_a_step_rests_briefly(make_orchestrator: Make):
+    orchestrator = make_orchestrator(grouping=ScriptedGrouping())
+    orchestrator.submit(SPLIT)
+    until_voting(orchestrator)
+    started = time.monotonic()
+    for _ in range(10):
+        assert orchestrator.step() == []
+    assert 0.05 < time.monotonic() - started < 5
+    orchestrator.close()
+
+
+@pytest.mark.usefixtures("formulas")
+def test_a_time_limit_ends_a_vote_by_spelling(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch):
+    orchestrator, now = make_orchestrator(grouping=ScriptedGrouping(lambda one, other: True)), [0.0]
+    monkeypatch.setattr(orchestrator, "_clock", lambda: now[0])
+    orchestrator.submit(replace(SPLIT, time_limit=5.0))
+    until_voting(orchestrator)
+    now[0] = 4.9
+    assert orchestrator.step() == []
+    now[0] = 5.0
+    (result,) = orchestrator.step()
+    assert (result.answer, result.grader, result.stop_reason) == ("x+1", "spelling", StopReason.DEADLINE)
+    assert not orchestrator.busy
+
+
+@pytest.mark.usefixtures("formulas")
+def test_a_vote_that_never_ends_is_ended_by_spelling(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch):
+    orchestrator, now = make_orchestrator(grouping=ScriptedGrouping()), [0.0]
+    monkeypatch.setattr(orchestrator, "_clock", lambda: now[0])
+    orchestrator.submit(SPLIT)
+    until_voting(orchestrator)
+    now[0] = 59.0
+    assert orchestrator.step() == []
+    now[0] = 61.0
+    (result,) = orchestrator.step()
+    assert (result.answer, result.grader, result.stop_reason) == ("x+1", "spelling", StopReason.FINISHED)
+
+
+@pytest.mark.usefixtures("formulas")
+def test_a_search_cancelled_at_its_vote_answers_by_spelling(make_orchestrator: Make):
+    grouping = ScriptedGrouping()
+    orchestrator = make_orchestrator(grouping=grouping)
+    search_id = orchestrator.submit(SPLIT)
+    until_voting(orchestrator)
+    orchestrator.cancel(search_id)
+    (result,) = orchestrator.step()
+    assert (result.answer, result.grader, result.stop_reason) == ("x+1", "spelling", StopReason.CANCELLED)
+    assert not orchestrator.busy
+
+
+@pytest.mark.usefixtures("formulas")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_search_stopped_while_it_grows_does_not_wait_for_a_vote(
+    late: bool, make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
+):
+    grouping, now, told = ScriptedGrouping(), [0.0], set[str]()
+    orchestrator = make_orchestrator(grouping=grouping)
+    monkeypatch.setattr(orchestrator, "_clock", lambda: now[0])
+
+    def note(event: Event) -> None:
+        if isinstance(event, CandidateDone) and event.candidate.answer:
+            told.add(event.candidate.answer)
+
+    search_id = orchestrator.submit(replace(SPLIT, time_limit=1.0), note)
+    while len(told) < 2:
+        assert orchestrator.step() == []
+        assert not orchestrator.voting
+    if late:
+        now[0] = 1.0
+    else:
+        orchestrator.cancel(search_id)
+    (result,) = orchestrator.step()
+    assert result.stop_reason is (StopReason.DEADLINE if late else StopReason.CANCELLED)
+    assert (result.answer in told, result.grader, grouping.asked) == (True, "spelling", [])
+
+
+@pytest.mark.usefixtures("formulas")
+def test_closing_ends_votes_and_closes_the_grouping(make_orchestrator: Make):
+    grouping, events = ScriptedGrouping(), list[Event]()
+    orchestrator = make_orchestrator(grouping=grouping)
+    orchestrator.submit(SPLIT, events.append)
+    until_voting(orchestrator)
+    orchestrator.close()
+    assert isinstance(events[-1], Finished)
+    assert (orchestrator.busy, grouping.closed) == (False, 1)
+
+
+@pytest.mark.usefixtures("formulas")
+def test_votes_change_nothing_in_how_others_grow(make_orchestrator: Make):
+    alone = run(make_orchestrator(), BEAM).only
+    grouping = ScriptedGrouping(at_once=True)
+    watched = run(make_orchestrator(grouping=grouping, kv_memory_bytes=2**23), SPLIT, BEAM, *crowd(6))
+    assert outcome(watched.results[1]) == outcome(alone)
+    assert grouping.asked
+
+
+@pytest.mark.usefixtures("formulas")
+def test_math_verify_finds_equal_formulas_and_its_processes_end_with_the_orchestrator(make_orchestrator: Make):
+    others = set(multiprocessing.active_children())
+    orchestrator = make_orchestrator(grouping=(grouping := ByMathVerify()))
+    for _ in range(2):  # closed, it can be used again
+        result = run(orchestrator, SPLIT).only
+        assert (result.answer, result.grader) == ("2\\sqrt{2}", grouping.name)
+        assert len(set(multiprocessing.active_children()) - others) == 1
+        orchestrator.close()
+        assert set(multiprocessing.active_children()) == others
+
+
+def test_plain_numbers_start_no_process(make_orchestrator: Make):
+    others = set(multiprocessing.active_children())
+    orchestrator = make_orchestrator(grouping=ByMathVerify())
+    requests: list[SearchRequest] = [replace(MAJORITY, seed=seed) for seed in range(4)]
+    for result in run(orchestrator, *requests, BEAM).results:
+        assert result.grader == "spelling"
+    assert set(multiprocessing.active_children()) == others
+    orchestrator.close()
+
+
+def test_groupings_are_made_by_name(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    assert isinstance(make_grouping(GroupingName.SPELLING), BySpelling)
+    assert isinstance(math_verify := make_grouping(GroupingName.MATH_VERIFY), ByMathVerify)
+    assert math_verify.name.split()[0] == "math-verify"
+    monkeypatch.setattr("espalier.search.voting.equivalence.find_spec", lambda name: None)
+    assert isinstance(make_grouping(GroupingName.MATH_VERIFY), BySpelling)
+    assert "math-verify is not installed" in caplog.text
