@@ -129,10 +129,10 @@ def solve(
     else:
         from espalier.experiments.cli.render import load_with_progress
 
-        _warn_of_unknown(text, runtime.generator)
         orchestrator = load_with_progress(replace(runtime, verifier=_verifier_for(request, runtime.verifier)))
         try:
             orchestrator.submit(request)
+            _warn_of_unknown(text, runtime.generator)
             while not (ended := orchestrator.step()):
                 pass
         finally:
