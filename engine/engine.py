@@ -1,4 +1,4 @@
-"""The engine: two models, one arena, one batch at a time."""
+"""The engine: two models, one KV pool, one batch at a time."""
 
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Several
@@ -11,12 +11,12 @@ import torch
 from espalier.engine.errors import MisuseError, NumericalError, PoolExhaustedError, PoolTooSmallError
 from espalier.engine.execution.lane import Lane
 from espalier.engine.interrupts import interrupts_held
-from espalier.engine.memory.pool import Arena
+from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import Sequence, SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.admission import Admission
 from espalier.engine.scheduling.preemption import Preemption
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, KeepGeneratorFed, LaneLoad, TurnPolicy
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, GeneratorFirst, RoleLoad, RolePolicy
 from espalier.engine.work import Done, Generate, Generated, Score, Work
 from espalier.kernels.layout import KVLayout
 
@@ -26,9 +26,9 @@ class EngineSettings:
     """How an engine is sized.
 
     Attributes:
-        kv_memory_bytes: size of the arena both models share.
+        kv_memory_bytes: size of the KV pool both models share.
         block_size: tokens per KV block.
-        sector_bytes: size of a sector; None takes a 128th of the arena, at least one block of either model.
+        slab_bytes: size of a slab; None takes a 128th of the KV pool, at least one block of either model.
         max_batch_tokens: tokens computed in one step at most; longer prompts are prefilled in chunks.
         prefix_cache: whether blocks of prompts seen before are kept and used again, instead of computed again; their
             values are the same bits either way.
@@ -42,7 +42,7 @@ class EngineSettings:
 
     kv_memory_bytes: int = 2**30
     block_size: int = 16
-    sector_bytes: int | None = None
+    slab_bytes: int | None = None
     max_batch_tokens: int = 2048
     prefix_cache: bool = True
     reserved_share: float = 1.0
@@ -70,7 +70,7 @@ class RoleStats:
     Attributes:
         logical_tokens: tokens whose KV live sequences have, as if they shared none.
         physical_tokens: places for tokens in live blocks.
-        wasted_bytes: bytes at the ends of owned sectors that no block covers.
+        wasted_bytes: bytes at the ends of owned slabs that no block covers.
         cache_hits: blocks taken from the prefix cache.
         preemptions: how often an owner gave up its KV of this role.
     """
@@ -88,7 +88,7 @@ class RoleStats:
     cache_hits: int
     evicted_blocks: int
     live_sequences: int
-    owned_sectors: int
+    owned_slabs: int
     bytes_per_token: int
 
 
@@ -99,27 +99,27 @@ class Engine:
         self,
         models: Mapping[str, Model],
         settings: EngineSettings | None = None,
-        turn_policy: TurnPolicy | None = None,
+        role_policy: RolePolicy | None = None,
     ) -> None:
         """Make an engine for `models`, by role: `generator`, and `verifier` unless scores are not needed."""
         self.settings = settings or EngineSettings()
-        self._turn_policy = turn_policy or KeepGeneratorFed()
+        self._role_policy = role_policy or GeneratorFirst()
         device = models[GENERATOR].decoder.device
-        self.arena = _make_arena(models, self.settings, device)
+        self.kv_pool = _make_kv_pool(models, self.settings, device)
         self.lanes = {
             role: Lane(
                 role,
                 model,
-                _layout(model, self.settings.block_size, self.arena.sector_bytes),
-                self.arena,
+                _layout(model, self.settings.block_size, self.kv_pool.slab_bytes),
+                self.kv_pool,
                 self.settings.prefix_cache,
                 self._make_room,
             )
             for role, model in models.items()
         }
         pools = {role: lane.pool for role, lane in self.lanes.items()}
-        self.admission = Admission(self.arena, pools, self.settings.reserved_share)
-        self._preemption = Preemption(self.arena, self.lanes, self.admission)
+        self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
+        self._preemption = Preemption(self.kv_pool, self.lanes, self.admission)
         self._collected: list[Done] = []
         self._failed: dict[str, set[Hashable]] = {role: set() for role in models}
 
@@ -261,7 +261,7 @@ class Engine:
         loads = {role: self._load(lane) for role, lane in self.lanes.items()}
         if not any(load.busy for load in loads.values()):
             return None
-        role = GENERATOR if VERIFIER not in loads else self._turn_policy.choose(loads[GENERATOR], loads[VERIFIER])
+        role = GENERATOR if VERIFIER not in loads else self._role_policy.choose(loads[GENERATOR], loads[VERIFIER])
         return self.lanes[role] if self.lanes[role].launch(self.settings.max_batch_tokens) else None
 
     def _settle(self) -> None:
@@ -307,20 +307,20 @@ class Engine:
                 free_blocks=lane.pool.free_blocks,
                 logical_tokens=lane.table.computed_tokens(),
                 physical_tokens=lane.pool.live_blocks * self.settings.block_size,
-                wasted_bytes=lane.pool.owned_sectors * lane.layout.wasted_bytes_per_sector,
+                wasted_bytes=lane.pool.owned_slabs * lane.layout.wasted_bytes_per_slab,
                 preemptions=self._preemption.counts[role],
                 cache_hits=lane.pool.hits,
                 evicted_blocks=lane.pool.evictions,
                 live_sequences=lane.table.live_sequences,
-                owned_sectors=lane.pool.owned_sectors,
+                owned_slabs=lane.pool.owned_slabs,
                 bytes_per_token=lane.layout.bytes_per_token,
             )
             for role, lane in self.lanes.items()
         }
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless sectors, blocks, reference counts and block tables agree."""
-        self.arena.check_integrity()
+        """Raise AssertionError unless slabs, blocks, reference counts and block tables agree."""
+        self.kv_pool.check_integrity()
         for lane in self.lanes.values():
             lane.pool.check_integrity(lane.table.live_block_tables())
 
@@ -363,8 +363,8 @@ class Engine:
         return self._preemption.make_room(needy)
 
     @staticmethod
-    def _load(lane: Lane) -> LaneLoad:
-        return LaneLoad(0, 0) if lane.in_flight else LaneLoad(lane.running_branches, lane.waiting_tokens())
+    def _load(lane: Lane) -> RoleLoad:
+        return RoleLoad(0, 0) if lane.in_flight else RoleLoad(lane.running_branches, lane.waiting_tokens())
 
 
 def _require_reads_in_order(work: Score) -> None:
@@ -377,17 +377,17 @@ def _require_reads_in_order(work: Score) -> None:
         raise MisuseError("Score has a target for each of its reads, or none")
 
 
-def _layout(model: Model, block_size: int, sector_bytes: int) -> KVLayout:
+def _layout(model: Model, block_size: int, slab_bytes: int) -> KVLayout:
     c = model.config
-    return KVLayout(c.num_layers, c.num_kv_heads, c.head_dim, block_size, model.decoder.dtype, sector_bytes)
+    return KVLayout(c.num_layers, c.num_kv_heads, c.head_dim, block_size, model.decoder.dtype, slab_bytes)
 
 
-def _make_arena(models: Mapping[str, Model], settings: EngineSettings, device: torch.device) -> Arena:
+def _make_kv_pool(models: Mapping[str, Model], settings: EngineSettings, device: torch.device) -> KVPool:
     block_bytes = [
         _layout(model, settings.block_size, 2**62).block_bytes for model in models.values()
-    ]  # a sector as large as can be: only the block's size is asked for
-    sector = settings.sector_bytes or max(settings.kv_memory_bytes // 128, *block_bytes)
-    sector = max(sector - sector % 64, *block_bytes)  # 64: keeps every model's view of a sector aligned
-    if settings.kv_memory_bytes < sector:
-        raise PoolTooSmallError(sector, settings.kv_memory_bytes)
-    return Arena(settings.kv_memory_bytes, sector, device)
+    ]  # a slab as large as can be: only the block's size is asked for
+    slab = settings.slab_bytes or max(settings.kv_memory_bytes // 128, *block_bytes)
+    slab = max(slab - slab % 64, *block_bytes)  # 64: keeps every model's view of a slab aligned
+    if settings.kv_memory_bytes < slab:
+        raise PoolTooSmallError(slab, settings.kv_memory_bytes)
+    return KVPool(settings.kv_memory_bytes, slab, device)

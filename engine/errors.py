@@ -84,7 +84,7 @@ class PoolTooSmallError(RequestTooLargeError):
     """The worst case of one search is larger than the whole KV pool.
 
     Attributes:
-        needed_bytes: KV bytes the search may need at its widest, in whole sectors.
+        needed_bytes: KV bytes the search may need at its widest, in whole slabs.
         pool_bytes: bytes of the pool.
     """
 

@@ -54,7 +54,7 @@ class _Group:
         rows: int64 `[n, tokens]`, their tokens in the batch.
         contexts: int32 `[n, 1]`.
         places: int32 `[longest]`, positions.
-        sectors: int64 `[n, blocks]`, where their blocks lie; any block beyond a context.
+        slabs: int64 `[n, blocks]`, where their blocks lie; any block beyond a context.
         slots: int64 `[n, blocks]`, in those.
         unwritten: bool `[n, longest, 1, 1]`, positions beyond a context: they hold anything, NaN too.
         masks: by window, what tokens see, bool `[n, 1, some of the tokens, longest]`; made when first asked for.
@@ -63,7 +63,7 @@ class _Group:
     rows: torch.Tensor
     contexts: torch.Tensor
     places: torch.Tensor
-    sectors: torch.Tensor
+    slabs: torch.Tensor
     slots: torch.Tensor
     unwritten: torch.Tensor
     masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class GatheredAttention:
                         rows=batch.query_starts[some, None].long() + torch.arange(count, device=contexts.device),
                         contexts=contexts,
                         places=places,
-                        sectors=blocks // slots,
+                        slabs=blocks // slots,
                         slots=blocks % slots,
                         unwritten=(places >= contexts)[:, :, None, None],
                     )
@@ -110,7 +110,7 @@ class GatheredAttention:
         output = torch.empty_like(query)
         for group in self._groups:
             key, value = (
-                x[group.sectors, group.slots]
+                x[group.slabs, group.slots]
                 .flatten(1, 2)[:, : len(group.places)]
                 .masked_fill_(group.unwritten, 0)
                 .transpose(1, 2)

@@ -18,7 +18,7 @@ class AttentionBatch:
         row_sequences: int32 `[T]`, the sequence of each token.
         context_lengths: int32 `[S]`, tokens of each sequence once this step's are written.
         block_tables: int32 `[S, max_blocks]`, block ids in order; entries past the context are not read.
-        write_sectors: int64 `[W]`, sector of the block that each written token goes to.
+        write_slabs: int64 `[W]`, slab of the block that each written token goes to.
         write_slots: int64 `[W]`, slot of that block.
         write_offsets: int64 `[W]`, position inside that block.
         write_rows: int64 `[W]`, the batch row of each written token, or None when all T rows are written in order.
@@ -28,7 +28,7 @@ class AttentionBatch:
     row_sequences: torch.Tensor
     context_lengths: torch.Tensor
     block_tables: torch.Tensor
-    write_sectors: torch.Tensor
+    write_slabs: torch.Tensor
     write_slots: torch.Tensor
     write_offsets: torch.Tensor
     write_rows: torch.Tensor | None

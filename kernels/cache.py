@@ -17,29 +17,29 @@ def write_kv(layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor, batch: A
     """
     if batch.write_rows is not None:
         key, value = key[batch.write_rows], value[batch.write_rows]
-    places = (batch.write_sectors, batch.write_slots, batch.write_offsets)
+    places = (batch.write_slabs, batch.write_slots, batch.write_offsets)
     layer_kv.keys[places] = key
     layer_kv.values[places] = value
 
 
-def copy_blocks(layout: KVLayout, arena: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
+def copy_blocks(layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
     """Copy whole blocks, all layers, in one call; a block may not be both source and destination.
 
     Args:
         layout: the model's layout.
-        arena: uint8 arena, written in place.
+        kv_pool: uint8 KV pool, written in place.
         sources: block ids to read.
         destinations: block ids to write, one for each source.
     """
     if not sources:
         return
-    if arena.device.type == "cpu":
+    if kv_pool.device.type == "cpu":
         from espalier.kernels.cpu.cache import copy_blocks_cpu  # numba takes half a second to import
 
-        copy_blocks_cpu(layout, arena, sources, destinations)
+        copy_blocks_cpu(layout, kv_pool, sources, destinations)
         return
-    blocks = layout.block_view(arena)
-    slots = layout.blocks_per_sector
-    source = torch.tensor(sources, dtype=torch.int64, device=arena.device)
-    target = torch.tensor(destinations, dtype=torch.int64, device=arena.device)
+    blocks = layout.block_view(kv_pool)
+    slots = layout.blocks_per_slab
+    source = torch.tensor(sources, dtype=torch.int64, device=kv_pool.device)
+    target = torch.tensor(destinations, dtype=torch.int64, device=kv_pool.device)
     blocks[target // slots, :, :, target % slots] = blocks[source // slots, :, :, source % slots]

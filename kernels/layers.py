@@ -45,7 +45,7 @@ class Layers(Protocol):
         Args:
             token_ids: int64 `[T]`.
             positions: int64 `[T]`.
-            layer_kvs: one `KVLayout.layer_view` per layer, all of one arena.
+            layer_kvs: one `KVLayout.layer_view` per layer, all of one KV pool.
             batch: where the tokens and their context lie.
 
         Returns:

@@ -224,7 +224,7 @@ def validate(request: SearchRequest, limits: Limits) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SubmitOptions:
     """What whoever submits a search says of it; nothing here changes its result.
 
     Attributes:
@@ -243,4 +243,4 @@ class Terms:
     timed_from_start: bool = False
 
 
-USUAL = Terms()
+USUAL = SubmitOptions()

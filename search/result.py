@@ -1,4 +1,4 @@
-"""What a search gives back: events while it runs and one result with its full accounting."""
+"""What a search gives back: events while it runs and one result with its full usage."""
 
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -96,7 +96,7 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Accounting:
+class Usage:
     """What a search cost.
 
     Token counts are tokens whose KV was computed for this search by that model, prompt included; `*_tree_tokens` counts
@@ -148,7 +148,7 @@ class SearchResult:
     best: Candidate | None
     candidates: tuple[Candidate, ...]
     nodes: tuple[NodeRecord, ...]
-    accounting: Accounting
+    usage: Usage
     configuration: SearchRequest
     digests: dict[str, str]
     grader: str

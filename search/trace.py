@@ -10,7 +10,7 @@ A trace is one JSON object; this is version 1.
     stop_reason     finished, budget, deadline, cancelled or failed
     answer, score   the elected ones; an empty answer and null where there is none
     grader          what told equal answers from different ones in the vote, with its version
-    accounting      what it cost; see `Accounting`
+    usage      what it cost; see `Usage`
     nodes           every node as it ended, the root first: node_id, parent_id, path, text, score, termination,
                     multiplicity, tokens; see `NodeRecord`
     rounds          what passed between search and algorithm, in order:
@@ -42,7 +42,7 @@ class TraceError(EspalierError):
 
 def trace_of(result: SearchResult) -> dict[str, Any]:
     """The trace of a search that ran in this process, as JSON values."""
-    kept = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "accounting", "nodes")
+    kept = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "usage", "nodes")
     whole = asdict(result)
     return {"schema": SCHEMA, "version": VERSION, **{name: whole[name] for name in kept}, "rounds": whole["rounds"]}
 

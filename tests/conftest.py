@@ -75,7 +75,7 @@ def make_engine(load_model: Callable[[str], "Model"]) -> Iterator[Callable[..., 
         models = {"generator": load_model(generator) if isinstance(generator, str) else generator}
         if verifier is not None:
             models["verifier"] = load_model(verifier) if isinstance(verifier, str) else verifier
-        policy = options.pop("turn_policy", None)
+        policy = options.pop("role_policy", None)
         settings = EngineSettings(**{"kv_memory_bytes": 2**21, "block_size": 4, **options})
         made.append(Engine(models, settings, policy))
         return made[-1]

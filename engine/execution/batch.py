@@ -51,13 +51,13 @@ def build_batch(
         row_of = rows[sequence_of]
         positions = np.arange(ends[-1]) + (first - starts)[sequence_of]
     contexts = (first + counts).astype(np.int32)
-    size, slots = table.block_size, table.pool.layout.blocks_per_sector
+    size, slots = table.block_size, table.pool.layout.blocks_per_slab
     written = positions >= table.computed[row_of]
     whole = bool(written.all())
     write_rows = None if whole else np.flatnonzero(written)
     write_row_of, write_positions = (row_of, positions) if whole else (row_of[written], positions[written])
     columns, offsets = np.divmod(write_positions, size)
-    sectors, block_slots = np.divmod(table.blocks[write_row_of, columns].astype(np.int64), slots)
+    slabs, block_slots = np.divmod(table.blocks[write_row_of, columns].astype(np.int64), slots)
 
     def tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -67,7 +67,7 @@ def build_batch(
         row_sequences=tensor(sequence_of.astype(np.int32)),
         context_lengths=tensor(contexts),
         block_tables=tensor(table.blocks[rows, : -(-int(contexts.max()) // size)]),
-        write_sectors=tensor(sectors),
+        write_slabs=tensor(slabs),
         write_slots=tensor(block_slots),
         write_offsets=tensor(offsets),
         write_rows=None if write_rows is None else tensor(write_rows),

@@ -12,10 +12,10 @@ from espalier.engine.errors import DeviceError, MisuseError, NumericalError, nam
 from espalier.engine.execution.batch import StepBatch, build_batch
 from espalier.engine.execution.sampling import SamplingBatch, sample
 from espalier.engine.memory.blocks import BlockPool
-from espalier.engine.memory.pool import Arena
+from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import Sequence, SequenceTable
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.scheduler import Branch, Chunk, MakeRoom, Pending, Plan, Planner
+from espalier.engine.scheduling.scheduler import Branch, Chunk, MakeRoom, Pending, Scheduler, SchedulerOutput
 from espalier.engine.work import Done, Generate, Generated, Score, Scored, StopCause, Work
 from espalier.kernels.cache import copy_blocks
 from espalier.kernels.layout import KVLayout
@@ -31,7 +31,7 @@ class Lane:
         role: str,
         model: Model,
         layout: KVLayout,
-        arena: Arena,
+        kv_pool: KVPool,
         prefix_cache: bool = True,
         make_room: MakeRoom = lambda needy: False,
     ) -> None:
@@ -39,14 +39,14 @@ class Lane:
         self.role = role
         self.model = model
         self.layout = layout
-        self.arena = arena
-        self.pool = BlockPool(role, layout, arena, prefix_cache)
+        self.kv_pool = kv_pool
+        self.pool = BlockPool(role, layout, kv_pool, prefix_cache)
         self.table = SequenceTable(self.pool, cache_seed=model.digest.encode())
         self.computed_tokens = 0
         self.copied_blocks = 0
         self.steps = 0
-        self.planner = Planner(self.table, make_room)
-        self._layer_kvs = [layout.layer_view(arena.bytes, i) for i in range(layout.num_layers)]
+        self.scheduler = Scheduler(self.table, make_room)
+        self._layer_kvs = [layout.layer_view(kv_pool.bytes, i) for i in range(layout.num_layers)]
         self._waiting: list[Pending] = []
         self._running: list[Branch] = []
         self._running_arrays: _RunningArrays | None = None
@@ -78,11 +78,11 @@ class Lane:
     @property
     def running_branches(self) -> int:
         """Children being sampled, those of paused owners left out."""
-        return len(self.planner.active(self._running))
+        return len(self.scheduler.active(self._running))
 
     def waiting_tokens(self) -> int:
         """Tokens that waiting work has to compute, that of paused owners left out."""
-        rows = [item.work.sequence.row for item in self.planner.active(self._waiting)]
+        rows = [item.work.sequence.row for item in self.scheduler.active(self._waiting)]
         return int(np.maximum(self.table.lengths[rows] - self.table.computed[rows], 1).sum())
 
     def owners(self) -> set[Hashable]:
@@ -137,7 +137,7 @@ class Lane:
 
     def cancel(self, owner: Hashable) -> None:
         """Drop all work of `owner`, none of which may be in flight; branches being sampled are released."""
-        self.planner.forget_held_up(owner)
+        self.scheduler.forget_held_up(owner)
         self._busy_rows -= {item.row for item in self._waiting if item.work.owner == owner}
         self._waiting = [item for item in self._waiting if item.work.owner != owner]
         for branch in self._running:
@@ -150,7 +150,7 @@ class Lane:
     def drop_kv(self, owner: Hashable) -> None:
         """Give up all KV of `owner`, whose work goes on where it was once that is computed again; none in flight."""
         self.table.drop_kv(owner)
-        self.planner.forget_held_up(owner)
+        self.scheduler.forget_held_up(owner)
         for item in self._waiting:
             if item.work.owner == owner:
                 item.values.clear()
@@ -170,11 +170,11 @@ class Lane:
             DeviceError: when the model cannot be run.
         """
         assert self._flight is None, "one batch of a model is in flight at a time"
-        plan = self.planner.plan(self._running, self._waiting, max_tokens)
+        plan = self.scheduler.plan(self._running, self._waiting, max_tokens)
         if plan is None:
             return False
         try:
-            copy_blocks(self.layout, self.arena.bytes, *plan.copies)
+            copy_blocks(self.layout, self.kv_pool.bytes, *plan.copies)
             batch = build_batch(self.table, plan.rows, plan.first, plan.counts, self.model.decoder.device)
             hidden = self.model.decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
             self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
@@ -245,7 +245,7 @@ class Lane:
         if tokens > (context := self.model.config.max_positions):
             raise MisuseError(f"a sequence of {tokens} tokens is longer than the {self.role}'s context of {context}")
 
-    def _read_and_draw(self, plan: Plan, batch: StepBatch, hidden: torch.Tensor) -> "_Flight":
+    def _read_and_draw(self, plan: SchedulerOutput, batch: StepBatch, hidden: torch.Tensor) -> "_Flight":
         """Queue what is wanted of the hidden states: head values of scores, a token for each sampling."""
         scored: list[Pending] = []
         opened: dict[Pending, Branch] = {}

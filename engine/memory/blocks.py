@@ -1,4 +1,4 @@
-"""Reference-counted KV blocks of one model, in sectors taken from the arena on demand."""
+"""Reference-counted KV blocks of one model, in slabs taken from the KV pool on demand."""
 
 import heapq
 from collections import OrderedDict
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 import numpy as np
 
 from espalier.engine.errors import PoolExhaustedError
-from espalier.engine.memory.pool import Arena
+from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.prefix_cache import PrefixCache
 from espalier.kernels.layout import KVLayout
 
@@ -15,73 +15,73 @@ from espalier.kernels.layout import KVLayout
 class BlockPool:
     """Free, live and cached blocks of one model.
 
-    A block id is `sector * blocks_per_sector + slot`, so ids are sparse: only those in owned sectors exist. A block is
+    A block id is `slab * blocks_per_slab + slot`, so ids are sparse: only those in owned slabs exist. A block is
     live while a sequence refers to it. Without references it becomes free, or cached if it holds a known prefix. A
-    sector with live blocks is a live sector; one without gives way to whoever needs it, cached blocks and all.
+    slab with live blocks is a live slab; one without gives way to whoever needs it, cached blocks and all.
 
-    Allocation takes a slot of the lowest live sector that has one, so the last sectors run empty. Before that would
-    give up a cached block, it opens another sector, provided that none promised to another model is taken: so cached
-    blocks never spread live ones over more sectors than there are.
+    Allocation takes a slot of the lowest live slab that has one, so the last slabs run empty. Before that would
+    give up a cached block, it opens another slab, provided that none promised to another model is taken: so cached
+    blocks never spread live ones over more slabs than there are.
     """
 
-    def __init__(self, owner: str, layout: KVLayout, arena: Arena, keeps_prefixes: bool = True) -> None:
-        """Make a pool without sectors; unless it `keeps_prefixes`, a known block is free with its last reference."""
+    def __init__(self, owner: str, layout: KVLayout, kv_pool: KVPool, keeps_prefixes: bool = True) -> None:
+        """Make a pool without slabs; unless it `keeps_prefixes`, a known block is free with its last reference."""
         self.owner = owner
         self.hits = 0
         self.evictions = 0
         self.keeps_prefixes = keeps_prefixes
-        self._kept = KeptBlocks()
+        self._evictable = EvictableBlocks()
         self.layout = layout
-        self.arena = arena
-        self.ref_counts = np.zeros(arena.num_sectors * layout.blocks_per_sector, dtype=np.int32)
+        self.kv_pool = kv_pool
+        self.ref_counts = np.zeros(kv_pool.num_slabs * layout.blocks_per_slab, dtype=np.int32)
         self.cache = PrefixCache()
-        self.entitled_sectors = 0
+        self.reserved_slabs = 0
         self.live_blocks = 0
-        self._free_slots: dict[int, list[int]] = {}  # by owned sector; free block ids
-        self._live_in: dict[int, int] = {}  # by live sector; how many of its blocks are live
-        self._candidates: list[int] = []  # a heap without duplicates of live sectors that may have a free slot
+        self._free_slots: dict[int, list[int]] = {}  # by owned slab; free block ids
+        self._live_in: dict[int, int] = {}  # by live slab; how many of its blocks are live
+        self._candidates: list[int] = []  # a heap without duplicates of live slabs that may have a free slot
         self._in_candidates: set[int] = set()
-        arena.register(owner, self)
+        kv_pool.register(owner, self)
 
     @property
-    def owned_sectors(self) -> int:
-        """Sectors this pool holds."""
+    def owned_slabs(self) -> int:
+        """Slabs this pool holds."""
         return len(self._free_slots)
 
     @property
-    def live_sectors(self) -> int:
-        """Owned sectors with live blocks."""
+    def live_slabs(self) -> int:
+        """Owned slabs with live blocks."""
         return len(self._live_in)
 
     @property
-    def idle_sectors(self) -> int:
-        """Owned sectors that hold nothing but cached blocks."""
-        return self.owned_sectors - self.live_sectors
+    def idle_slabs(self) -> int:
+        """Owned slabs that hold nothing but cached blocks."""
+        return self.owned_slabs - self.live_slabs
 
     @property
-    def owed_sectors(self) -> int:
-        """Sectors this pool is entitled to and does not need yet."""
-        return max(0, self.entitled_sectors - self.live_sectors)
+    def unclaimed_slabs(self) -> int:
+        """Slabs this pool is promised and does not need yet."""
+        return max(0, self.reserved_slabs - self.live_slabs)
 
     @property
     def cached_blocks(self) -> int:
         """Blocks kept for their prefix though nothing refers to them."""
-        return len(self._kept)
+        return len(self._evictable)
 
     @property
     def free_blocks(self) -> int:
-        """Blocks in owned sectors that hold nothing."""
-        return self.owned_sectors * self.layout.blocks_per_sector - self.live_blocks - self.cached_blocks
+        """Blocks in owned slabs that hold nothing."""
+        return self.owned_slabs * self.layout.blocks_per_slab - self.live_blocks - self.cached_blocks
 
     @property
     def allocatable_blocks(self) -> int:
         """How often `allocate` would succeed now."""
-        sectors = self.live_sectors + self.arena.available_to(self.owner, self.live_sectors)
-        return sectors * self.layout.blocks_per_sector - self.live_blocks
+        slabs = self.live_slabs + self.kv_pool.available_to(self.owner, self.live_slabs)
+        return slabs * self.layout.blocks_per_slab - self.live_blocks
 
-    def sectors_for(self, blocks: int) -> int:
-        """Whole sectors that `blocks` blocks need."""
-        return -(-blocks // self.layout.blocks_per_sector)
+    def slabs_for(self, blocks: int) -> int:
+        """Whole slabs that `blocks` blocks need."""
+        return -(-blocks // self.layout.blocks_per_slab)
 
     def require(self, blocks: int, owners: frozenset[Hashable] = frozenset()) -> None:
         """Check that `allocate` would succeed `blocks` times now.
@@ -91,8 +91,8 @@ class BlockPool:
         """
         if blocks > self.allocatable_blocks:
             raise PoolExhaustedError(
-                f"the {self.owner} needs {blocks} KV blocks and {self.allocatable_blocks} are free in an arena of "
-                f"{self.arena.num_bytes} bytes; raise --kv-memory or run fewer searches at once",
+                f"the {self.owner} needs {blocks} KV blocks and {self.allocatable_blocks} are free in a KV pool of "
+                f"{self.kv_pool.num_bytes} bytes; raise --kv-memory or run fewer searches at once",
                 owners,
             )
 
@@ -100,7 +100,7 @@ class BlockPool:
         """Take a free block with one reference, giving up cached ones where it must.
 
         Raises:
-            PoolExhaustedError: when live blocks fill the owned sectors and the arena has no other to give.
+            PoolExhaustedError: when live blocks fill the owned slabs and the KV pool has no other to give.
         """
         block = self._find_slots().pop()
         self._count_live(block)
@@ -114,14 +114,14 @@ class BlockPool:
     def match(self, hashes: list[bytes]) -> list[int]:
         """Blocks that hold the longest known beginning of a chain, with one more reference to each.
 
-        A block is passed over where using it would take a sector that is promised to another model.
+        A block is passed over where using it would take a slab that is promised to another model.
         """
         blocks = []
         for block in self.cache.match(hashes):
             if self.ref_counts[block]:
                 self.ref_counts[block] += 1
-            elif self._sector(block) in self._live_in or self._may_open:
-                self._kept.remove(block, self._sector(block))
+            elif self._slab(block) in self._live_in or self._may_open:
+                self._evictable.remove(block, self._slab(block))
                 self._count_live(block)
             else:
                 break
@@ -137,145 +137,145 @@ class BlockPool:
             if self.ref_counts[block] == 0:
                 self._release(block)
 
-    def surrender_idle_sector(self) -> bool:
-        """Give the idle sector with the least recently used block back to the arena; False when there is none."""
-        sector = self._kept.oldest_idle_sector()
-        if sector is None:
+    def reclaim_idle_slab(self) -> bool:
+        """Give the idle slab with the least recently used block back to the KV pool; False when there is none."""
+        slab = self._evictable.oldest_idle_slab()
+        if slab is None:
             return False
-        for block in self._kept.of(sector):
+        for block in self._evictable.of(slab):
             self._evict(block)
-        del self._free_slots[sector]
-        self.arena.give_back(sector, self.owner)
+        del self._free_slots[slab]
+        self.kv_pool.give_back(slab, self.owner)
         return True
 
     def check_integrity(self, tables: Iterable[np.ndarray]) -> None:
         """Raise AssertionError unless counts, owners and `tables` (block ids of every live sequence) agree."""
-        per_sector = self.layout.blocks_per_sector
+        per_slab = self.layout.blocks_per_slab
         expected = np.zeros_like(self.ref_counts)
         for table in tables:
             np.add.at(expected, table, 1)
         assert (expected == self.ref_counts).all(), f"{self.owner}: reference counts differ from the block tables"
-        assert set(self._free_slots) == self.arena.owned_by(self.owner), f"{self.owner}: sector owners differ"
+        assert set(self._free_slots) == self.kv_pool.owned_by(self.owner), f"{self.owner}: slab owners differ"
         live = set(np.flatnonzero(self.ref_counts).tolist())
         assert len(live) == self.live_blocks, f"{self.owner}: live block count is wrong"
-        kept = {block for sector in self._free_slots for block in self._kept.of(sector)}
-        assert len(kept) == self.cached_blocks, f"{self.owner}: a block of another's sector is kept"
+        kept = {block for slab in self._free_slots for block in self._evictable.of(slab)}
+        assert len(kept) == self.cached_blocks, f"{self.owner}: a block of another's slab is kept"
         assert not kept & live, f"{self.owner}: a live block is kept as unused"
         assert all(block in self.cache for block in kept), f"{self.owner}: a kept block is not known"
-        self._kept.check_integrity({block // per_sector for block in live})
+        self._evictable.check_integrity({block // per_slab for block in live})
         self.cache.check_integrity(live | kept)
         used = live | kept
-        assert {block // per_sector for block in used} == set(self._free_slots), f"{self.owner}: holds an empty sector"
-        for sector, slots in self._free_slots.items():
-            own = set(range(sector * per_sector, (sector + 1) * per_sector))
-            assert self._live_in.get(sector, 0) == len(own & live), f"{self.owner}: live blocks of sector {sector}"
-            assert len(set(slots)) == len(slots), f"{self.owner}: a block of sector {sector} is free twice"
+        assert {block // per_slab for block in used} == set(self._free_slots), f"{self.owner}: holds an empty slab"
+        for slab, slots in self._free_slots.items():
+            own = set(range(slab * per_slab, (slab + 1) * per_slab))
+            assert self._live_in.get(slab, 0) == len(own & live), f"{self.owner}: live blocks of slab {slab}"
+            assert len(set(slots)) == len(slots), f"{self.owner}: a block of slab {slab} is free twice"
             assert own & used | set(slots) == own, f"{self.owner}: a block is lost"
-            assert not own & used & set(slots), f"{self.owner}: a block of sector {sector} is both free and used"
+            assert not own & used & set(slots), f"{self.owner}: a block of slab {slab} is both free and used"
             if slots and own & live:
-                assert sector in self._candidates, f"{self.owner}: room in sector {sector} cannot be found"
+                assert slab in self._candidates, f"{self.owner}: room in slab {slab} cannot be found"
 
     @property
     def _may_open(self) -> bool:
-        """Whether another live sector breaks no promise made to another model."""
-        return self.owed_sectors > 0 or self.arena.spare_sectors > 0
+        """Whether another live slab breaks no promise made to another model."""
+        return self.unclaimed_slabs > 0 or self.kv_pool.unreserved_slabs > 0
 
     def _find_slots(self) -> list[int]:
-        """Free slots, at least one, of the sector that the next block should come from."""
-        if slots := self._slots_of_a_live_sector():
+        """Free slots, at least one, of the slab that the next block should come from."""
+        if slots := self._slots_of_a_live_slab():
             return slots
-        if self._may_open and self.arena.free_sectors and self.owned_sectors < self.arena.quota(self.owner):
-            return self._open_sector()
-        if slots := self._evict_from_a_live_sector():
+        if self._may_open and self.kv_pool.free_slabs and self.owned_slabs < self.kv_pool.quota(self.owner):
+            return self._open_slab()
+        if slots := self._evict_from_a_live_slab():
             return slots
-        if self.arena.free_sectors and self.owned_sectors < self.arena.quota(self.owner):
-            return self._open_sector()
-        if (sector := self._kept.oldest_idle_sector()) is not None:
-            slots = self._free_slots[sector]
+        if self.kv_pool.free_slabs and self.owned_slabs < self.kv_pool.quota(self.owner):
+            return self._open_slab()
+        if (slab := self._evictable.oldest_idle_slab()) is not None:
+            slots = self._free_slots[slab]
             if not slots:
-                self._evict(self._kept.of(sector)[0])
+                self._evict(self._evictable.of(slab)[0])
             return slots
-        return self._open_sector()
+        return self._open_slab()
 
-    def _slots_of_a_live_sector(self) -> list[int] | None:
+    def _slots_of_a_live_slab(self) -> list[int] | None:
         while self._candidates:
-            sector = self._candidates[0]
-            if sector in self._live_in and self._free_slots[sector]:
-                return self._free_slots[sector]
+            slab = self._candidates[0]
+            if slab in self._live_in and self._free_slots[slab]:
+                return self._free_slots[slab]
             self._in_candidates.remove(heapq.heappop(self._candidates))
         return None
 
-    def _offer(self, sector: int) -> None:
-        """Let the next allocations consider a live sector that may have room."""
-        if sector not in self._in_candidates:
-            self._in_candidates.add(sector)
-            heapq.heappush(self._candidates, sector)
+    def _offer(self, slab: int) -> None:
+        """Let the next allocations consider a live slab that may have room."""
+        if slab not in self._in_candidates:
+            self._in_candidates.add(slab)
+            heapq.heappush(self._candidates, slab)
 
-    def _evict_from_a_live_sector(self) -> list[int] | None:
-        if (oldest := self._kept.oldest_in_live_sector()) is None:
+    def _evict_from_a_live_slab(self) -> list[int] | None:
+        if (oldest := self._evictable.oldest_in_live_slab()) is None:
             return None
-        block, sector = oldest
+        block, slab = oldest
         self._evict(block)
-        self._offer(sector)
-        return self._free_slots[sector]
+        self._offer(slab)
+        return self._free_slots[slab]
 
-    def _open_sector(self) -> list[int]:
-        sector = self.arena.take(self.owner)
-        if sector is None:
+    def _open_slab(self) -> list[int]:
+        slab = self.kv_pool.take(self.owner)
+        if slab is None:
             self.require(1)
-        assert sector is not None
-        first = sector * self.layout.blocks_per_sector
-        self._free_slots[sector] = list(range(first + self.layout.blocks_per_sector - 1, first - 1, -1))
-        return self._free_slots[sector]
+        assert slab is not None
+        first = slab * self.layout.blocks_per_slab
+        self._free_slots[slab] = list(range(first + self.layout.blocks_per_slab - 1, first - 1, -1))
+        return self._free_slots[slab]
 
     def _evict(self, block: int) -> None:
         """Give up a kept block, which leaves a free slot."""
-        self._kept.remove(block, self._sector(block))
+        self._evictable.remove(block, self._slab(block))
         self.cache.forget(block)
-        self._free_slots[self._sector(block)].append(block)
+        self._free_slots[self._slab(block)].append(block)
         self.evictions += 1
 
     def _count_live(self, block: int) -> None:
         """Count a block that now has its first reference."""
-        sector = self._sector(block)
-        if sector not in self._live_in:
-            self._live_in[sector] = 0
-            self._kept.set_live(sector)
-            self._offer(sector)
-        self._live_in[sector] += 1
+        slab = self._slab(block)
+        if slab not in self._live_in:
+            self._live_in[slab] = 0
+            self._evictable.set_live(slab)
+            self._offer(slab)
+        self._live_in[slab] += 1
         self.ref_counts[block] = 1
         self.live_blocks += 1
 
     def _release(self, block: int) -> None:
-        """Make a block without references free or cached, and return a sector that holds nothing else."""
-        sector = self._sector(block)
+        """Make a block without references free or cached, and return a slab that holds nothing else."""
+        slab = self._slab(block)
         self.live_blocks -= 1
-        self._live_in[sector] -= 1
-        slots = self._free_slots[sector]
+        self._live_in[slab] -= 1
+        slots = self._free_slots[slab]
         known = block in self.cache
         if known and self.keeps_prefixes:
-            self._kept.keep(block, sector)
+            self._evictable.keep(block, slab)
         else:
             if known:
                 self.cache.forget(block)
             slots.append(block)
-            if self._live_in[sector]:
-                self._offer(sector)
-        if not self._live_in[sector]:
-            del self._live_in[sector]
-            self._kept.set_idle(sector)
-            if len(slots) == self.layout.blocks_per_sector:
-                del self._free_slots[sector]
-                self.arena.give_back(sector, self.owner)
+            if self._live_in[slab]:
+                self._offer(slab)
+        if not self._live_in[slab]:
+            del self._live_in[slab]
+            self._evictable.set_idle(slab)
+            if len(slots) == self.layout.blocks_per_slab:
+                del self._free_slots[slab]
+                self.kv_pool.give_back(slab, self.owner)
 
-    def _sector(self, block: int) -> int:
-        return block // self.layout.blocks_per_sector
+    def _slab(self, block: int) -> int:
+        return block // self.layout.blocks_per_slab
 
 
-class KeptBlocks:
-    """Blocks without references, by sector: least recently kept first, sectors as well as blocks within one.
+class EvictableBlocks:
+    """Blocks without references, by slab: least recently kept first, slabs as well as blocks within one.
 
-    A live sector also holds blocks that are in use; an idle one holds nothing but kept blocks and free slots.
+    A live slab also holds blocks that are in use; an idle one holds nothing but kept blocks and free slots.
     """
 
     def __init__(self) -> None:
@@ -287,51 +287,51 @@ class KeptBlocks:
     def __len__(self) -> int:
         return self._count
 
-    def of(self, sector: int) -> list[int]:
-        """Kept blocks of a sector, least recently kept first."""
-        return list(self._of.get(sector, ()))
+    def of(self, slab: int) -> list[int]:
+        """Kept blocks of a slab, least recently kept first."""
+        return list(self._of.get(slab, ()))
 
-    def keep(self, block: int, sector: int) -> None:
-        """Keep `block` of the live `sector`, as the most recent one."""
-        self._of.setdefault(sector, OrderedDict())[block] = None
-        self._live[sector] = None
-        self._live.move_to_end(sector)
+    def keep(self, block: int, slab: int) -> None:
+        """Keep `block` of the live `slab`, as the most recent one."""
+        self._of.setdefault(slab, OrderedDict())[block] = None
+        self._live[slab] = None
+        self._live.move_to_end(slab)
         self._count += 1
 
-    def remove(self, block: int, sector: int) -> None:
+    def remove(self, block: int, slab: int) -> None:
         """Keep `block` no longer: it is used again, or its room is needed."""
-        kept = self._of[sector]
+        kept = self._of[slab]
         del kept[block]
         self._count -= 1
         if not kept:
-            del self._of[sector]
-            self._live.pop(sector, None)
-            self._idle.pop(sector, None)
+            del self._of[slab]
+            self._live.pop(slab, None)
+            self._idle.pop(slab, None)
 
-    def set_idle(self, sector: int) -> None:
-        """The last block in use of `sector` was given up."""
-        if sector in self._of:
-            self._live.pop(sector, None)
-            self._idle[sector] = None
+    def set_idle(self, slab: int) -> None:
+        """The last block in use of `slab` was given up."""
+        if slab in self._of:
+            self._live.pop(slab, None)
+            self._idle[slab] = None
 
-    def set_live(self, sector: int) -> None:
-        """A block of `sector` is in use again."""
-        if self._idle.pop(sector, 0) is None:
-            self._live[sector] = None
+    def set_live(self, slab: int) -> None:
+        """A block of `slab` is in use again."""
+        if self._idle.pop(slab, 0) is None:
+            self._live[slab] = None
 
-    def oldest_in_live_sector(self) -> tuple[int, int] | None:
-        """The block to give up first among live sectors, and its sector."""
+    def oldest_in_live_slab(self) -> tuple[int, int] | None:
+        """The block to give up first among live slabs, and its slab."""
         if not self._live:
             return None
-        sector = next(iter(self._live))
-        return next(iter(self._of[sector])), sector
+        slab = next(iter(self._live))
+        return next(iter(self._of[slab])), slab
 
-    def oldest_idle_sector(self) -> int | None:
-        """The idle sector to give up first."""
+    def oldest_idle_slab(self) -> int | None:
+        """The idle slab to give up first."""
         return next(iter(self._idle), None)
 
-    def check_integrity(self, live_sectors: set[int]) -> None:
-        """Raise AssertionError unless every sector with kept blocks is counted as what it is, and once."""
+    def check_integrity(self, live_slabs: set[int]) -> None:
+        """Raise AssertionError unless every slab with kept blocks is counted as what it is, and once."""
         assert self._count == sum(map(len, self._of.values())), "the count of kept blocks is wrong"
-        assert set(self._live) == set(self._of) & live_sectors, "live sectors with kept blocks differ"
-        assert set(self._idle) == set(self._of) - live_sectors, "idle sectors differ"
+        assert set(self._live) == set(self._of) & live_slabs, "live slabs with kept blocks differ"
+        assert set(self._idle) == set(self._of) - live_slabs, "idle slabs differ"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.memory.blocks import BlockPool
-from espalier.engine.memory.pool import Arena
+from espalier.engine.memory.pool import KVPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,17 @@ class Reservation:
 class Admission:
     """Sets blocks aside so that an admitted search never meets an empty pool.
 
-    A sector belongs to one model while any of its blocks is live, so memory is counted in sectors. A role never needs
-    more than `max(live at the last admission, sectors for all it has reserved)`: beyond what it has reserved, it opens
-    a sector only when live blocks fill its own. Admission keeps the sum of these over the roles within the arena, so
+    A slab belongs to one model while any of its blocks is live, so memory is counted in slabs. A role never needs
+    more than `max(live at the last admission, slabs for all it has reserved)`: beyond what it has reserved, it opens
+    a slab only when live blocks fill its own. Admission keeps the sum of these over the roles within the KV pool, so
     every reserved block can be allocated. Cached blocks count for nothing: they give way.
 
     Where less than the worst case is set aside, blocks can run out; see `Preemption`.
     """
 
-    def __init__(self, arena: Arena, pools: Mapping[str, BlockPool], share: float = 1.0) -> None:
-        """Admit to `arena`, setting `share` of each worst case aside."""
-        self.arena = arena
+    def __init__(self, kv_pool: KVPool, pools: Mapping[str, BlockPool], share: float = 1.0) -> None:
+        """Admit to `kv_pool`, setting `share` of each worst case aside."""
+        self.kv_pool = kv_pool
         self.pools = pools
         self._share = share
         self._ranks: dict[Hashable, tuple[int, int]] = {}
@@ -40,12 +40,12 @@ class Admission:
 
     def require_fits_alone(self, blocks: Mapping[str, int]) -> None:
         """Raise PoolTooSmallError when an idle engine could not hold `blocks`."""
-        sectors = {role: self.pools[role].sectors_for(count) for role, count in blocks.items()}
-        limits = [(sum(sectors.values()), self.arena.num_sectors)]
-        limits += [(needed, self.arena.quota(role)) for role, needed in sectors.items()]
+        slabs = {role: self.pools[role].slabs_for(count) for role, count in blocks.items()}
+        limits = [(sum(slabs.values()), self.kv_pool.num_slabs)]
+        limits += [(needed, self.kv_pool.quota(role)) for role, needed in slabs.items()]
         for needed, limit in limits:
             if needed > limit:
-                raise PoolTooSmallError(needed * self.arena.sector_bytes, limit * self.arena.sector_bytes)
+                raise PoolTooSmallError(needed * self.kv_pool.slab_bytes, limit * self.kv_pool.slab_bytes)
 
     def rank(self, owner: Hashable) -> tuple[float, float]:
         """Where `owner` stands: smaller goes first. Who reserved nothing comes last."""
@@ -65,13 +65,13 @@ class Admission:
         self.require_fits_alone(blocks)
         blocks = {role: math.ceil(self._share * count) for role, count in blocks.items()}
         wanted = {role: self.reserved_blocks[role] + blocks.get(role, 0) for role in self.pools}
-        sectors = {role: max(pool.live_sectors, pool.sectors_for(wanted[role])) for role, pool in self.pools.items()}
-        if any(needed > self.arena.quota(role) for role, needed in sectors.items()):
+        slabs = {role: max(pool.live_slabs, pool.slabs_for(wanted[role])) for role, pool in self.pools.items()}
+        if any(needed > self.kv_pool.quota(role) for role, needed in slabs.items()):
             return None
-        if sum(sectors.values()) > self.arena.num_sectors:
+        if sum(slabs.values()) > self.kv_pool.num_slabs:
             return None
         self.reserved_blocks = wanted
-        self._entitle()
+        self._set_reserved_slabs()
         self._ranks[owner] = (-priority, next(self._arrivals))
         return Reservation(blocks, owner)
 
@@ -80,14 +80,14 @@ class Admission:
 
         Goes by what is reserved: where others hold more, or theirs lie scattered, it may take longer than that.
         """
-        sectors = 0
+        slabs = 0
         for role, pool in self.pools.items():
             others = self.reserved_blocks[role] - sum(reservation.blocks.get(role, 0) for reservation in without)
-            needed = pool.sectors_for(others + math.ceil(self._share * blocks.get(role, 0)))
-            if needed > self.arena.quota(role):
+            needed = pool.slabs_for(others + math.ceil(self._share * blocks.get(role, 0)))
+            if needed > self.kv_pool.quota(role):
                 return False
-            sectors += needed
-        return sectors <= self.arena.num_sectors
+            slabs += needed
+        return slabs <= self.kv_pool.num_slabs
 
     def release(self, reservation: Reservation) -> None:
         """Hand a reservation back; its sequences are released already."""
@@ -95,8 +95,8 @@ class Admission:
             self.reserved_blocks[role] -= count
             assert self.reserved_blocks[role] >= 0, "a reservation was released twice"
         self._ranks.pop(reservation.owner, None)
-        self._entitle()
+        self._set_reserved_slabs()
 
-    def _entitle(self) -> None:
+    def _set_reserved_slabs(self) -> None:
         for role, pool in self.pools.items():
-            pool.entitled_sectors = pool.sectors_for(self.reserved_blocks[role])
+            pool.reserved_slabs = pool.slabs_for(self.reserved_blocks[role])

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping
 
 from espalier.engine.execution.lane import Lane
-from espalier.engine.memory.pool import Arena
+from espalier.engine.memory.pool import KVPool
 from espalier.engine.scheduling.admission import Admission
 
 
@@ -12,12 +12,12 @@ class Preemption:
 
     Owners rank by priority, then by when they were admitted; the last one gives up first. Tokens stay, so KV can be
     computed again, blocks that several sequences share once, and nothing that was sampled or scored is lost. The first
-    owner never gives up, and fits the arena alone, so there is always one that gets on.
+    owner never gives up, and fits the KV pool alone, so there is always one that gets on.
     """
 
-    def __init__(self, arena: Arena, lanes: Mapping[str, Lane], admission: Admission) -> None:
+    def __init__(self, kv_pool: KVPool, lanes: Mapping[str, Lane], admission: Admission) -> None:
         self.counts = dict.fromkeys(lanes, 0)
-        self._arena = arena
+        self._kv_pool = kv_pool
         self._lanes = lanes
         self._admission = admission
         self._resting: dict[Hashable, dict[str, int]] = {}  # blocks each held, by role
@@ -31,7 +31,7 @@ class Preemption:
                 self._resting[owner][role] = held
                 self.counts[role] += 1
             lane.drop_kv(owner)
-            lane.planner.paused.add(owner)
+            lane.scheduler.paused.add(owner)
 
     def set_aside(self, owner: Hashable) -> None:
         """Make `owner` give up its KV and rest until it is called back, whatever room there is."""
@@ -71,7 +71,7 @@ class Preemption:
         resting = self._resting.keys() - self._set_aside
         if not resting:
             return
-        held_up = [lane.planner.held_up.owner for lane in self._lanes.values() if lane.planner.held_up]
+        held_up = [lane.scheduler.held_up.owner for lane in self._lanes.values() if lane.scheduler.held_up]
         working = self._working()
         for owner in sorted(resting, key=self._admission.rank):
             if owner not in working:
@@ -87,20 +87,20 @@ class Preemption:
         self._set_aside.discard(owner)
         if self._resting.pop(owner, None) is not None:
             for lane in self._lanes.values():
-                lane.planner.paused.discard(owner)
+                lane.scheduler.paused.discard(owner)
 
     def _working(self) -> set[Hashable]:
         """Owners whose work waits or runs, or would if they did not rest."""
         return {owner for lane in self._lanes.values() for owner in lane.owners()}
 
     def _fits(self, blocks: Mapping[str, int]) -> bool:
-        """Whether there is room for `blocks` of each role, and a sector of each to grow into."""
-        sectors = 0
+        """Whether there is room for `blocks` of each role, and a slab of each to grow into."""
+        slabs = 0
         for role, count in blocks.items():
             pool = self._lanes[role].pool
-            room = pool.live_sectors * pool.layout.blocks_per_sector - pool.live_blocks
-            needed = pool.sectors_for(max(0, count - room)) + 1
-            if needed > self._arena.available_to(role, pool.live_sectors):
+            room = pool.live_slabs * pool.layout.blocks_per_slab - pool.live_blocks
+            needed = pool.slabs_for(max(0, count - room)) + 1
+            if needed > self._kv_pool.available_to(role, pool.live_slabs):
                 return False
-            sectors += needed
-        return sectors <= self._arena.available_sectors
+            slabs += needed
+        return slabs <= self._kv_pool.available_slabs

@@ -7,7 +7,7 @@ GENERATOR, VERIFIER = "generator", "verifier"
 
 
 @dataclass(frozen=True, slots=True)
-class LaneLoad:
+class RoleLoad:
     """How much work one model has: branches being sampled and tokens waiting to be computed."""
 
     running_branches: int
@@ -19,16 +19,16 @@ class LaneLoad:
         return self.running_branches > 0 or self.waiting_tokens > 0
 
 
-class TurnPolicy(Protocol):
+class RolePolicy(Protocol):
     """Chooses whose batch runs next; called only when at least one side is busy."""
 
-    def choose(self, generator: LaneLoad, verifier: LaneLoad) -> str:
+    def choose(self, generator: RoleLoad, verifier: RoleLoad) -> str:
         """`GENERATOR` or `VERIFIER`, one that is busy."""
         ...
 
 
 @dataclass(slots=True)
-class KeepGeneratorFed:
+class GeneratorFirst:
     """Score when a batch worth running has gathered, has waited long enough, or the generator has nothing left to do.
 
     Scoring in large batches is what makes the verifier cheap; a search that waits for scores costs nothing while others
@@ -36,16 +36,16 @@ class KeepGeneratorFed:
 
     Attributes:
         enough_tokens: waiting verifier tokens that are worth a turn.
-        patience: turns of the generator that fewer tokens wait at most, so that endless generation starves no scoring.
+        max_deferred_steps: turns of the generator that fewer tokens wait at most, so that scoring never starves.
     """
 
     enough_tokens: int = 256
-    patience: int = 16
+    max_deferred_steps: int = 16
     _waited: int = 0
 
-    def choose(self, generator: LaneLoad, verifier: LaneLoad) -> str:
+    def choose(self, generator: RoleLoad, verifier: RoleLoad) -> str:
         """See the class."""
-        worth_it = verifier.waiting_tokens >= self.enough_tokens or self._waited >= self.patience
+        worth_it = verifier.waiting_tokens >= self.enough_tokens or self._waited >= self.max_deferred_steps
         if verifier.busy and (not generator.busy or worth_it):
             self._waited = 0
             return VERIFIER
@@ -59,7 +59,7 @@ class StrictAlternation:
     def __init__(self) -> None:
         self._last = VERIFIER
 
-    def choose(self, generator: LaneLoad, verifier: LaneLoad) -> str:
+    def choose(self, generator: RoleLoad, verifier: RoleLoad) -> str:
         """See the class."""
         preferred = GENERATOR if self._last == VERIFIER else VERIFIER
         busy = {GENERATOR: generator.busy, VERIFIER: verifier.busy}

@@ -85,7 +85,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Plan:
+class SchedulerOutput:
     """What one step computes: a token of each branch, then the chunks; blocks for all of it are in place."""
 
     branches: list[Branch]
@@ -96,7 +96,7 @@ class Plan:
     copies: tuple[list[int], list[int]]
 
 
-class Planner:
+class Scheduler:
     """Chooses the tokens of each step.
 
     A batch takes one token of every running branch, then tokens of waiting work in order of arrival; where the budget
@@ -126,7 +126,7 @@ class Planner:
         if self.held_up and self.held_up.owner == owner:
             self.held_up = None
 
-    def plan(self, running: list[Branch], waiting: list[Pending], max_tokens: int) -> Plan | None:
+    def plan(self, running: list[Branch], waiting: list[Pending], max_tokens: int) -> SchedulerOutput | None:
         """Choose what to compute and take the blocks for it, making others give up theirs where that must be.
 
         Args:
@@ -169,7 +169,7 @@ class Planner:
                 self._pool.require(self._blocks_for(last), frozenset({last.target.work.owner}))
         # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
         first = np.minimum(self._table.computed[rows], self._table.lengths[rows] - 1).astype(np.int64)
-        return Plan(branches, chunks, rows, first, counts, copies)
+        return SchedulerOutput(branches, chunks, rows, first, counts, copies)
 
     def _choose(self, running: list[Branch], waiting: list[Pending], budget: int) -> tuple[list[Branch], list[Chunk]]:
         """Branches and chunks to compute, memory permitting, at most `budget` tokens."""

@@ -121,8 +121,8 @@ def _row(
         "paths": count,
         "accuracy %": 100 * accuracy,
         "95% +-": 100 * half,
-        "generated tokens": fmean(s.accounting["generated_tokens"] for s in samples),
-        "verifier tokens": fmean(s.accounting["verifier_tokens"] for s in samples),
+        "generated tokens": fmean(s.usage["generated_tokens"] for s in samples),
+        "verifier tokens": fmean(s.usage["verifier_tokens"] for s in samples),
         "against best-of-n": None,
         "its 95% +-": None,
     }

@@ -113,11 +113,11 @@ class _Contestant:
                 grouping=GroupingName.SPELLING,
             )
         )
-        arena = self._orchestrator.engine.arena
+        kv_pool = self._orchestrator.engine.kv_pool
         if generator_share is not None:
-            sectors = round(generator_share * arena.num_sectors)
-            arena.set_quota(GENERATOR, sectors)
-            arena.set_quota(VERIFIER, arena.num_sectors - sectors)
+            slabs = round(generator_share * kv_pool.num_slabs)
+            kv_pool.set_quota(GENERATOR, slabs)
+            kv_pool.set_quota(VERIFIER, kv_pool.num_slabs - slabs)
         try:
             for text, search in zip(texts, itertools.cycle(searches), strict=False):
                 self._orchestrator.submit(replace(search, problem=text))

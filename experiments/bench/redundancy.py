@@ -30,7 +30,7 @@ def run(problems: int, in_flight: int, seed: int) -> tuple[list[dict[str, Any]],
             orchestrator.submit(replace(search, problem=problem.problem, seed=seed))
         accounts = []
         while orchestrator.busy:
-            accounts += [result.accounting for result in orchestrator.step()]
+            accounts += [result.usage for result in orchestrator.step()]
         orchestrator.engine.check_drained()
         row: dict[str, Any] = {"search": name}
         for role in ("generator", "verifier"):

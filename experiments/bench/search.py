@@ -117,8 +117,8 @@ def _ours(problems: list[Problem], in_flight: int, request: SearchRequest) -> _R
     return _Run(
         60 * count / seconds,
         [canonical(ended[search_id].answer) == canonical(answer) for search_id, answer in gold.items()],
-        sum(result.accounting.generated_tokens for result in ended.values()) / count,
-        sum(result.accounting.verifier_tokens for result in ended.values()) / count,
+        sum(result.usage.generated_tokens for result in ended.values()) / count,
+        sum(result.usage.verifier_tokens for result in ended.values()) / count,
     )
 
 

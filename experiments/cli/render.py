@@ -99,7 +99,7 @@ def _label(node: NodeRecord, winners: set[int]) -> Text:
 
 
 def _costs(result: SearchResult) -> Group:
-    a = result.accounting
+    a = result.usage
     rows = [
         f"{a.nodes} steps sampled, {a.pruned} pruned, {a.duplicates} merged with an equal sibling",
         f"{a.generated_tokens} tokens generated; computed {a.generator_tokens}, verifier {a.verifier_tokens}; "

@@ -106,7 +106,7 @@ def evaluate(
     limit: Annotated[int, typer.Option(help="Problems of the benchmark to use.")] = 300,
 ) -> None:
     """Measure the exported pair, print the gates and write the record of its making."""
-    from espalier.experiments.demo.gates import evaluate_pair, gates
+    from espalier.experiments.demo.acceptance import evaluate_pair, gates
     from espalier.experiments.demo.judge import plot_reliability
     from espalier.experiments.demo.record import write_summary
 
@@ -116,7 +116,7 @@ def evaluate(
         typer.echo(f"{'met   ' if met else 'MISSED'} {name}")
     (work_dir / "figures.json").write_text(json.dumps(figures | {"gates": gates(figures)}, indent=2) + "\n")
     write_summary(work_dir, seed, pair)
-    plot_reliability(figures["verifier"]["reliability"], pair / "reliability.svg")
+    plot_reliability(figures["verifier"]["reliability"], work_dir / "reliability.svg")
 
 
 @app.command(name="all")

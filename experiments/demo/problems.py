@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from espalier.experiments.demo.themes import HE, SHE, THEMES, Theme
+from espalier.experiments.demo.templates import HE, SHE, THEMES, Theme
 
 DELIMITER = "\n\n"
 """What ends every step but the last."""

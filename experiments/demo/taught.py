@@ -3,7 +3,7 @@
 import re
 
 from espalier.experiments.demo.problems import EXTENSION_OPERANDS, MAX_OPERATIONS, MIN_OPERATIONS
-from espalier.experiments.demo.themes import HE, ITEMS, SHE, THEMES
+from espalier.experiments.demo.templates import HE, ITEMS, SHE, THEMES
 
 DOMAIN = (
     f"a quantity that changes, one sentence for each of {MIN_OPERATIONS} to {MAX_OPERATIONS} operations, "

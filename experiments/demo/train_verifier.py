@@ -12,6 +12,7 @@ from pathlib import Path
 from transformers import Qwen2ForCausalLM, Qwen2ForTokenClassification
 
 from espalier.experiments.demo.batches import Batch, Row, RowMaker, collate
+from espalier.experiments.demo.corruptions import judged_solution
 from espalier.experiments.demo.networks import GENERATOR_LAYERS
 from espalier.experiments.demo.problems import (
     MAX_OPERATIONS,
@@ -22,7 +23,6 @@ from espalier.experiments.demo.problems import (
     training_problems,
 )
 from espalier.experiments.demo.samples import LabelledSample, read_samples, samples_path
-from espalier.experiments.demo.slips import judged_solution
 from espalier.experiments.demo.train_generator import load_generator, load_tokenizer
 from espalier.experiments.demo.training import Progress, Schedule, fit, load_weights
 from espalier.experiments.demo.verifier_network import COMMON, new_verifier, stream_sizes, train_trunk

@@ -15,7 +15,7 @@ from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of
 from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
 from espalier.search.algorithms import revision
-from espalier.search.request import SearchRequest, Terms
+from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting.math_verify import Grade, Grader
@@ -146,9 +146,9 @@ def _run(
     yield from (sample_of(problem, result, _grade(grades, grader)) for problem, result, grades in grading)
 
 
-def _terms() -> Terms:
+def _terms() -> SubmitOptions:
     """Those of one search; its salt is like no other's, so that it computes its own prompts."""
-    return Terms(salt=secrets.token_bytes(16), timed_from_start=True)
+    return SubmitOptions(salt=secrets.token_bytes(16), timed_from_start=True)
 
 
 def _submit(problem: Problem, answer: str, grader: Grader) -> _Grades:

@@ -8,7 +8,7 @@ from typing import Any
 
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.search.result import SearchResult
-from espalier.search.run.usage import Ledger
+from espalier.search.run.usage import UsageMeter
 from espalier.search.voting.math_verify import Grade
 
 REFUSED = "refused"
@@ -36,13 +36,13 @@ class Sample:
     stop_reason: str
     text: str
     answers: dict[str, int]
-    accounting: dict[str, Any]
+    usage: dict[str, Any]
     asked: str = ""
     wall_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.correct, bool) or not isinstance(self.accounting, dict):
-            raise TypeError("correct must be true or false, and accounting an object")
+        if not isinstance(self.correct, bool) or not isinstance(self.usage, dict):
+            raise TypeError("correct must be true or false, and usage an object")
         if not isinstance(self.wall_seconds, int | float):
             raise TypeError("wall_seconds must be a number")
 
@@ -78,7 +78,7 @@ def sample_of(problem: Problem, result: SearchResult, grade: Grade) -> Sample:
         stop_reason=str(result.stop_reason),
         text=result.best.text if result.best else "",
         answers=dict(answers),
-        accounting=asdict(result.accounting),
+        usage=asdict(result.usage),
         asked=_digest(problem),
     )
 
@@ -96,7 +96,7 @@ def refused_sample(problem: Problem, why: str) -> Sample:
         stop_reason=REFUSED,
         text="",
         answers={},
-        accounting=asdict(Ledger().close()),
+        usage=asdict(UsageMeter().close()),
         asked=_digest(problem),
     )
 

@@ -64,13 +64,9 @@ def summarise(samples: list[Sample], benchmark: str, effective: SearchRequest, g
     by_level = {level: [s.correct for s in samples if s.level == level] for level in levels}
 
     def total(name: str) -> float:
-        return sum(sample.accounting[name] for sample in samples)
+        return sum(sample.usage[name] for sample in samples)
 
-    shares = [
-        s.accounting["physical_blocks"] / s.accounting["logical_blocks"]
-        for s in samples
-        if s.accounting["logical_blocks"]
-    ]
+    shares = [s.usage["physical_blocks"] / s.usage["logical_blocks"] for s in samples if s.usage["logical_blocks"]]
     refused = [sample for sample in samples if sample.refused]
     ungraded = [sample for sample in samples if sample.ungraded]
     firsts = {"refused": refused[:1], "ungraded": ungraded[:1]}

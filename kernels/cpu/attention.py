@@ -19,7 +19,7 @@ import torch
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
-from espalier.kernels.cpu.threads import claim, claim_next, num_threads, run_together, wait_for
+from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
 from espalier.kernels.cpu.tiles import TALL, WIDE, multiply_add, multiply_add_chain, multiply_pair, prefetch
 from espalier.kernels.layout import LayerKV
 
@@ -41,7 +41,7 @@ UNLIMITED = 2**40
 
 
 Geometry = tuple[int, int, int, int, int, int, int]
-"""Elements from sector to sector; blocks of a sector; tokens of a block; heads; kv heads; head_dim; elements of a
+"""Elements from slab to slab; blocks of a slab; tokens of a block; heads; kv heads; head_dim; elements of a
 token's row of queries."""
 Spans = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """What the tokens of a batch read together, found once for all layers and heads.
@@ -79,8 +79,8 @@ def attend(
         scale: factor on the logits.
         window: positions that a token sees, its own the last.
         query: flat float32; a token's heads side by side, then what else a row holds.
-        flat: float32, the whole arena.
-        keys_at: where the layer's keys begin in the first sector, in elements.
+        flat: float32, the whole KV pool.
+        keys_at: where the layer's keys begin in the first slab, in elements.
         values_at: the same of its values.
         geometry: from `geometry_of`.
         all_spans: from `find_spans`.
@@ -349,7 +349,7 @@ def _find_chunk(
     Rows that share a block are a run, those too that see less of it than others, as earlier tokens of a sequence do. A
     block whose runs are those of the block before, seen whole, prolongs its spans.
     """
-    sector_stride, slots, block_size, _, kv_heads, head_dim, _ = geometry
+    slab_stride, slots, block_size, _, kv_heads, head_dim, _ = geometry
     rows, longest = len(visible), (visible.max() + block_size - 1) // block_size
     runs, last = np.empty((rows, 3), np.int64), np.empty((rows, 3), np.int64)
     num_last = opened = 0
@@ -383,7 +383,7 @@ def _find_chunk(
                     )
                 spans[span, 4] = runs[n, 2]
                 block = tables[sequences[runs[n, 0]], b]
-                at = block // slots * sector_stride + block % slots * kv_heads * block_size * head_dim
+                at = block // slots * slab_stride + block % slots * kv_heads * block_size * head_dim
                 places[span * chunk + spans[span, 3]] = at
                 spans[span, 3] += 1
         runs, last, num_last = last, runs, num_runs
@@ -408,8 +408,8 @@ def scratch_for(geometry: Geometry, all_spans: Spans) -> np.ndarray:
     return np.empty(queries * (2 * head_dim + chunk * block_size + 2), np.float32)
 
 
-def flat_arena(layer_kv: LayerKV) -> np.ndarray:
-    """The arena that a layer's keys and values lie in, float32 `[elements]`.
+def flat_kv_pool(layer_kv: LayerKV) -> np.ndarray:
+    """The KV pool that a layer's keys and values lie in, float32 `[elements]`.
 
     One dimension with stride 1: numba vectorises nothing over strides it learns at run time.
     """
@@ -430,13 +430,13 @@ def _attend_all(
     all_spans: Spans,
     output: np.ndarray,
 ) -> None:
-    item, items, scratch = claim(counters, 0), len(all_spans[1]), scratch_for(geometry, all_spans)
+    item, items, scratch = fetch_item(counters, 0), len(all_spans[1]), scratch_for(geometry, all_spans)
     denormals = flush_denormals()
     while item < items:
         attend(item, scale, window, query, flat, keys_at, values_at, geometry, all_spans, scratch, output)
-        item = claim_next(counters, 0)
+        item = complete_and_fetch(counters, 0)
     restore_denormals(denormals)
-    wait_for(counters, 0, items)
+    barrier(counters, 0, items)
 
 
 class CpuAttention:
@@ -450,13 +450,13 @@ class CpuAttention:
     def __call__(self, query: torch.Tensor, layer_kv: LayerKV, scale: float, window: int | None = None) -> torch.Tensor:
         """See `paged_attention_reference`."""
         output = torch.empty(query.shape, dtype=torch.float32)
-        run_together(
+        parallel_run(
             _attend_all,
             1,
             np.float32(scale),
             window or UNLIMITED,
             query.contiguous().view(-1).numpy(),
-            flat_arena(layer_kv),
+            flat_kv_pool(layer_kv),
             int(layer_kv.keys.storage_offset()),
             int(layer_kv.values.storage_offset()),
             self._geometry,

@@ -21,7 +21,7 @@ from espalier.kernels.cpu.attention import (
     Spans,
     attend,
     find_spans,
-    flat_arena,
+    flat_kv_pool,
     geometry_of,
     scratch_for,
 )
@@ -41,7 +41,7 @@ from espalier.kernels.cpu.linear import (
 )
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
-from espalier.kernels.cpu.threads import claim, claim_next, num_threads, run_together, wait_for
+from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
 from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import LayerKV
 
@@ -131,7 +131,7 @@ def _rotate_and_store(
 
     `head_norms` are the weights `[2, head_dim]` of queries' and keys' own norms, `[0, head_dim]` without.
     """
-    sector_stride, slots, block_size, heads, kv_heads, head_dim, stride = geometry
+    slab_stride, slots, block_size, heads, kv_heads, head_dim, stride = geometry
     (cos, sin), (blocks, offsets) = rotary, writes
     for row in range(item * _SOME, min((item + 1) * _SOME, len(cos))):
         for head in range(heads + kv_heads):
@@ -143,7 +143,7 @@ def _rotate_and_store(
         if block < 0:
             continue
         for head in range(kv_heads):
-            at = block // slots * sector_stride + (block % slots * kv_heads + head) * block_size * head_dim
+            at = block // slots * slab_stride + (block % slots * kv_heads + head) * block_size * head_dim
             key = row * stride + (heads + head) * head_dim
             value = key + kv_heads * head_dim
             for i in range(head_dim):
@@ -234,90 +234,90 @@ def _forward(
     for layer in range(len(norms)):
         keys_at, values_at = places[layer, 0], places[layer, 1]
 
-        item = claim(counters, phase)
+        item = fetch_item(counters, phase)
         while item < few:
             if layer == 0:
                 _embed_rows(item, tokens, outer, stride, hidden, rotary)
             _norm_and_store_rows(item, rows, hidden, stride, norms[layer, 0], eps, normed)
-            item = claim_next(counters, phase)
-        wait_for(counters, phase, few)
+            item = complete_and_fetch(counters, phase)
+        barrier(counters, phase, few)
         phase += 1
 
-        item = claim(counters, phase)
+        item = fetch_item(counters, phase)
         while item < tiles * qkv_parts:
             _fill_part(item, qkv_parts, rows, qkv_bias[layer], qkv)
             at = layer * qkv_count * PANEL * width
             multiply_part(item, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, qkv, scratch)
-            item = claim_next(counters, phase)
-        wait_for(counters, phase, tiles * qkv_parts)
+            item = complete_and_fetch(counters, phase)
+        barrier(counters, phase, tiles * qkv_parts)
         phase += 1
 
-        item = claim(counters, phase)
+        item = fetch_item(counters, phase)
         while item < some:
             _rotate_and_store(item, qkv, head_norms[layer], eps, rotary, flat, keys_at, values_at, geometry, writes)
             _add_rows(item, stride, out_bias[layer], hidden)  # nothing reads the residual stream until `out` adds to it
-            item = claim_next(counters, phase)
-        wait_for(counters, phase, some)
+            item = complete_and_fetch(counters, phase)
+        barrier(counters, phase, some)
         phase += 1
 
-        item = claim(counters, phase)
+        item = fetch_item(counters, phase)
         while item < attend_items:
             attend(item, scale, windows[layer], qkv, flat, keys_at, values_at, geometry, spans, attend_scratch, mixed)
-            item = claim_next(counters, phase)
-        wait_for(counters, phase, attend_items)
+            item = complete_and_fetch(counters, phase)
+        barrier(counters, phase, attend_items)
         phase += 1
 
-        item = claim(counters, phase)
+        item = fetch_item(counters, phase)
         while item < packed:
             _store_rows(item, rows, wide, mixed, attended)
-            item = claim_next(counters, phase)
-        wait_for(counters, phase, packed)
+            item = complete_and_fetch(counters, phase)
+        barrier(counters, phase, packed)
         phase += 1
 
-        item = claim(counters, phase)
+        item = fetch_item(counters, phase)
         while item < tiles * hidden_parts:  # what goes into the residual stream is added to it in place
             at = layer * hidden_count * PANEL * wide
             multiply_part(
                 item, hidden_parts, threads, attended, rows, wide, out_panels, at, hidden_count, hidden, scratch
             )
-            item = claim_next(counters, phase)
-        wait_for(counters, phase, tiles * hidden_parts)
+            item = complete_and_fetch(counters, phase)
+        barrier(counters, phase, tiles * hidden_parts)
         phase += 1
 
-        item = claim(counters, phase)
+        item = fetch_item(counters, phase)
         while item < few:
             _norm_and_store_rows(item, rows, hidden, stride, norms[layer, 1], eps, normed)
-            item = claim_next(counters, phase)
-        wait_for(counters, phase, few)
+            item = complete_and_fetch(counters, phase)
+        barrier(counters, phase, few)
         phase += 1
 
-        item = claim(counters, phase)
+        item = fetch_item(counters, phase)
         while item < tiles * gated_parts:
             at = layer * 2 * gated_count * PANEL * width
             _gated_part(
                 item, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gated, halves, scratch
             )
-            item = claim_next(counters, phase)
-        wait_for(counters, phase, tiles * gated_parts)
+            item = complete_and_fetch(counters, phase)
+        barrier(counters, phase, tiles * gated_parts)
         phase += 1
 
-        item = claim(counters, phase)
+        item = fetch_item(counters, phase)
         while item < tiles * hidden_parts:
             at = layer * hidden_count * PANEL * inner
             multiply_part(
                 item, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, hidden, scratch
             )
-            item = claim_next(counters, phase)
-        wait_for(counters, phase, tiles * hidden_parts)
+            item = complete_and_fetch(counters, phase)
+        barrier(counters, phase, tiles * hidden_parts)
         phase += 1
 
-    item = claim(counters, phase)
+    item = fetch_item(counters, phase)
     while item < few:
         _norm_rows(item, hidden, stride, outer[1], eps, output)
-        item = claim_next(counters, phase)
+        item = complete_and_fetch(counters, phase)
     unit.release()
     restore_denormals(denormals)
-    wait_for(counters, phase, few)
+    barrier(counters, phase, few)
 
 
 class _Packed(NamedTuple):
@@ -409,7 +409,7 @@ class CpuLayers:
         )
         output = torch.empty(rows, width)
         geometry, half = geometry_of(layer_kvs[0], s.num_heads, qkv_stride), len(outer.inverse_frequencies)
-        run_together(
+        parallel_run(
             _forward,
             _PHASES * len(self) + 1,
             (ids, positions.numpy()),
@@ -417,7 +417,7 @@ class CpuLayers:
             self._arrays,
             self._windows,
             np.float32(s.norm_eps),
-            flat_arena(layer_kvs[0]),
+            flat_kv_pool(layer_kvs[0]),
             np.array([(kv.keys.storage_offset(), kv.values.storage_offset()) for kv in layer_kvs]),
             geometry,
             find_spans(batch, self.tokens_per_item, geometry),
@@ -450,7 +450,7 @@ def _pack(layer: LayerWeights, shape: LayerShape) -> _Packed:
 
 def _writes(batch: AttentionBatch, rows: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
     """Block id of each row's token, -1 where it is not written, and its position there; int64 `[T]`."""
-    blocks, offsets = (batch.write_sectors * slots + batch.write_slots).numpy(), batch.write_offsets.numpy()
+    blocks, offsets = (batch.write_slabs * slots + batch.write_slots).numpy(), batch.write_offsets.numpy()
     if batch.write_rows is None:
         return blocks, offsets
     of_rows = np.full((2, rows), -1, dtype=np.int64)

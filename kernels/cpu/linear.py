@@ -9,7 +9,7 @@ import torch
 
 from espalier.kernels.cpu import HAS_AMX, amx, tiles
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
-from espalier.kernels.cpu.threads import claim, claim_next, num_threads, run_together, wait_for
+from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
 
 unit: Any = amx if HAS_AMX else tiles
 """What multiplies: `configure`, `release`, `x_size`, `store_row`, `scratch`, `multiply_columns`, `multiply_panel`."""
@@ -111,12 +111,12 @@ def multiply_part(
 def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, x: np.ndarray) -> None:
     """Phase 0 of a product: store `given`, flat float32 `[rows * inner]`, as its left side `x`, if that is another."""
     few = (rows + _FEW - 1) // _FEW if PACKS else 0
-    item = claim(counters, 0)
+    item = fetch_item(counters, 0)
     while item < few:
         for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
             unit.store_row(given, r * inner, inner, 0, inner, x, r)
-        item = claim_next(counters, 0)
-    wait_for(counters, 0, few)
+        item = complete_and_fetch(counters, 0)
+    barrier(counters, 0, few)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -137,13 +137,13 @@ def _multiply(
     scratch = unit.scratch()
     unit.configure()
     denormals = flush_denormals()
-    item = claim(counters, 1)
+    item = fetch_item(counters, 1)
     while item < items:
         multiply_part(item, parts, threads, x, rows, inner, panels, 0, num_panels, out, scratch)
-        item = claim_next(counters, 1)
+        item = complete_and_fetch(counters, 1)
     restore_denormals(denormals)
     unit.release()
-    wait_for(counters, 1, items)
+    barrier(counters, 1, items)
 
 
 def stored_rows(rows: int, inner: int) -> np.ndarray:
@@ -178,5 +178,5 @@ def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: t
     stored = stored_rows(rows, inner) if PACKS else flat_x
     shares = parts_of(rows, len(panels)), num_threads()
     seconds = rows * flat_panels.size / _SPEED
-    run_together(_multiply, 2, flat_x, stored, rows, inner, flat_panels, *shares, flat_out, seconds=seconds)
+    parallel_run(_multiply, 2, flat_x, stored, rows, inner, flat_panels, *shares, flat_out, seconds=seconds)
     return out[:rows, :out_features]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.cpu.linear import PACKS, PANEL, ROWS, pack, parts_of, product, store_all, stored_rows, unit
-from espalier.kernels.cpu.threads import claim, claim_next, run_together, wait_for
+from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 
 _CHUNK = 256
 """Of the inner dimension, dequantised at a time: so little that it stays in a core's cache."""
@@ -98,7 +98,7 @@ def quantized_linear_cpu(x: torch.Tensor, weight: QuantizedWeight, bias: torch.T
     stored = stored_rows(rows, inner) if PACKS else given
     arrays = tuple(t.view(-1).numpy() for t in (weight.values, weight.scales, weight.zeros))
     parts = parts_of(rows, num_panels)
-    run_together(_multiply, 2, given, stored, rows, inner, *arrays, num_panels, parts, out.view(-1).numpy())
+    parallel_run(_multiply, 2, given, stored, rows, inner, *arrays, num_panels, parts, out.view(-1).numpy())
     return out[:rows, :out_features]
 
 
@@ -152,7 +152,7 @@ def _multiply(
     factors, scratch = np.empty(min(_CHUNK, inner) * PANEL, np.float32), unit.scratch()
     store_all(counters, given, rows, inner, x)
     unit.configure()
-    item = claim(counters, 1)
+    item = fetch_item(counters, 1)
     while item < items:
         top, part = item // parts * ROWS, item % parts
         count = min(ROWS, rows - top)
@@ -164,6 +164,6 @@ def _multiply(
                 unit.multiply_columns(
                     x, top, count, inner, first, last - first, factors, 0, out, place, stride, scratch
                 )
-        item = claim_next(counters, 1)
+        item = complete_and_fetch(counters, 1)
     unit.release()
-    wait_for(counters, 1, items)
+    barrier(counters, 1, items)

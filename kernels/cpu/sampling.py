@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from espalier.kernels.cpu.pointwise import exp_in_place, largest
-from espalier.kernels.cpu.threads import claim, claim_next, run_together, wait_for
+from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
 
 _FILTER_SPEED, _DRAW_SPEED = 1e8, 4e8
@@ -112,13 +112,13 @@ def _filter(
 ) -> None:
     rows = len(temperatures)
     shares, bins, masses = np.empty(vocabulary, np.float32), np.empty(vocabulary, np.int16), np.empty(_BINS)
-    row = claim(counters, 0)
+    row = fetch_item(counters, 0)
     while row < rows:
         factor = np.float32(1.0) / max(temperatures[row], _LEAST)
         filters = top_ks[row], np.float64(top_ps[row]), np.float64(min_ps[row])
         _filter_row(logits, row * vocabulary, factor, *filters, shares, bins, masses, out)
-        row = claim_next(counters, 0)
-    wait_for(counters, 0, rows)
+        row = complete_and_fetch(counters, 0)
+    barrier(counters, 0, rows)
 
 
 def filter_logits_cpu(
@@ -128,7 +128,7 @@ def filter_logits_cpu(
     out = torch.empty_like(logits)
     filters = [t.numpy() for t in (temperatures, top_ks, top_ps, min_ps)]
     args = logits.contiguous().view(-1).numpy(), logits.shape[1], *filters, out.view(-1).numpy()
-    run_together(_filter, 1, *args, seconds=logits.numel() / _FILTER_SPEED)
+    parallel_run(_filter, 1, *args, seconds=logits.numel() / _FILTER_SPEED)
     return out
 
 
@@ -182,7 +182,7 @@ def _draw(
 ) -> None:
     rows = len(temperatures)
     scratch, sums = np.empty(vocabulary, np.float32), np.empty((vocabulary + _BLOCK - 1) // _BLOCK, np.float32)
-    row = claim(counters, 0)
+    row = fetch_item(counters, 0)
     while row < rows:
         start = row * vocabulary
         top = largest(candidates, start, vocabulary)
@@ -199,13 +199,13 @@ def _draw(
             token_ids[row] = i - start
         if token_ids[row] < 0:
             log_probabilities[row] = np.float32(np.nan)
-            row = claim_next(counters, 0)
+            row = complete_and_fetch(counters, 0)
             continue
         top = largest(logits, start, vocabulary)
         total = _exp_sum(logits, start, np.float32(1.0), top, scratch, sums)
         log_probabilities[row] = logits[start + token_ids[row]] - top - math.log(total)
-        row = claim_next(counters, 0)
-    wait_for(counters, 0, rows)
+        row = complete_and_fetch(counters, 0)
+    barrier(counters, 0, rows)
 
 
 def draw_tokens_cpu(
@@ -216,5 +216,5 @@ def draw_tokens_cpu(
     token_ids, log_probabilities = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
     flat = [t.contiguous().view(-1).numpy() for t in (logits, candidates)]
     rest = [t.numpy() for t in (temperatures, draws, token_ids, log_probabilities)]
-    run_together(_draw, 1, *flat, vocabulary, *rest, seconds=logits.numel() / _DRAW_SPEED)
+    parallel_run(_draw, 1, *flat, vocabulary, *rest, seconds=logits.numel() / _DRAW_SPEED)
     return token_ids, log_probabilities

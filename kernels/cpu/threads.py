@@ -114,7 +114,7 @@ def num_threads() -> int:
     return _helpers.wanted + 1
 
 
-def run_together(function: Callable[..., None], phases: int, *args: Any, seconds: float = math.inf) -> None:
+def parallel_run(function: Callable[..., None], phases: int, *args: Any, seconds: float = math.inf) -> None:
     """Call `function(counters, *args)` on this thread, helped by the others; returns when all its work is done.
 
     Args:
@@ -188,20 +188,20 @@ def _yield(_: Any) -> Any:
 
 
 @numba.njit
-def claim(counters: np.ndarray, phase: int) -> int:
+def fetch_item(counters: np.ndarray, phase: int) -> int:
     """The next item of a phase that nobody has; past the last when there is none."""
     return _add_one(counters, phase, _CLAIMED)
 
 
 @numba.njit
-def claim_next(counters: np.ndarray, phase: int) -> int:
+def complete_and_fetch(counters: np.ndarray, phase: int) -> int:
     """Report an item done and claim another."""
     _add_one(counters, phase, _DONE)
     return _add_one(counters, phase, _CLAIMED)
 
 
 @numba.njit
-def wait_for(counters: np.ndarray, phase: int, items: int) -> None:
+def barrier(counters: np.ndarray, phase: int, items: int) -> None:
     """Wait until all items of a phase are done."""
     spins = 0
     while _read(counters, phase, _DONE) < items:

@@ -1,7 +1,7 @@
 """Token budgets of one search: dealt out, so that they are never exceeded."""
 
 from espalier.search.request import SearchRequest
-from espalier.search.run.usage import Ledger
+from espalier.search.run.usage import UsageMeter
 from espalier.search.tree import Node, Termination
 
 _UNLIMITED = 2**62
@@ -14,10 +14,10 @@ class Budget:
     next. So a budget is never exceeded, and who gets what does not depend on which path is computed first.
     """
 
-    def __init__(self, request: SearchRequest, ledger: Ledger, uses_verifier: bool) -> None:
+    def __init__(self, request: SearchRequest, meter: UsageMeter, uses_verifier: bool) -> None:
         self._generator_budget = request.generator_budget
         self._verifier_budget = request.verifier_budget if uses_verifier else None
-        self._ledger = ledger
+        self._meter = meter
         self._generator_share = self._verifier_share = _UNLIMITED
         self._stems: dict[Node, Node] = {}
         self._refused: set[Node] = set()
@@ -25,14 +25,14 @@ class Budget:
     @property
     def covers_the_problem(self) -> bool:
         """Whether the verifier may read what it was given so far."""
-        return self._left(self._verifier_budget, self._ledger.verifier_tree_tokens) >= 0
+        return self._left(self._verifier_budget, self._meter.verifier_tree_tokens) >= 0
 
     def deal(self, paths: int) -> bool:
         """Begin a round of `paths` paths; whether there is at least a token of each model for each of them."""
         self._stems.clear()
         self._refused.clear()
-        self._generator_share = self._left(self._generator_budget, self._ledger.generated_tokens) // paths
-        self._verifier_share = self._left(self._verifier_budget, self._ledger.verifier_tree_tokens) // paths
+        self._generator_share = self._left(self._generator_budget, self._meter.generated_tokens) // paths
+        self._verifier_share = self._left(self._verifier_budget, self._meter.verifier_tree_tokens) // paths
         return min(self._generator_share, self._verifier_share) >= 1
 
     def begin(self, node: Node, stem: Node) -> None:

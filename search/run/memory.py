@@ -121,7 +121,7 @@ def _blocks(tokens: int, block_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchPlan:
+class ResolvedRequest:
     """A validated request with its defaults filled in, and the bounds its paths are held to."""
 
     search_id: str

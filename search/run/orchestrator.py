@@ -24,19 +24,19 @@ from espalier.search.algorithms import (
     needs_verifier,
     with_defaults,
 )
-from espalier.search.request import USUAL, AlgorithmName, Limits, SearchRequest, Terms, validate
+from espalier.search.request import USUAL, AlgorithmName, Limits, SearchRequest, SubmitOptions, validate
 from espalier.search.result import Event, SearchResult, StopReason
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import (
     CritiqueLimits,
     PathLimits,
-    SearchPlan,
+    ResolvedRequest,
     verifier_limits,
     with_critiques,
     worst_case_blocks,
 )
 from espalier.search.run.search import RunningSearch
-from espalier.search.run.usage import Ledger
+from espalier.search.run.usage import UsageMeter
 from espalier.search.voting.equivalence import BySpelling, Grouping
 
 DEFAULT_MAX_TOKENS = 2048
@@ -50,9 +50,9 @@ _REST = 0.01
 class _Entry:
     """One search and what it needs; `reservation` while it may grow."""
 
-    plan: SearchPlan
+    plan: ResolvedRequest
     blocks: dict[str, int]
-    ledger: Ledger
+    meter: UsageMeter
     priority: int
     search: RunningSearch
     reservation: Reservation | None = None
@@ -169,7 +169,7 @@ class Orchestrator:
         )
 
     def submit(
-        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: Terms = USUAL
+        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: SubmitOptions = USUAL
     ) -> str:
         """Queue a search.
 
@@ -191,10 +191,10 @@ class Orchestrator:
         plan = replace(self._plan(request), salt=terms.salt)
         blocks = self._worst_case(plan)
         self.engine.admission.require_fits_alone(blocks)
-        ledger = Ledger(self._clock, terms.waited, terms.timed_from_start)
+        meter = UsageMeter(self._clock, terms.waited, terms.timed_from_start)
         models = self._generator, self._verifier
-        search = RunningSearch(plan, self.engine, *models, self._grouping, ledger, on_event or _ignore)
-        entry = _Entry(plan, blocks, ledger, terms.priority, search)
+        search = RunningSearch(plan, self.engine, *models, self._grouping, meter, on_event or _ignore)
+        entry = _Entry(plan, blocks, meter, terms.priority, search)
         # Behind all that go first or came before: the queue is in order of priority.
         place = next((i for i, other in enumerate(self._queue) if other.priority < terms.priority), len(self._queue))
         self._queue.insert(place, entry)
@@ -261,7 +261,7 @@ class Orchestrator:
             self._ended.clear()
             self._grouping.close()
 
-    def _plan(self, request: SearchRequest) -> SearchPlan:
+    def _plan(self, request: SearchRequest) -> ResolvedRequest:
         if needs_verifier(request) and self._verifier is None:
             raise InvalidRequestError(
                 [Violation("algorithm", f"{request.algorithm} needs a verifier and none is loaded; set --verifier")]
@@ -280,7 +280,7 @@ class Orchestrator:
         effective = replace(effective, max_tokens=path_tokens)
         limits = PathLimits(prompt, path_tokens, min(effective.max_step_tokens, path_tokens))
         verifier_limits = self._verifier_limits(effective, limits) if needs_verifier(request) else None
-        return SearchPlan(secrets.token_hex(8), effective, limits, verifier_limits)
+        return ResolvedRequest(secrets.token_hex(8), effective, limits, verifier_limits)
 
     @cached_property
     def _same_vocabulary(self) -> bool:
@@ -302,7 +302,7 @@ class Orchestrator:
             return with_critiques(limits, context, family.closing_tokens, critique)
         return replace(limits, step_tokens=limits.path_tokens) if family.info.whole_answers else limits
 
-    def _worst_case(self, plan: SearchPlan) -> dict[str, int]:
+    def _worst_case(self, plan: ResolvedRequest) -> dict[str, int]:
         size, demands = self.engine.settings.block_size, memory_demand(plan.request)
         blocks = {GENERATOR: worst_case_blocks(demands, plan.generator_limits, size)}
         if plan.verifier_limits:
@@ -370,7 +370,7 @@ class Orchestrator:
     def _stop_late(self) -> None:
         """End the searches whose time is over, those that wait too."""
         for entry in list(self._queue):
-            if entry.ledger.is_late(entry.plan.request.time_limit):
+            if entry.meter.is_late(entry.plan.request.time_limit):
                 self._stop_queued(entry, StopReason.DEADLINE)
         for search in self._searches():
             if search.result is None and search.is_late():

@@ -33,8 +33,8 @@ from espalier.search.run.budget import Budget
 from espalier.search.run.failure import reason_of, settled_ballot
 from espalier.search.run.generator import Generator
 from espalier.search.run.growth import Growth, Sampled
-from espalier.search.run.memory import SearchPlan
-from espalier.search.run.usage import Ledger
+from espalier.search.run.memory import ResolvedRequest
+from espalier.search.run.usage import UsageMeter
 from espalier.search.tree import Node, Termination, aggregate, computed_once, is_degenerate, prune
 from espalier.search.voting.answers import extract_answer, last_boxed
 from espalier.search.voting.equivalence import Grouping
@@ -58,12 +58,12 @@ class RunningSearch:
 
     def __init__(
         self,
-        plan: SearchPlan,
+        plan: ResolvedRequest,
         engine: Engine,
         generator: Generator,
         verifier: Verifier | None,
         grouping: Grouping,
-        ledger: Ledger,
+        meter: UsageMeter,
         on_event: Callable[[Event], None],
     ) -> None:
         self.plan = plan
@@ -75,7 +75,7 @@ class RunningSearch:
         self._verification: Verification | Critiques | None = None
         self._whole_answers = self._verifier is not None and self._verifier.family.info.whole_answers
         self._grouping = grouping
-        self._ledger = ledger
+        self._meter = meter
         self._on_event = on_event
         self._root = Node(0, None, ())
         self._algorithm = make_algorithm(plan.request, self._root)
@@ -97,22 +97,22 @@ class RunningSearch:
         self._reason = StopReason.FINISHED
         self._error = ""
         self._grown_at = 0.0
-        self._budget = Budget(plan.request, ledger, self._verifier is not None)
+        self._budget = Budget(plan.request, meter, self._verifier is not None)
 
     def start(self) -> None:
         """Open the root's sequences and ask for the first steps."""
-        self._ledger.start()
+        self._meter.start()
         self._on_event(Started(self.plan.search_id, self.request))
         root = Growth(to_end=False)
         self._growth[self._root] = root
         root.generator, prompt = self._generator.open(self.plan.search_id, self.request.problem, self.plan.salt)
-        self._ledger.generator_tree_tokens += prompt
+        self._meter.generator_tree_tokens += prompt
         self._by_generator[root.generator] = self._root
         if self._verifier:
             begun = self._verifier.begin(self.plan.search_id, self.request.problem, self.plan.salt, self.request.seed)
             self._verification, root.verifier = begun, begun.root
             self._root.verifier_tokens = begun.prompt_tokens
-            self._ledger.verifier_tree_tokens += begun.prompt_tokens
+            self._meter.verifier_tree_tokens += begun.prompt_tokens
             self._by_verifier[begun.root] = self._root
             if self._budget.covers_the_problem:
                 begun.prefill()
@@ -125,14 +125,14 @@ class RunningSearch:
         if done.work.sequence.role == VERIFIER:
             self._on_verified(done)
         elif isinstance(done, Generated):
-            self._ledger.generator_tokens += done.computed_tokens
+            self._meter.generator_tokens += done.computed_tokens
             self._on_generated(done)
         if self._ballot is None and self._outstanding == 0 and self._asked:
             self._end_round()
 
     def is_late(self) -> bool:
         """Whether the search has used up its time."""
-        return self._ledger.is_late(self.request.time_limit)
+        return self._meter.is_late(self.request.time_limit)
 
     @property
     def waits_for(self) -> "list[Future[bool]] | None":
@@ -144,7 +144,7 @@ class RunningSearch:
         if self._ballot is None or self.result is not None:
             return
         if not self._ballot.settled():
-            if self._ledger.clock() - self._grown_at < _VOTE_SECONDS:
+            if self._meter.clock() - self._grown_at < _VOTE_SECONDS:
                 return
             self._ballot.settle_by_spelling()
         self._elect(self._ballot)
@@ -232,10 +232,10 @@ class RunningSearch:
         node.own_tokens, node.multiplicity = done.own_tokens, count
         self._nodes.append(node)
         self._budget.begin(node, sampling.stem)
-        self._ledger.note_step()
-        self._ledger.nodes += count
-        self._ledger.duplicates += count - 1
-        self._ledger.generated_tokens += count * node.num_tokens
+        self._meter.note_step()
+        self._meter.nodes += count
+        self._meter.duplicates += count - 1
+        self._meter.generated_tokens += count * node.num_tokens
         growth = Growth(sampling.to_end, generator=done.sequence)
         above.expected -= count
         if done.work.in_place:
@@ -287,7 +287,7 @@ class RunningSearch:
         twin.draws = tuple(sorted((*twin.draws, *node.draws)))
         node.termination = Termination.DUPLICATE
         twin.multiplicity += node.multiplicity
-        self._ledger.duplicates += 1
+        self._meter.duplicates += 1
         self._release(node)
         self._outstanding -= 1
 
@@ -349,7 +349,7 @@ class RunningSearch:
         growth.verifier = scoring.sequence
         self._by_verifier[scoring.sequence] = node
         node.verifier_tokens = scoring.num_tokens
-        self._ledger.verifier_tree_tokens += node.verifier_tokens
+        self._meter.verifier_tree_tokens += node.verifier_tokens
 
     def _has_score(self, node: Node) -> bool:
         return node.complete if self._whole_answers else bool(node.text.strip()) and viable(node)
@@ -362,12 +362,12 @@ class RunningSearch:
     def _on_verified(self, done: Done) -> None:
         assert self._verification is not None
         if not self._verification.is_check(done):
-            self._ledger.verifier_tokens += done.computed_tokens
+            self._meter.verifier_tokens += done.computed_tokens
         if (verdict := self._verification.take(done)) is not None:
             node = self._by_verifier[verdict.sequence]
             node.score = verdict.score
             node.verifier_tokens += verdict.late_tokens
-            self._ledger.verifier_tree_tokens += verdict.late_tokens
+            self._meter.verifier_tree_tokens += verdict.late_tokens
             self._mark_verified(node)
 
     def _mark_verified(self, node: Node) -> None:
@@ -396,14 +396,14 @@ class RunningSearch:
             self._on_event(CandidateDone(self.plan.search_id, self._candidate(node)))
 
     def _end_round(self) -> None:
-        self._ledger.observe(self._engine.footprint(self._held_sequences()))
+        self._meter.observe(self._engine.footprint(self._held_sequences()))
         asked = tuple(Asked(e.node.path, e.children, e.to_end, e.greedy) for e in self._asked)
         self._asked = []
         told = sorted(self._round, key=lambda node: node.path)
         snapshot = tuple(Told(n.path, str(n.termination or ""), n.multiplicity, n.draws) for n in told)
         for node in told:
-            self._ledger.generator_alone_tokens += node.multiplicity * self._alone(node, "num_tokens")
-            self._ledger.verifier_alone_tokens += node.multiplicity * self._alone(node, "verifier_tokens")
+            self._meter.generator_alone_tokens += node.multiplicity * self._alone(node, "num_tokens")
+            self._meter.verifier_alone_tokens += node.multiplicity * self._alone(node, "verifier_tokens")
         self._algorithm.tell(told)
         self._round = []
         self._siblings.clear()
@@ -460,14 +460,14 @@ class RunningSearch:
         ballot = Ballot(self._candidates(), self.request.vote or Vote.NAIVE, self._grouping)
         self._close_books()
         self._ballot = ballot
-        self._reason, self._grown_at = reason, self._ledger.clock()
+        self._reason, self._grown_at = reason, self._meter.clock()
         if reason in (StopReason.CANCELLED, StopReason.DEADLINE):
             ballot.settle_by_spelling()
         self.poll()
 
     def _close_books(self) -> None:
-        self._ledger.pruned = sum(node.termination is Termination.PRUNED for node in self._nodes)
-        self._ledger.generator_tree_tokens += computed_once(self._nodes)
+        self._meter.pruned = sum(node.termination is Termination.PRUNED for node in self._nodes)
+        self._meter.generator_tree_tokens += computed_once(self._nodes)
 
     def _elect(self, ballot: Ballot) -> None:
         best = ballot.elect()
@@ -479,7 +479,7 @@ class RunningSearch:
             best=best,
             candidates=ballot.candidates,
             nodes=tuple(node.record() for node in self._nodes),
-            accounting=self._ledger.close(),
+            usage=self._meter.close(),
             configuration=self.request,
             digests={role: lane.model.digest for role, lane in self._engine.lanes.items()},
             grader=ballot.grader,

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from espalier.engine.engine import Footprint
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
-from espalier.search.result import Accounting
+from espalier.search.result import Usage
 
 _NOTHING = Footprint(0, 0, {})
 
 
 @dataclass(slots=True)
-class Ledger:
-    """Counters of one search; see `Accounting` for what each means.
+class UsageMeter:
+    """Counters of one search; see `Usage` for what each means.
 
     Attributes:
         clock: seconds, never going back.
@@ -63,11 +63,11 @@ class Ledger:
         if footprint.physical_bytes > self.widest.physical_bytes:
             self.widest = footprint
 
-    def close(self) -> Accounting:
+    def close(self) -> Usage:
         """The final account."""
         now = self.clock()
         started = now if self.started is None else self.started
-        return Accounting(
+        return Usage(
             generator_tokens=self.generator_tokens,
             generator_tree_tokens=self.generator_tree_tokens,
             generator_saved_tokens=max(0, self.generator_alone_tokens - self.generator_tokens),

@@ -11,7 +11,6 @@ from google.protobuf.duration_pb2 import Duration
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.request import Limits, SearchRequest, validate
 from espalier.search.result import (
-    Accounting,
     Candidate,
     CandidateDone,
     Event,
@@ -21,6 +20,7 @@ from espalier.search.result import (
     SearchResult,
     Started,
     StepDone,
+    Usage,
 )
 from espalier.search.service.wire_enums import (
     AGGREGATION,
@@ -167,7 +167,7 @@ def result_to_wire(result: SearchResult, include_nodes: bool) -> pb.SearchResult
         best=None if result.best is None else _candidate_to_wire(result.best),
         candidates=map(_candidate_to_wire, result.candidates),
         nodes=map(_node_to_wire, result.nodes) if include_nodes else (),
-        accounting=_accounting_to_wire(result.accounting),
+        usage=_usage_to_wire(result.usage),
         configuration=request_to_wire(result.configuration),
         digests=result.digests,
         grader=result.grader,
@@ -191,7 +191,7 @@ def result_from_wire(message: pb.SearchResult) -> SearchResult:
         best=_candidate_from_wire(message.best) if message.HasField("best") else None,
         candidates=tuple(map(_candidate_from_wire, message.candidates)),
         nodes=tuple(map(_node_from_wire, message.nodes)),
-        accounting=_accounting_from_wire(message.accounting),
+        usage=_usage_from_wire(message.usage),
         configuration=_configuration(message.configuration),
         digests=dict(message.digests),
         grader=message.grader,
@@ -201,7 +201,7 @@ def result_from_wire(message: pb.SearchResult) -> SearchResult:
 def fit_result(message: pb.SearchResult, limit: int) -> pb.SearchResult:
     """`message`, cut until it takes at most `limit` bytes where that can be done, and saying what it left out.
 
-    The tree goes first, then candidates from the last on; the answer, its path and the accounting stay.
+    The tree goes first, then candidates from the last on; the answer, its path and the usage stay.
     """
     if message.ByteSize() <= limit:
         return message
@@ -335,17 +335,17 @@ def _node_from_wire(message: pb.SearchNode) -> NodeRecord:
     )
 
 
-def _accounting_to_wire(accounting: Accounting) -> pb.Accounting:
-    return pb.Accounting(
-        **{field: getattr(accounting, field) for field in _COUNTS},
-        queue_duration=_duration(accounting.queue_seconds),
-        first_step_duration=_duration(accounting.first_step_seconds),
-        search_duration=_duration(accounting.seconds),
+def _usage_to_wire(usage: Usage) -> pb.Usage:
+    return pb.Usage(
+        **{field: getattr(usage, field) for field in _COUNTS},
+        queue_duration=_duration(usage.queue_seconds),
+        first_step_duration=_duration(usage.first_step_seconds),
+        search_duration=_duration(usage.seconds),
     )
 
 
-def _accounting_from_wire(message: pb.Accounting) -> Accounting:
-    return Accounting(
+def _usage_from_wire(message: pb.Usage) -> Usage:
+    return Usage(
         **{field: getattr(message, field) for field in _COUNTS},
         queue_seconds=message.queue_duration.ToNanoseconds() / 1e9,
         first_step_seconds=message.first_step_duration.ToNanoseconds() / 1e9,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from espalier.engine.errors import FatalError
-from espalier.search.request import USUAL, Limits, SearchRequest, Terms
+from espalier.search.request import USUAL, Limits, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
@@ -41,7 +41,7 @@ class Orchestrator(Protocol):
         ...
 
     def submit(
-        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: Terms = USUAL
+        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: SubmitOptions = USUAL
     ) -> str:
         """Queue a search and return its id; `on_event` is called inside `step`."""
         ...
@@ -134,7 +134,7 @@ class EngineThread:
         return self.loaded.result()
 
     def submit(
-        self, request: SearchRequest, on_end: Callable[[], None], progress: bool, terms: Terms = USUAL
+        self, request: SearchRequest, on_end: Callable[[], None], progress: bool, terms: SubmitOptions = USUAL
     ) -> Search:
         """Start a search.
 
@@ -238,7 +238,7 @@ class EngineThread:
         except queue.Empty:
             return
 
-    def _submit(self, orchestrator: Orchestrator, search: Search, progress: bool, terms: Terms) -> None:
+    def _submit(self, orchestrator: Orchestrator, search: Search, progress: bool, terms: SubmitOptions) -> None:
         def on_event(event: Event) -> None:
             if progress or isinstance(event, Finished):
                 self._post(search.deliver, event)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from espalier.search.request import Terms
+from espalier.search.request import SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StopReason
 from espalier.search.service.admission import Admission
 from espalier.search.service.callers import Salts, caller_of
@@ -88,7 +88,7 @@ class SolveServicer(SearchServiceServicer):
             raise NotReadyError(STOPPING)
         request = checked_request(message, self._engine.limits)
         waited = await self._admission.acquire(message.priority, request.time_limit)
-        terms = Terms(message.priority, salt, waited)
+        terms = SubmitOptions(message.priority, salt, waited)
         give_back = partial(self._admission.release, message.priority)
         try:
             return self._engine.submit(request, give_back, progress, terms)

@@ -4,7 +4,6 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from enum import StrEnum
 
 from espalier.search.request import SPELLING, Vote
 from espalier.search.result import Candidate

@@ -1,4 +1,4 @@
-"""Two models in one arena under random use, against a model made of token lists.
+"""Two models in one KV pool under random use, against a model made of token lists.
 
 Whatever is opened, forked, sampled, scored, released, cancelled or made to give up its KV, in any order and with too
 little memory for all: every step and score is, bit for bit, what a second engine gives that has nothing else to do,
@@ -22,7 +22,7 @@ from espalier.engine.work import Done, Generate, Generated, Score, Scored
 
 OWNERS = ("first", "second", "third")
 MOST_BLOCKS = {GENERATOR: 80, VERIFIER: 60}
-"""Of one owner, nothing shared: what fits the arena alone."""
+"""Of one owner, nothing shared: what fits the KV pool alone."""
 BLOCK = 4
 RULES = 10_000
 """At least, of either machine."""
@@ -75,7 +75,7 @@ class EngineMachine(RuleBasedStateMachine):
             EngineSettings(
                 46 * 5_400,
                 BLOCK,
-                sector_bytes=5_400,
+                slab_bytes=5_400,
                 max_batch_tokens=40,
                 reserved_share=0.01,
                 launch_ahead=self.launch_ahead,
@@ -106,7 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
         return sorted(found, key=lambda s: (s.role, s.row))
 
     def room_for(self, owner: Hashable, role: str, lengths: list[int]) -> bool:
-        """Whether sequences of these lengths leave the owner with what fits the arena alone."""
+        """Whether sequences of these lengths leave the owner with what fits the KV pool alone."""
         held = [len(text) for s, text in self.texts.items() if s.owner == owner and s.role == role]
         for sequence, work in self.working.items():
             if sequence.owner == owner and sequence.role == role and isinstance(work, Generate):

@@ -1,27 +1,27 @@
-"""Pools without models: two block sizes in one arena."""
+"""Pools without models: two block sizes in one KV pool."""
 
 import torch
 
 from espalier.engine.memory.blocks import BlockPool
-from espalier.engine.memory.pool import Arena
+from espalier.engine.memory.pool import KVPool
 from espalier.kernels.layout import KVLayout
 
 BLOCK_SIZE = 4
 
 
-def tiny_pools(sectors: int = 6) -> dict[str, BlockPool]:
-    """A generator with 3 blocks a sector and a verifier with 2, in one arena."""
-    arena = Arena(sectors * 768, 768)
+def tiny_pools(slabs: int = 6) -> dict[str, BlockPool]:
+    """A generator with 3 blocks a slab and a verifier with 2, in one KV pool."""
+    kv_pool = KVPool(slabs * 768, 768)
     small = KVLayout(1, 1, 8, BLOCK_SIZE, torch.float32, 768)
     large = KVLayout(1, 1, 12, BLOCK_SIZE, torch.float32, 768)
-    assert (small.blocks_per_sector, large.blocks_per_sector) == (3, 2)
-    return {"generator": BlockPool("generator", small, arena), "verifier": BlockPool("verifier", large, arena)}
+    assert (small.blocks_per_slab, large.blocks_per_slab) == (3, 2)
+    return {"generator": BlockPool("generator", small, kv_pool), "verifier": BlockPool("verifier", large, kv_pool)}
 
 
 def check(pools: dict[str, BlockPool], tables: dict[str, list]) -> None:
     """Everything that must always hold of pools whose live sequences have these block tables."""
-    arena = next(iter(pools.values())).arena
-    arena.check_integrity()
+    kv_pool = next(iter(pools.values())).kv_pool
+    kv_pool.check_integrity()
     for role, pool in pools.items():
         pool.check_integrity(tables[role])
-    assert arena.free_sectors + sum(pool.owned_sectors for pool in pools.values()) == arena.num_sectors
+    assert kv_pool.free_slabs + sum(pool.owned_slabs for pool in pools.values()) == kv_pool.num_slabs

@@ -3,7 +3,7 @@
 from typing import Any
 
 from espalier.search.request import SearchRequest
-from espalier.search.result import Accounting, Candidate, NodeRecord, ScoredStep, SearchResult, StopReason
+from espalier.search.result import Candidate, NodeRecord, ScoredStep, SearchResult, StopReason, Usage
 
 LONG = "step by step " * 20
 
@@ -37,9 +37,7 @@ def result(**changes: Any) -> SearchResult:
         "best": BEST,
         "candidates": (BEST,),
         "nodes": NODES,
-        "accounting": Accounting(
-            301, 300, 250, 204, 64, 63, 50, 12, 7, 1, 3 * 2**20, 2**21, 2**20, 16, 10, 0.25, 0.1, 1.5
-        ),
+        "usage": Usage(301, 300, 250, 204, 64, 63, 50, 12, 7, 1, 3 * 2**20, 2**21, 2**20, 16, 10, 0.25, 0.1, 1.5),
         "configuration": SearchRequest("What is 47+25-24?"),
         "digests": {"generator": "d1", "verifier": "d2"},
         "grader": "spelling",

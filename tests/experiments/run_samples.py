@@ -11,7 +11,7 @@ CONFIGURATION = {"benchmark": "some", "seed": 5}
 
 
 def sample(name: str, **changes: Any) -> Sample:
-    accounting = {
+    usage = {
         "generated_tokens": 10,
         "generator_tokens": 30,
         "generator_tree_tokens": 20,
@@ -20,5 +20,5 @@ def sample(name: str, **changes: Any) -> Sample:
         "physical_blocks": 3,
         "logical_blocks": 6,
     }
-    plain = Sample(name, 1, "1", "1", True, "", 0.5, "finished", "\\boxed{1}", {"1": 1}, accounting)
+    plain = Sample(name, 1, "1", "1", True, "", 0.5, "finished", "\\boxed{1}", {"1": 1}, usage)
     return replace(plain, **changes)

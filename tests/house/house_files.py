@@ -37,7 +37,7 @@ def sources() -> list[str]:
 
 
 def installed_path(name: str) -> PurePosixPath | None:
-    """Where a file of the checkout lies in an installation, such as `espalier/engine/arena.py`; None for nowhere."""
+    """Where a file of the checkout lies in an installation, such as `espalier/engine/kv_pool.py`; None for nowhere."""
     for folder, package in PACKAGE_ROOTS.items():
         if name.startswith(f"{folder}/"):
             return PurePosixPath(*package.split("."), name.removeprefix(f"{folder}/"))

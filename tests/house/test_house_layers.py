@@ -123,8 +123,8 @@ def test_the_reading_of_imports_sees_every_way_up(text):
     "text",
     [
         "from espalier.kernels import layout",
-        "from espalier.engine.memory.pool import Arena",
-        "from .arena import Arena",
+        "from espalier.engine.memory.pool import KVPool",
+        "from .pool import KVPool",
     ],
 )
 def test_the_reading_of_imports_lets_the_ways_down_pass(text):

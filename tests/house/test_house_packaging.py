@@ -47,8 +47,9 @@ def wheel_names(wheel: Path) -> set[str]:
 
 
 def test_wheel_holds_every_module_and_data_file_of_the_layers_and_nothing_else(wheel_names):
-    # Published figures and pictures are for readers of the repository, not for programs.
-    shipped = [name for name in checkout() if not str(name).startswith("experiments/results/")]
+    # Published figures, pictures and READMEs are for readers of the repository, not for programs.
+    for_readers = "experiments/results/", "README.md"
+    shipped = [name for name in checkout() if not any(part in str(name) for part in for_readers)]
     expected = {str(path) for name in shipped if (path := installed_path(name))}
     assert wheel_names == expected
 

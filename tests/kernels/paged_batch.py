@@ -27,19 +27,19 @@ def paged_problem(
     kv_heads: int = 2,
     head_dim: int = 32,
     block_size: int = 16,
-    blocks_per_sector: int = 3,
+    blocks_per_slab: int = 3,
     seed: int = 0,
 ) -> PagedProblem:
-    """A batch of `(context, new tokens)` sequences in blocks scattered over an arena of NaNs."""
+    """A batch of `(context, new tokens)` sequences in blocks scattered over a KV pool of NaNs."""
     generator = torch.Generator().manual_seed(seed)
     layers, layer = 2, 1
     block_bytes = layers * 2 * kv_heads * head_dim * 4 * block_size
-    layout = KVLayout(layers, kv_heads, head_dim, block_size, torch.float32, blocks_per_sector * block_bytes + 64)
+    layout = KVLayout(layers, kv_heads, head_dim, block_size, torch.float32, blocks_per_slab * block_bytes + 64)
     counts = [-(-context // block_size) for context, _ in sequences]
-    sectors = -(-2 * sum(counts) // blocks_per_sector) + 1
-    arena = torch.full((sectors * layout.sector_bytes // 4,), float("nan")).view(torch.uint8)
-    layer_kv = layout.layer_view(arena, layer)
-    blocks = torch.randperm(sectors * blocks_per_sector, generator=generator)
+    slabs = -(-2 * sum(counts) // blocks_per_slab) + 1
+    kv_pool = torch.full((slabs * layout.slab_bytes // 4,), float("nan")).view(torch.uint8)
+    layer_kv = layout.layer_view(kv_pool, layer)
+    blocks = torch.randperm(slabs * blocks_per_slab, generator=generator)
     tables = torch.full((len(sequences), max(counts)), 2**31 - 1, dtype=torch.int32)  # unread entries point nowhere
     keys, values, taken = [], [], 0
     for s, (context, _) in enumerate(sequences):
@@ -50,8 +50,8 @@ def paged_problem(
             dense.append(torch.randn(context, kv_heads, head_dim, generator=generator))
             for t in range(context):
                 block = int(table[t // block_size])
-                slot = block % blocks_per_sector
-                paged[block // blocks_per_sector, slot, t % block_size] = dense[-1][t]
+                slot = block % blocks_per_slab
+                paged[block // blocks_per_slab, slot, t % block_size] = dense[-1][t]
     new = [n for _, n in sequences]
     starts = torch.tensor([0, *new]).cumsum(0)
     batch = AttentionBatch(
@@ -59,7 +59,7 @@ def paged_problem(
         row_sequences=torch.repeat_interleave(torch.arange(len(new)), torch.tensor(new)).int(),
         context_lengths=torch.tensor([c for c, _ in sequences], dtype=torch.int32),
         block_tables=tables,
-        write_sectors=torch.zeros(0, dtype=torch.int64),
+        write_slabs=torch.zeros(0, dtype=torch.int64),
         write_slots=torch.zeros(0, dtype=torch.int64),
         write_offsets=torch.zeros(0, dtype=torch.int64),
         write_rows=None,

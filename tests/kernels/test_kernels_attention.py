@@ -93,7 +93,7 @@ def test_a_token_attends_to_nothing_after_itself():
     problem = paged_problem([(20, 20)])
     before = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
     last_block = int(problem.batch.block_tables[0, 1])
-    slots = problem.layout.blocks_per_sector
+    slots = problem.layout.blocks_per_slab
     for paged in (problem.layer_kv.keys, problem.layer_kv.values):
         paged[last_block // slots, last_block % slots, 3] = 1e15  # position 19
     after = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
@@ -177,7 +177,7 @@ def test_a_token_sees_its_window_and_no_more(chunk: int, window: int, monkeypatc
 def test_chunks_that_every_token_has_passed_are_not_read():
     problem = paged_problem([(700, 1), (640, 3)])
     expected = dense_attention(problem, 0.2, 100)
-    slots = problem.layout.blocks_per_sector
+    slots = problem.layout.blocks_per_slab
     for sequence in range(2):
         for block in problem.batch.block_tables[sequence, :16].tolist():
             problem.layer_kv.values[block // slots, block % slots] = float("nan")

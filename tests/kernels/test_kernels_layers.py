@@ -55,19 +55,19 @@ def random_outer(hidden: int, shape: LayerShape) -> OuterWeights:
 
 @dataclasses.dataclass
 class Step:
-    """Some tokens of paged sequences, as the layers are given them, over an arena of random KV."""
+    """Some tokens of paged sequences, as the layers are given them, over a KV pool of random KV."""
 
     batch: AttentionBatch
     layout: KVLayout
-    arena: torch.Tensor
+    kv_pool: torch.Tensor
     token_ids: torch.Tensor
     positions: torch.Tensor
 
     def run(self, layers: CpuLayers | TorchLayers) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the layers give, and the arena that they leave."""
-        arena = self.arena.clone()
-        kvs = [self.layout.layer_view(arena, i) for i in range(LAYERS)]
-        return layers.forward(self.token_ids, self.positions, kvs, self.batch), arena.view(torch.float32)
+        """What the layers give, and the KV pool that they leave."""
+        kv_pool = self.kv_pool.clone()
+        kvs = [self.layout.layer_view(kv_pool, i) for i in range(LAYERS)]
+        return layers.forward(self.token_ids, self.positions, kvs, self.batch), kv_pool.view(torch.float32)
 
     def only(self, sequence: int) -> "Step":
         """The step of one sequence alone."""
@@ -79,7 +79,7 @@ class Step:
             row_sequences=torch.zeros(end - start, dtype=torch.int32),
             context_lengths=b.context_lengths[sequence : sequence + 1],
             block_tables=b.block_tables[sequence : sequence + 1],
-            write_sectors=b.write_sectors[rows],
+            write_slabs=b.write_slabs[rows],
             write_slots=b.write_slots[rows],
             write_offsets=b.write_offsets[rows],
             write_rows=None,
@@ -91,11 +91,11 @@ def make_step(sequences: list[tuple[int, int]], shape: LayerShape) -> Step:
     problem = paged_problem(sequences, heads=shape.num_heads, kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
     generator = torch.Generator().manual_seed(1)
     layout = dataclasses.replace(problem.layout, num_layers=LAYERS)
-    layout = dataclasses.replace(layout, sector_bytes=problem.layout.blocks_per_sector * layout.block_bytes + 64)
-    sectors = problem.layer_kv.keys.shape[0]
-    arena = torch.randn(sectors * layout.sector_bytes // 4, generator=generator).view(torch.uint8)
+    layout = dataclasses.replace(layout, slab_bytes=problem.layout.blocks_per_slab * layout.block_bytes + 64)
+    slabs = problem.layer_kv.keys.shape[0]
+    kv_pool = torch.randn(slabs * layout.slab_bytes // 4, generator=generator).view(torch.uint8)
     positions = torch.cat([torch.arange(c - n, c) for c, n in sequences])
-    size, slots = layout.block_size, layout.blocks_per_sector
+    size, slots = layout.block_size, layout.blocks_per_slab
     blocks = torch.stack(
         [
             problem.batch.block_tables[s, p // size]
@@ -103,10 +103,10 @@ def make_step(sequences: list[tuple[int, int]], shape: LayerShape) -> Step:
         ]
     ).long()
     batch = dataclasses.replace(
-        problem.batch, write_sectors=blocks // slots, write_slots=blocks % slots, write_offsets=positions % size
+        problem.batch, write_slabs=blocks // slots, write_slots=blocks % slots, write_offsets=positions % size
     )
     token_ids = torch.randint(VOCABULARY, (len(positions),), generator=generator)
-    return Step(batch, layout, arena, token_ids, positions)
+    return Step(batch, layout, kv_pool, token_ids, positions)
 
 
 SHAPES = {
@@ -124,10 +124,10 @@ def test_compiled_layers_equal_the_reference(hidden: int, inner: int, shape: Lay
         make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape))
         for make in (CpuLayers, TorchLayers)
     )
-    (output, arena), (expected, expected_arena) = step.run(one), step.run(other)
+    (output, kv_pool), (expected, expected_kv_pool) = step.run(one), step.run(other)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(arena, expected_arena, rtol=1e-4, atol=1e-4)
-    assert not torch.equal(arena, step.arena.view(torch.float32)), "keys and values were written"
+    torch.testing.assert_close(kv_pool, expected_kv_pool, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(kv_pool, step.kv_pool.view(torch.float32)), "keys and values were written"
 
 
 @pytest.mark.parametrize("windows", [(), (4, None, 33), (300, 1, 16)], ids=str)
@@ -140,9 +140,9 @@ def test_compiled_layers_equal_the_reference_with_all_that_a_layer_may_have(wind
         make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, True, head_norms, out_bias), shape, outer)
         for make in (CpuLayers, TorchLayers)
     )
-    (output, arena), (expected, expected_arena) = step.run(one), step.run(other)
+    (output, kv_pool), (expected, expected_kv_pool) = step.run(one), step.run(other)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(arena, expected_arena, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kv_pool, expected_kv_pool, rtol=1e-4, atol=1e-4)
 
 
 def test_a_sequence_has_the_same_bits_alone_and_in_company_on_any_number_of_threads():
@@ -171,8 +171,8 @@ def test_bits_do_not_depend_on_where_arrays_happen_to_lie():
     )
     step = make_step(SEQUENCES[:4], shape)
     expected, _ = step.run(layers)
-    arena, sizes, kept = step.arena.clone(), random.Random(0), []
-    kvs = [step.layout.layer_view(arena, i) for i in range(LAYERS)]
+    kv_pool, sizes, kept = step.kv_pool.clone(), random.Random(0), []
+    kvs = [step.layout.layer_view(kv_pool, i) for i in range(LAYERS)]
     for _ in range(500):
         kept = [*kept[-20:], np.empty(sizes.randint(1, 9000)), torch.empty(sizes.randint(1, 20_000))]
         assert torch.equal(layers.forward(step.token_ids, step.positions, kvs, step.batch), expected)
@@ -187,20 +187,20 @@ def test_tokens_that_are_only_computed_again_write_nothing():
     b = step.batch
     again = dataclasses.replace(
         b,
-        write_sectors=b.write_sectors[2:],
+        write_slabs=b.write_slabs[2:],
         write_slots=b.write_slots[2:],
         write_offsets=b.write_offsets[2:],
         write_rows=torch.tensor([2]),
     )
-    _, arena = dataclasses.replace(step, batch=again).run(layers)
+    _, kv_pool = dataclasses.replace(step, batch=again).run(layers)
     changed = [
-        (step.layout.layer_view(arena.view(torch.uint8), i), step.layout.layer_view(step.arena, i))
+        (step.layout.layer_view(kv_pool.view(torch.uint8), i), step.layout.layer_view(step.kv_pool, i))
         for i in range(LAYERS)
     ]
     for after, before in changed:
         for name in ("keys", "values"):
             differs = (getattr(after, name) != getattr(before, name)).any(-1).any(-1).nonzero()
-            assert differs.tolist() == [[int(b.write_sectors[2]), int(b.write_slots[2]), int(b.write_offsets[2])]]
+            assert differs.tolist() == [[int(b.write_slabs[2]), int(b.write_slots[2]), int(b.write_offsets[2])]]
 
 
 @pytest.mark.parametrize("all_there_is", [False, True])

@@ -17,53 +17,53 @@ shapes = st.fixed_dictionaries(
 
 
 def block_bytes(shape: dict) -> int:
-    return KVLayout(**shape, sector_bytes=2**40).block_bytes
+    return KVLayout(**shape, slab_bytes=2**40).block_bytes
 
 
 @given(shapes, st.integers(1, 4), st.integers(0, 7))
-def test_no_two_elements_of_a_model_share_a_byte_and_all_lie_in_their_sector(shape: dict, slots: int, spare: int):
-    layout = KVLayout(**shape, sector_bytes=(slots * block_bytes(shape) + 8 * spare + 7) // 8 * 8)
-    sectors, size = 3, layout.dtype.itemsize
-    arena = torch.zeros(sectors * layout.sector_bytes, dtype=torch.uint8)
+def test_no_two_elements_of_a_model_share_a_byte_and_all_lie_in_their_slab(shape: dict, slots: int, spare: int):
+    layout = KVLayout(**shape, slab_bytes=(slots * block_bytes(shape) + 8 * spare + 7) // 8 * 8)
+    slabs, size = 3, layout.dtype.itemsize
+    kv_pool = torch.zeros(slabs * layout.slab_bytes, dtype=torch.uint8)
     for layer in range(layout.num_layers):
-        view = layout.layer_view(arena, layer)
+        view = layout.layer_view(kv_pool, layer)
         view.keys.add_(1)
         view.values.add_(1)
-    written = arena.view(layout.dtype).view(sectors, -1)
-    used = layout.blocks_per_sector * layout.block_bytes // size
+    written = kv_pool.view(layout.dtype).view(slabs, -1)
+    used = layout.blocks_per_slab * layout.block_bytes // size
     assert (written[:, :used] == 1).all(), "an element was written by two layers, or by none"
-    assert (written[:, used:] == 0).all(), "the unused end of a sector was written"
+    assert (written[:, used:] == 0).all(), "the unused end of a slab was written"
 
 
 @given(shapes, st.integers(1, 4))
 def test_layer_views_and_the_block_view_show_the_same_memory(shape: dict, slots: int):
-    layout = KVLayout(**shape, sector_bytes=(slots * block_bytes(shape) + 7) // 8 * 8)
-    elements = 2 * layout.sector_bytes // layout.dtype.itemsize
-    arena = torch.randn(elements, generator=torch.Generator().manual_seed(0)).to(layout.dtype).view(torch.uint8)
-    blocks = layout.block_view(arena)
-    assert blocks.shape == (2, layout.num_layers, 2, layout.blocks_per_sector, layout.slot_elements)
+    layout = KVLayout(**shape, slab_bytes=(slots * block_bytes(shape) + 7) // 8 * 8)
+    elements = 2 * layout.slab_bytes // layout.dtype.itemsize
+    kv_pool = torch.randn(elements, generator=torch.Generator().manual_seed(0)).to(layout.dtype).view(torch.uint8)
+    blocks = layout.block_view(kv_pool)
+    assert blocks.shape == (2, layout.num_layers, 2, layout.blocks_per_slab, layout.slot_elements)
     for layer in range(layout.num_layers):
-        view = layout.layer_view(arena, layer)
-        keys = view.keys.permute(0, 1, 3, 4, 2).flatten(2)  # [sector, slot, kv_head * head_dim * token]
+        view = layout.layer_view(kv_pool, layer)
+        keys = view.keys.permute(0, 1, 3, 4, 2).flatten(2)  # [slab, slot, kv_head * head_dim * token]
         assert torch.equal(keys, blocks[:, layer, 0])
         assert torch.equal(view.values.transpose(2, 3).flatten(2), blocks[:, layer, 1])
 
 
 @given(shapes, shapes, st.integers(0, 3))
-def test_two_models_in_different_sectors_never_meet(one: dict, other: dict, spare: int):
-    sector = (max(block_bytes(one), block_bytes(other)) + 8 * spare + 7) // 8 * 8
-    first, second = KVLayout(**one, sector_bytes=sector), KVLayout(**other, sector_bytes=sector)
-    arena = torch.zeros(2 * sector, dtype=torch.uint8)
-    first.block_view(arena)[0].fill_(1)
-    second.block_view(arena)[1].fill_(1)
-    again = torch.zeros(2 * sector, dtype=torch.uint8)
+def test_two_models_in_different_slabs_never_meet(one: dict, other: dict, spare: int):
+    slab = (max(block_bytes(one), block_bytes(other)) + 8 * spare + 7) // 8 * 8
+    first, second = KVLayout(**one, slab_bytes=slab), KVLayout(**other, slab_bytes=slab)
+    kv_pool = torch.zeros(2 * slab, dtype=torch.uint8)
+    first.block_view(kv_pool)[0].fill_(1)
+    second.block_view(kv_pool)[1].fill_(1)
+    again = torch.zeros(2 * slab, dtype=torch.uint8)
     first.block_view(again)[0].fill_(1)
-    assert torch.equal(arena[:sector], again[:sector])
-    assert not again[sector:].any()
+    assert torch.equal(kv_pool[:slab], again[:slab])
+    assert not again[slab:].any()
 
 
-def test_a_sectors_layout_is_layer_major():
-    layout = KVLayout(2, 1, 2, 3, torch.float32, sector_bytes=4 * 96)
+def test_a_slabs_layout_is_layer_major():
+    layout = KVLayout(2, 1, 2, 3, torch.float32, slab_bytes=4 * 96)
     view = layout.layer_view(torch.zeros(4 * 96, dtype=torch.uint8), 1)
     # one slot: 3 tokens of 2 elements; one kind: 4 slots; one layer: keys then values
     assert (view.keys.storage_offset(), view.values.storage_offset()) == (2 * 4 * 6, 3 * 4 * 6)
@@ -81,11 +81,11 @@ def test_bytes_per_token_of_published_models():
     assert bytes_per_token(32, 8, 128) == 131_072  # Llama-3.1-8B
 
 
-def test_a_sector_wastes_what_no_whole_block_covers():
-    layout = KVLayout(2, 1, 4, 4, torch.float32, sector_bytes=3 * 256 + 100)
-    assert (layout.block_bytes, layout.blocks_per_sector, layout.wasted_bytes_per_sector) == (256, 3, 100)
+def test_a_slab_wastes_what_no_whole_block_covers():
+    layout = KVLayout(2, 1, 4, 4, torch.float32, slab_bytes=3 * 256 + 100)
+    assert (layout.block_bytes, layout.blocks_per_slab, layout.wasted_bytes_per_slab) == (256, 3, 100)
 
 
-def test_a_sector_smaller_than_a_block_is_refused():
+def test_a_slab_smaller_than_a_block_is_refused():
     with pytest.raises(ValueError, match="cannot hold one block of 256 bytes"):
-        KVLayout(2, 1, 4, 4, torch.float32, sector_bytes=255)
+        KVLayout(2, 1, 4, 4, torch.float32, slab_bytes=255)

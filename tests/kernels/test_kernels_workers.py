@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from espalier.kernels.cpu import threads as workers
-from espalier.kernels.cpu.threads import claim, claim_next, run_together, wait_for
+from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 
 ITEMS, PHASES = 37, 50
 
@@ -18,15 +18,15 @@ ITEMS, PHASES = 37, 50
 def _add_neighbours(counters: np.ndarray, values: np.ndarray, touched: np.ndarray) -> None:
     """Each phase computes a row from the whole row before it, so a phase begun too early gives another sum."""
     for phase in range(len(counters)):
-        item = claim(counters, phase)
+        item = fetch_item(counters, phase)
         while item < values.shape[1]:
             total = 0
             for i in range(values.shape[1]):
                 total += values[phase, i]
             values[phase + 1, item] = (total + item) % 1009
             touched[phase, item] += 1
-            item = claim_next(counters, phase)
-        wait_for(counters, phase, values.shape[1])
+            item = complete_and_fetch(counters, phase)
+        barrier(counters, phase, values.shape[1])
 
 
 def expected() -> np.ndarray:
@@ -40,7 +40,7 @@ def expected() -> np.ndarray:
 def check() -> None:
     values = np.zeros((PHASES + 1, ITEMS), dtype=np.int64)
     values[0], touched = np.arange(ITEMS), np.zeros((PHASES, ITEMS), dtype=np.int64)
-    run_together(_add_neighbours, PHASES, values, touched)
+    parallel_run(_add_neighbours, PHASES, values, touched)
     assert (values == expected()).all()
     assert (touched == 1).all(), "every item is run by exactly one thread"
 
@@ -66,7 +66,7 @@ def test_others_are_asked_to_help_where_there_is_enough_to_do(threads, monkeypat
     monkeypatch.setattr(workers._helpers, "call", lambda function, args: asked.append(function))
     for seconds, calls in ((0.09, 0), (0.11, 1)):
         values, touched = np.zeros((2, ITEMS), dtype=np.int64), np.zeros((1, ITEMS), dtype=np.int64)
-        run_together(_add_neighbours, 1, values, touched, seconds=seconds)
+        parallel_run(_add_neighbours, 1, values, touched, seconds=seconds)
         assert (touched == 1).all()
         assert len(asked) == calls
 

@@ -220,7 +220,7 @@ def test_a_search_gives_the_same_scores_alone_in_company_and_with_scarce_memory(
     orchestrator = search_with(name)
     blocks = orchestrator._worst_case(orchestrator._plan(request_))
     needed = sum(blocks[role] * lane.layout.block_bytes for role, lane in orchestrator.engine.lanes.items())
-    memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "sector_bytes": 2**15}
+    memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "slab_bytes": 2**15}
     scarce = run(search_with(name, reserved_share=0.0, prefix_cache=False, **memory), *requests)
     assert list(map(nodes_of, scarce)) == list(map(nodes_of, alone))
     assert any(result.best and result.best.score is not None for result in alone)
@@ -228,8 +228,8 @@ def test_a_search_gives_the_same_scores_alone_in_company_and_with_scarce_memory(
     assert len(paths) > 10
     assert any(len(path) > 1 for path in paths)
     for result in alone:
-        accounting = result.accounting
-        assert 0 < accounting.verifier_tokens <= accounting.verifier_tree_tokens
+        usage = result.usage
+        assert 0 < usage.verifier_tokens <= usage.verifier_tree_tokens
     if name == "greedy":
         ends = {plain_families.hf_tokenizer(folders[name]).convert_tokens_to_ids(i) for i in ("</think>", "<|im_end|>")}
         for path in (paths[0], max(paths, key=len)):
@@ -265,7 +265,7 @@ def test_no_search_reads_or_writes_more_verifier_tokens_than_its_budget(
     request = replace(request_, verifier_budget=budget)
     results = [run(search_with("chains", prefix_cache=kept), request)[0] for kept in (True, False)]
     for result in results:
-        assert result.accounting.verifier_tokens <= result.accounting.verifier_tree_tokens <= budget
+        assert result.usage.verifier_tokens <= result.usage.verifier_tree_tokens <= budget
     assert nodes_of(results[0]) == nodes_of(results[1])
     if budget == 500:
         assert results[0].stop_reason == "budget"

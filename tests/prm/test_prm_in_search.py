@@ -84,8 +84,8 @@ def test_a_searchs_scores_are_the_recipes_and_the_oracle_agrees(
     assert list(map(nodes_of, checked)) == list(map(nodes_of, plain))
     for one, other in zip(plain, checked, strict=True):
         assert one.answer == other.answer
-        assert one.accounting.verifier_tokens == other.accounting.verifier_tokens
-        assert one.accounting.verifier_tokens <= 1.05 * one.accounting.verifier_tree_tokens
+        assert one.usage.verifier_tokens == other.usage.verifier_tokens
+        assert one.usage.verifier_tokens <= 1.05 * one.usage.verifier_tree_tokens
     paths = sorted((path for result in plain for path in scored_paths(result)), key=len)
     assert len(paths) > 20
     assert len(paths[-1]) > 2, "no path is deep: nothing was added to anything"
@@ -107,7 +107,7 @@ def test_no_search_holds_more_than_was_set_aside_for_it_and_scarce_memory_change
     orchestrator = search_with(name, oracle)
     blocks = orchestrator._worst_case(orchestrator._plan(request_))
     needed = sum(blocks[role] * lane.layout.block_bytes for role, lane in orchestrator.engine.lanes.items())
-    memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "sector_bytes": 2**15}
+    memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "slab_bytes": 2**15}
     scarce = search_with(name, oracle, reserved_share=0.0, **memory)
     assert list(map(nodes_of, run(scarce, *requests))) == list(map(nodes_of, ample))
 

@@ -75,7 +75,7 @@ def test_a_parent_whose_kv_was_overwritten_is_caught(verifier_of: Make):
     engine, verifier = verifier_of("token-classifier", oracle=True)
     verification = begin(engine, verifier)
     _, parent = score_step(engine, verification, verification.root, "38+47=85\n\n")
-    engine.lanes["verifier"].arena.bytes.zero_()
+    engine.lanes["verifier"].kv_pool.bytes.zero_()
     with pytest.raises(ScoreMismatchError, match="step 2 of a path"):
         score_step(engine, verification, parent, "38+47=85\n\n", "So 85")
     close(engine, verifier)

@@ -17,9 +17,9 @@ from espalier.prm.verifier import Scoring, Verdict
 from espalier.search.algorithms import needs_verifier, with_defaults
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import SearchResult, StopReason
-from espalier.search.run.memory import PathLimits, SearchPlan
+from espalier.search.run.memory import PathLimits, ResolvedRequest
 from espalier.search.run.search import RunningSearch
-from espalier.search.run.usage import Ledger
+from espalier.search.run.usage import UsageMeter
 from espalier.search.voting.equivalence import BySpelling
 
 PROMPT, VERIFIER_PROMPT = 5, 7
@@ -199,7 +199,7 @@ class Run:
 
     search: RunningSearch
     engine: ScriptedEngine
-    ledger: Ledger
+    meter: UsageMeter
 
     @property
     def result(self) -> SearchResult:
@@ -224,12 +224,12 @@ class Run:
 
 def begin(request: SearchRequest, order: int, path_tokens: int = 40, verifier_room: int = 90) -> Run:
     """A search that has not started; `order` is the seed by which finished work is handed over."""
-    engine, ledger = ScriptedEngine(random.Random(order)), Ledger()
+    engine, meter = ScriptedEngine(random.Random(order)), UsageMeter()
     scored = needs_verifier(request)
     greedy = request.algorithm is AlgorithmName.GREEDY
     effective = replace(with_defaults(request), temperature=0.0 if greedy else 1.0, top_k=0, top_p=1.0, min_p=0.0)
     limits = PathLimits(PROMPT, path_tokens, min(request.max_step_tokens, path_tokens))
     room = PathLimits(VERIFIER_PROMPT, verifier_room, verifier_room) if scored else None
-    plan = SearchPlan("search", effective, limits, room)
+    plan = ResolvedRequest("search", effective, limits, room)
     models = cast(Any, engine), engine.generator(), engine.verifier() if scored else None
-    return Run(RunningSearch(plan, *models, BySpelling(), ledger, lambda event: None), engine, ledger)
+    return Run(RunningSearch(plan, *models, BySpelling(), meter, lambda event: None), engine, meter)

@@ -250,7 +250,7 @@ class SearchNode(_message.Message):
     tokens: int
     def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., depth: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., termination: _Optional[_Union[Termination, str]] = ..., multiplicity: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
-class Accounting(_message.Message):
+class Usage(_message.Message):
     __slots__ = ("generator_tokens", "generator_tree_tokens", "generated_tokens", "verifier_tokens", "verifier_tree_tokens", "nodes", "pruned", "duplicates", "peak_kv_bytes", "logical_blocks", "physical_blocks", "queue_duration", "search_duration", "generator_saved_tokens", "verifier_saved_tokens", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "first_step_duration")
     GENERATOR_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATOR_TREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -291,7 +291,7 @@ class Accounting(_message.Message):
     def __init__(self, generator_tokens: _Optional[int] = ..., generator_tree_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., verifier_tokens: _Optional[int] = ..., verifier_tree_tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., pruned: _Optional[int] = ..., duplicates: _Optional[int] = ..., peak_kv_bytes: _Optional[int] = ..., logical_blocks: _Optional[int] = ..., physical_blocks: _Optional[int] = ..., queue_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., search_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., generator_saved_tokens: _Optional[int] = ..., verifier_saved_tokens: _Optional[int] = ..., generator_peak_kv_bytes: _Optional[int] = ..., verifier_peak_kv_bytes: _Optional[int] = ..., first_step_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class SearchResult(_message.Message):
-    __slots__ = ("search_id", "answer", "score", "stop_reason", "best", "candidates", "nodes", "accounting", "configuration", "digests", "omitted_candidates", "omitted_nodes", "grader")
+    __slots__ = ("search_id", "answer", "score", "stop_reason", "best", "candidates", "nodes", "usage", "configuration", "digests", "omitted_candidates", "omitted_nodes", "grader")
     class DigestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -306,7 +306,7 @@ class SearchResult(_message.Message):
     BEST_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
-    ACCOUNTING_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     OMITTED_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
@@ -319,10 +319,10 @@ class SearchResult(_message.Message):
     best: Candidate
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
     nodes: _containers.RepeatedCompositeFieldContainer[SearchNode]
-    accounting: Accounting
+    usage: Usage
     configuration: SolveProblemRequest
     digests: _containers.ScalarMap[str, str]
     omitted_candidates: int
     omitted_nodes: int
     grader: str
-    def __init__(self, search_id: _Optional[str] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ..., best: _Optional[_Union[Candidate, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., accounting: _Optional[_Union[Accounting, _Mapping]] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ..., omitted_candidates: _Optional[int] = ..., omitted_nodes: _Optional[int] = ..., grader: _Optional[str] = ...) -> None: ...
+    def __init__(self, search_id: _Optional[str] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ..., best: _Optional[_Union[Candidate, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ..., omitted_candidates: _Optional[int] = ..., omitted_nodes: _Optional[int] = ..., grader: _Optional[str] = ...) -> None: ...

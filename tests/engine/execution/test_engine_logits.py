@@ -69,7 +69,7 @@ def test_half_precision_is_as_near_to_float32_as_transformers_is(
     exact = plain_logits(folder, ids)
     theirs = (plain_logits(folder, ids, dtype).float() - exact).norm() / exact.norm()
     assert (logits - exact).norm() / exact.norm() < 1.5 * theirs
-    assert engine.arena.bytes.view(dtype).any(), "keys and values are kept in the model's own precision"
+    assert engine.kv_pool.bytes.view(dtype).any(), "keys and values are kept in the model's own precision"
     release(engine, sequence)
 
 
@@ -185,9 +185,9 @@ def test_expanding_a_fully_computed_node_again_gives_right_logits_and_writes_no_
     sequence = engine.open("generator", ids)
     first = generate(engine, sequence, GREEDY, tokens=1, **NEVER_ENDS)[0]
     lane = engine.lanes["generator"]
-    arena, table = engine.arena.bytes.clone(), lane.table.block_table(sequence).tolist()
+    kv_pool, table = engine.kv_pool.bytes.clone(), lane.table.block_table(sequence).tolist()
     again = generate(engine, sequence, GREEDY, Sampling(key=9), tokens=1, **NEVER_ENDS)
-    assert torch.equal(engine.arena.bytes, arena)
+    assert torch.equal(engine.kv_pool.bytes, kv_pool)
     assert lane.table.block_table(sequence).tolist() == table
     assert engine.stats()["generator"].copied_blocks == 0
     expected = torch.log_softmax(plain_logits(tiny_checkpoints["qwen2-untied"], ids)[-1], dim=-1)
@@ -203,13 +203,13 @@ def test_a_token_computed_again_for_its_logits_is_not_written_again(make_engine:
     first = generate(engine, sequence, GREEDY, tokens=1, **NEVER_ENDS)[0]
     lane = engine.lanes["generator"]
     last_block = int(lane.table.block_table(sequence)[-1])
-    slots = lane.layout.blocks_per_sector
-    lane.layout.block_view(engine.arena.bytes)[last_block // slots, :, :, last_block % slots] = (
+    slots = lane.layout.blocks_per_slab
+    lane.layout.block_view(engine.kv_pool.bytes)[last_block // slots, :, :, last_block % slots] = (
         0.5  # a write would show
     )
-    marked = engine.arena.bytes.clone()
+    marked = engine.kv_pool.bytes.clone()
     again = generate(engine, sequence, GREEDY, tokens=1, **NEVER_ENDS)[0]
-    assert torch.equal(engine.arena.bytes, marked)
+    assert torch.equal(engine.kv_pool.bytes, marked)
     release(engine, sequence, first.sequence, again.sequence)
 
 
@@ -292,7 +292,7 @@ def test_two_engines_in_one_process_do_not_meet(make_engine: Callable[..., Engin
         release(engine, sequences[name])
 
 
-def test_both_models_of_an_engine_compute_right_in_one_arena(
+def test_both_models_of_an_engine_compute_right_in_one_kv_pool(
     make_engine: Callable[..., Engine], tiny_checkpoints: dict[str, Path]
 ):
     engine = make_engine("qwen2-untied", "llama3-rope")  # any model can sit in the verifier's place

@@ -4,30 +4,30 @@ from tiny_pools import check, tiny_pools
 
 from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.blocks import BlockPool
-from espalier.engine.memory.pool import Arena
+from espalier.engine.memory.pool import KVPool
 
 
 def take(pool: BlockPool, count: int) -> list[int]:
     return [pool.allocate() for _ in range(count)]
 
 
-def test_a_pool_owns_no_sector_until_it_needs_a_block():
-    pools = tiny_pools(sectors=2)
-    assert pools["generator"].owned_sectors == 0
+def test_a_pool_owns_no_slab_until_it_needs_a_block():
+    pools = tiny_pools(slabs=2)
+    assert pools["generator"].owned_slabs == 0
     pools["generator"].allocate()
-    assert (pools["generator"].owned_sectors, pools["generator"].free_blocks) == (1, 2)
+    assert (pools["generator"].owned_slabs, pools["generator"].free_blocks) == (1, 2)
 
 
-def test_blocks_are_distinct_and_in_owned_sectors():
+def test_blocks_are_distinct_and_in_owned_slabs():
     pools = tiny_pools()
     blocks = take(pools["generator"], 7)
     assert len(set(blocks)) == 7
-    assert {block // 3 for block in blocks} == pools["generator"].arena.owned_by("generator")
+    assert {block // 3 for block in blocks} == pools["generator"].kv_pool.owned_by("generator")
     check(pools, {"generator": [np.array(blocks)], "verifier": []})
 
 
-def test_a_sector_serves_the_other_model_once_its_last_block_is_free():
-    pools = tiny_pools(sectors=1)
+def test_a_slab_serves_the_other_model_once_its_last_block_is_free():
+    pools = tiny_pools(slabs=1)
     generator, verifier = pools["generator"], pools["verifier"]
     blocks = take(generator, 3)
     generator.free(blocks[:2])
@@ -37,17 +37,17 @@ def test_a_sector_serves_the_other_model_once_its_last_block_is_free():
     assert len(take(verifier, 2)) == 2
 
 
-def test_room_in_an_owned_sector_is_used_before_a_new_sector():
+def test_room_in_an_owned_slab_is_used_before_a_new_slab():
     pools = tiny_pools()
     generator = pools["generator"]
     blocks = take(generator, 6)
     generator.free([blocks[1]])
     generator.free([blocks[4]])
     assert set(take(generator, 2)) == {blocks[1], blocks[4]}
-    assert generator.owned_sectors == 2
+    assert generator.owned_slabs == 2
 
 
-def test_allocation_prefers_the_lowest_sector_so_that_the_last_ones_run_empty():
+def test_allocation_prefers_the_lowest_slab_so_that_the_last_ones_run_empty():
     generator = tiny_pools()["generator"]
     blocks = take(generator, 9)
     generator.free([blocks[7], blocks[1]])
@@ -65,15 +65,15 @@ def test_a_shared_block_is_free_only_after_its_last_owner():
 
 
 def test_an_exhausted_pool_says_what_to_change_and_stays_whole():
-    pools = tiny_pools(sectors=2)
+    pools = tiny_pools(slabs=2)
     blocks = take(pools["generator"], 6)
     with pytest.raises(PoolExhaustedError, match="--kv-memory"):
         pools["generator"].allocate()
     check(pools, {"generator": [np.array(blocks)], "verifier": []})
 
 
-def test_what_can_be_allocated_is_free_slots_and_free_sectors():
-    pools = tiny_pools(sectors=3)
+def test_what_can_be_allocated_is_free_slots_and_free_slabs():
+    pools = tiny_pools(slabs=3)
     take(pools["verifier"], 1)
     generator = pools["generator"]
     take(generator, 1)
@@ -91,7 +91,7 @@ def test_freeing_a_free_block_or_sharing_one_is_refused():
         generator.share(np.array([block]))
 
 
-@pytest.mark.parametrize("wrong", ["a missing table", "a table twice", "a lost live count", "a stolen sector"])
+@pytest.mark.parametrize("wrong", ["a missing table", "a table twice", "a lost live count", "a stolen slab"])
 def test_check_integrity_finds(wrong: str):
     pools = tiny_pools()
     generator = pools["generator"]
@@ -104,24 +104,24 @@ def test_check_integrity_finds(wrong: str):
     elif wrong == "a lost live count":
         generator.live_blocks -= 1
     else:
-        generator.arena.take("generator")
+        generator.kv_pool.take("generator")
     with pytest.raises(AssertionError):
         check(pools, {"generator": tables, "verifier": []})
 
 
-def test_an_arena_returns_a_sector_only_to_its_owner():
-    arena = Arena(3 * 64, 64)
-    sector = arena.take("generator")
-    assert sector is not None
+def test_an_kv_pool_returns_a_slab_only_to_its_owner():
+    kv_pool = KVPool(3 * 64, 64)
+    slab = kv_pool.take("generator")
+    assert slab is not None
     with pytest.raises(AssertionError, match="belongs to generator"):
-        arena.give_back(sector, "verifier")
-    arena.give_back(sector, "generator")
-    arena.check_integrity()
+        kv_pool.give_back(slab, "verifier")
+    kv_pool.give_back(slab, "generator")
+    kv_pool.check_integrity()
 
 
-def test_an_arena_holds_whole_sectors_and_hands_each_out_once():
-    arena = Arena(3 * 64 + 63, 64)
-    assert (arena.num_sectors, arena.num_bytes, arena.bytes.numel()) == (3, 192, 192)
-    assert {arena.take("a"), arena.take("b"), arena.take("a")} == {0, 1, 2}
-    assert arena.take("b") is None
-    assert arena.owned_by("b") == {1}
+def test_an_kv_pool_holds_whole_slabs_and_hands_each_out_once():
+    kv_pool = KVPool(3 * 64 + 63, 64)
+    assert (kv_pool.num_slabs, kv_pool.num_bytes, kv_pool.bytes.numel()) == (3, 192, 192)
+    assert {kv_pool.take("a"), kv_pool.take("b"), kv_pool.take("a")} == {0, 1, 2}
+    assert kv_pool.take("b") is None
+    assert kv_pool.owned_by("b") == {1}

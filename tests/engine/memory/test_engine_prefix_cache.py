@@ -9,7 +9,7 @@ from engine_driver import drain, generate, read, release
 from espalier.engine.engine import Engine
 from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.execution.sampling import Sampling
-from espalier.engine.memory.blocks import KeptBlocks
+from espalier.engine.memory.blocks import EvictableBlocks
 from espalier.engine.memory.prefix_cache import PrefixCache, chain_hashes
 from espalier.engine.work import Score
 
@@ -126,17 +126,17 @@ def test_cached_blocks_give_way_the_least_recently_used_first(make: Make):
     assert compute(engine, "generator", prompts[1]) == len(prompts[1])
 
 
-def test_a_sector_of_cached_blocks_moves_to_the_other_model(make: Make):
+def test_a_slab_of_cached_blocks_moves_to_the_other_model(make: Make):
     engine = make("qwen2-untied", "qwen2-tied", kv_memory_bytes=2**18)
     for i in range(engine.lanes["generator"].pool.allocatable_blocks):
         compute(engine, "generator", [i + 2, *PROMPT])
-    assert engine.arena.free_sectors < engine.arena.num_sectors
+    assert engine.kv_pool.free_slabs < engine.kv_pool.num_slabs
     pool = engine.lanes["verifier"].pool
-    assert pool.allocatable_blocks == engine.arena.num_sectors * pool.layout.blocks_per_sector
+    assert pool.allocatable_blocks == engine.kv_pool.num_slabs * pool.layout.blocks_per_slab
     blocks = [pool.allocate() for _ in range(pool.allocatable_blocks)]
     with pytest.raises(PoolExhaustedError):
         pool.allocate()
-    assert engine.stats()["generator"].owned_sectors == 0
+    assert engine.stats()["generator"].owned_slabs == 0
     pool.free(blocks)
 
 
@@ -154,23 +154,23 @@ def test_of_two_blocks_with_the_same_tokens_the_first_stays_the_known_one():
     assert cache.match([b"x"]) == []
 
 
-def test_kept_blocks_give_way_by_sector_and_age():
-    kept = KeptBlocks()
-    for block, sector in ((0, 0), (10, 1), (1, 0), (20, 2)):
-        kept.keep(block, sector)
-    assert kept.oldest_in_live_sector() == (10, 1), "sector 0 was used again after it"
+def test_kept_blocks_give_way_by_slab_and_age():
+    kept = EvictableBlocks()
+    for block, slab in ((0, 0), (10, 1), (1, 0), (20, 2)):
+        kept.keep(block, slab)
+    assert kept.oldest_in_live_slab() == (10, 1), "slab 0 was used again after it"
     kept.remove(10, 1)
-    assert kept.oldest_in_live_sector() == (0, 0)
-    assert kept.oldest_idle_sector() is None
+    assert kept.oldest_in_live_slab() == (0, 0)
+    assert kept.oldest_idle_slab() is None
     kept.set_idle(2)
     kept.set_idle(0)
-    assert (kept.oldest_idle_sector(), kept.oldest_in_live_sector()) == (2, None)
+    assert (kept.oldest_idle_slab(), kept.oldest_in_live_slab()) == (2, None)
     kept.set_live(2)
-    assert (kept.oldest_idle_sector(), kept.oldest_in_live_sector()) == (0, (20, 2))
+    assert (kept.oldest_idle_slab(), kept.oldest_in_live_slab()) == (0, (20, 2))
     assert (len(kept), kept.of(0), kept.of(1)) == (3, [0, 1], [])
-    kept.check_integrity(live_sectors={2})
+    kept.check_integrity(live_slabs={2})
     with pytest.raises(AssertionError):
-        kept.check_integrity(live_sectors={0, 2})
+        kept.check_integrity(live_slabs={0, 2})
 
 
 def test_without_the_cache_no_block_outlives_its_sequence(make: Make):

@@ -20,7 +20,7 @@ ROLES = st.sampled_from(["generator", "verifier"])
 class SequenceMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.pools = tiny_pools(sectors=8)
+        self.pools = tiny_pools(slabs=8)
         self.tables = {
             role: SequenceTable(pool, rows=2, columns=5, cache_seed=role.encode()) for role, pool in self.pools.items()
         }
@@ -139,7 +139,7 @@ class SequenceMachine(RuleBasedStateMachine):
             self.tables[sequence.role].release(sequence)
         check(self.pools, {"generator": [], "verifier": []})
         assert all(pool.live_blocks == 0 for pool in self.pools.values())
-        assert self.pools["generator"].arena.available_sectors == 8
+        assert self.pools["generator"].kv_pool.available_slabs == 8
 
 
 TestSequenceMachine = SequenceMachine.TestCase

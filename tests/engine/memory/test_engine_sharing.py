@@ -108,14 +108,14 @@ def test_footprint_adds_both_models(make_engine: Callable[..., Engine]):
     release(engine, *sequences)
 
 
-def test_release_returns_sectors_to_the_arena(make_engine: Callable[..., Engine]):
+def test_release_returns_slabs_to_the_kv_pool(make_engine: Callable[..., Engine]):
     engine = make_engine()
     sequences = [engine.open("generator", [5] * 40) for _ in range(5)]
     for sequence in sequences:
         append(engine, sequence, 1)
-    assert engine.arena.available_sectors < engine.arena.num_sectors
+    assert engine.kv_pool.available_slabs < engine.kv_pool.num_slabs
     release(engine, *sequences)
-    assert engine.arena.available_sectors == engine.arena.num_sectors
+    assert engine.kv_pool.available_slabs == engine.kv_pool.num_slabs
 
 
 def test_a_sequence_cannot_be_released_twice(make_engine: Callable[..., Engine]):
@@ -144,9 +144,9 @@ def test_check_drained_names_what_is_still_held(make_engine: Callable[..., Engin
 
 
 def small_engine(make_engine: Callable[..., Engine], blocks: int) -> Engine:
-    """An engine whose pool holds exactly `blocks` blocks, one a sector."""
+    """An engine whose pool holds exactly `blocks` blocks, one a slab."""
     block = 3 * 2 * 2 * 12 * 4 * 4  # layers, key and value, kv heads, head dim, bytes, tokens
-    return make_engine("qwen2-untied", kv_memory_bytes=blocks * block, sector_bytes=block)
+    return make_engine("qwen2-untied", kv_memory_bytes=blocks * block, slab_bytes=block)
 
 
 def test_an_exhausted_pool_is_a_typed_error_and_release_makes_room_again(make_engine: Callable[..., Engine]):

@@ -45,16 +45,16 @@ def test_a_search_of_many_candidates_does_not_starve_one_of_few(make_engine: Cal
     release(engine, *(d.sequence for d in done), *{d.work.sequence for d in done})
 
 
-def test_a_quota_splits_the_arena(make_engine: Callable[..., Engine]):
-    engine = make_engine("qwen2-untied", "qwen2-tied", sector_bytes=2**16)
-    engine.arena.set_quota("generator", 5)
+def test_a_quota_splits_the_kv_pool(make_engine: Callable[..., Engine]):
+    engine = make_engine("qwen2-untied", "qwen2-tied", slab_bytes=2**16)
+    engine.kv_pool.set_quota("generator", 5)
     generator, verifier = (engine.lanes[role].pool for role in ("generator", "verifier"))
-    per_sector = generator.layout.blocks_per_sector
-    assert generator.allocatable_blocks == 5 * per_sector
-    assert verifier.allocatable_blocks == engine.arena.num_sectors * verifier.layout.blocks_per_sector
-    blocks = [generator.allocate() for _ in range(5 * per_sector)]
-    assert (generator.allocatable_blocks, generator.owned_sectors) == (0, 5)
+    per_slab = generator.layout.blocks_per_slab
+    assert generator.allocatable_blocks == 5 * per_slab
+    assert verifier.allocatable_blocks == engine.kv_pool.num_slabs * verifier.layout.blocks_per_slab
+    blocks = [generator.allocate() for _ in range(5 * per_slab)]
+    assert (generator.allocatable_blocks, generator.owned_slabs) == (0, 5)
     generator.free(blocks)
-    engine.admission.require_fits_alone({"generator": 5 * per_sector})
+    engine.admission.require_fits_alone({"generator": 5 * per_slab})
     with pytest.raises(PoolTooSmallError):
-        engine.admission.require_fits_alone({"generator": 5 * per_sector + 1})
+        engine.admission.require_fits_alone({"generator": 5 * per_slab + 1})

@@ -17,8 +17,8 @@ KEYS = tuple(Sampling(key=i) for i in range(8))
 
 
 def small(make_engine: Make, blocks: int) -> Engine:
-    """An engine whose pool holds exactly `blocks` blocks of four tokens, one a sector."""
-    return make_engine("qwen2-untied", kv_memory_bytes=blocks * BLOCK, sector_bytes=BLOCK, prefix_cache=False)
+    """An engine whose pool holds exactly `blocks` blocks of four tokens, one a slab."""
+    return make_engine("qwen2-untied", kv_memory_bytes=blocks * BLOCK, slab_bytes=BLOCK, prefix_cache=False)
 
 
 def generate(engine: Engine, owner: str, prompt: int, tokens: int) -> Generate:
@@ -38,12 +38,12 @@ def test_who_is_cancelled_while_held_up_makes_nobody_give_up_their_blocks(make_e
     engine.step()
     blocked = generate(engine, "blocked", prompt=32, tokens=4)
     engine.step()
-    held_up = engine.lanes[GENERATOR].planner.held_up
+    held_up = engine.lanes[GENERATOR].scheduler.held_up
     assert held_up is not None
     assert (held_up.owner, held_up.blocks) == ("blocked", 8)
     engine.cancel("blocked")
     release(engine, blocked.sequence)
-    assert engine.lanes[GENERATOR].planner.held_up is None
+    assert engine.lanes[GENERATOR].scheduler.held_up is None
     (done,) = drain(engine)
     assert done.work is runs
     assert engine.stats()[GENERATOR].preemptions == 0, "somebody gave up blocks for work that was cancelled"
@@ -57,7 +57,7 @@ def test_cancelling_somebody_else_leaves_the_one_who_waits_first_in_line(make_en
     blocked = generate(engine, "blocked", prompt=32, tokens=4)
     engine.step()
     engine.cancel("other")
-    held_up = engine.lanes[GENERATOR].planner.held_up
+    held_up = engine.lanes[GENERATOR].scheduler.held_up
     assert held_up is not None
     assert held_up.owner == "blocked"
     engine.cancel("runs")
@@ -72,7 +72,7 @@ def test_the_one_that_finds_no_blocks_is_named_and_the_others_go_on_without_it(m
     engine = make_engine(
         "qwen2-untied",
         kv_memory_bytes=10 * BLOCK,
-        sector_bytes=BLOCK,
+        slab_bytes=BLOCK,
         prefix_cache=False,
         launch_ahead=launch_ahead,
     )

@@ -1,32 +1,32 @@
 import pytest
 
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, KeepGeneratorFed, LaneLoad, StrictAlternation
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, GeneratorFirst, RoleLoad, StrictAlternation
 
-IDLE = LaneLoad(0, 0)
+IDLE = RoleLoad(0, 0)
 
 
 @pytest.mark.parametrize(
     ("generator", "verifier", "expected"),
     [
-        (LaneLoad(3, 0), IDLE, GENERATOR),
-        (IDLE, LaneLoad(0, 1), VERIFIER),
-        (LaneLoad(3, 0), LaneLoad(0, 99), GENERATOR),
-        (LaneLoad(3, 0), LaneLoad(0, 100), VERIFIER),
-        (LaneLoad(0, 5), LaneLoad(0, 7), GENERATOR),
+        (RoleLoad(3, 0), IDLE, GENERATOR),
+        (IDLE, RoleLoad(0, 1), VERIFIER),
+        (RoleLoad(3, 0), RoleLoad(0, 99), GENERATOR),
+        (RoleLoad(3, 0), RoleLoad(0, 100), VERIFIER),
+        (RoleLoad(0, 5), RoleLoad(0, 7), GENERATOR),
     ],
 )
 def test_the_verifier_runs_when_enough_waits_or_the_generator_is_idle(
-    generator: LaneLoad, verifier: LaneLoad, expected: str
+    generator: RoleLoad, verifier: RoleLoad, expected: str
 ):
-    assert KeepGeneratorFed(enough_tokens=100).choose(generator, verifier) == expected
+    assert GeneratorFirst(enough_tokens=100).choose(generator, verifier) == expected
 
 
 def test_strict_alternation_takes_turns_while_both_have_work():
-    policy, busy = StrictAlternation(), LaneLoad(1, 0)
+    policy, busy = StrictAlternation(), RoleLoad(1, 0)
     assert [policy.choose(busy, busy) for _ in range(4)] == [GENERATOR, VERIFIER, GENERATOR, VERIFIER]
 
 
 def test_strict_alternation_never_chooses_an_idle_side():
-    policy, busy = StrictAlternation(), LaneLoad(0, 4)
+    policy, busy = StrictAlternation(), RoleLoad(0, 4)
     assert [policy.choose(IDLE, busy) for _ in range(3)] == [VERIFIER] * 3
     assert [policy.choose(busy, IDLE) for _ in range(3)] == [GENERATOR] * 3

@@ -251,12 +251,12 @@ def test_solve_json_is_the_whole_result_and_nothing_else(espalier):
     assert ran.code == 0
     assert ran.err == ""
     result = json.loads(ran.out)
-    accounting = result["accounting"]
-    assert accounting["generated_tokens"] > 0
-    assert 0 < accounting["verifier_tokens"] <= 1.05 * accounting["verifier_tree_tokens"]
-    assert 0 < accounting["physical_blocks"] <= accounting["logical_blocks"]
+    usage = result["usage"]
+    assert usage["generated_tokens"] > 0
+    assert 0 < usage["verifier_tokens"] <= 1.05 * usage["verifier_tree_tokens"]
+    assert 0 < usage["physical_blocks"] <= usage["logical_blocks"]
     merged = sum(node["termination"] == "duplicate" for node in result["nodes"])
-    assert accounting["nodes"] - accounting["duplicates"] == len(result["nodes"]) - 1 - merged
+    assert usage["nodes"] - usage["duplicates"] == len(result["nodes"]) - 1 - merged
     assert result["configuration"]["problem"] == SOLVE[1]
     assert (result["configuration"]["beam_width"], result["configuration"]["seed"]) == (2, 7)
     assert result["configuration"]["vote"] == "weighted"  # the default, filled in

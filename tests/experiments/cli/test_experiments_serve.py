@@ -78,7 +78,7 @@ def test_solve_by_the_server_gives_what_solving_here_gives(service, espalier):
     there = json.loads(espalier(*arguments, "--endpoint", service.address).out)
     here = json.loads(espalier(*arguments).out)
     for result in (there, here):
-        for name in ("search_id", "accounting"):
+        for name in ("search_id", "usage"):
             del result[name]
         result["nodes"].sort(key=lambda node: (len(node["path"]), node["text"], node["score"] or 0))
     assert there["answer"] == here["answer"]

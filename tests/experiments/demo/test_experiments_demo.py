@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 
 from espalier.experiments.demo import benchmark_path, generator_path, verifier_path
+from espalier.experiments.demo.corruptions import judged_solution, slipped_steps
 from espalier.experiments.demo.oracle import label_steps, numbers_of
 from espalier.experiments.demo.problems import (
     DELIMITER,
@@ -16,7 +17,6 @@ from espalier.experiments.demo.problems import (
     make_benchmark,
     training_problems,
 )
-from espalier.experiments.demo.slips import judged_solution, slipped_steps
 from espalier.experiments.demo.taught import not_taught
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 

@@ -186,7 +186,7 @@ def test_damage_in_the_middle_does_not_cost_the_samples_behind_it(tmp_path):
     assert '"c"' in (tmp_path / "samples.jsonl").read_text()
 
 
-@pytest.mark.parametrize("damage", [{"correct": "maybe"}, {"accounting": None}])
+@pytest.mark.parametrize("damage", [{"correct": "maybe"}, {"usage": None}])
 def test_sample_whose_fields_are_of_another_kind_is_refused_by_its_line(tmp_path: Path, damage: dict[str, Any]):
     folder = RunFolder(tmp_path, CONFIGURATION)
     line = json.dumps(asdict(sample("a")) | damage)

@@ -42,7 +42,7 @@ def collect() -> tuple[list[Sample], Callable[[Sample], None]]:
 def outcome(sample: Sample) -> tuple[Any, ...]:
     """What must not depend on what ran beside the search; the score may differ in its last bits."""
     score = None if sample.score is None else round(sample.score, 4)
-    return sample.unique_id, sample.answer, sample.correct, sample.text, score, sample.accounting["nodes"]
+    return sample.unique_id, sample.answer, sample.correct, sample.text, score, sample.usage["nodes"]
 
 
 # --- the summary ---------------------------------------------------------------------------------------------------
@@ -61,12 +61,11 @@ def test_summary_agrees_with_its_samples(run, collect):
         right = [s.correct for s in samples if s.level == level]
         assert summary.accuracy_by_level[str(level)] == sum(right) / len(right)
     for name in ("generated_tokens", "verifier_tokens"):
-        assert getattr(summary, name) == pytest.approx(sum(s.accounting[name] for s in samples) / 4)
+        assert getattr(summary, name) == pytest.approx(sum(s.usage[name] for s in samples) / 4)
     assert summary.verifier_redundancy == pytest.approx(
-        sum(s.accounting["verifier_tokens"] for s in samples)
-        / sum(s.accounting["verifier_tree_tokens"] for s in samples)
+        sum(s.usage["verifier_tokens"] for s in samples) / sum(s.usage["verifier_tree_tokens"] for s in samples)
     )
-    shares = [s.accounting["physical_blocks"] / s.accounting["logical_blocks"] for s in samples]
+    shares = [s.usage["physical_blocks"] / s.usage["logical_blocks"] for s in samples]
     assert summary.blocks_shared == pytest.approx(sum(shares) / 4)
     assert summary.configuration["beam_width"] == 2
     assert "problem" not in summary.configuration
@@ -85,11 +84,11 @@ def test_samples_are_graded_by_the_gold_of_their_own_problem(run, collect):
 
 
 def test_means_and_shares_by_hand():
-    other = {**sample("x").accounting, "generated_tokens": 30, "verifier_tokens": 24, "logical_blocks": 0}
+    other = {**sample("x").usage, "generated_tokens": 30, "verifier_tokens": 24, "logical_blocks": 0}
     summary = summarise(
         [
             sample("a", wall_seconds=20.0),
-            sample("b", correct=False, level=2, accounting=other, wall_seconds=10.0),
+            sample("b", correct=False, level=2, usage=other, wall_seconds=10.0),
             sample("c", level=None),  # of an older version
         ],
         "some", REQUEST, "grader 1",
@@ -348,7 +347,7 @@ def test_time_limit_counts_from_the_start_of_each_search(make_orchestrator, run,
     problems = [replace(PROBLEMS[0], unique_id=str(i)) for i in range(20)]
     run(problems, replace(REQUEST, time_limit=40.0), orchestrator, on_sample=on_sample)
     assert {s.stop_reason for s in samples} == {"finished"}
-    assert max(s.accounting["seconds"] for s in samples) < 40 < max(s.accounting["queue_seconds"] for s in samples)
+    assert max(s.usage["seconds"] for s in samples) < 40 < max(s.usage["queue_seconds"] for s in samples)
     late: list[Sample] = []
     run(problems, replace(REQUEST, time_limit=3.0), orchestrator, on_sample=late.append)
     assert {s.stop_reason for s in late} == {"deadline"}

@@ -18,7 +18,7 @@ from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, V
 from espalier.search.result import CandidateDone, Event, SearchResult, StopReason
 from espalier.search.run.budget import Budget
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.usage import Ledger
+from espalier.search.run.usage import UsageMeter
 from espalier.search.tree import Node
 
 MOST = 2**62
@@ -58,15 +58,15 @@ def test_no_budget_is_over_at_any_moment_whatever_comes_first(request: SearchReq
     run = begin(request, order)
 
     def watch() -> None:
-        assert run.ledger.generated_tokens <= (request.generator_budget or MOST)
-        if run.ledger.generated_tokens:
-            assert run.ledger.verifier_tree_tokens <= (request.verifier_budget or MOST)
+        assert run.meter.generated_tokens <= (request.generator_budget or MOST)
+        if run.meter.generated_tokens:
+            assert run.meter.verifier_tree_tokens <= (request.verifier_budget or MOST)
 
     result = run.finish(watch)
     assert run.engine.live == 0
     assert not run.engine.ready
     if request.verifier_budget and needs_verifier(request) and request.verifier_budget <= VERIFIER_PROMPT:
-        assert result.accounting.generated_tokens == result.accounting.verifier_tokens == 0
+        assert result.usage.generated_tokens == result.usage.verifier_tokens == 0
 
 
 @laws
@@ -76,7 +76,7 @@ def test_a_path_of_many_steps_takes_no_more_than_its_one_share(
 ):
     run = begin(replace(request, algorithm=name, vote=Vote.WEIGHTED, verifier_budget=budget), order)
     result = run.finish()
-    assert run.ledger.verifier_tree_tokens <= budget or not result.rounds
+    assert run.meter.verifier_tree_tokens <= budget or not result.rounds
     assert run.engine.live == 0
 
 
@@ -87,8 +87,8 @@ def test_a_budget_cuts_the_same_in_any_order_of_completion(request: SearchReques
     first.finish()
     second.finish()
     assert outcome(first.result) == outcome(second.result)
-    assert first.ledger.generated_tokens == second.ledger.generated_tokens
-    assert first.ledger.verifier_tree_tokens == second.ledger.verifier_tree_tokens
+    assert first.meter.generated_tokens == second.meter.generated_tokens
+    assert first.meter.verifier_tree_tokens == second.meter.verifier_tree_tokens
     assert first.result.rounds == second.result.rounds
 
 
@@ -99,7 +99,7 @@ def test_auto_reckons_with_what_is_left_of_the_verifiers_budget(request: SearchR
     affordable = AutoSearch._affordable
 
     def watched(search: AutoSearch) -> int:
-        assert search._left()[1] == budget - run.ledger.verifier_tree_tokens
+        assert search._left()[1] == budget - run.meter.verifier_tree_tokens
         return affordable(search)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -126,8 +126,8 @@ def test_a_search_ends_for_want_of_tokens_only_where_a_round_would_get_less_than
     if result.stop_reason is not StopReason.BUDGET or cut:
         return
     scored = needs_verifier(request)
-    left = (request.generator_budget or MOST) - run.ledger.generated_tokens
-    verifier_left = ((request.verifier_budget if scored else None) or MOST) - run.ledger.verifier_tree_tokens
+    left = (request.generator_budget or MOST) - run.meter.generated_tokens
+    verifier_left = ((request.verifier_budget if scored else None) or MOST) - run.meter.verifier_tree_tokens
     most = max(request.candidates, request.beam_width)  # a round of any algorithm asks for no more children
     assert min(left, verifier_left) < most
 
@@ -182,9 +182,9 @@ def is_leaf(node_id: int, result: SearchResult) -> bool:
 @laws
 @given(st.integers(1, 500), st.integers(0, 400), st.integers(1, 64))
 def test_what_is_dealt_is_all_there_is_but_for_less_than_a_token_each(budget: int, spent: int, paths: int):
-    ledger = Ledger()
-    ledger.generated_tokens = spent
-    dealt = Budget(SearchRequest("?", generator_budget=budget), ledger, uses_verifier=True)
+    meter = UsageMeter()
+    meter.generated_tokens = spent
+    dealt = Budget(SearchRequest("?", generator_budget=budget), meter, uses_verifier=True)
     enough = dealt.deal(paths)
     assert enough == (budget - spent >= paths)
     if enough:
@@ -200,9 +200,9 @@ def test_budgets_hold_over_a_real_engine_alone_and_in_company(
     orchestrator = make_orchestrator(kv_memory_bytes=2**23)
     alone = run_whole(orchestrator, request_).only
     orchestrator.engine.check_drained()
-    assert alone.accounting.generated_tokens <= (request_.generator_budget or MOST)
+    assert alone.usage.generated_tokens <= (request_.generator_budget or MOST)
     if alone.rounds:
-        assert alone.accounting.verifier_tree_tokens <= (request_.verifier_budget or MOST)
+        assert alone.usage.verifier_tree_tokens <= (request_.verifier_budget or MOST)
     other = replace(request_, problem="another one", seed=request_.seed + 1)
     among = run_whole(orchestrator, other, request_, replace(other, algorithm=AlgorithmName.BEAM)).results[1]
     assert outcome(among) == outcome(alone)

@@ -7,7 +7,7 @@ import pytest
 from search_runs import ALL, BEAM, BEST_OF_N, MAJORITY, crowd, outcome, run
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.request import AlgorithmName, SearchRequest, Terms
+from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
 from espalier.search.result import Candidate, SearchResult, StepDone, StopReason
 from espalier.search.run.orchestrator import Orchestrator
 
@@ -26,9 +26,9 @@ def test_the_generators_budget_is_never_exceeded(request_: SearchRequest, budget
     orchestrator = make_orchestrator()
     result = run(orchestrator, replace(request_, generator_budget=budget)).only
     orchestrator.engine.check_drained()
-    assert result.accounting.generated_tokens <= budget
+    assert result.usage.generated_tokens <= budget
     free = run(orchestrator, request_).only
-    if free.accounting.generated_tokens > budget:
+    if free.usage.generated_tokens > budget:
         assert result.stop_reason is StopReason.BUDGET
     assert complete(result.candidates, result)
 
@@ -39,14 +39,14 @@ def test_the_verifiers_budget_is_never_exceeded(request_: SearchRequest, budget:
     orchestrator = make_orchestrator()
     result = run(orchestrator, replace(request_, verifier_budget=budget)).only
     orchestrator.engine.check_drained()
-    accounting = result.accounting
+    usage = result.usage
     if result.rounds:
-        assert accounting.verifier_tree_tokens <= budget
+        assert usage.verifier_tree_tokens <= budget
     else:  # the problem alone is over it, so nothing was read
-        assert accounting.verifier_tokens == accounting.generator_tokens == 0
+        assert usage.verifier_tokens == usage.generator_tokens == 0
         assert result.stop_reason is StopReason.BUDGET
     free = run(orchestrator, request_).only
-    if free.accounting.verifier_tree_tokens > budget and request_.algorithm is not AlgorithmName.AUTO:
+    if free.usage.verifier_tree_tokens > budget and request_.algorithm is not AlgorithmName.AUTO:
         # Auto may finish within a budget that does not pay for all it would do without one.
         assert result.stop_reason is StopReason.BUDGET
     assert complete(result.candidates, result)
@@ -57,7 +57,7 @@ def test_budgets_are_used_up_but_for_what_one_round_cannot_share_out(make_orches
     for budget in range(20, 120, 7):
         result = run(make_orchestrator(), replace(BEAM, generator_budget=budget, seed=budget)).only
         if result.stop_reason is StopReason.BUDGET and not any(n.termination == "budget" for n in result.nodes):
-            assert budget - result.accounting.generated_tokens < BEAM.candidates
+            assert budget - result.usage.generated_tokens < BEAM.candidates
 
 
 @pytest.mark.parametrize("request_", ALL.values(), ids=ALL.keys())
@@ -103,7 +103,7 @@ def test_a_search_whose_time_is_over_ends_within_one_step_with_the_best_it_has(
     assert result.stop_reason in (StopReason.DEADLINE, StopReason.FINISHED)
     assert complete(result.candidates, result)
     assert (result.best is None) == (not any(candidate.answer for candidate in result.candidates))
-    assert result.accounting.queue_seconds + result.accounting.seconds == pytest.approx(2.0)
+    assert result.usage.queue_seconds + result.usage.seconds == pytest.approx(2.0)
     orchestrator.engine.check_drained()
 
 
@@ -111,12 +111,12 @@ def test_a_search_whose_time_is_over_in_the_queue_ends_there(make_orchestrator: 
     orchestrator, clock = make_orchestrator(max_running=1), Clock()
     monkeypatch.setattr(orchestrator, "_clock", clock)
     orchestrator.submit(BEAM)
-    waiting = orchestrator.submit(replace(BEAM, time_limit=1.0), terms=Terms(waited=0.75))
+    waiting = orchestrator.submit(replace(BEAM, time_limit=1.0), terms=SubmitOptions(waited=0.75))
     assert orchestrator.step() == []
     clock.now += 0.25
     (result,) = orchestrator.step()
     assert (result.search_id, result.stop_reason, result.answer) == (waiting, StopReason.DEADLINE, "")
-    assert result.accounting.queue_seconds == 1.0
+    assert result.usage.queue_seconds == 1.0
     orchestrator.close()
     orchestrator.engine.check_drained()
 
@@ -144,8 +144,8 @@ def test_saved_tokens_are_those_of_candidates_read_one_by_one_less_the_computed(
         path = sum(tokens[told.path[: i + 1]] for i in range(len(told.path)))
         alone += told.multiplicity * (prompt + path)
     assert alone > 0
-    assert result.accounting.generator_saved_tokens == max(0, alone - result.accounting.generator_tokens)
-    assert (result.accounting.verifier_saved_tokens > 0) == (result.accounting.verifier_tokens > 0)
+    assert result.usage.generator_saved_tokens == max(0, alone - result.usage.generator_tokens)
+    assert (result.usage.verifier_saved_tokens > 0) == (result.usage.verifier_tokens > 0)
 
 
 @pytest.mark.parametrize(

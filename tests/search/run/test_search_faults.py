@@ -16,7 +16,7 @@ from espalier.engine.models.decoder import Decoder
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.prm.verifier import Verification
 from espalier.search import algorithms
-from espalier.search.request import SearchRequest, Terms, Vote
+from espalier.search.request import SearchRequest, SubmitOptions, Vote
 from espalier.search.result import CandidateDone, Event, Finished, SearchResult, Started, StepDone, StopReason
 from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
@@ -273,7 +273,7 @@ def test_a_fault_as_a_search_gives_way_to_an_urgent_one_is_its_own(site: str, fa
     ended: dict[str, SearchResult] = {}
     for _ in range(3):
         orchestrator.step()
-    urgent = orchestrator.submit(OTHERS[0], terms=Terms(1))
+    urgent = orchestrator.submit(OTHERS[0], terms=SubmitOptions(1))
     while orchestrator.busy:
         ended |= {result.search_id: result for result in orchestrator.step()}
     assert fault.fired

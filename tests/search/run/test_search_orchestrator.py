@@ -32,7 +32,7 @@ from espalier.engine.models.model import Model
 from espalier.engine.scheduling.role_policy import StrictAlternation
 from espalier.engine.work import Done
 from espalier.prm.base import StepPath
-from espalier.search.request import AlgorithmName, SearchRequest, Terms, Vote
+from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import (
     CandidateDone,
     Event,
@@ -112,7 +112,7 @@ def test_every_score_in_the_tree_equals_a_full_recompute_through_transformers(
 @pytest.mark.parametrize("request_", ALL.values(), ids=ALL.keys())
 def test_every_token_of_the_tree_is_computed_about_once(request_: SearchRequest, make_orchestrator: Make):
     orchestrator = make_orchestrator(kv_memory_bytes=2**23, max_batch_tokens=48)
-    accounts = [result.accounting for result in run(orchestrator, *(with_(request_, seed=s) for s in range(4))).results]
+    accounts = [result.usage for result in run(orchestrator, *(with_(request_, seed=s) for s in range(4))).results]
     for account in accounts:
         assert account.generator_tokens <= 1.05 * account.generator_tree_tokens
         assert account.verifier_tokens <= 1.05 * account.verifier_tree_tokens
@@ -124,7 +124,7 @@ def test_every_token_of_the_tree_is_computed_about_once(request_: SearchRequest,
 def test_the_account_counts_the_tree(make_orchestrator: Make):
     orchestrator = make_orchestrator()
     result = run(orchestrator, BEAM).only
-    account, engine = result.accounting, orchestrator.engine
+    account, engine = result.usage, orchestrator.engine
     nodes = [node for node in result.nodes if node.parent_id is not None]
     assert account.nodes == len(nodes) + account.duplicates
     assert account.pruned == sum(node.termination == "pruned" for node in nodes)
@@ -133,7 +133,7 @@ def test_the_account_counts_the_tree(make_orchestrator: Make):
     scored = sum(len(reading.token_ids) for reading in read)
     assert account.verifier_tree_tokens == len(family.prompt_ids(PROBLEM)) + scored
     assert account.logical_blocks > account.physical_blocks > 0
-    assert 0 < account.peak_kv_bytes <= engine.arena.num_bytes
+    assert 0 < account.peak_kv_bytes <= engine.kv_pool.num_bytes
     assert set(result.digests) == {"generator", "verifier"}
 
 
@@ -141,11 +141,11 @@ def test_the_account_counts_the_tree(make_orchestrator: Make):
 def test_merged_siblings_are_counted_on_the_one_that_stays(temperature: float, make_orchestrator: Make):
     result = run(make_orchestrator(), with_(BEAM, temperature=temperature)).only
     stays = [node for node in result.nodes if node.termination != "duplicate"]
-    assert len(stays) - 1 + result.accounting.duplicates == result.accounting.nodes
+    assert len(stays) - 1 + result.usage.duplicates == result.usage.nodes
     siblings = [(node.parent_id, node.text) for node in stays]
     assert len(set(siblings)) == len(siblings)
     if temperature == 0.0:
-        assert result.accounting.duplicates >= 8
+        assert result.usage.duplicates >= 8
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.2, 1.0])
@@ -160,7 +160,7 @@ def test_independent_paths_that_grow_alike_are_counted_and_not_computed_twice(
     for node in result.nodes[1:]:
         children = [child for child in result.nodes if child.parent_id == node.node_id]
         assert not children or sum(child.multiplicity for child in children) == node.multiplicity
-    account = result.accounting
+    account = result.usage
     assert account.nodes == sum(node.multiplicity for node in result.nodes[1:])
     if temperature == 0.0:
         assert len(leaves) == 1
@@ -205,7 +205,7 @@ def test_a_search_never_holds_more_blocks_than_its_worst_case(
     orchestrator = make_orchestrator(block_size=block_size, kv_memory_bytes=2**23)
     for seed in range(3):  # one by one: what one leaves over would hide what another takes too much
         result = run(orchestrator, with_(request_, seed=seed)).only  # checked after every step
-        assert result.accounting.physical_blocks > 0
+        assert result.usage.physical_blocks > 0
 
 
 def test_a_tiny_pool_makes_searches_wait_and_all_of_them_end(make_orchestrator: Make):
@@ -213,7 +213,7 @@ def test_a_tiny_pool_makes_searches_wait_and_all_of_them_end(make_orchestrator: 
     watched = run(orchestrator, *crowd(12))
     assert 1 <= watched.most_running < 6
     assert all(result.stop_reason is StopReason.FINISHED for result in watched.results)
-    assert max(result.accounting.queue_seconds for result in watched.results) > 0
+    assert max(result.usage.queue_seconds for result in watched.results) > 0
 
 
 def test_searches_start_in_order_of_arrival(make_orchestrator: Make):
@@ -408,7 +408,7 @@ def test_a_step_too_long_for_the_verifier_never_votes(
 def test_paths_are_held_to_their_limits(make_orchestrator: Make):
     result = run(make_orchestrator(), with_(BEST_OF_N, max_steps=3, max_step_tokens=6, max_tokens=15)).only
     assert max(node.depth for node in result.nodes) <= 3
-    assert result.accounting.generated_tokens <= 6 * 15
+    assert result.usage.generated_tokens <= 6 * 15
     for candidate in result.candidates:
         assert len(candidate.steps) <= 3
 
@@ -425,7 +425,7 @@ def test_other_seeds_give_other_trees(make_orchestrator: Make):
 
 def test_turns_do_not_change_the_outcome(make_orchestrator: Make):
     fed = run(make_orchestrator(), BEAM).only
-    alternating = run(make_orchestrator(turn_policy=StrictAlternation()), BEAM).only
+    alternating = run(make_orchestrator(role_policy=StrictAlternation()), BEAM).only
     assert outcome(alternating) == outcome(fed)
 
 
@@ -452,7 +452,7 @@ def test_searches_of_a_larger_priority_start_first_and_others_in_order_of_arriva
             started.append(event.configuration.problem)
 
     for problem, priority in (("a", 0), ("b", 0), ("urgent", 2), ("soon", 1), ("urgent too", 2)):
-        orchestrator.submit(with_(GREEDY, problem=problem), watch, Terms(priority))
+        orchestrator.submit(with_(GREEDY, problem=problem), watch, SubmitOptions(priority))
     while orchestrator.busy:
         orchestrator.step()
     assert started == ["urgent", "urgent too", "soon", "a", "b"]
@@ -464,7 +464,7 @@ def test_searches_share_what_was_computed_of_a_prompt_under_the_same_salt_alone(
 
     def hits(salt: bytes) -> int:
         before = orchestrator.engine.stats()[role].cache_hits
-        orchestrator.submit(with_(BEAM, problem="How many coins are in the jar? " * 2), terms=Terms(salt=salt))
+        orchestrator.submit(with_(BEAM, problem="How many coins are in the jar? " * 2), terms=SubmitOptions(salt=salt))
         while orchestrator.busy:
             orchestrator.step()
         return orchestrator.engine.stats()[role].cache_hits - before

@@ -93,7 +93,7 @@ def test_which_of_two_siblings_with_the_same_text_stays_does_not_depend_on_the_c
     for seed in range(4):
         mine = SearchRequest(**BEAM.to_dict() | {"max_step_tokens": 6, "seed": seed})
         alone = run(make_orchestrator(mute, max_batch_tokens=4), mine).only
-        assert alone.accounting.duplicates > 0
+        assert alone.usage.duplicates > 0
         watched = run_among(make_orchestrator(mute, max_batch_tokens=4), mine, 2, place=2)
         assert outcome(watched.results[0]) == outcome(alone), f"seed {seed}"
 

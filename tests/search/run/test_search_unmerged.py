@@ -20,11 +20,11 @@ def unmerged(request: SearchRequest, **fields: object) -> SearchRequest:
 def test_no_node_stands_for_several_samples(make_orchestrator: Make, name: str):
     orchestrator = make_orchestrator()
     result = run(orchestrator, unmerged(ALL[name], temperature=0.3)).only
-    assert result.accounting.duplicates == 0
+    assert result.usage.duplicates == 0
     if "particle" not in name:  # there it is how often a node was drawn to go on
         assert {node.multiplicity for node in result.nodes} == {1}
     assert not any(node.termination == "duplicate" for node in result.nodes)
-    assert result.accounting.nodes == len(result.nodes) - 1
+    assert result.usage.nodes == len(result.nodes) - 1
     orchestrator.engine.check_drained()
 
 
@@ -34,10 +34,10 @@ def test_samples_that_are_alike_are_decoded_each(make_orchestrator: Make):
     texts = [{node.text: node.score for node in result.nodes} for result in (merged, apart)]
     assert texts[0] == texts[1]
     assert apart.answer == merged.answer
-    assert apart.accounting.generated_tokens == merged.accounting.generated_tokens
+    assert apart.usage.generated_tokens == merged.usage.generated_tokens
     (_, step, *_), others = merged.nodes, len(apart.nodes) - len(merged.nodes)
     assert others == 8
-    more = apart.accounting.generator_tokens - merged.accounting.generator_tokens
+    more = apart.usage.generator_tokens - merged.usage.generator_tokens
     assert more == others * (step.tokens - 1)  # the last token of a step is read by its children alone
 
 

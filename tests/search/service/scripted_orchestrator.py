@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from espalier.engine.errors import DeviceError, PoolTooSmallError
-from espalier.search.request import USUAL, Limits, SearchRequest, Terms, Vote, validate
+from espalier.search.request import USUAL, Limits, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import (
-    Accounting,
     Candidate,
     CandidateDone,
     Event,
@@ -27,6 +26,7 @@ from espalier.search.result import (
     Started,
     StepDone,
     StopReason,
+    Usage,
 )
 
 SECRET = "secret of /home/someone/weights"
@@ -39,7 +39,7 @@ NODES = (
     NodeRecord(2, 1, (0, 0), STEPS[1].text, 0.5, "eos", 3, 9),
     NodeRecord(3, 0, (1,), "6*7=41\n\n", 0.125, "pruned", 1, 6),
 )
-ACCOUNTING = Accounting(101, 90, 70, 60, 95, 94, 80, 4, 1, 2, 65536, 40000, 25536, 12, 5, 0.25, 0.125, 1.5)
+USAGE = Usage(101, 90, 70, 60, 95, 94, 80, 4, 1, 2, 65536, 40000, 25536, 12, 5, 0.25, 0.125, 1.5)
 WHY = "the generator's logits are not numbers"
 GRADER = "math-verify 1.2.3"
 DIGESTS = {"generator": "ab" * 32, "verifier": "cd" * 32}
@@ -55,7 +55,7 @@ def result_of(request: SearchRequest, search_id: str, stop_reason: StopReason) -
         best=CANDIDATE if answered else None,
         candidates=(CANDIDATE,) if answered else (),
         nodes=NODES,
-        accounting=ACCOUNTING,
+        usage=USAGE,
         configuration=request,
         digests=DIGESTS,
         grader=GRADER,
@@ -81,7 +81,7 @@ class ScriptedOrchestrator:
         self.submitted: queue.Queue[str] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
         self.ended: queue.Queue[str] = queue.Queue()
-        self.terms: dict[str, Terms] = {}
+        self.terms: dict[str, SubmitOptions] = {}
         self.looks = 0
         self.flooded = 0
         self._flood_grew = threading.Condition()
@@ -100,7 +100,7 @@ class ScriptedOrchestrator:
         return len(self._live)
 
     def submit(
-        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: Terms = USUAL
+        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: SubmitOptions = USUAL
     ) -> str:
         self._own_thread()
         validate(request, self.limits)
@@ -174,8 +174,8 @@ class ScriptedOrchestrator:
 
     def _finish(self, search: Running, reason: StopReason) -> SearchResult:
         result = result_of(search.request, search.search_id, reason)
-        queued = ACCOUNTING.queue_seconds + self.terms[search.search_id].waited
-        result = replace(result, accounting=replace(ACCOUNTING, queue_seconds=queued))
+        queued = USAGE.queue_seconds + self.terms[search.search_id].waited
+        result = replace(result, usage=replace(USAGE, queue_seconds=queued))
         del self._live[search.search_id]  # first: who hears of the end may look at once whether it runs
         search.on_event(Finished(search.search_id, result))
         if reason is StopReason.CANCELLED:

@@ -25,7 +25,7 @@ def test_solve_returns_the_result_as_the_orchestrator_made_it(start):
     assert result.digests == DIGESTS
     assert result.grader == GRADER
     assert result.configuration == SearchRequest("solve", AlgorithmName.BEST_OF_N, vote=Vote.WEIGHTED, seed=7)
-    assert result.accounting.seconds == 1.5
+    assert result.usage.seconds == 1.5
 
 
 def test_the_tree_is_left_out_unless_asked_for(start):

@@ -6,7 +6,6 @@ from scripted_orchestrator import CANDIDATE, NODES, result_of
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.request import Aggregation, AlgorithmName, Limits, SearchRequest, Vote
 from espalier.search.result import (
-    Accounting,
     Candidate,
     CandidateDone,
     Finished,
@@ -16,6 +15,7 @@ from espalier.search.result import (
     Started,
     StepDone,
     StopReason,
+    Usage,
 )
 from espalier.search.service.convert import (
     checked_request,
@@ -68,8 +68,8 @@ RESULT = result_of(FULL, "s1", StopReason.FINISHED)
         (pb.SolveProblemRequest, SearchRequest, {"include_nodes": None, "priority": None}),
         (pb.SearchResult, SearchResult, {"omitted_candidates": None, "omitted_nodes": None}),
         (
-            pb.Accounting,
-            Accounting,
+            pb.Usage,
+            Usage,
             {
                 "queue_duration": "queue_seconds",
                 "first_step_duration": "first_step_seconds",

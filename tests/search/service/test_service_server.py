@@ -102,7 +102,7 @@ def test_a_full_queue_refuses_and_says_when_to_retry(start, fake, pool):
 
         fake.release.set()
         (waited,) = [f for f in others if f is not refused]
-        assert held.result(PATIENCE).accounting.queue_seconds < waited.result(PATIENCE).accounting.queue_seconds
+        assert held.result(PATIENCE).usage.queue_seconds < waited.result(PATIENCE).usage.queue_seconds
 
 
 def test_a_call_does_not_wait_for_a_slot_for_ever(start, fake, pool):
