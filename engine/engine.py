@@ -1,5 +1,6 @@
 """The engine: two models, one KV pool, one batch at a time."""
 
+import logging
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
@@ -8,17 +9,21 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from espalier.engine.errors import MisuseError, NumericalError, PoolExhaustedError, PoolTooSmallError
-from espalier.engine.execution.lane import Lane
+from espalier.engine.errors import MisuseError, NumericalError, PoolExhaustedError, PoolTooSmallError, name_tokens
+from espalier.engine.execution.runner import BatchInFlight, ModelRunner
 from espalier.engine.interrupts import interrupts_held
+from espalier.engine.memory.blocks import BlockPool
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import Sequence, SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.admission import Admission
 from espalier.engine.scheduling.preemption import Preemption
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, GeneratorFirst, RoleLoad, RolePolicy
+from espalier.engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from espalier.engine.work import Done, Generate, Generated, Score, Work
 from espalier.kernels.layout import KVLayout
+
+log = logging.getLogger("espalier.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +111,39 @@ class Engine:
         self._role_policy = role_policy or GeneratorFirst()
         device = models[GENERATOR].decoder.device
         self.kv_pool = _make_kv_pool(models, self.settings, device)
-        self.lanes = {
-            role: Lane(
-                role,
-                model,
-                _layout(model, self.settings.block_size, self.kv_pool.slab_bytes),
-                self.kv_pool,
-                self.settings.prefix_cache,
-                self._make_room,
-            )
-            for role, model in models.items()
-        }
-        pools = {role: lane.pool for role, lane in self.lanes.items()}
+        self.schedulers: dict[str, Scheduler] = {}
+        self._runners: dict[str, ModelRunner] = {}
+        for role, model in models.items():
+            layout = _layout(model, self.settings.block_size, self.kv_pool.slab_bytes)
+            pool = BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache)
+            table = SequenceTable(pool, cache_seed=model.digest.encode())
+            self.schedulers[role] = Scheduler(role, model, table, self._make_room)
+            self._runners[role] = ModelRunner(role, model, layout, self.kv_pool)
+            _warn_of_missing_embeddings(role, model)
+        pools = {role: scheduler.pool for role, scheduler in self.schedulers.items()}
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
-        self._preemption = Preemption(self.kv_pool, self.lanes, self.admission)
+        self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
+        self._in_flight: dict[str, tuple[SchedulerOutput, BatchInFlight]] = {}
         self._collected: list[Done] = []
         self._failed: dict[str, set[Hashable]] = {role: set() for role in models}
 
     @property
     def busy(self) -> bool:
         """Whether any work is waiting or running, or its results have not been handed over."""
-        return bool(self._collected) or any(self._failed.values()) or any(lane.busy for lane in self.lanes.values())
+        return (
+            bool(self._collected)
+            or any(self._failed.values())
+            or any(scheduler.busy for scheduler in self.schedulers.values())
+        )
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """The models, by role."""
+        return {role: runner.model for role, runner in self._runners.items()}
 
     def model(self, role: str) -> Model:
         """The model of a role."""
-        return self.lanes[role].model
+        return self._runners[role].model
 
     def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> Sequence:
         """A new sequence of `role`'s model; its tokens are computed with the first work on it.
@@ -143,9 +156,9 @@ class Engine:
             MisuseError: for a role that the engine has no model of, negative ids, or more tokens than the model's
                 context.
         """
-        if role not in self.lanes:
+        if role not in self.schedulers:
             raise MisuseError(f"the engine has no {role}")
-        return self.lanes[role].open(token_ids, salt, owner)
+        return self.schedulers[role].open(token_ids, salt, owner)
 
     def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
         """`count` sequences that share every block of `sequence`; a shared tail is copied on the first write.
@@ -182,7 +195,7 @@ class Engine:
         Raises:
             MisuseError: when it was released before or is of another engine, or work waits or runs on it.
         """
-        self._lane(sequence).release(sequence)
+        self._scheduler(sequence).release(sequence)
 
     def submit(self, work: Work) -> None:
         """Queue work for the model of its sequence.
@@ -198,7 +211,7 @@ class Engine:
                 raise MisuseError("Generate needs a sampling for each child, exactly one in place, and max_tokens >= 1")
         else:
             _require_reads_in_order(work)
-        self._lane(work.sequence).submit(work)
+        self._scheduler(work.sequence).submit(work)
 
     def cancel(self, owner: Hashable) -> None:
         """Drop all work of `owner`, which keeps (and must release) the sequences it holds."""
@@ -207,17 +220,17 @@ class Engine:
             if done.work.owner == owner and isinstance(done, Generated) and not done.work.in_place:
                 self.release(done.sequence)
         self._collected = [done for done in self._collected if done.work.owner != owner]
-        for role, lane in self.lanes.items():
-            lane.cancel(owner)
+        for role, scheduler in self.schedulers.items():
+            scheduler.cancel(owner)
             self._failed[role].discard(owner)
         self._preemption.forget(owner)
 
     def abandon(self, owner: Hashable) -> None:
         """Drop all work of `owner` and release all its sequences, for whoever held them has lost track of them."""
         self.cancel(owner)
-        for lane in self.lanes.values():
-            for sequence in lane.table.of_owner(owner):
-                lane.table.release(sequence)
+        for scheduler in self.schedulers.values():
+            for sequence in scheduler.table.of_owner(owner):
+                scheduler.table.release(sequence)
 
     def step(self) -> list[Done]:
         """Run one batch on one model and return the work that it finished; empty when there is none.
@@ -244,7 +257,7 @@ class Engine:
 
     def _run_batch(self) -> None:
         self._preemption.resume()
-        before = [lane for lane in self.lanes.values() if lane.in_flight]
+        before = list(self._in_flight)
         try:
             launched = self._launch()
         except PoolExhaustedError:
@@ -253,30 +266,44 @@ class Engine:
             launched = None  # what is in flight may yet make room
         if launched and not self.settings.launch_ahead:
             before.append(launched)
-        for lane in before:
-            self._collect(lane)
+        for role in before:
+            self._collect(role)
 
-    def _launch(self) -> Lane | None:
-        """Launch a batch of the model whose turn it is, of those that have none in flight."""
-        loads = {role: self._load(lane) for role, lane in self.lanes.items()}
+    def _launch(self) -> str | None:
+        """Launch a batch of the model whose turn it is, of those that have none in flight; its role."""
+        loads = {role: self._load(role) for role in self.schedulers}
         if not any(load.busy for load in loads.values()):
             return None
         role = GENERATOR if VERIFIER not in loads else self._role_policy.choose(loads[GENERATOR], loads[VERIFIER])
-        return self.lanes[role] if self.lanes[role].launch(self.settings.max_batch_tokens) else None
+        scheduler = self.schedulers[role]
+        step = scheduler.schedule(self.settings.max_batch_tokens)
+        if step is None:
+            return None
+        try:
+            self._in_flight[role] = step, self._runners[role].launch(scheduler.table, step)
+        except BaseException:  # an interrupt too: the prefix cache knows blocks before they are written
+            scheduler.drop_all_kv()
+            raise
+        scheduler.launched(step)
+        return role
 
     def _settle(self) -> None:
         """Wait for what is in flight, before something it may build on is taken away."""
-        for lane in self.lanes.values():
-            self._collect(lane)
+        for role in list(self._in_flight):
+            self._collect(role)
 
-    def _collect(self, lane: Lane) -> None:
-        """Take in what a lane has in flight, or note whose work has failed; `step` tells either."""
-        if not lane.in_flight:
+    def _collect(self, role: str) -> None:
+        """Take in what is in flight of a model, or note whose work has failed; `step` tells either."""
+        if role not in self._in_flight:
             return
+        step, batch = self._in_flight.pop(role)
         try:
-            self._collected += lane.collect()
-        except NumericalError as error:
-            self._failed[lane.role] |= error.owners
+            self._collected += self.schedulers[role].update(step, *self._runners[role].wait(batch))
+        except BaseException as error:
+            self.schedulers[role].drop_all_kv()
+            if not isinstance(error, NumericalError):
+                raise
+            self._failed[role] |= error.owners
 
     def footprint(self, sequences: Several[Sequence]) -> Footprint:
         """What `sequences` hold together.
@@ -286,51 +313,53 @@ class Engine:
         """
         logical = physical = 0
         sizes: dict[str, int] = {}
-        for role, lane in self.lanes.items():
+        for role, scheduler in self.schedulers.items():
             tables = [self._table(s).block_table(s) for s in sequences if s.role == role]
             if tables:
                 blocks = np.concatenate(tables)
                 unique = len(np.unique(blocks))
                 logical, physical = logical + len(blocks), physical + unique
-                sizes[role] = unique * lane.layout.block_bytes
+                sizes[role] = unique * scheduler.pool.layout.block_bytes
         return Footprint(logical, physical, sizes)
 
     def stats(self) -> dict[str, RoleStats]:
         """Counters by role."""
         return {
             role: RoleStats(
-                computed_tokens=lane.computed_tokens,
-                steps=lane.steps,
-                copied_blocks=lane.copied_blocks,
-                live_blocks=lane.pool.live_blocks,
-                cached_blocks=lane.pool.cached_blocks,
-                free_blocks=lane.pool.free_blocks,
-                logical_tokens=lane.table.computed_tokens(),
-                physical_tokens=lane.pool.live_blocks * self.settings.block_size,
-                wasted_bytes=lane.pool.owned_slabs * lane.layout.wasted_bytes_per_slab,
+                computed_tokens=scheduler.computed_tokens,
+                steps=scheduler.steps,
+                copied_blocks=scheduler.copied_blocks,
+                live_blocks=scheduler.pool.live_blocks,
+                cached_blocks=scheduler.pool.cached_blocks,
+                free_blocks=scheduler.pool.free_blocks,
+                logical_tokens=scheduler.table.computed_tokens(),
+                physical_tokens=scheduler.pool.live_blocks * self.settings.block_size,
+                wasted_bytes=scheduler.pool.owned_slabs * scheduler.pool.layout.wasted_bytes_per_slab,
                 preemptions=self._preemption.counts[role],
-                cache_hits=lane.pool.hits,
-                evicted_blocks=lane.pool.evictions,
-                live_sequences=lane.table.live_sequences,
-                owned_slabs=lane.pool.owned_slabs,
-                bytes_per_token=lane.layout.bytes_per_token,
+                cache_hits=scheduler.pool.hits,
+                evicted_blocks=scheduler.pool.evictions,
+                live_sequences=scheduler.table.live_sequences,
+                owned_slabs=scheduler.pool.owned_slabs,
+                bytes_per_token=scheduler.pool.layout.bytes_per_token,
             )
-            for role, lane in self.lanes.items()
+            for role, scheduler in self.schedulers.items()
         }
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless slabs, blocks, reference counts and block tables agree."""
         self.kv_pool.check_integrity()
-        for lane in self.lanes.values():
-            lane.pool.check_integrity(lane.table.live_block_tables())
+        for scheduler in self.schedulers.values():
+            scheduler.pool.check_integrity(scheduler.table.live_block_tables())
 
     def check_drained(self) -> None:
         """Raise AssertionError unless the engine is idle, consistent and holds no block, sequence or reservation."""
         self.check_integrity()
         assert not self.busy, "the engine still has work"
-        for role, lane in self.lanes.items():
-            assert lane.table.live_sequences == 0, f"{role}: {lane.table.live_sequences} sequences were not released"
-            assert lane.pool.live_blocks == 0, f"{role}: {lane.pool.live_blocks} blocks are still live"
+        for role, scheduler in self.schedulers.items():
+            assert scheduler.table.live_sequences == 0, (
+                f"{role}: {scheduler.table.live_sequences} sequences were not released"
+            )
+            assert scheduler.pool.live_blocks == 0, f"{role}: {scheduler.pool.live_blocks} blocks are still live"
             assert self.admission.reserved_blocks[role] == 0, f"{role}: a reservation was not released"
 
     def preempt(self, owner: Hashable) -> None:
@@ -347,14 +376,14 @@ class Engine:
         """Let the work of `owner`, which was set aside, go on as soon as there is room for its KV."""
         self._preemption.call_back(owner)
 
-    def _lane(self, sequence: Sequence) -> Lane:
-        if (lane := self.lanes.get(sequence.role)) is None:
+    def _scheduler(self, sequence: Sequence) -> Scheduler:
+        if (scheduler := self.schedulers.get(sequence.role)) is None:
             raise MisuseError(f"a {sequence.role} sequence is of another engine")
-        return lane
+        return scheduler
 
     def _table(self, sequence: Sequence) -> SequenceTable:
         """The table of a live sequence of this engine."""
-        table = self._lane(sequence).table
+        table = self._scheduler(sequence).table
         table.require_live(sequence)
         return table
 
@@ -362,9 +391,23 @@ class Engine:
         self._settle()
         return self._preemption.make_room(needy)
 
-    @staticmethod
-    def _load(lane: Lane) -> RoleLoad:
-        return RoleLoad(0, 0) if lane.in_flight else RoleLoad(lane.running_branches, lane.waiting_tokens())
+    def _load(self, role: str) -> RoleLoad:
+        scheduler = self.schedulers[role]
+        return (
+            RoleLoad(0, 0)
+            if role in self._in_flight
+            else RoleLoad(scheduler.running_branches, scheduler.waiting_tokens())
+        )
+
+
+def _warn_of_missing_embeddings(role: str, model: Model) -> None:
+    if beyond := model.without_embedding:
+        log.warning(
+            "the %s has an embedding for %d tokens and none for %s of its tokenizer; a text that holds one is refused",
+            role,
+            model.config.vocab_size,
+            name_tokens(beyond),
+        )
 
 
 def _require_reads_in_order(work: Score) -> None:

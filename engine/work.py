@@ -1,13 +1,41 @@
 """The work an engine takes and what it gives back."""
 
+import hashlib
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.memory.sequences import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one sequence samples: the temperature first, then each filter on what the one before it left.
+
+    Attributes:
+        temperature: softmax temperature; 0 takes the most likely token.
+        top_k: most likely tokens kept; 0 keeps all.
+        top_p: nucleus mass kept of those, in (0, 1].
+        min_p: tokens kept are at least this share as likely as the most likely one, in [0, 1].
+        key: stream of randomness, from `stream_key`; with the token's position it fixes every draw.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    key: int = 0
+
+
+def stream_key(seed: int, problem: str, path: tuple[int, ...]) -> int:
+    """The 64-bit stream of one node: a hash of the request's seed, the problem's text and the node's path.
+
+    Nothing about the batch, the slot or the order of arrival enters, so a request gives the same text in any company.
+    """
+    text = f"{seed}\x1f{'.'.join(map(str, path))}\x1f{problem}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 class StopCause(StrEnum):

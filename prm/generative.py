@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from espalier.engine.engine import Engine
-from espalier.engine.execution.sampling import Sampling, stream_key
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.role_policy import VERIFIER
-from espalier.engine.work import Done, Generate, Generated, Score
+from espalier.engine.work import Done, Generate, Generated, Sampling, Score, stream_key
 from espalier.prm.base import PrmFamily, Reading, Scoring, StepPath, Verdict
 
 

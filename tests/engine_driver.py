@@ -7,10 +7,9 @@ import numpy as np
 import torch
 
 from espalier.engine.engine import Engine
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.models.model import Model
-from espalier.engine.work import Done, Generate, Generated, Score, Scored
+from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 
 
 def drain(engine: Engine) -> list[Done]:

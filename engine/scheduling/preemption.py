@@ -2,9 +2,9 @@
 
 from collections.abc import Hashable, Mapping
 
-from espalier.engine.execution.lane import Lane
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.scheduling.admission import Admission
+from espalier.engine.scheduling.scheduler import Scheduler
 
 
 class Preemption:
@@ -15,10 +15,10 @@ class Preemption:
     owner never gives up, and fits the KV pool alone, so there is always one that gets on.
     """
 
-    def __init__(self, kv_pool: KVPool, lanes: Mapping[str, Lane], admission: Admission) -> None:
-        self.counts = dict.fromkeys(lanes, 0)
+    def __init__(self, kv_pool: KVPool, schedulers: Mapping[str, Scheduler], admission: Admission) -> None:
+        self.counts = dict.fromkeys(schedulers, 0)
         self._kv_pool = kv_pool
-        self._lanes = lanes
+        self._schedulers = schedulers
         self._admission = admission
         self._resting: dict[Hashable, dict[str, int]] = {}  # blocks each held, by role
         self._set_aside: set[Hashable] = set()  # of those who rest, who must be called back
@@ -26,12 +26,12 @@ class Preemption:
     def preempt(self, owner: Hashable) -> None:
         """Make `owner` give up its KV and rest."""
         self._resting[owner] = {}
-        for role, lane in self._lanes.items():
-            if held := lane.table.blocks_of(owner):
+        for role, scheduler in self._schedulers.items():
+            if held := scheduler.table.blocks_of(owner):
                 self._resting[owner][role] = held
                 self.counts[role] += 1
-            lane.drop_kv(owner)
-            lane.scheduler.paused.add(owner)
+            scheduler.drop_kv(owner)
+            scheduler.planner.paused.add(owner)
 
     def set_aside(self, owner: Hashable) -> None:
         """Make `owner` give up its KV and rest until it is called back, whatever room there is."""
@@ -52,7 +52,12 @@ class Preemption:
         Returns:
             Whether anybody gave up anything.
         """
-        holding = {o for lane in self._lanes.values() for o in lane.table.owners() if lane.table.blocks_of(o)}
+        holding = {
+            o
+            for scheduler in self._schedulers.values()
+            for o in scheduler.table.owners()
+            if scheduler.table.blocks_of(o)
+        }
         working = self._working()
         active = working - self._resting.keys()
         if needy is None:
@@ -71,7 +76,9 @@ class Preemption:
         resting = self._resting.keys() - self._set_aside
         if not resting:
             return
-        held_up = [lane.scheduler.held_up.owner for lane in self._lanes.values() if lane.scheduler.held_up]
+        held_up = [
+            scheduler.planner.held_up.owner for scheduler in self._schedulers.values() if scheduler.planner.held_up
+        ]
         working = self._working()
         for owner in sorted(resting, key=self._admission.rank):
             if owner not in working:
@@ -86,18 +93,18 @@ class Preemption:
         """Let `owner` rest no longer."""
         self._set_aside.discard(owner)
         if self._resting.pop(owner, None) is not None:
-            for lane in self._lanes.values():
-                lane.scheduler.paused.discard(owner)
+            for scheduler in self._schedulers.values():
+                scheduler.planner.paused.discard(owner)
 
     def _working(self) -> set[Hashable]:
         """Owners whose work waits or runs, or would if they did not rest."""
-        return {owner for lane in self._lanes.values() for owner in lane.owners()}
+        return {owner for scheduler in self._schedulers.values() for owner in scheduler.owners()}
 
     def _fits(self, blocks: Mapping[str, int]) -> bool:
         """Whether there is room for `blocks` of each role, and a slab of each to grow into."""
         slabs = 0
         for role, count in blocks.items():
-            pool = self._lanes[role].pool
+            pool = self._schedulers[role].pool
             room = pool.live_slabs * pool.layout.blocks_per_slab - pool.live_blocks
             needed = pool.slabs_for(max(0, count - room)) + 1
             if needed > self._kv_pool.available_to(role, pool.live_slabs):

@@ -1,260 +1,374 @@
-"""What one step of a model computes: who gets how many tokens, and the blocks for them."""
+"""One model's waiting and running work: what a step computes, and what becomes of its results."""
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Hashable
+from dataclasses import dataclass
 
 import numpy as np
 
-from espalier.engine.errors import PoolExhaustedError
+from espalier.engine.errors import MisuseError, NumericalError
 from espalier.engine.memory.sequences import Sequence, SequenceTable
-from espalier.engine.work import Generate, Score, Work
-
-MakeRoom = Callable[[Hashable], bool]
-"""Makes somebody give up their KV and says whether anybody did; for an owner's sake only one who comes after them."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldUp:
-    """The first piece of work that found no blocks in a step: whose it is, and how many it needs to go on."""
-
-    owner: Hashable
-    blocks: int
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """Work whose sequence still has tokens to compute; `values` gathers what has been read so far."""
-
-    work: Work
-    base: int  # position of a Score's first token
-    computed_tokens: int = 0
-    values: list[np.ndarray] = field(default_factory=list)
-
-    @property
-    def row(self) -> int:
-        """Its sequence's row of the table."""
-        return self.work.sequence.row
-
-    def known_tokens(self, length: int) -> int:
-        """Tokens of the sequence that need not be computed where their KV is at hand: those before what is read."""
-        read_at = self.work.read_at if isinstance(self.work, Score) else ()
-        return self.base + read_at[0] if read_at else length
-
-    def count_computed(self, tokens: int) -> None:
-        """Charge `tokens` to it."""
-        self.computed_tokens += tokens
-
-
-@dataclass(slots=True, eq=False)
-class Branch:
-    """One child that is being sampled, token by token."""
-
-    work: Generate
-    indices: list[int]  # samplings that drew the same tokens so far
-    sequence: Sequence
-    start: int  # its length before the first sampled token
-    shared: int = 0  # sampled tokens that were computed before it parted from another branch
-    extra_tokens: int = 0  # computed for it besides: of its parent on its behalf, and again after its KV was dropped
-
-    @property
-    def row(self) -> int:
-        """Its sequence's row of the table."""
-        return self.sequence.row
-
-    def known_tokens(self, length: int) -> int:
-        """Tokens of the sequence that need not be computed where their KV is at hand."""
-        return length
-
-    def count_computed(self, tokens: int) -> None:
-        """Charge `tokens` to it."""
-        self.extra_tokens += tokens
-
-
-Target = TypeVar("Target", Pending, Branch)
-
-
-@dataclass(slots=True, eq=False)
-class Chunk:
-    """Tokens of one sequence that a step computes: of waiting work, or of a branch whose KV was dropped."""
-
-    target: Pending | Branch
-    row: int
-    count: int
+from espalier.engine.models.model import Model
+from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, StepPlan
+from espalier.engine.scheduling.requests import DecodeRows, RunningRequest, WaitingRequest
+from espalier.engine.work import Done, Generate, Generated, Score, Scored, StopCause, Work
 
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """What one step computes: a token of each branch, then the chunks; blocks for all of it are in place."""
+    """One step: the tokens to compute, the positions whose head values are read, the draws to make.
 
-    branches: list[Branch]
-    chunks: list[Chunk]
-    rows: np.ndarray
-    first: np.ndarray  # position of each row's first token
-    counts: np.ndarray
-    copies: tuple[list[int], list[int]]
+    Attributes:
+        plan: tokens and the blocks for them.
+        reads: whose each read is.
+        read_rows: int64 `[reads]`, rows of the batch.
+        read_targets: tokens that the head is asked about, one for each read; empty for a head that takes none.
+        scored: scores that are read to their end in this step.
+        opened: what each Generate whose pending tokens are computed in this step goes on as.
+        decode: the requests that a token is drawn for, None without any.
+        decode_rows: int64, the row of the batch of each of these; None where the batch is a token of each, in order.
+        draw_positions: int64 `[draws]`, position of each draw within its step.
+    """
+
+    plan: StepPlan
+    reads: list[WaitingRequest]
+    read_rows: np.ndarray
+    read_targets: list[int]
+    scored: list[WaitingRequest]
+    opened: dict[WaitingRequest, RunningRequest]
+    decode: DecodeRows | None = None
+    decode_rows: np.ndarray | None = None
+    draw_positions: np.ndarray | None = None
 
 
 class Scheduler:
-    """Chooses the tokens of each step.
-
-    A batch takes one token of every running branch, then tokens of waiting work in order of arrival; where the budget
-    is too small for all, every owner gets a fair share of it. Work that finds no blocks is held up: those behind its
-    owner give up theirs before the next step.
+    """What one model has to do; plain Python on plain data.
 
     Attributes:
-        paused: owners whose work is left out.
-        held_up: the first piece of work that found no blocks in the last step.
+        planner: chooses the tokens of each step.
+        computed_tokens: since it was made, as are `steps` and `copied_blocks`.
     """
 
-    def __init__(self, table: SequenceTable, make_room: MakeRoom) -> None:
-        self.paused: set[Hashable] = set()
-        self.held_up: HeldUp | None = None
-        self._table = table
-        self._pool = table.pool
-        self._make_room = make_room
+    def __init__(
+        self, role: str, model: Model, table: SequenceTable, make_room: MakeRoom = lambda needy: False
+    ) -> None:
+        """Make an idle scheduler; `make_room` is asked when blocks run out."""
+        self.role = role
+        self.table, self.pool = table, table.pool
+        self.planner = BatchPlanner(table, make_room)
+        self.computed_tokens = self.copied_blocks = self.steps = 0
+        self._model = model
+        self._waiting: list[WaitingRequest] = []
+        self._running: list[RunningRequest] = []
+        self._decode: DecodeRows | None = None
+        self._busy_rows: set[int] = set()  # of sequences that work waits or runs in place on
+        self._is_eos = np.zeros(max(model.config.vocab_size, model.tokenizer.vocab_size), dtype=bool)
+        self._is_eos[list(model.eos_token_ids)] = True
+        self._has_newline = np.zeros(len(self._is_eos), dtype=bool)
+        self._has_newline[: len(model.tokenizer.has_newline)] = model.tokenizer.has_newline
 
-    def active(self, targets: list[Target]) -> list[Target]:
-        """Those of `targets` whose owners are not paused."""
-        if not self.paused:
-            return targets
-        return [target for target in targets if target.work.owner not in self.paused]
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to run."""
+        return bool(self._waiting or self._running)
 
-    def forget_held_up(self, owner: Hashable) -> None:
-        """`owner` waits for blocks no longer."""
-        if self.held_up and self.held_up.owner == owner:
-            self.held_up = None
+    @property
+    def running_branches(self) -> int:
+        """Children being sampled, those of paused owners left out."""
+        return len(self.planner.active(self._running))
 
-    def plan(self, running: list[Branch], waiting: list[Pending], max_tokens: int) -> SchedulerOutput | None:
-        """Choose what to compute and take the blocks for it, making others give up theirs where that must be.
+    def waiting_tokens(self) -> int:
+        """Tokens that waiting work has to compute, that of paused owners left out."""
+        rows = [item.work.sequence.row for item in self.planner.active(self._waiting)]
+        return int(np.maximum(self.table.lengths[rows] - self.table.computed[rows], 1).sum())
 
-        Args:
-            running: branches being sampled.
-            waiting: in order of arrival.
-            max_tokens: computed in the step at most.
+    def owners(self) -> set[Hashable]:
+        """Everyone whose work waits or runs."""
+        return {target.work.owner for target in (*self._waiting, *self._running)}
 
-        Returns:
-            The plan, or None when those who had work here gave up their KV for the other model's sake.
+    def open(self, token_ids: list[int], salt: bytes, owner: Hashable) -> Sequence:
+        """A new sequence; see `Engine.open`.
 
         Raises:
-            PoolExhaustedError: when blocks run out and nobody can give any up; of the last owner that found none.
+            NoEmbeddingError: when the model has no embedding for one of the tokens.
+            MisuseError: for negative ids, or more tokens than its context.
         """
-        while self.held_up and self.held_up.blocks > self._pool.allocatable_blocks:
-            if not self._make_room(self.held_up.owner):
-                break
-        self.held_up = None
-        while True:
-            branches, chunks = self._choose(running, waiting, max_tokens)
-            if not branches and not chunks:
-                return None
-            rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
-            counts = np.ones(len(rows), dtype=np.int64)
-            try:
-                copies = self._table.prepare_write(rows, counts)
-            except PoolExhaustedError as error:
-                if not self._make_room(None):
-                    error.owners = frozenset({branches[-1].work.owner})
-                    raise
-                continue
-            if not chunks:
-                break
-            wanted, chunks = chunks, self._place(chunks, copies)
-            if branches or chunks:
-                rows = np.concatenate((rows, np.array([c.row for c in chunks], dtype=np.int64)))
-                counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
-                break
-            if not self._make_room(None):
-                last = next(chunk for chunk in reversed(wanted) if not self._fits([chunk]))
-                self._pool.require(self._blocks_for(last), frozenset({last.target.work.owner}))
-        # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
-        first = np.minimum(self._table.computed[rows], self._table.lengths[rows] - 1).astype(np.int64)
-        return SchedulerOutput(branches, chunks, rows, first, counts, copies)
+        self._require_fits(len(token_ids))
+        self._model.require_embedded(self.role, token_ids)
+        return self.table.open(self.role, token_ids, salt, owner)
 
-    def _choose(self, running: list[Branch], waiting: list[Pending], budget: int) -> tuple[list[Branch], list[Chunk]]:
-        """Branches and chunks to compute, memory permitting, at most `budget` tokens."""
-        running, waiting = self.active(running), self.active(waiting)
-        rows = np.array([b.sequence.row for b in running], dtype=np.int64)
-        dropped = np.flatnonzero(self._table.lengths[rows] - self._table.computed[rows] != 1).tolist()
-        targets: list[Pending | Branch] = [*(running[i] for i in dropped), *waiting]
-        for i in reversed(dropped):
-            running = [*running[:i], *running[i + 1 :]]
-        chunks = [Chunk(t, t.row, max(1, self._table.missing(t.row))) for t in targets]
-        if len(running) + sum(chunk.count for chunk in chunks) <= budget:
-            return running, chunks
-        return self._choose_fairly(running, chunks, budget)
+    def release(self, sequence: Sequence) -> None:
+        """Drop a sequence.
+
+        Raises:
+            MisuseError: when it is not a live one of this engine, or work waits or runs on it.
+        """
+        self.table.require_live(sequence)
+        if sequence.row in self._busy_rows:
+            raise MisuseError(f"work waits or runs on a {self.role} sequence that is released; cancel its owner first")
+        self.table.release(sequence)
+
+    def submit(self, work: Work) -> None:
+        """Queue `work`.
+
+        Raises:
+            NoEmbeddingError: when the model has no embedding for one of its tokens.
+            MisuseError: when its sequence is not a live one of this engine, already has work or has no tokens to
+                compute, or would go beyond the model's context.
+        """
+        self.table.require_live(work.sequence)
+        if work.sequence.row in self._busy_rows:
+            raise MisuseError("a sequence takes one piece of work at a time")
+        length = int(self.table.lengths[work.sequence.row])
+        added = len(work.token_ids) if isinstance(work, Score) else 1  # at least
+        if not length and not (isinstance(work, Score) and added):
+            raise MisuseError("an empty sequence has nothing to compute")
+        self._require_fits(length + added)
+        if isinstance(work, Score):
+            self._model.require_embedded(self.role, work.token_ids)
+            self._model.require_embedded(self.role, work.targets)
+        self._busy_rows.add(work.sequence.row)
+        if isinstance(work, Score):
+            self.table.append(work.sequence, list(work.token_ids))
+        self._waiting.append(WaitingRequest(work, base=length))
+
+    def cancel(self, owner: Hashable) -> None:
+        """Drop all work of `owner`, none of which may be in flight; branches being sampled are released."""
+        self.planner.forget_held_up(owner)
+        self._busy_rows -= {item.row for item in self._waiting if item.work.owner == owner}
+        self._waiting = [item for item in self._waiting if item.work.owner != owner]
+        for branch in self._running:
+            if branch.work.owner == owner:
+                self._let_go(branch)
+                if not branch.work.in_place:
+                    self.table.release(branch.sequence)
+        self._running = [branch for branch in self._running if branch.work.owner != owner]
+
+    def drop_kv(self, owner: Hashable) -> None:
+        """Give up all KV of `owner`, whose work goes on where it was once that is computed again; none in flight."""
+        self.table.drop_kv(owner)
+        self.planner.forget_held_up(owner)
+        for item in self._waiting:
+            if item.work.owner == owner:
+                item.values.clear()
+
+    def drop_all_kv(self) -> None:
+        """What the blocks of this model hold is not certain: all of it is computed again."""
+        self.table.drop_all()
+        for item in self._waiting:
+            item.values.clear()
+
+    def schedule(self, max_tokens: int) -> SchedulerOutput | None:
+        """The next step, of at most `max_tokens` tokens; None when there is nothing to run.
+
+        Nothing here needs what the step before drew: that is in the table since `update`. Follow with `launched` once
+        the model computes it, or with `drop_all_kv` where it cannot.
+
+        Raises:
+            PoolExhaustedError: when blocks run out and nobody can give any up.
+        """
+        plan = self.planner.plan(self._running, self._waiting, max_tokens)
+        if plan is None:
+            return None
+        ends = plan.counts.cumsum()
+        lengths = self.table.lengths[plan.rows]
+        whole = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts) >= lengths
+        output = SchedulerOutput(plan, [], np.empty(0, np.int64), [], [], {})
+        sampled, places = list(plan.branches), list(range(len(plan.branches)))
+        read_rows: list[int] = []
+        for i, chunk in enumerate(plan.chunks, start=len(plan.branches)):
+            target = chunk.target
+            if isinstance(target, WaitingRequest) and isinstance(target.work, Score):
+                read_rows += self._reads(output, target, target.work, int(plan.first[i]), chunk.count, int(ends[i]))
+                if whole[i]:
+                    output.scored.append(target)
+                continue
+            if not whole[i]:
+                continue
+            if isinstance(target, WaitingRequest):
+                assert isinstance(target.work, Generate)
+                output.opened[target] = self._open_branch(target, target.work, chunk.count)
+                target = output.opened[target]
+            sampled.append(target)
+            places.append(i)
+        output.read_rows = np.array(read_rows, dtype=np.int64)
+        if sampled:
+            if self._decode is None or self._decode.branches != sampled:
+                self._decode = DecodeRows(sampled)
+            decode = output.decode = self._decode
+            output.draw_positions = (self.table.lengths[decode.rows] - decode.starts)[decode.branch_of]
+            if len(places) < ends[-1]:  # else it is a token of each, in this order
+                output.decode_rows = ends[places] - 1
+        return output
 
     @staticmethod
-    def _choose_fairly(running: list[Branch], chunks: list[Chunk], budget: int) -> tuple[list[Branch], list[Chunk]]:
-        demands = Counter(branch.work.owner for branch in running)
-        for chunk in chunks:
-            demands[chunk.target.work.owner] += chunk.count
-        left = fair_shares(demands, budget)
-        branches, chosen = [], []
-        for branch in running:
-            if left[branch.work.owner]:
-                left[branch.work.owner] -= 1
-                branches.append(branch)
-        for chunk in chunks:
-            if count := min(chunk.count, left[chunk.target.work.owner]):
-                left[chunk.target.work.owner] -= count
-                chosen.append(Chunk(chunk.target, chunk.row, count))
-        return branches, chosen
+    def _reads(
+        output: SchedulerOutput, item: WaitingRequest, work: Score, first: int, count: int, end: int
+    ) -> list[int]:
+        """Add the reads of `count` tokens from position `first` on; their rows of the batch, up to `end`."""
+        first -= item.base
+        reads = [i for i, place in enumerate(work.read_at) if 0 <= place - first < count]
+        output.reads += [item] * len(reads)
+        output.read_targets += [work.targets[i] for i in reads if work.targets]
+        return [end - count + work.read_at[i] - first for i in reads]
 
-    def _place(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> list[Chunk]:
-        """Take blocks for those chunks that there is room for, in order; adds to `copies`."""
-        placed: list[Chunk] = []
-        plain = [chunk for chunk in chunks if not self._table.has_unknown(chunk.row)]
-        for chunk in chunks:
-            if not self._table.has_unknown(chunk.row):
-                continue
-            self._table.recall(chunk.row, chunk.target.known_tokens(int(self._table.lengths[chunk.row])))
-            chunk.count = min(chunk.count, max(1, self._table.missing(chunk.row)))
-            if not self._fits([chunk]):
-                self._hold_up(chunk)
-                continue
-            self._write([chunk], copies)
-            self._table.register(chunk.row, int(self._table.computed[chunk.row]) + chunk.count)
-            placed.append(chunk)
-        while plain and not self._fits(plain):
-            self._hold_up(plain[len(plain) // 2])
-            plain = plain[: len(plain) // 2]
-        self._write(plain, copies)
-        return placed + plain
+    def launched(self, output: SchedulerOutput) -> None:
+        """Count what a step computes as computed: the next one builds on it."""
+        plan = output.plan
+        self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
+        for chunk in plan.chunks:
+            chunk.target.count_computed(chunk.count)
+            if isinstance(chunk.target, RunningRequest) and not self.table.missing(chunk.row):
+                chunk.target.extra_tokens -= 1  # its last token had not been computed before
+        self.copied_blocks += len(plan.copies[0])
+        self.computed_tokens += int(plan.counts.sum())
+        self.steps += 1
 
-    def _hold_up(self, chunk: Chunk) -> None:
-        if self.held_up is None:
-            self.held_up = HeldUp(chunk.target.work.owner, self._blocks_for(chunk))
+    def update(
+        self, output: SchedulerOutput, values: np.ndarray, token_ids: np.ndarray, log_probabilities: np.ndarray
+    ) -> list[Done]:
+        """Take in a step's results and return the work that it finished.
 
-    def _blocks_for(self, chunk: Chunk) -> int:
-        return int(self._table.blocks_needed(*self._spans([chunk]))[0])
+        Args:
+            output: the step.
+            values: float32 `[reads, k]`, what the head gave.
+            token_ids: int64 `[draws]`.
+            log_probabilities: float32 `[draws]`.
 
-    def _fits(self, chunks: list[Chunk]) -> bool:
-        return int(self._table.blocks_needed(*self._spans(chunks)).sum()) <= self._pool.allocatable_blocks
+        Raises:
+            NumericalError: when what was read, or what tokens are drawn from, is not a number.
+        """
+        if owners := _owners_without_numbers(output, values, log_probabilities):
+            raise NumericalError(self.role, owners)
+        for i, item in enumerate(output.reads):
+            item.values.append(values[i : i + 1])
+        done: list[Done] = [_scored(item) for item in output.scored]
+        if left := {id(item) for item in (*output.scored, *output.opened)}:
+            self._waiting = [item for item in self._waiting if id(item) not in left]
+            self._busy_rows -= {item.row for item in output.scored}
+            self._busy_rows -= {item.row for item, branch in output.opened.items() if not branch.work.in_place}
+        for branch in output.opened.values():
+            if not branch.work.in_place:
+                branch.sequence = self.table.fork(branch.sequence)
+            self.table.log_probabilities[branch.row] = 0.0
+        if output.decode:
+            if output.opened:
+                output.decode.find_rows()
+            done += self._take_in(output.decode, token_ids, log_probabilities)
+        return done
 
-    def _write(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> None:
-        for total, some in zip(copies, self._table.prepare_write(*self._spans(chunks)), strict=True):
-            total += some
+    def _let_go(self, branch: RunningRequest) -> None:
+        """A branch runs no longer: what was generated in place takes other work."""
+        if branch.work.in_place:
+            self._busy_rows.discard(branch.row)
 
-    def _spans(self, chunks: list[Chunk]) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of chunks, and how many new tokens each writes."""
-        rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)
-        pending = self._table.lengths[rows] - self._table.computed[rows]
-        return rows, np.minimum(np.array([chunk.count for chunk in chunks], dtype=np.int64), pending)
+    def _require_fits(self, tokens: int) -> None:
+        if tokens > (context := self._model.config.max_positions):
+            raise MisuseError(f"a sequence of {tokens} tokens is longer than the {self.role}'s context of {context}")
+
+    def _open_branch(self, item: WaitingRequest, work: Generate, computed: int) -> RunningRequest:
+        """The branch that all samplings of `work` begin as; its sequence is forked once it has a token of its own."""
+        start, indices = int(self.table.lengths[item.row]), list(range(len(work.samplings)))
+        return RunningRequest(work, indices, work.sequence, start, extra_tokens=item.computed_tokens + computed)
+
+    def _take_in(self, decode: DecodeRows, token_ids: np.ndarray, log_probabilities: np.ndarray) -> list[Done]:
+        """Append what was drawn, part branches whose samplings differ, and take out those that stop."""
+        chosen = set(map(id, decode.branches))
+        rest = [branch for branch in self._running if id(branch) not in chosen]
+        decode, firsts = self._part(decode, token_ids)
+        token_ids = token_ids[firsts]
+        self.table.log_probabilities[decode.rows] += log_probabilities[firsts]
+        self.table.append_each(decode.rows, token_ids)
+        return self._take_out_stopped(decode, token_ids, rest)
+
+    def _part(self, decode: DecodeRows, token_ids: np.ndarray) -> tuple[DecodeRows, np.ndarray]:
+        """Fork branches whose samplings drew different tokens, or are to part anyway; the lowest index keeps its own.
+
+        Returns:
+            All branches, and for each which of `token_ids` is its own.
+        """
+        branches = decode.branches
+        differs = (token_ids != token_ids[decode.firsts][decode.branch_of]) | decode.apart
+        if not differs.any():
+            return decode, decode.firsts
+        parted, firsts = list(branches), decode.firsts.tolist()
+        for b in np.unique(decode.branch_of[differs]).tolist():
+            branch, first = branches[b], firsts[b]
+            groups: dict[int, list[int]] = {}  # places in `indices`, by token
+            for place in range(len(branch.indices)):
+                groups.setdefault(int(token_ids[first + place]) if branch.work.merge_equal else place, []).append(place)
+            length = int(self.table.lengths[branch.sequence.row])
+            for places in list(groups.values())[1:]:
+                sequence = self.table.fork(branch.sequence)
+                self.table.log_probabilities[sequence.row] = self.table.log_probabilities[branch.sequence.row]
+                indices = [branch.indices[place] for place in places]
+                parted.append(
+                    RunningRequest(branch.work, indices, sequence, branch.start, shared=length - branch.start)
+                )
+                firsts.append(first + places[0])
+            branch.indices = [branch.indices[place] for place in next(iter(groups.values()))]
+        self._decode = DecodeRows(parted)
+        return self._decode, np.array(firsts)
+
+    def _take_out_stopped(self, decode: DecodeRows, token_ids: np.ndarray, rest: list[RunningRequest]) -> list[Done]:
+        over = self.table.lengths[decode.rows] >= np.minimum(decode.limits, self._model.config.max_positions)
+        flagged = np.flatnonzero(over | self._is_eos[token_ids] | self._has_newline[token_ids])
+        done, stopped = [], set()
+        for i in flagged.tolist():
+            branch = decode.branches[i]
+            if cause := self._stop_cause(branch, int(token_ids[i]), bool(over[i])):
+                done.append(self._finish(branch, cause))
+                self._let_go(branch)
+                stopped.add(i)
+        self._running = [b for i, b in enumerate(decode.branches) if i not in stopped] + rest
+        return done
+
+    def _stop_cause(self, branch: RunningRequest, token_id: int, over: bool) -> StopCause | None:
+        if self._is_eos[token_id]:
+            return StopCause.EOS
+        if branch.work.delimiter and self._has_newline[token_id]:
+            text = self._model.tokenizer.decode(self._new_tokens(branch))
+            # A step of nothing but newlines is no step: the delimiter counts once there is content before it.
+            if branch.work.delimiter in text.lstrip():
+                return StopCause.DELIMITER
+        if over:
+            length = int(self.table.lengths[branch.sequence.row])
+            at_context = length >= self._model.config.max_positions
+            return StopCause.CONTEXT if at_context else StopCause.LENGTH
+        return None
+
+    def _new_tokens(self, branch: RunningRequest) -> list[int]:
+        row = branch.sequence.row
+        return self.table.tokens[row, branch.start : self.table.lengths[row]].tolist()
+
+    def _finish(self, branch: RunningRequest, cause: StopCause) -> Generated:
+        row = branch.sequence.row
+        token_ids = self._new_tokens(branch)
+        return Generated(
+            work=branch.work,
+            indices=tuple(branch.indices),
+            sequence=branch.sequence,
+            token_ids=token_ids,
+            text=self._model.tokenizer.decode(token_ids),
+            log_probability=float(self.table.log_probabilities[row]),
+            cause=cause,
+            own_tokens=len(token_ids) - branch.shared,
+            computed_tokens=branch.extra_tokens + int(self.table.computed[row]) - branch.start - branch.shared,
+        )
 
 
-def fair_shares(demands: Mapping[Hashable, int], budget: int) -> dict[Hashable, int]:
-    """Max-min fair shares of `budget`: nobody gets more than they ask for, and what is left is split evenly.
+def _owners_without_numbers(
+    output: SchedulerOutput, values: np.ndarray, log_probabilities: np.ndarray
+) -> frozenset[Hashable]:
+    """Whose results are not numbers."""
+    owners: set[Hashable] = set()
+    if np.isnan(values).any():
+        owners |= {output.reads[i].work.owner for i in np.flatnonzero(np.isnan(values).any(axis=1))}
+    if output.decode and not (finite := np.isfinite(log_probabilities)).all():
+        owners |= {output.decode.branches[b].work.owner for b in output.decode.branch_of[~finite]}
+    return frozenset(owners)
 
-    Args:
-        demands: tokens each one could use.
-        budget: tokens there are.
 
-    Returns:
-        Shares that add up to `budget`, or to all demands where these are less.
-    """
-    shares: dict[Hashable, int] = {}
-    for place, (owner, demand) in enumerate(sorted(demands.items(), key=lambda entry: entry[1])):
-        shares[owner] = min(demand, budget // (len(demands) - place))
-        budget -= shares[owner]
-    return shares
+def _scored(item: WaitingRequest) -> Scored:
+    assert isinstance(item.work, Score)
+    values = np.concatenate(item.values) if item.values else np.zeros((0, 0), dtype=np.float32)
+    return Scored(item.work, values, item.computed_tokens)

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from espalier.engine.engine import Engine, EngineSettings
-from espalier.engine.execution.sampling import Sampling, stream_key
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import parse_decoder_config
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.scheduling.role_policy import GENERATOR
-from espalier.engine.work import Generate
+from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.experiments.bench.baselines.dense_loop import DenseLoop
 from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
 from espalier.kernels.linear import Linear

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from espalier.engine.engine import Engine, EngineSettings
-from espalier.engine.execution.sampling import Sampling, stream_key
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.scheduling.role_policy import GENERATOR
-from espalier.engine.work import Generate
+from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.kernels.cpu.attention import TOKENS_PER_ITEM
 from espalier.kernels.cpu.decoder import CpuLayers
 
@@ -70,7 +69,7 @@ def _step_seconds(model: Model, shared: int, children: int, new_tokens: int, tok
         prompt = torch.randint(3, model.config.vocab_size, (shared or _OWN_TOKENS,), generator=random)
         sequence = engine.open(GENERATOR, prompt.tolist())
         engine.submit(Generate(0, sequence, tuple(group), new_tokens + 1, delimiter=""))
-    while engine.lanes[GENERATOR].waiting_tokens():
+    while engine.schedulers[GENERATOR].waiting_tokens():
         engine.step()
     start = time.perf_counter()
     steps = 0

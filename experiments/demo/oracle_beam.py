@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.engine.engine import Engine
-from espalier.engine.execution.sampling import Sampling, stream_key
 from espalier.engine.memory.sequences import Sequence as TokenSequence
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.scheduling.role_policy import GENERATOR
-from espalier.engine.work import Generate, Generated, StopCause
+from espalier.engine.work import Generate, Generated, Sampling, StopCause, stream_key
 from espalier.experiments.demo.export import GENERATOR as GENERATOR_FOLDER
 from espalier.experiments.demo.export import TEMPERATURE
 from espalier.experiments.demo.oracle import label_steps

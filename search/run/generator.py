@@ -6,12 +6,11 @@ from typing import Any
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, NoEmbeddingError, RequestTooLargeError, name_tokens
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.scheduling.role_policy import GENERATOR
-from espalier.engine.work import Generate
+from espalier.engine.work import Generate, Sampling
 
 STEP_SYSTEM_PROMPT = (
     "Solve the following math problem step by step. For a short problem, use few steps. Start each step with "

@@ -144,7 +144,7 @@ class Orchestrator:
         answers of a vote.
         """
         generator = self._generator.model
-        digests = {role: lane.model.digest for role, lane in self.engine.lanes.items()}
+        digests = {role: model.digest for role, model in self.engine.models.items()}
         dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
         if self._verifier:
             digests["verifier_family"] = self._verifier.family.identity

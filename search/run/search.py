@@ -6,10 +6,9 @@ from concurrent.futures import Future
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import NoEmbeddingError
-from espalier.engine.execution.sampling import Sampling, stream_key
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.scheduling.role_policy import VERIFIER
-from espalier.engine.work import Done, Generate, Generated, StopCause
+from espalier.engine.work import Done, Generate, Generated, Sampling, StopCause, stream_key
 from espalier.prm.generative import Critiques
 from espalier.prm.verifier import Verification, Verifier
 from espalier.search.algorithms import make_algorithm
@@ -481,7 +480,7 @@ class RunningSearch:
             nodes=tuple(node.record() for node in self._nodes),
             usage=self._meter.close(),
             configuration=self.request,
-            digests={role: lane.model.digest for role, lane in self._engine.lanes.items()},
+            digests={role: model.digest for role, model in self._engine.models.items()},
             grader=ballot.grader,
             rounds=tuple(self._rounds),
             error=self._error,

@@ -4,16 +4,16 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from engine_driver import drain, release
 
 from espalier.engine import interrupts
 from espalier.engine.engine import Engine
-from espalier.engine.execution.lane import Lane
-from espalier.engine.execution.sampling import Sampling
+from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.interrupts import interrupts_held
-from espalier.engine.work import Generate, Generated
+from espalier.engine.work import Generate, Generated, Sampling
 
 
 @pytest.fixture(autouse=True)
@@ -126,11 +126,11 @@ def test_threads_other_than_the_main_one_hold_nothing():
 def test_an_interrupted_step_ends_its_batch_and_the_next_returns_its_work(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ):
-    launch = Lane.launch
+    launch = ModelRunner.launch
 
-    def interrupt(lane: Lane, max_tokens: int) -> bool:
+    def interrupt(runner: ModelRunner, *step: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
-        return launch(lane, max_tokens)
+        return launch(runner, *step)
 
     texts = []
     for interrupted in (True, False):
@@ -139,7 +139,7 @@ def test_an_interrupted_step_ends_its_batch_and_the_next_returns_its_work(
         engine.submit(Generate("search", prompt, (Sampling(key=1), Sampling(key=2)), 1, ""))
         if interrupted:
             with monkeypatch.context() as patch:
-                patch.setattr(Lane, "launch", interrupt)
+                patch.setattr(ModelRunner, "launch", interrupt)
                 with pytest.raises(KeyboardInterrupt):
                     engine.step()
             assert engine.stats()["generator"].steps == 1

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from espalier.engine.engine import Engine, EngineSettings
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
-from espalier.engine.work import Done, Generate, Generated, Score, Scored
+from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 
 OWNERS = ("first", "second", "third")
 MOST_BLOCKS = {GENERATOR: 80, VERIFIER: 60}
@@ -231,8 +230,8 @@ class EngineMachine(RuleBasedStateMachine):
     def preempt(self, owner: str) -> None:
         self.count()
         self.engine.preempt(owner)
-        for lane in self.engine.lanes.values():
-            assert lane.table.blocks_of(owner) == 0
+        for scheduler in self.engine.schedulers.values():
+            assert scheduler.table.blocks_of(owner) == 0
 
     @precondition(lambda self: len(self.working) > 3)
     @rule(owner=st.sampled_from(OWNERS))
@@ -241,7 +240,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.cancel(owner)
         for sequence in [s for s in self.working if s.owner == owner]:
             work = self.working.pop(sequence)
-            table = self.engine.lanes[sequence.role].table
+            table = self.engine.schedulers[sequence.role].table
             text = table.token_ids(sequence)
             assert text[: len(self.texts[sequence])] == self.texts[sequence]
             assert isinstance(work, Score) or work.in_place or text == self.texts[sequence]
@@ -252,7 +251,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.check_integrity()
         for sequence, text in self.texts.items():
             if sequence not in self.working:
-                assert self.engine.lanes[sequence.role].table.token_ids(sequence) == text
+                assert self.engine.schedulers[sequence.role].table.token_ids(sequence) == text
 
     def teardown(self) -> None:
         for owner in OWNERS:

@@ -8,11 +8,10 @@ from engine_driver import drain, read, release
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError, MisuseError, NoEmbeddingError
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
-from espalier.engine.work import Generate, Score
+from espalier.engine.work import Generate, Sampling, Score
 
 Make = Callable[..., Engine]
 GREEDY = Sampling(temperature=0.0)
@@ -21,12 +20,12 @@ GREEDY = Sampling(temperature=0.0)
 def state(engine: Engine) -> tuple:
     """All that a refused call might have changed."""
     held = [
-        (s.role, s.row, s.released, lane.table.token_ids(s), lane.table.block_table(s).tolist())
-        for lane in engine.lanes.values()
-        for owner in sorted(lane.table.owners(), key=repr)
-        for s in lane.table.of_owner(owner)
+        (s.role, s.row, s.released, scheduler.table.token_ids(s), scheduler.table.block_table(s).tolist())
+        for scheduler in engine.schedulers.values()
+        for owner in sorted(scheduler.table.owners(), key=repr)
+        for s in scheduler.table.of_owner(owner)
     ]
-    waiting = [(lane.waiting_tokens(), lane.running_branches) for lane in engine.lanes.values()]
+    waiting = [(scheduler.waiting_tokens(), scheduler.running_branches) for scheduler in engine.schedulers.values()]
     return held, waiting, engine.stats(), engine.busy
 
 

@@ -106,7 +106,8 @@ def test_no_search_holds_more_than_was_set_aside_for_it_and_scarce_memory_change
     ample = run(search_with(name, oracle, kv_memory_bytes=2**24, reserved_share=1.0), *requests)
     orchestrator = search_with(name, oracle)
     blocks = orchestrator._worst_case(orchestrator._plan(request_))
-    needed = sum(blocks[role] * lane.layout.block_bytes for role, lane in orchestrator.engine.lanes.items())
+    pools = {role: scheduler.pool for role, scheduler in orchestrator.engine.schedulers.items()}
+    needed = sum(blocks[role] * pool.layout.block_bytes for role, pool in pools.items())
     memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "slab_bytes": 2**15}
     scarce = search_with(name, oracle, reserved_share=0.0, **memory)
     assert list(map(nodes_of, run(scarce, *requests))) == list(map(nodes_of, ample))

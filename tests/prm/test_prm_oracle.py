@@ -75,7 +75,7 @@ def test_a_parent_whose_kv_was_overwritten_is_caught(verifier_of: Make):
     engine, verifier = verifier_of("token-classifier", oracle=True)
     verification = begin(engine, verifier)
     _, parent = score_step(engine, verification, verification.root, "38+47=85\n\n")
-    engine.lanes["verifier"].kv_pool.bytes.zero_()
+    engine.kv_pool.bytes.zero_()
     with pytest.raises(ScoreMismatchError, match="step 2 of a path"):
         score_step(engine, verification, parent, "38+47=85\n\n", "So 85")
     close(engine, verifier)
@@ -108,7 +108,7 @@ def caught(verifier_of: Make, name: str) -> None:
 
 def close(engine: Engine, verifier: Verifier) -> None:
     """Release what the failed search still holds, as its owner would."""
-    table = engine.lanes["verifier"].table
+    table = engine.schedulers["verifier"].table
     engine.cancel("me")
     for sequence in list(table._of_owner.get("me", ())):
         table.release(sequence)

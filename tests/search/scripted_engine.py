@@ -11,8 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from espalier.engine.engine import Footprint
-from espalier.engine.execution.sampling import Sampling
-from espalier.engine.work import Done, Generate, Generated, Score, Scored, StopCause
+from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored, StopCause
 from espalier.prm.verifier import Scoring, Verdict
 from espalier.search.algorithms import needs_verifier, with_defaults
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -49,7 +48,7 @@ class ScriptedEngine:
     """
 
     order: random.Random
-    lanes: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     ready: list[Callable[[], Done]] = field(default_factory=list)
 

@@ -5,10 +5,9 @@ import pytest
 from engine_driver import drain, generate, release, scripted
 
 from espalier.engine.engine import Engine
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.role_policy import GENERATOR
-from espalier.engine.work import Generate, Generated, Score, StopCause
+from espalier.engine.work import Generate, Generated, Sampling, Score, StopCause
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -269,7 +268,7 @@ def test_scoring_is_not_starved_by_endless_generation(make_engine: Callable[...,
     prompt = engine.open(GENERATOR, [9] * 6)
     waits = True
     for key in range(200):  # some other search always has something to generate
-        if not engine.lanes[GENERATOR].busy:
+        if not engine.schedulers[GENERATOR].busy:
             engine.submit(Generate("endless", prompt, (Sampling(key=key),), 8, ""))
         for done in engine.step():
             if isinstance(done, Generated):

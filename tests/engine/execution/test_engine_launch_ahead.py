@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from engine_driver import drain, release
 
 from espalier.engine.engine import Engine, EngineSettings
-from espalier.engine.execution.lane import Lane
-from espalier.engine.execution.sampling import Sampling
+from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
-from espalier.engine.work import Done, Generate, Generated, Score, Scored
+from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 
 
 @pytest.fixture
@@ -52,9 +52,14 @@ def test_the_other_models_batch_is_launched_before_the_last_results_are_waited_f
     models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ):
     events: list[str] = []
-    launch, collect = Lane.launch, Lane.collect
-    monkeypatch.setattr(Lane, "launch", lambda self, n: (events.append(f"launch {self.role}"), launch(self, n))[1])
-    monkeypatch.setattr(Lane, "collect", lambda self: (events.append(f"collect {self.role}"), collect(self))[1])
+    launch, wait = ModelRunner.launch, ModelRunner.wait
+
+    def launched(self: ModelRunner, *step: Any) -> Any:
+        events.append(f"launch {self.role}")
+        return launch(self, *step)
+
+    monkeypatch.setattr(ModelRunner, "launch", launched)
+    monkeypatch.setattr(ModelRunner, "wait", lambda self, b: (events.append(f"collect {self.role}"), wait(self, b))[1])
     engine = engine_of(models)
     opened = submit_both(engine)
     done = drain(engine)
@@ -96,7 +101,7 @@ def test_preempting_waits_for_what_is_in_flight_and_loses_nothing(models: dict[s
         opened = submit_both(engine)
         done = [d for _ in range(steps) for d in engine.step()]
         engine.preempt("search")
-        assert all(lane.pool.live_blocks == 0 for lane in engine.lanes.values())
+        assert all(scheduler.pool.live_blocks == 0 for scheduler in engine.schedulers.values())
         done += drain(engine)
         assert is_all_of_one(done)
         release_all(engine, opened, done)

@@ -10,10 +10,9 @@ from tiny_models import edit_tensors
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import NumericalError
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
-from espalier.engine.work import Generate, Generated, Score, Scored
+from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
 
 GENERATORS = [
     "qwen2-tied",
@@ -184,11 +183,11 @@ def test_expanding_a_fully_computed_node_again_gives_right_logits_and_writes_no_
     engine, ids = make_engine("qwen2-untied"), some_ids(length)
     sequence = engine.open("generator", ids)
     first = generate(engine, sequence, GREEDY, tokens=1, **NEVER_ENDS)[0]
-    lane = engine.lanes["generator"]
-    kv_pool, table = engine.kv_pool.bytes.clone(), lane.table.block_table(sequence).tolist()
+    scheduler = engine.schedulers["generator"]
+    kv_pool, table = engine.kv_pool.bytes.clone(), scheduler.table.block_table(sequence).tolist()
     again = generate(engine, sequence, GREEDY, Sampling(key=9), tokens=1, **NEVER_ENDS)
     assert torch.equal(engine.kv_pool.bytes, kv_pool)
-    assert lane.table.block_table(sequence).tolist() == table
+    assert scheduler.table.block_table(sequence).tolist() == table
     assert engine.stats()["generator"].copied_blocks == 0
     expected = torch.log_softmax(plain_logits(tiny_checkpoints["qwen2-untied"], ids)[-1], dim=-1)
     for child in again:
@@ -201,10 +200,10 @@ def test_a_token_computed_again_for_its_logits_is_not_written_again(make_engine:
     engine = make_engine("qwen2-untied")
     sequence = engine.open("generator", some_ids(7))
     first = generate(engine, sequence, GREEDY, tokens=1, **NEVER_ENDS)[0]
-    lane = engine.lanes["generator"]
-    last_block = int(lane.table.block_table(sequence)[-1])
-    slots = lane.layout.blocks_per_slab
-    lane.layout.block_view(engine.kv_pool.bytes)[last_block // slots, :, :, last_block % slots] = (
+    scheduler = engine.schedulers["generator"]
+    last_block = int(scheduler.table.block_table(sequence)[-1])
+    slots = scheduler.pool.layout.blocks_per_slab
+    scheduler.pool.layout.block_view(engine.kv_pool.bytes)[last_block // slots, :, :, last_block % slots] = (
         0.5  # a write would show
     )
     marked = engine.kv_pool.bytes.clone()

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from espalier.engine.execution.sampling import Sampling, SamplingBatch, sample, stream_key, uniforms
+from espalier.engine.execution.sampling import SamplingBatch, sample, uniforms
+from espalier.engine.work import Sampling, stream_key
 
 DRAWS = 20_000
 

@@ -8,10 +8,9 @@ from engine_driver import drain, generate, read, release
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import PoolExhaustedError
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.memory.blocks import EvictableBlocks
 from espalier.engine.memory.prefix_cache import PrefixCache, chain_hashes
-from espalier.engine.work import Score
+from espalier.engine.work import Sampling, Score
 
 Make = Callable[..., Engine]
 PROMPT = [5 + i % 40 for i in range(37)]  # two full blocks of 16 and a tail
@@ -112,7 +111,7 @@ def test_cancelled_work_leaves_no_unfinished_prompt_behind(make: Make):
 
 def test_cached_blocks_give_way_the_least_recently_used_first(make: Make):
     engine = make(kv_memory_bytes=2**18)
-    room = engine.lanes["generator"].pool.allocatable_blocks
+    room = engine.schedulers["generator"].pool.allocatable_blocks
     prompts = [
         [i + 2, *PROMPT] for i in range(room)
     ]  # three blocks each, two of them kept: more than there is room for
@@ -121,17 +120,17 @@ def test_cached_blocks_give_way_the_least_recently_used_first(make: Make):
         compute(engine, "generator", prompts[0])  # in use all the time
     stats = engine.stats()["generator"]
     assert stats.evicted_blocks > 0
-    assert engine.lanes["generator"].pool.allocatable_blocks == room, "cached blocks take no room from anyone"
+    assert engine.schedulers["generator"].pool.allocatable_blocks == room, "cached blocks take no room from anyone"
     assert compute(engine, "generator", prompts[0]) == len(prompts[0]) - 32
     assert compute(engine, "generator", prompts[1]) == len(prompts[1])
 
 
 def test_a_slab_of_cached_blocks_moves_to_the_other_model(make: Make):
     engine = make("qwen2-untied", "qwen2-tied", kv_memory_bytes=2**18)
-    for i in range(engine.lanes["generator"].pool.allocatable_blocks):
+    for i in range(engine.schedulers["generator"].pool.allocatable_blocks):
         compute(engine, "generator", [i + 2, *PROMPT])
     assert engine.kv_pool.free_slabs < engine.kv_pool.num_slabs
-    pool = engine.lanes["verifier"].pool
+    pool = engine.schedulers["verifier"].pool
     assert pool.allocatable_blocks == engine.kv_pool.num_slabs * pool.layout.blocks_per_slab
     blocks = [pool.allocate() for _ in range(pool.allocatable_blocks)]
     with pytest.raises(PoolExhaustedError):
@@ -201,7 +200,7 @@ def test_an_interrupted_step_leaves_nothing_behind_that_was_not_computed(make: M
     for sequence in sequences:
         engine.submit(Score("reader", sequence, (), ()))
     with monkeypatch.context() as patch:
-        patch.setattr("espalier.engine.execution.lane.build_batch", interrupt)
+        patch.setattr("espalier.engine.execution.runner.build_batch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     engine.check_integrity()

@@ -8,8 +8,7 @@ from plain import plain_logits
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError, MisuseError, PoolExhaustedError
-from espalier.engine.execution.sampling import Sampling
-from espalier.engine.work import Generate, Score, Scored
+from espalier.engine.work import Generate, Sampling, Score, Scored
 
 KEYS = [Sampling(key=key) for key in range(4)]
 
@@ -42,7 +41,7 @@ def test_a_fork_copies_only_the_partial_tail(make_engine: Callable[..., Engine])
     append(engine, parent, 10)  # two full blocks and half of a third
     child = engine.fork(parent, 1)[0]
     append(engine, child, 1)
-    table = engine.lanes["generator"].table
+    table = engine.schedulers["generator"].table
     assert copied_blocks(engine) == 1
     assert table.block_table(child)[:2].tolist() == table.block_table(parent)[:2].tolist()
     assert table.block_table(child)[2] != table.block_table(parent)[2]
@@ -92,7 +91,7 @@ def test_generated_children_share_the_prompts_full_blocks(make_engine: Callable[
     footprint = engine.footprint([sequence, *children])
     assert footprint.logical_blocks == 4 + 4 * 5
     assert footprint.physical_blocks == 4 + 4
-    assert footprint.physical_bytes == 8 * engine.lanes["generator"].layout.block_bytes
+    assert footprint.physical_bytes == 8 * engine.schedulers["generator"].pool.layout.block_bytes
     release(engine, sequence, *children)
 
 
@@ -103,7 +102,7 @@ def test_footprint_adds_both_models(make_engine: Callable[..., Engine]):
         engine.submit(Score("reader", sequence, (), ()))
     drain(engine)
     footprint = engine.footprint(sequences)
-    size = sum(3 * lane.layout.block_bytes for lane in engine.lanes.values())
+    size = sum(3 * scheduler.pool.layout.block_bytes for scheduler in engine.schedulers.values())
     assert (footprint.logical_blocks, footprint.physical_blocks, footprint.physical_bytes) == (6, 6, size)
     release(engine, *sequences)
 
@@ -180,13 +179,13 @@ def test_sequences_without_work_give_up_their_memory_to_those_with_work_and_get_
     assert len(done) == 1, "there is room for one of them"
     done += drain(engine)
     assert engine.stats()["generator"].preemptions == 1
-    assert len(engine.lanes["generator"].table.block_table(hoard)) == 0
+    assert len(engine.schedulers["generator"].table.block_table(hoard)) == 0
     values = {d.work.token_ids[0]: d.values for d in done if isinstance(d, Scored)}
     release(engine, parent, *children)
     for token in (40, 50):
         expected = plain_logits(tiny_checkpoints["qwen2-untied"], [*ids, token])[-1:]
         torch.testing.assert_close(torch.from_numpy(values[token]), expected, rtol=1e-4, atol=1e-4)
-    text = engine.lanes["generator"].table.token_ids(hoard)
+    text = engine.schedulers["generator"].table.token_ids(hoard)
     again = torch.from_numpy(read(engine, hoard, [60]))
     expected = plain_logits(tiny_checkpoints["qwen2-untied"], [*text, 60])[-1:]
     torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-4)

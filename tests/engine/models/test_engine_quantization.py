@@ -12,13 +12,12 @@ from engine_driver import drain, generate, read, release
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import DecoderConfig, parse_decoder_config
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import linear_bytes, make_quantizer, stored_bytes
-from espalier.engine.work import Generate, Generated
+from espalier.engine.work import Generate, Generated, Sampling
 from espalier.kernels.layers import TorchLayers
 from espalier.kernels.linear import Linear
 from espalier.prm.families import load_verifier

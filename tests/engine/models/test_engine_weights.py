@@ -15,12 +15,12 @@ from weight_formats import FORMATS, rewrite
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.models import checkpoint as checkpoint_module
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat
 from espalier.engine.models.weights import open_weight_file
+from espalier.engine.work import Sampling
 from espalier.kernels.linear import Linear
 from espalier.prm.families import load_verifier
 

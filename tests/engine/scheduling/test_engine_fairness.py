@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import PoolTooSmallError
-from espalier.engine.execution.sampling import Sampling
+from espalier.engine.scheduling.planner import fair_shares
 from espalier.engine.scheduling.role_policy import GENERATOR
-from espalier.engine.scheduling.scheduler import fair_shares
-from espalier.engine.work import Done, Generate
+from espalier.engine.work import Done, Generate, Sampling
 
 
 def test_who_asks_for_little_gets_it_and_the_rest_is_split_evenly():
@@ -48,7 +47,7 @@ def test_a_search_of_many_candidates_does_not_starve_one_of_few(make_engine: Cal
 def test_a_quota_splits_the_kv_pool(make_engine: Callable[..., Engine]):
     engine = make_engine("qwen2-untied", "qwen2-tied", slab_bytes=2**16)
     engine.kv_pool.set_quota("generator", 5)
-    generator, verifier = (engine.lanes[role].pool for role in ("generator", "verifier"))
+    generator, verifier = (engine.schedulers[role].pool for role in ("generator", "verifier"))
     per_slab = generator.layout.blocks_per_slab
     assert generator.allocatable_blocks == 5 * per_slab
     assert verifier.allocatable_blocks == engine.kv_pool.num_slabs * verifier.layout.blocks_per_slab

@@ -7,9 +7,8 @@ from engine_driver import drain, release
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import PoolExhaustedError
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.scheduling.role_policy import GENERATOR
-from espalier.engine.work import Generate, Score
+from espalier.engine.work import Generate, Sampling, Score
 
 Make = Callable[..., Engine]
 BLOCK = 3 * 2 * 2 * 12 * 4 * 4  # layers, key and value, kv heads, head dim, bytes, tokens
@@ -38,12 +37,12 @@ def test_who_is_cancelled_while_held_up_makes_nobody_give_up_their_blocks(make_e
     engine.step()
     blocked = generate(engine, "blocked", prompt=32, tokens=4)
     engine.step()
-    held_up = engine.lanes[GENERATOR].scheduler.held_up
+    held_up = engine.schedulers[GENERATOR].planner.held_up
     assert held_up is not None
     assert (held_up.owner, held_up.blocks) == ("blocked", 8)
     engine.cancel("blocked")
     release(engine, blocked.sequence)
-    assert engine.lanes[GENERATOR].scheduler.held_up is None
+    assert engine.schedulers[GENERATOR].planner.held_up is None
     (done,) = drain(engine)
     assert done.work is runs
     assert engine.stats()[GENERATOR].preemptions == 0, "somebody gave up blocks for work that was cancelled"
@@ -57,7 +56,7 @@ def test_cancelling_somebody_else_leaves_the_one_who_waits_first_in_line(make_en
     blocked = generate(engine, "blocked", prompt=32, tokens=4)
     engine.step()
     engine.cancel("other")
-    held_up = engine.lanes[GENERATOR].scheduler.held_up
+    held_up = engine.schedulers[GENERATOR].planner.held_up
     assert held_up is not None
     assert held_up.owner == "blocked"
     engine.cancel("runs")

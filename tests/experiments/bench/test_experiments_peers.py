@@ -15,9 +15,9 @@ from engine_driver import generate, read, release
 from plain import plain_classifier_scores
 from typer.testing import CliRunner
 
-from espalier.engine.execution.sampling import Sampling
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model
+from espalier.engine.work import Sampling
 from espalier.experiments.bench.__main__ import app
 from espalier.experiments.bench.baselines.dense_loop import DenseLoop
 from espalier.experiments.bench.baselines.search_and_learn import SearchAndLearn, _Beam

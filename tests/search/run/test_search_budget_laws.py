@@ -11,7 +11,7 @@ from scripted_engine import VERIFIER_PROMPT, Row, begin, draw
 from search_runs import outcome
 from search_runs import run as run_whole
 
-from espalier.engine.execution.sampling import Sampling, stream_key
+from espalier.engine.work import Sampling, stream_key
 from espalier.search.algorithms import needs_verifier
 from espalier.search.algorithms.auto import AutoSearch
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote

@@ -1,0 +1,215 @@
+"""What one step of a model computes: who gets how many tokens, and the blocks for them."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from espalier.engine.errors import PoolExhaustedError
+from espalier.engine.memory.sequences import SequenceTable
+from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
+
+MakeRoom = Callable[[Hashable], bool]
+"""Makes somebody give up their KV and says whether anybody did; for an owner's sake only one who comes after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldUp:
+    """The first piece of work that found no blocks in a step: whose it is, and how many it needs to go on."""
+
+    owner: Hashable
+    blocks: int
+
+
+Target = TypeVar("Target", WaitingRequest, RunningRequest)
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Tokens of one sequence that a step computes: of waiting work, or of a branch whose KV was dropped."""
+
+    target: WaitingRequest | RunningRequest
+    row: int
+    count: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one step computes: a token of each branch, then the chunks; blocks for all of it are in place."""
+
+    branches: list[RunningRequest]
+    chunks: list[Chunk]
+    rows: np.ndarray
+    first: np.ndarray  # position of each row's first token
+    counts: np.ndarray
+    copies: tuple[list[int], list[int]]
+
+
+class BatchPlanner:
+    """Chooses the tokens of each step.
+
+    A batch takes one token of every running branch, then tokens of waiting work in order of arrival; where the budget
+    is too small for all, every owner gets a fair share of it. Work that finds no blocks is held up: those behind its
+    owner give up theirs before the next step.
+
+    Attributes:
+        paused: owners whose work is left out.
+        held_up: the first piece of work that found no blocks in the last step.
+    """
+
+    def __init__(self, table: SequenceTable, make_room: MakeRoom) -> None:
+        self.paused: set[Hashable] = set()
+        self.held_up: HeldUp | None = None
+        self._table = table
+        self._pool = table.pool
+        self._make_room = make_room
+
+    def active(self, targets: list[Target]) -> list[Target]:
+        """Those of `targets` whose owners are not paused."""
+        if not self.paused:
+            return targets
+        return [target for target in targets if target.work.owner not in self.paused]
+
+    def forget_held_up(self, owner: Hashable) -> None:
+        """`owner` waits for blocks no longer."""
+        if self.held_up and self.held_up.owner == owner:
+            self.held_up = None
+
+    def plan(self, running: list[RunningRequest], waiting: list[WaitingRequest], max_tokens: int) -> StepPlan | None:
+        """Choose what to compute and take the blocks for it, making others give up theirs where that must be.
+
+        Args:
+            running: branches being sampled.
+            waiting: in order of arrival.
+            max_tokens: computed in the step at most.
+
+        Returns:
+            The plan, or None when those who had work here gave up their KV for the other model's sake.
+
+        Raises:
+            PoolExhaustedError: when blocks run out and nobody can give any up; of the last owner that found none.
+        """
+        while self.held_up and self.held_up.blocks > self._pool.allocatable_blocks:
+            if not self._make_room(self.held_up.owner):
+                break
+        self.held_up = None
+        while True:
+            branches, chunks = self._choose(running, waiting, max_tokens)
+            if not branches and not chunks:
+                return None
+            rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
+            counts = np.ones(len(rows), dtype=np.int64)
+            try:
+                copies = self._table.prepare_write(rows, counts)
+            except PoolExhaustedError as error:
+                if not self._make_room(None):
+                    error.owners = frozenset({branches[-1].work.owner})
+                    raise
+                continue
+            if not chunks:
+                break
+            wanted, chunks = chunks, self._place(chunks, copies)
+            if branches or chunks:
+                rows = np.concatenate((rows, np.array([c.row for c in chunks], dtype=np.int64)))
+                counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
+                break
+            if not self._make_room(None):
+                last = next(chunk for chunk in reversed(wanted) if not self._fits([chunk]))
+                self._pool.require(self._blocks_for(last), frozenset({last.target.work.owner}))
+        # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
+        first = np.minimum(self._table.computed[rows], self._table.lengths[rows] - 1).astype(np.int64)
+        return StepPlan(branches, chunks, rows, first, counts, copies)
+
+    def _choose(
+        self, running: list[RunningRequest], waiting: list[WaitingRequest], budget: int
+    ) -> tuple[list[RunningRequest], list[Chunk]]:
+        """Branches and chunks to compute, memory permitting, at most `budget` tokens."""
+        running, waiting = self.active(running), self.active(waiting)
+        rows = np.array([b.sequence.row for b in running], dtype=np.int64)
+        dropped = np.flatnonzero(self._table.lengths[rows] - self._table.computed[rows] != 1).tolist()
+        targets: list[WaitingRequest | RunningRequest] = [*(running[i] for i in dropped), *waiting]
+        for i in reversed(dropped):
+            running = [*running[:i], *running[i + 1 :]]
+        chunks = [Chunk(t, t.row, max(1, self._table.missing(t.row))) for t in targets]
+        if len(running) + sum(chunk.count for chunk in chunks) <= budget:
+            return running, chunks
+        return self._choose_fairly(running, chunks, budget)
+
+    @staticmethod
+    def _choose_fairly(
+        running: list[RunningRequest], chunks: list[Chunk], budget: int
+    ) -> tuple[list[RunningRequest], list[Chunk]]:
+        demands = Counter(branch.work.owner for branch in running)
+        for chunk in chunks:
+            demands[chunk.target.work.owner] += chunk.count
+        left = fair_shares(demands, budget)
+        branches, chosen = [], []
+        for branch in running:
+            if left[branch.work.owner]:
+                left[branch.work.owner] -= 1
+                branches.append(branch)
+        for chunk in chunks:
+            if count := min(chunk.count, left[chunk.target.work.owner]):
+                left[chunk.target.work.owner] -= count
+                chosen.append(Chunk(chunk.target, chunk.row, count))
+        return branches, chosen
+
+    def _place(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> list[Chunk]:
+        """Take blocks for those chunks that there is room for, in order; adds to `copies`."""
+        placed: list[Chunk] = []
+        plain = [chunk for chunk in chunks if not self._table.has_unknown(chunk.row)]
+        for chunk in chunks:
+            if not self._table.has_unknown(chunk.row):
+                continue
+            self._table.recall(chunk.row, chunk.target.known_tokens(int(self._table.lengths[chunk.row])))
+            chunk.count = min(chunk.count, max(1, self._table.missing(chunk.row)))
+            if not self._fits([chunk]):
+                self._hold_up(chunk)
+                continue
+            self._write([chunk], copies)
+            self._table.register(chunk.row, int(self._table.computed[chunk.row]) + chunk.count)
+            placed.append(chunk)
+        while plain and not self._fits(plain):
+            self._hold_up(plain[len(plain) // 2])
+            plain = plain[: len(plain) // 2]
+        self._write(plain, copies)
+        return placed + plain
+
+    def _hold_up(self, chunk: Chunk) -> None:
+        if self.held_up is None:
+            self.held_up = HeldUp(chunk.target.work.owner, self._blocks_for(chunk))
+
+    def _blocks_for(self, chunk: Chunk) -> int:
+        return int(self._table.blocks_needed(*self._spans([chunk]))[0])
+
+    def _fits(self, chunks: list[Chunk]) -> bool:
+        return int(self._table.blocks_needed(*self._spans(chunks)).sum()) <= self._pool.allocatable_blocks
+
+    def _write(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> None:
+        for total, some in zip(copies, self._table.prepare_write(*self._spans(chunks)), strict=True):
+            total += some
+
+    def _spans(self, chunks: list[Chunk]) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of chunks, and how many new tokens each writes."""
+        rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)
+        pending = self._table.lengths[rows] - self._table.computed[rows]
+        return rows, np.minimum(np.array([chunk.count for chunk in chunks], dtype=np.int64), pending)
+
+
+def fair_shares(demands: Mapping[Hashable, int], budget: int) -> dict[Hashable, int]:
+    """Max-min fair shares of `budget`: nobody gets more than they ask for, and what is left is split evenly.
+
+    Args:
+        demands: tokens each one could use.
+        budget: tokens there are.
+
+    Returns:
+        Shares that add up to `budget`, or to all demands where these are less.
+    """
+    shares: dict[Hashable, int] = {}
+    for place, (owner, demand) in enumerate(sorted(demands.items(), key=lambda entry: entry[1])):
+        shares[owner] = min(demand, budget // (len(demands) - place))
+        budget -= shares[owner]
+    return shares
