@@ -6,10 +6,13 @@ BIN    := $(VENV)/bin
 MODULES := $(shell find proto kernels engine prm search experiments -name '*.py' | sort | cksum | cut -d' ' -f1)
 STAMP  := $(VENV)/.installed-$(MODULES)
 
-.PHONY: demo test test-slow lint proto install clean
+.PHONY: help demo test test-slow lint proto install clean
 .DEFAULT_GOAL := demo
 
-install: $(STAMP)
+help:  ## what there is to make
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+install: $(STAMP)  ## make .venv with all that is needed
 
 $(STAMP): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -45,5 +48,5 @@ proto:  ## regenerate the stubs after an edit of proto/espalier/v1/*.proto
 	build/protoc/bin/python -m grpc_tools.protoc --proto_path=proto \
 		--python_out=proto --pyi_out=proto --grpc_python_out=proto proto/espalier/v1/*.proto
 
-clean:
+clean:  ## remove .venv and what was built
 	rm -rf $(VENV) build/protoc build/__editable__* dist *.egg-info

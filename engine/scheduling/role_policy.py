@@ -51,17 +51,3 @@ class GeneratorFirst:
             return VERIFIER
         self._waited += verifier.busy
         return GENERATOR
-
-
-class StrictAlternation:
-    """Each side in turn while both have work."""
-
-    def __init__(self) -> None:
-        self._last = VERIFIER
-
-    def choose(self, generator: RoleLoad, verifier: RoleLoad) -> str:
-        """See the class."""
-        preferred = GENERATOR if self._last == VERIFIER else VERIFIER
-        busy = {GENERATOR: generator.busy, VERIFIER: verifier.busy}
-        self._last = preferred if busy[preferred] else next(role for role, is_busy in busy.items() if is_busy)
-        return self._last

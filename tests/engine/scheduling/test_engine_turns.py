@@ -1,6 +1,6 @@
 import pytest
 
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, GeneratorFirst, RoleLoad, StrictAlternation
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, GeneratorFirst, RoleLoad
 
 IDLE = RoleLoad(0, 0)
 
@@ -19,14 +19,3 @@ def test_the_verifier_runs_when_enough_waits_or_the_generator_is_idle(
     generator: RoleLoad, verifier: RoleLoad, expected: str
 ):
     assert GeneratorFirst(enough_tokens=100).choose(generator, verifier) == expected
-
-
-def test_strict_alternation_takes_turns_while_both_have_work():
-    policy, busy = StrictAlternation(), RoleLoad(1, 0)
-    assert [policy.choose(busy, busy) for _ in range(4)] == [GENERATOR, VERIFIER, GENERATOR, VERIFIER]
-
-
-def test_strict_alternation_never_chooses_an_idle_side():
-    policy, busy = StrictAlternation(), RoleLoad(0, 4)
-    assert [policy.choose(IDLE, busy) for _ in range(3)] == [VERIFIER] * 3
-    assert [policy.choose(busy, IDLE) for _ in range(3)] == [GENERATOR] * 3
