@@ -28,7 +28,6 @@ app = typer.Typer(
     name="espalier",
     help="Test-time-compute search: a generator and a process reward model in one engine, over one paged KV pool.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -55,6 +55,13 @@ def test_help_shows_what_there_is(espalier, command, shown, flag):
         assert text in words(ran.out), text
 
 
+def test_a_shell_completes_commands():
+    asked = {"_ESPALIER_COMPLETE": "complete_bash", "COMP_WORDS": "espalier so", "COMP_CWORD": "1"}
+    command = Path(sys.executable).with_name("espalier")
+    ran = subprocess.run([command], capture_output=True, text=True, check=True, env={**os.environ, **asked})
+    assert ran.stdout.split() == ["solve"]
+
+
 def test_no_command_shows_the_help(espalier):
     ran = espalier()
     assert "solve" in ran.out + ran.err
