@@ -126,7 +126,7 @@ def solve(
         with SearchClient(endpoint) as client:
             result = client.solve(request, include_nodes=True)
     else:
-        from espalier.experiments.cli.render import load_with_progress
+        from espalier.experiments.cli.loading import load_with_progress
 
         orchestrator = load_with_progress(replace(runtime, verifier=_verifier_for(request, runtime.verifier)))
         try:
@@ -186,7 +186,7 @@ def serve(
     """Serve searches over gRPC (espalier.v1.SearchService)."""
     import logging
 
-    from espalier.experiments.cli.render import load_with_progress
+    from espalier.experiments.cli.loading import load_with_progress
     from espalier.search.service.server import serve as run_server
     from espalier.search.service.settings import ServerSettings
 
@@ -255,7 +255,8 @@ def evaluate_command(
     """Run a search on every problem of a benchmark and grade the answers."""
     from rich.console import Console
 
-    from espalier.experiments.cli.render import load_with_progress, sample_progress, show_summary
+    from espalier.experiments.cli.loading import load_with_progress
+    from espalier.experiments.cli.render import sample_progress, show_summary
     from espalier.experiments.evaluation.benchmarks import load_benchmark
     from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
     from espalier.experiments.evaluation.provenance import describe_command
@@ -327,8 +328,9 @@ def sweep_command(
 
     from rich.console import Console
 
+    from espalier.experiments.cli.loading import load_with_progress
     from espalier.experiments.cli.plots import plot_cells
-    from espalier.experiments.cli.render import load_with_progress, sample_progress, show_cells
+    from espalier.experiments.cli.render import sample_progress, show_cells
     from espalier.experiments.evaluation.benchmarks import load_benchmark
     from espalier.experiments.evaluation.provenance import describe_command
     from espalier.experiments.evaluation.sweep import TABLE, sweep

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.table import Table
 from rich.text import Text
@@ -27,7 +25,6 @@ from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.evaluation.summary import Summary
 from espalier.experiments.evaluation.sweep import Cell
 from espalier.search.result import NodeRecord, SearchResult, StopReason
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 _MAX_PRUNED_SHOWN = 3
 _MAX_STEP_SHOWN = 100
@@ -207,41 +204,4 @@ def sample_progress(total: int, done: int) -> Iterator[Callable[[Sample], None]]
 
 
 if TYPE_CHECKING:
-    from espalier.search.run.orchestrator import Orchestrator
-
-_SHOWN_FROM = 256 * 2**20
-"""Bytes; less is loaded before a bar could be read."""
-
-
-def load_with_progress(settings: RuntimeSettings) -> Orchestrator:
-    """`load_orchestrator`, showing how far it is."""
-    with bytes_progress(Console(stderr=True)) as on_bytes:
-        return load_orchestrator(settings, on_bytes)
-
-
-@contextmanager
-def bytes_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Yields what to call with the bytes that are done and all of them.
-
-    Shows nothing when `console` is no terminal, or there is little to load.
-    """
-    columns = (
-        TextColumn("loading weights"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    progress = Progress(*columns, console=console, transient=True)
-    task = progress.add_task("", total=None)
-
-    def on_bytes(done: int, total: int) -> None:
-        if total >= _SHOWN_FROM and console.is_terminal:
-            progress.start()  # nothing when it has begun
-            progress.update(task, completed=done, total=total)
-
-    try:
-        yield on_bytes
-    finally:
-        if progress.live.is_started:
-            progress.stop()
+    pass

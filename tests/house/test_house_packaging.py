@@ -20,7 +20,16 @@ from packaging.version import Version
 
 ALLOWED_AT_THE_TOP = {
     *("proto", "kernels", "engine", "prm", "search", "experiments", "tests", ".ci"),
-    *("pyproject.toml", "requirements.txt", "Makefile", "README.md", "CONTRIBUTING.md", "LICENSE", ".gitignore"),
+    *(
+        "pyproject.toml",
+        "requirements.txt",
+        "Makefile",
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        ".gitignore",
+    ),
 }
 CHECKPOINT_BYTES = 20_000_000
 

@@ -4,10 +4,8 @@ import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -190,7 +188,7 @@ def test_environment_names_the_models(espalier, monkeypatch):
 @pytest.mark.parametrize("command", [SOLVE, EVAL, ("sweep", "--limit", 1), ("serve", "--port", 0)])
 def test_grader_memory_reaches_what_compares_answers(espalier, monkeypatch, tmp_path, command):
     """From the line, else from the environment, else as `RuntimeSettings` has it."""
-    from espalier.experiments.cli import render
+    from espalier.experiments.cli import loading
     from espalier.search.service import server
     from espalier.search.voting import math_verify as grading
 
@@ -200,7 +198,7 @@ def test_grader_memory_reaches_what_compares_answers(espalier, monkeypatch, tmp_
         seen.append(settings.grader_memory_bytes)
         raise EspalierError("seen")
 
-    monkeypatch.setattr(render, "load_orchestrator", stop)
+    monkeypatch.setattr(loading, "load_orchestrator", stop)
     monkeypatch.setattr(server, "serve", lambda load, *_, **__: load())
     monkeypatch.chdir(tmp_path)
     assert RuntimeSettings().grader_memory_bytes == grading.DEFAULT_MEMORY_BYTES
@@ -212,7 +210,7 @@ def test_grader_memory_reaches_what_compares_answers(espalier, monkeypatch, tmp_
 
 
 def test_a_revision_goes_to_the_model_it_is_of(espalier, monkeypatch):
-    from espalier.experiments.cli import render
+    from espalier.experiments.cli import loading
 
     seen: list[tuple[str, str]] = []
 
@@ -220,7 +218,7 @@ def test_a_revision_goes_to_the_model_it_is_of(espalier, monkeypatch):
         seen.append((settings.generator, settings.verifier))
         raise EspalierError("seen")
 
-    monkeypatch.setattr(render, "load_orchestrator", stop)
+    monkeypatch.setattr(loading, "load_orchestrator", stop)
     espalier(*SOLVE, "--generator", "org/one", "--generator-revision", "v2", "--verifier", "org/two")
     monkeypatch.setenv("ESPALIER_VERIFIER_REVISION", "main")
     espalier(*SOLVE, "--generator", "org/one@v3", "--verifier", "org/two")
@@ -423,36 +421,6 @@ def test_eval_never_mixes_samples_of_other_weights(espalier, tmp_path):
 def test_eval_with_a_pool_too_small_for_any_search_says_that_they_were_refused(espalier):
     ran = espalier("eval", "--limit", 2, "-N", 64, "--kv-memory", "1M")
     assert "refused" in ran.out + ran.err
-
-
-def test_interrupted_eval_says_so_keeps_its_samples_and_resumes(espalier, tmp_path):
-    out = tmp_path / "run"
-    arguments = ["eval", "-a", "majority", "-N", "4", "--limit", "40", "--in-flight", "2", "--out", str(out), "--json"]
-    with subprocess.Popen(
-        [Path(sys.executable).with_name("espalier"), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline and _lines(out / "samples.jsonl") < 3:
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
-        stdout, stderr = process.communicate(timeout=60)
-    assert (process.returncode, stdout) == (130, ""), stderr
-    assert "Traceback" not in stderr
-    kept = _lines(out / "samples.jsonl")
-    assert 3 <= kept < 40
-
-    summary = json.loads(espalier(*arguments[:6], kept + 1, *arguments[7:]).out)
-    assert summary["problems"] == kept + 1
-    assert "interrupted" in stderr
-
-
-def _lines(path: Path) -> int:
-    return len(path.read_text().splitlines()) if path.is_file() else 0
 
 
 # --- sweep ---------------------------------------------------------------------------------------------------------

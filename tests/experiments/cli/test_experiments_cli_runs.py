@@ -1,11 +1,18 @@
 """What `eval` and `sweep` say of files and of the folders they keep, on the demo pair."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from espalier.engine.models.hub import locate
+from espalier.experiments.evaluation.benchmarks import load_benchmark
 
 EVAL = ("eval", "-N", 2, "-M", 2, "--limit", 2)
 
@@ -89,3 +96,35 @@ def test_smaller_limit_says_that_the_folder_holds_more(espalier, tmp_path):
     ran = espalier(*EVAL, "--limit", 1, "--out", tmp_path / "run")
     assert "2 problems, 1 of them of an earlier command in" in ran.out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["problems"] == 2
+
+
+def test_interrupted_eval_says_so_keeps_its_samples_and_resumes(espalier, tmp_path):
+    out = tmp_path / "run"
+    arguments = ["eval", "-a", "majority", "-N", "4", "--limit", "40", "--in-flight", "2", "--out", str(out), "--json"]
+    with subprocess.Popen(
+        [Path(sys.executable).with_name("espalier"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline and _lines(out / "samples.jsonl") < 3:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+        stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (130, ""), stderr
+    assert "Traceback" not in stderr
+    kept = _lines(out / "samples.jsonl")
+    assert 3 <= kept < 40
+
+    found = {json.loads(line)["unique_id"] for line in (out / "samples.jsonl").read_text().splitlines()}
+    asked = {problem.unique_id for problem in load_benchmark("demo", kept + 1)}  # what ended first need not be first
+    summary = json.loads(espalier(*arguments[:6], kept + 1, *arguments[7:]).out)
+    assert summary["problems"] == len(found | asked)
+    assert "interrupted" in stderr
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.is_file() else 0

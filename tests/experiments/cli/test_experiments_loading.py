@@ -13,8 +13,8 @@ from weight_formats import FORMATS, rewrite
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.hub import locate
 from espalier.engine.models.options import LoadFormat
-from espalier.experiments.cli import render
-from espalier.experiments.cli.render import bytes_progress
+from espalier.experiments.cli import loading
+from espalier.experiments.cli.loading import bytes_progress
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 SOLVE = ("solve", "Tom has 12 coins. He finds 3 more. How many coins does he have now?", "--json")
@@ -53,7 +53,7 @@ def test_every_option_lands_in_its_own_field(espalier, monkeypatch):
         seen.append(settings)
         raise CheckpointError("seen")
 
-    monkeypatch.setattr(render, "load_orchestrator", remember)
+    monkeypatch.setattr(loading, "load_orchestrator", remember)
     options = (
         *("--generator", "g/g@1", "--verifier", "v/v", "--device", "cuda:1", "--dtype", "float16"),
         *("--generator-quantization", "int8", "--verifier-quantization", "int4"),

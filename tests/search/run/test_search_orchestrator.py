@@ -3,6 +3,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from engine_driver import scripted
@@ -29,7 +30,7 @@ from tiny_models import edit_json
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, RequestTooLargeError
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, RoleLoad
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Done
 from espalier.prm.base import StepPath
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions, Vote
@@ -423,17 +424,10 @@ def test_other_seeds_give_other_trees(make_orchestrator: Make):
     assert [node.text for node in first.nodes] != [node.text for node in second.nodes]
 
 
-class VerifierFirst:
-    """Scores whatever waits, however little."""
-
-    def choose(self, generator: RoleLoad, verifier: RoleLoad) -> str:
-        return VERIFIER if verifier.busy else GENERATOR
-
-
 def test_turns_do_not_change_the_outcome(make_orchestrator: Make):
     fed = run(make_orchestrator(), BEAM).only
-    starved = run(make_orchestrator(role_policy=VerifierFirst()), BEAM).only
-    assert outcome(starved) == outcome(fed)
+    verifier_first = SimpleNamespace(choose=lambda generator, verifier: VERIFIER if verifier.busy else GENERATOR)
+    assert outcome(run(make_orchestrator(role_policy=verifier_first), BEAM).only) == outcome(fed)
 
 
 def test_a_checkpoint_given_by_folder_runs_through_the_public_road(tiny_checkpoints: dict[str, Path]):
