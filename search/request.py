@@ -1,11 +1,13 @@
 """What a caller asks for: one problem and how to search it."""
 
-import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.schema import Option, violations
 
 
 class AlgorithmName(StrEnum):
@@ -57,24 +59,13 @@ class Vote(StrEnum):
     MAJORITY = "majority"
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Upper bounds on what one request may ask for; the service's defaults."""
+MAX_PROBLEM_BYTES = 32 * 1024
+MAX_CANDIDATES = 1024
+"""Children that one round may sample: N*M."""
+MAX_TREE_NODES = 4096
+"""Nodes that `mcts` may make: its simulations times M."""
 
-    problem_bytes: int = 32 * 1024
-    beam_width: int = 256
-    expansion: int = 64
-    candidates: int = 1024
-    max_steps: int = 128
-    max_step_tokens: int = 2048
-    max_tokens: int = 262_144
-    lookahead_steps: int = 16
-    simulations: int = 1024
-    tree_nodes: int = 4096
-    iterations: int = 64
-    generator_budget: int = 16 * 2**20
-    verifier_budget: int = 16 * 2**20
-    time_limit: float = 24 * 3600
+_Count = Interval(ge=1, le=1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,61 +78,125 @@ class SearchRequest:
     of them at a time. `dvts` has N subtrees, `particle` N particles (and no M), `rebase` N*M samples a round, `mcts`
     expands a leaf by M children (and has no N), and `auto` splits N*M into an N and M of its own.
 
-    Attributes:
-        problem: the question, as text.
-        algorithm: which search to run.
-        beam_width: N.
-        expansion: M.
-        vote: how complete answers elect one; None takes the algorithm's usual one.
-        aggregation: how step scores become a path score.
-        temperature: softmax temperature of the generator; 0 is greedy. None takes the checkpoint's own.
-        top_k: most likely tokens kept, 0 for all. None takes the checkpoint's own.
-        top_p: nucleus mass kept of those, in (0, 1]. None takes the checkpoint's own.
-        min_p: least probability kept, as a share of the most likely token's. None takes the checkpoint's own.
-        max_steps: depth limit, in steps.
-        max_step_tokens: limit on the tokens of one step.
-        max_tokens: limit on the generated tokens of one path. None takes what the context leaves.
-        seed: seed of all sampling of this request.
-        lookahead_steps: greedy steps after which `lookahead` scores a child. This and what follows is read by the
-            algorithm it names alone; None takes that algorithm's usual value.
-        simulations: leaves that `mcts` expands, or complete paths that it comes back to.
-        exploration: weight of what `mcts` has seen little of.
-        rebase_temperature: softmax temperature by which `rebase` shares out its samples; small favours the best.
-        iterations: runs of the particle filter; more than one make `particle` particle Gibbs.
-        confidence: probability that the majority's leader is first for good at which `adaptive` stops; with 1, only
-            when nothing can overtake it.
-        generator_budget: limit on the tokens sampled in the whole search; None for none.
-        verifier_budget: limit on the verifier's tokens of the whole search, the problem's included; None for none.
-        time_limit: seconds after which the search ends with what it has, counted from its submission; None for none.
-        merge_duplicates: whether samples of one step that draw the same tokens are computed once, and equal siblings
-            become one node that counts for all. Without, each sample is decoded and scored by itself: the same
-            distribution of answers for more work, to measure what a model that words its steps freely would cost.
+    From `lookahead_steps` to `confidence`, a field is read by the algorithm it names alone, and None takes that
+    algorithm's usual value.
     """
 
+    help_panel: ClassVar = "Search"
+
     problem: str
-    algorithm: AlgorithmName = AlgorithmName.BEAM
-    beam_width: int = 4
-    expansion: int = 4
-    vote: Vote | None = None
-    aggregation: Aggregation = Aggregation.LAST
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    max_steps: int = 40
-    max_step_tokens: int = 256
-    max_tokens: int | None = None
-    seed: int = 0
-    lookahead_steps: int | None = None
-    simulations: int | None = None
-    exploration: float | None = None
-    rebase_temperature: float | None = None
-    iterations: int | None = None
-    confidence: float | None = None
-    generator_budget: int | None = None
-    verifier_budget: int | None = None
-    time_limit: float | None = None
-    merge_duplicates: bool = True
+    algorithm: Annotated[
+        AlgorithmName, Option("Which search; search/algorithms/README.md says what each does.", short="-a")
+    ] = AlgorithmName.BEAM
+    beam_width: Annotated[
+        int,
+        Interval(ge=1, le=256),
+        Option(
+            "N: paths kept after each step, subtrees, particles, or independent paths. (search-and-learn: n is N·M.)",
+            short="-N",
+        ),
+    ] = 4
+    expansion: Annotated[
+        int,
+        Interval(ge=1, le=64),
+        Option(
+            "M: children each kept path samples; a step scores N·M. adaptive: paths at a time. (search-and-learn: "
+            "beam_width.)",
+            short="-M",
+        ),
+    ] = 4
+    vote: Annotated[
+        Vote | None,
+        Option(
+            "How complete answers become one; default: majority for majority, adaptive and one path, else weighted."
+        ),
+    ] = None
+    aggregation: Annotated[Aggregation, Option("How the scores of a path's steps become the path's score.")] = (
+        Aggregation.LAST
+    )
+    temperature: Annotated[
+        float | None,
+        Interval(ge=0, le=10),
+        Option("0 is greedy; default: the checkpoint's own, whatever its do_sample says, else 0.8."),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Interval(ge=0, le=2**31 - 1),
+        Option("Most likely tokens kept, 0 for all; default: the checkpoint's own."),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Interval(gt=0, le=1),
+        Option("Nucleus mass kept of those; default: the checkpoint's own, else 1."),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Interval(ge=0, le=1),
+        Option("Least share of the likeliest token's probability; default: the checkpoint's own, else 0."),
+    ] = None
+    max_steps: Annotated[int, Interval(ge=1, le=128), Option("Depth limit, in steps.")] = 40
+    max_step_tokens: Annotated[int, Interval(ge=1, le=2048), Option("Limit on one step's tokens.")] = 256
+    max_tokens: Annotated[
+        int | None,
+        Interval(ge=1, le=262_144),
+        Option("Limit on one path's tokens; default: 2048, or what the context leaves."),
+    ] = None
+    seed: Annotated[int, Interval(ge=0, le=2**63 - 1), Option("Seed of all sampling.")] = 0
+    lookahead_steps: Annotated[
+        int | None,
+        Interval(ge=1, le=16),
+        Option("lookahead: greedy steps after which a child is scored; default: 1."),
+    ] = None
+    simulations: Annotated[
+        int | None, _Count, Option("mcts: walks down the tree, most of which expand a leaf; default: 32.")
+    ] = None
+    exploration: Annotated[
+        float | None,
+        Interval(ge=0, le=100),
+        Option("mcts: weight of nodes that were seen little; default: 1.25."),
+    ] = None
+    rebase_temperature: Annotated[
+        float | None,
+        Interval(ge=0.001, le=100),
+        Option(
+            "rebase: softmax temperature by which scores share out the samples; small favours the best; default: 0.1."
+        ),
+    ] = None
+    iterations: Annotated[
+        int | None,
+        Interval(ge=1, le=64),
+        Option("particle: runs of the filter, more than one for particle Gibbs; default: 1."),
+    ] = None
+    confidence: Annotated[
+        float | None,
+        Interval(ge=0.5, le=1),
+        Option(
+            "adaptive: stop when the majority's leader is first for good with this probability; with 1, when nothing "
+            "can overtake it; default: 0.95."
+        ),
+    ] = None
+    generator_budget: Annotated[
+        int | None,
+        Interval(ge=1, le=16 * 2**20),
+        Option("Limit on the tokens sampled in the whole search; default: none."),
+    ] = None
+    verifier_budget: Annotated[
+        int | None,
+        Interval(ge=1, le=16 * 2**20),
+        Option("Limit on the verifier's tokens in the whole search, the problem's included; default: none."),
+    ] = None
+    time_limit: Annotated[
+        float | None,
+        Interval(gt=0, le=24 * 3600),
+        Option("Seconds after which a search ends with the best it has, counted from its submission; default: none."),
+    ] = None
+    merge_duplicates: Annotated[
+        bool,
+        Option(
+            "Compute equal samples of a step once and count them; without, each is decoded and scored by itself: the "
+            "same distribution of answers for more work."
+        ),
+    ] = True
 
     @property
     def candidates(self) -> int:
@@ -163,8 +218,8 @@ class SearchRequest:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-def validate(request: SearchRequest, limits: Limits) -> None:
-    """Check every field of `request` against its rule and `limits`.
+def validate(request: SearchRequest) -> None:
+    """Check every field of a request against its rule, and those together that have one in common.
 
     Raises:
         InvalidRequestError: listing all violations.
@@ -175,50 +230,16 @@ def validate(request: SearchRequest, limits: Limits) -> None:
         if not ok:
             found.append(Violation(field, description))
 
-    def within(field: str, value: int, high: int) -> None:
-        require(1 <= value <= high, field, f"must be between 1 and {high}, is {value}")
-
-    size = len(request.problem.encode(errors="replace"))
+    size, tree = len(request.problem.encode(errors="replace")), (request.simulations or 1) * request.expansion
     valid = not any("\ud800" <= c <= "\udfff" for c in request.problem)
     require(valid, "problem", "must be valid Unicode, and holds half a surrogate pair")
     require(bool(request.problem.strip()), "problem", "must not be empty")
-    require(size <= limits.problem_bytes, "problem", f"must be at most {limits.problem_bytes} bytes, is {size}")
-    within("beam_width", request.beam_width, limits.beam_width)
-    within("expansion", request.expansion, limits.expansion)
-    require(
-        request.candidates <= limits.candidates,
-        "expansion",
-        f"beam_width * expansion must be at most {limits.candidates}, is {request.candidates}",
-    )
-    within("max_steps", request.max_steps, limits.max_steps)
-    within("max_step_tokens", request.max_step_tokens, limits.max_step_tokens)
-    if request.max_tokens is not None:
-        within("max_tokens", request.max_tokens, limits.max_tokens)
-    if (t := request.temperature) is not None:
-        require(math.isfinite(t) and 0 <= t <= 10, "temperature", f"must be between 0 and 10, is {t}")
-    if (k := request.top_k) is not None:
-        require(0 <= k < 2**31, "top_k", f"must be between 0 and 2**31 - 1, is {k}")
-    if (p := request.top_p) is not None:
-        require(math.isfinite(p) and 0 < p <= 1, "top_p", f"must be above 0 and at most 1, is {p}")
-    if (share := request.min_p) is not None:
-        require(math.isfinite(share) and 0 <= share <= 1, "min_p", f"must be between 0 and 1, is {share}")
-    for field in ("lookahead_steps", "simulations", "iterations", "generator_budget", "verifier_budget"):
-        if (count := getattr(request, field)) is not None:
-            within(field, count, getattr(limits, field))
-    tree = (request.simulations or 1) * request.expansion
-    if request.algorithm is AlgorithmName.MCTS and tree > limits.tree_nodes:
-        require(False, "simulations", f"simulations * expansion must be at most {limits.tree_nodes}, is {tree}")
-    if (weight := request.exploration) is not None:
-        require(math.isfinite(weight) and 0 <= weight <= 100, "exploration", f"must be between 0 and 100, is {weight}")
-    if (t := request.rebase_temperature) is not None:
-        ok = math.isfinite(t) and 1e-3 <= t <= 100
-        require(ok, "rebase_temperature", f"must be between 0.001 and 100, is {t}")
-    if (c := request.confidence) is not None:
-        require(math.isfinite(c) and 0.5 <= c <= 1, "confidence", f"must be between 0.5 and 1, is {c}")
-    if (s := request.time_limit) is not None:
-        ok = math.isfinite(s) and 0 < s <= limits.time_limit
-        require(ok, "time_limit", f"must be above 0 and at most {limits.time_limit:g} seconds, is {s}")
-    require(0 <= request.seed < 2**63, "seed", f"must be between 0 and 2**63 - 1, is {request.seed}")
+    require(size <= MAX_PROBLEM_BYTES, "problem", f"must be at most {MAX_PROBLEM_BYTES} bytes, is {size}")
+    found += violations(request)
+    many = f"beam_width * expansion must be at most {MAX_CANDIDATES}, is {request.candidates}"
+    require(request.candidates <= MAX_CANDIDATES, "expansion", many)
+    large = f"simulations * expansion must be at most {MAX_TREE_NODES}, is {tree}"
+    require(request.algorithm is not AlgorithmName.MCTS or tree <= MAX_TREE_NODES, "simulations", large)
     if found:
         raise InvalidRequestError(found)
 

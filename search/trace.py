@@ -23,14 +23,15 @@ A path is the list of child indices from the root, which is []. It names a node 
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from espalier.engine.errors import EspalierError
+from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.search.algorithms import make_algorithm
-from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
+from espalier.search.request import SearchRequest
 from espalier.search.result import Asked, SearchResult, Told
+from espalier.search.schema import from_values
 from espalier.search.tree import Node, Termination
 
 SCHEMA, VERSION = "espalier.trace", 1
@@ -80,7 +81,7 @@ def replay(trace: dict[str, Any]) -> int:
     """
     try:
         return _Replay(trace).run()
-    except (KeyError, TypeError, ValueError, AssertionError) as error:
+    except (KeyError, TypeError, ValueError, AssertionError, InvalidRequestError) as error:
         raise TraceError(f"the trace contradicts itself: {error!r}") from error
 
 
@@ -91,7 +92,7 @@ class _Replay:
         self._trace = trace
         self._root = Node(0, None, ())
         self._nodes = dict(self._grown(trace["nodes"]))
-        self._algorithm = make_algorithm(_request(trace["configuration"]), self._root)
+        self._algorithm = make_algorithm(from_values(SearchRequest, trace["configuration"]), self._root)
 
     def _grown(self, records: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, ...], Node]]:
         """All nodes by path, without their ends: these come when they are told."""
@@ -131,12 +132,3 @@ class _Replay:
 
 def _asked(expand: Any) -> Asked:
     return Asked(expand.node.path, expand.children, expand.to_end, expand.greedy)
-
-
-def _request(values: dict[str, Any]) -> SearchRequest:
-    known = {field.name for field in fields(SearchRequest)}
-    if unknown := values.keys() - known:
-        raise ValueError(f"unknown settings {sorted(unknown)}")
-    kinds = {"algorithm": AlgorithmName, "aggregation": Aggregation, "vote": Vote}
-    typed: dict[str, Any] = {k: kinds[k](v) if k in kinds and v is not None else v for k, v in values.items()}
-    return SearchRequest(**typed)

@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
-from espalier.experiments.cli.options import PLOT_SUFFIXES, ReservedShare, output_file, parse_int_list
+from espalier.experiments.cli.options import PLOT_SUFFIXES, output_file, parse_int_list
+from espalier.experiments.cli.schema_options import option
 from espalier.search.request import AlgorithmName
+from espalier.search.run.load import RuntimeSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -98,7 +100,7 @@ def pool(
     memory: Annotated[int, typer.Option(min=1, help="MiB of the pool.")] = 80,
     problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
-    reserved_share: ReservedShare = 0.25,
+    reserved_share: Annotated[float, option(RuntimeSettings, "reserved_share")] = 0.25,
     json_path: JsonPath = None,
 ) -> None:
     """Problems a minute in a pool under pressure: shared by both models beside split in advance."""

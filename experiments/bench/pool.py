@@ -107,7 +107,7 @@ class _Contestant:
         self._problems = len(texts)
         self._orchestrator = load_orchestrator(
             RuntimeSettings(
-                kv_memory_bytes=memory,
+                kv_memory=memory,
                 reserved_share=reserved_share,
                 max_running=len(texts),
                 grouping=GroupingName.SPELLING,

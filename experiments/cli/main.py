@@ -14,12 +14,13 @@ import typer
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli import search_options as search_opt
 from espalier.experiments.cli.models import app as models_app
-from espalier.experiments.cli.runtime_options import refuse_with_endpoint, with_runtime
+from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.search.algorithms import needs_verifier
-from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
+from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
+from espalier.search.schema import declared
+from espalier.search.service.settings import ServerSettings
 
 if TYPE_CHECKING:
     from espalier.experiments.evaluation.sample import Sample
@@ -61,35 +62,12 @@ def _options(
 
 
 @app.command()
-@with_runtime
+@with_schema
 def solve(
     context: typer.Context,
     problem: Annotated[
         str | None, typer.Argument(help="The problem; '-' reads standard input; none takes one of the demo benchmark.")
     ] = None,
-    algorithm: search_opt.Algorithm = AlgorithmName.BEAM,
-    beam_width: search_opt.BeamWidth = 4,
-    expansion: search_opt.Expansion = 4,
-    vote: search_opt.VoteOption = None,
-    aggregation: search_opt.AggregationOption = Aggregation.LAST,
-    temperature: search_opt.Temperature = None,
-    top_k: search_opt.TopK = None,
-    top_p: search_opt.TopP = None,
-    min_p: search_opt.MinP = None,
-    max_steps: search_opt.MaxSteps = 40,
-    max_step_tokens: search_opt.MaxStepTokens = 256,
-    max_tokens: search_opt.MaxTokens = None,
-    seed: search_opt.Seed = 0,
-    lookahead_steps: search_opt.LookaheadSteps = None,
-    simulations: search_opt.Simulations = None,
-    exploration: search_opt.Exploration = None,
-    rebase_temperature: search_opt.RebaseTemperature = None,
-    iterations: search_opt.Iterations = None,
-    confidence: search_opt.Confidence = None,
-    generator_budget: search_opt.GeneratorBudget = None,
-    verifier_budget: search_opt.VerifierBudget = None,
-    time_limit: search_opt.TimeLimit = None,
-    merge_duplicates: search_opt.MergeDuplicates = True,
     endpoint: opt.Endpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
     plot: Annotated[
@@ -100,6 +78,7 @@ def solve(
     ] = None,
     trace: opt.Trace = None,
     *,
+    request: SearchRequest,
     runtime: RuntimeSettings,
 ) -> None:
     """Search for the answer of one problem and show the tree."""
@@ -109,14 +88,9 @@ def solve(
     from espalier.experiments.cli.render import show_result
 
     if endpoint:
-        refuse_with_endpoint(context)
+        _refuse_with_endpoint(context)
     text, gold = _problem_text(problem)
-    request = SearchRequest(
-        text, algorithm, beam_width, expansion, vote, aggregation,
-        temperature, top_k, top_p, min_p, max_steps, max_step_tokens, max_tokens, seed,
-        lookahead_steps, simulations, exploration, rebase_temperature, iterations, confidence,
-        generator_budget, verifier_budget, time_limit, merge_duplicates,
-    )  # fmt: skip
+    request = replace(request, problem=text)
     console = Console()
     if not as_json:
         console.print(Text.assemble(("problem  ", "bold"), text, "\n"))
@@ -168,19 +142,10 @@ def replay_command(
 
 
 @app.command()
-@with_runtime
+@with_schema
 def serve(
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; other than loopback needs --insecure-bind.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 50051,
-    insecure_bind: Annotated[
-        bool, typer.Option("--insecure-bind", help="Allow a bind that others can reach, without TLS or a token.")
-    ] = False,
-    max_searches: Annotated[int, typer.Option(min=1, help="Searches in flight at most.")] = 4,
-    max_queue: Annotated[int, typer.Option(min=0, help="Searches that may wait.")] = 64,
-    drain_seconds: Annotated[float, typer.Option(min=0, help="How long a stopping server lets searches end.")] = 30.0,
     *,
+    settings: ServerSettings,
     runtime: RuntimeSettings,
 ) -> None:
     """Serve searches over gRPC (espalier.v1.SearchService)."""
@@ -188,19 +153,13 @@ def serve(
 
     from espalier.experiments.cli.loading import load_with_progress
     from espalier.search.service.server import serve as run_server
-    from espalier.search.service.settings import ServerSettings
 
     if runtime.verify_incremental:
         raise typer.BadParameter(
             "a server would go down with the first difference; check with solve or eval",
             param_hint="--verify-incremental",
         )
-    runtime = replace(runtime, max_running=max_searches)
-    settings = ServerSettings(
-        host=host, port=port, insecure_bind=insecure_bind,
-        max_searches=max_searches, max_queue=max_queue, drain_seconds=drain_seconds,
-    )  # fmt: skip
-
+    runtime = replace(runtime, max_running=settings.max_searches)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("espalier").setLevel(logging.INFO)
 
@@ -216,7 +175,7 @@ def serve(
 
 
 @app.command("eval")
-@with_runtime
+@with_schema
 def evaluate_command(
     benchmark: opt.Benchmark = "demo",
     field_map: opt.FieldMap = None,
@@ -225,31 +184,9 @@ def evaluate_command(
         Path | None, typer.Option(help="Folder for samples.jsonl and summary.json; the same command again resumes.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    algorithm: search_opt.Algorithm = AlgorithmName.BEAM,
-    beam_width: search_opt.BeamWidth = 4,
-    expansion: search_opt.Expansion = 4,
-    vote: search_opt.VoteOption = None,
-    aggregation: search_opt.AggregationOption = Aggregation.LAST,
-    temperature: search_opt.Temperature = None,
-    top_k: search_opt.TopK = None,
-    top_p: search_opt.TopP = None,
-    min_p: search_opt.MinP = None,
-    max_steps: search_opt.MaxSteps = 40,
-    max_step_tokens: search_opt.MaxStepTokens = 256,
-    max_tokens: search_opt.MaxTokens = None,
-    seed: search_opt.Seed = 0,
-    lookahead_steps: search_opt.LookaheadSteps = None,
-    simulations: search_opt.Simulations = None,
-    exploration: search_opt.Exploration = None,
-    rebase_temperature: search_opt.RebaseTemperature = None,
-    iterations: search_opt.Iterations = None,
-    confidence: search_opt.Confidence = None,
-    generator_budget: search_opt.GeneratorBudget = None,
-    verifier_budget: search_opt.VerifierBudget = None,
-    time_limit: search_opt.TimeLimit = None,
-    merge_duplicates: search_opt.MergeDuplicates = True,
     in_flight: opt.InFlight = 32,
     *,
+    request: SearchRequest,
     runtime: RuntimeSettings,
 ) -> None:
     """Run a search on every problem of a benchmark and grade the answers."""
@@ -266,12 +203,6 @@ def evaluate_command(
     # A folder may hold samples of problems beyond the limit: which are still the benchmark's, all of it tells.
     problems = load_benchmark(benchmark, None if out else limit, opt.parse_field_map(field_map))
     asked = problems[:limit]
-    request = SearchRequest(
-        "-", algorithm, beam_width, expansion, vote, aggregation,
-        temperature, top_k, top_p, min_p, max_steps, max_step_tokens, max_tokens, seed,
-        lookahead_steps, simulations, exploration, rebase_temperature, iterations, confidence,
-        generator_budget, verifier_budget, time_limit, merge_duplicates,
-    )  # fmt: skip
     runtime = replace(runtime, verifier=_verifier_for(request, runtime.verifier), max_running=in_flight)
     orchestrator = load_with_progress(runtime)
     fresh: list[Sample] = []
@@ -280,7 +211,7 @@ def evaluate_command(
         command = describe_command(benchmark, runtime, orchestrator)
         folder = RunFolder(out, run_configuration(benchmark, request, orchestrator), left_open(request), command)
         before = sum(not sample.refused for sample in folder.samples_of(asked))
-    grader = Grader(memory_bytes=runtime.grader_memory_bytes)
+    grader = Grader(memory_bytes=runtime.grader_memory)
     with _kept_on_interrupt(out), grader, sample_progress(len(asked), before) as on_sample:
         summary = evaluate(
             orchestrator, problems, request, grader,
@@ -297,7 +228,7 @@ def evaluate_command(
 
 
 @app.command("sweep")
-@with_runtime
+@with_schema
 def sweep_command(
     beam_width: Annotated[str, typer.Option("--beam-width", "-N", help="Values of N, like 1,2,4.")] = "1,2,4",
     expansion: Annotated[str, typer.Option("--expansion", "-M", help="Values of M, like 1,2,4.")] = "1,2,4",
@@ -308,19 +239,9 @@ def sweep_command(
         Path, typer.Option(help="Folder for the cells, the table and the plot; the same command again resumes.")
     ] = Path("runs/sweep"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the cells as JSON.")] = False,
-    vote: search_opt.VoteOption = None,
-    aggregation: search_opt.AggregationOption = Aggregation.LAST,
-    temperature: search_opt.Temperature = None,
-    top_k: search_opt.TopK = None,
-    top_p: search_opt.TopP = None,
-    min_p: search_opt.MinP = None,
-    max_steps: search_opt.MaxSteps = 40,
-    max_step_tokens: search_opt.MaxStepTokens = 256,
-    max_tokens: search_opt.MaxTokens = None,
-    seed: search_opt.Seed = 0,
-    merge_duplicates: search_opt.MergeDuplicates = True,
     in_flight: opt.InFlight = 32,
     *,
+    request: SearchRequest,
     runtime: RuntimeSettings,
 ) -> None:
     """Evaluate beam search over a grid of N and M: a table and a plot of accuracy against tokens."""
@@ -338,16 +259,11 @@ def sweep_command(
 
     widths, expansions = opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M")
     problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map))
-    request = SearchRequest(
-        "-", AlgorithmName.BEAM, vote=vote, aggregation=aggregation, temperature=temperature, top_k=top_k,
-        top_p=top_p, min_p=min_p, max_steps=max_steps, max_step_tokens=max_step_tokens, max_tokens=max_tokens,
-        seed=seed, merge_duplicates=merge_duplicates,
-    )  # fmt: skip
     runtime = replace(runtime, max_running=in_flight)
     orchestrator = load_with_progress(runtime)
     total = len(problems[:limit]) * len(widths) * len(expansions)
     fresh: list[Sample] = []
-    grader = Grader(memory_bytes=runtime.grader_memory_bytes)
+    grader = Grader(memory_bytes=runtime.grader_memory)
     with _kept_on_interrupt(out), grader, sample_progress(total, 0) as on_sample:
         cells = sweep(
             orchestrator, problems, request, grader, widths, expansions,
@@ -386,9 +302,28 @@ def run_app(commands: typer.Typer) -> None:
 
 
 def _flag(field: str) -> str:
-    """The option a request's field is set by."""
-    short = {"beam_width": "-N/", "expansion": "-M/"}.get(field, "")
-    return field if field in ("problem", "request") else f"{short}--{field.replace('_', '-')}"
+    """How a field is set on the command line; its own name where it is no option."""
+    return flags_by_field(SearchRequest, RuntimeSettings).get(field, field)
+
+
+def _refuse_with_endpoint(context: typer.Context) -> None:
+    """Refuse what a server would never hear of: options of the models, and a trace, which is where the search runs.
+
+    What the environment sets may be meant for other commands and is let pass.
+
+    Raises:
+        OptionError: naming every such option on the command line.
+    """
+    local = {field.name for field in declared(RuntimeSettings)} | {"trace"}
+    given = (parameter for parameter in context.command.params if parameter.name in local)
+    flags = [parameter.opts[0] for parameter in given if _is_on_the_line(context, parameter.name)]
+    if flags:
+        raise opt.OptionError(f"{', '.join(flags)}: for a search in this process only; leave out --endpoint")
+
+
+def _is_on_the_line(context: typer.Context, name: str | None) -> bool:
+    source = context.get_parameter_source(name or "")
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _both(one: Callable[["Sample"], None], other: Callable[["Sample"], None]) -> Callable[["Sample"], None]:

@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from espalier.engine.models.options import Quantization
-from espalier.experiments.cli import options as opt
+from espalier.experiments.cli.schema_options import option, size_parser
+from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,16 +31,21 @@ def inspect_command(
         list[str], typer.Argument(help="Folders, Hugging Face ids or bundled names, to share one device.")
     ],
     memory: Annotated[
-        str | None, typer.Option(help="Memory of the device, like 24G: how many paths fit beside the weights.")
+        int | None,
+        typer.Option(
+            parser=size_parser,
+            metavar="SIZE",
+            help="Memory of the device, like 24G: how many paths fit beside the weights.",
+        ),
     ] = None,
     path_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one path, prompt included, for that.")] = 1024,
-    device: opt.Device = "auto",
-    dtype: opt.Dtype = "auto",
+    device: Annotated[str, option(RuntimeSettings, "device")] = "auto",
+    dtype: Annotated[str, option(RuntimeSettings, "dtype")] = "auto",
     quantization: Annotated[Quantization, typer.Option(help="Of the weights: none, int8 or int4.")] = Quantization.NONE,
-    verifier_family: opt.VerifierFamily = None,
-    verifier_reference: opt.VerifierReference = "",
-    offline: opt.Offline = False,
-    cache_dir: opt.CacheDir = None,
+    verifier_family: Annotated[str | None, option(RuntimeSettings, "verifier_family")] = None,
+    verifier_reference: Annotated[str, option(RuntimeSettings, "verifier_reference")] = "",
+    offline: Annotated[bool, option(RuntimeSettings, "offline")] = False,
+    cache_dir: Annotated[Path | None, option(RuntimeSettings, "cache_dir")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Show what checkpoints would be used as, how they are read, and what they take; no weights are read.
@@ -51,16 +58,15 @@ def inspect_command(
     from espalier.experiments.cli.inspection import inspect_checkpoint, paths_that_fit
     from espalier.search.run.load import resolve_dtype
 
-    available = opt.parse_bytes(memory, "--memory")
     hub = HubSettings(offline, cache_dir)
     kind = resolve_dtype(dtype, device)
     how = quantization, verifier_family, verifier_reference, hub
     found = [inspect_checkpoint(name, kind, *how) for name in checkpoints]
-    fit = None if available is None else paths_that_fit(found, available, path_tokens)
+    fit = None if memory is None else paths_that_fit(found, memory, path_tokens)
     if as_json:
         print(json.dumps({"checkpoints": [_plain(i) for i in found], "fit": _fit(fit, path_tokens)}, indent=2))
         return
-    _show(checkpoints, found, fit, available, path_tokens)
+    _show(checkpoints, found, fit, memory, path_tokens)
 
 
 def _show(

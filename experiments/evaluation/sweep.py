@@ -93,7 +93,7 @@ def sweep(
     held = _held(folder)
     requests = {(n, m): replace(request, beam_width=n, expansion=m) for n, m in [*asked, *held]}
     for point in asked:
-        validate(requests[point], orchestrator.limits)
+        validate(requests[point])
     cells: dict[tuple[int, int], Cell] = {}
     for point in held:
         samples = _run_folder(folder, requests[point], benchmark, orchestrator).samples_of(problems)

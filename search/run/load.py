@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from espalier.engine.errors import CheckpointError
+from annotated_types import Interval
+
+from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.search.request import GroupingName
+from espalier.search.schema import Option, parse_size, violations
 
 if TYPE_CHECKING:
     import torch
@@ -27,59 +30,114 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class RuntimeSettings:
     """What to load, where, and how large.
 
-    Attributes:
-        generator: a folder, a hub id `org/name` or `org/name@revision`, or a registered name.
-        verifier: the same, or empty for none (a search that reads no scores needs none).
-        verifier_family: the name of a family of process reward models, or an adapter file; None goes by the
-            checkpoint. See `espalier.prm.families`.
-        verifier_reference: the model that an implicit process reward model was trained from, named like the others;
-            empty for every other family.
-        verify_incremental: compute every score once more from the whole text, and end with an error where it differs:
-            a check of the engine and the family, which costs what incremental scoring saves.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        dtype: one of `DTYPES`; `auto` is float32 on CPU and bfloat16 on a GPU.
-        kv_memory_bytes: the pool both models share; None takes 4 GiB on a CPU, at most a quarter of its memory, and
-            80% of what the weights leave free on a GPU. Memory is only touched as blocks are written.
-        block_size: tokens per KV block.
-        max_batch_tokens: tokens computed in one engine step at most.
-        max_running: searches in flight at most.
-        reserved_share: see `EngineSettings`.
-        launch_ahead: the same.
-        system_prompt: the generator's system message; None takes the checkpoint's own, else one that asks for steps.
-        threads: CPU threads; None takes all cores.
-        grouping: what tells equal answers from different ones in a vote. math-verify works in processes that are
-            spawned when answers come that are not plain numbers: a script needs the usual guard around what it does,
-            `if __name__ == "__main__"`.
-        grader_memory_bytes: what such a process may take; see `Grader`.
-        load_format: which files both models' weights come from.
-        generator_quantization: how the generator's weights are kept.
-        verifier_quantization: the same of the verifier's.
-        offline: take hub ids from the hub's cache and ask nobody.
-        cache_dir: where the hub's downloads are kept; None is its client's own place.
+    math-verify compares answers in processes of its own, spawned when answers come that are not plain numbers: a script
+    needs the usual guard around what it does, `if __name__ == "__main__"`.
     """
 
-    generator: str = "demo-generator"
-    verifier: str = "demo-verifier"
-    device: str = "auto"
-    dtype: str = "auto"
-    kv_memory_bytes: int | None = None
-    block_size: int = 16
-    max_batch_tokens: int = 2048
-    max_running: int = 64
-    reserved_share: float = 0.25
-    launch_ahead: bool = False
-    system_prompt: str | None = None
-    threads: int | None = None
-    grouping: GroupingName = GroupingName.MATH_VERIFY
-    grader_memory_bytes: int = 2 * 2**30
-    verifier_family: str | None = None
-    verifier_reference: str = ""
-    verify_incremental: bool = False
-    load_format: LoadFormat = LoadFormat.AUTO
-    generator_quantization: Quantization = Quantization.NONE
-    verifier_quantization: Quantization = Quantization.NONE
-    offline: bool = False
-    cache_dir: Path | None = None
+    help_panel: ClassVar = "Models"
+    env_prefix: ClassVar = "ESPALIER_"
+
+    generator: Annotated[str, Option("Folder, Hugging Face id (org/name, or org/name@revision) or demo-generator.")] = (
+        "demo-generator"
+    )
+    verifier: Annotated[str, Option("Process reward model: as --generator, or demo-verifier; '' for none.")] = (
+        "demo-verifier"
+    )
+    verifier_family: Annotated[
+        str | None,
+        Option(
+            "Family of the process reward model, by name (prm/README.md lists them) or a file ending in .toml; a "
+            "*ForCausalLM needs one; default: told from the checkpoint."
+        ),
+    ] = None
+    verifier_reference: Annotated[str, Option("eurus-prm: the model that the verifier was trained from.")] = ""
+    verify_incremental: Annotated[
+        bool,
+        Option("Compute every score again from the whole text and end with an error where it differs; slow."),
+    ] = False
+    device: Annotated[str, Option("auto, cpu, cuda or cuda:N.")] = "auto"
+    dtype: Annotated[
+        str, Option("auto, float32, bfloat16 or float16; auto is float32 on a CPU and bfloat16 on a GPU.")
+    ] = "auto"
+    load_format: Annotated[
+        LoadFormat,
+        Option(
+            "Weight files to read: safetensors, else bin, or one of them; dummy reads none and makes random weights, "
+            "for tests of speed."
+        ),
+    ] = LoadFormat.AUTO
+    generator_quantization: Annotated[
+        Quantization,
+        Option(
+            "How the generator's weights are kept: int8 takes a half, int4 some 30% of what bfloat16 does. Needs "
+            "espalier[quantization]."
+        ),
+    ] = Quantization.NONE
+    verifier_quantization: Annotated[Quantization, Option("The same of the verifier's weights.")] = Quantization.NONE
+    offline: Annotated[bool, Option("Take Hugging Face ids from the cache, as HF_HUB_OFFLINE=1 does.")] = False
+    cache_dir: Annotated[
+        Path | None, Option("Where downloads are kept; default: HF_HUB_CACHE, else ~/.cache/huggingface/hub.")
+    ] = None
+    kv_memory: Annotated[
+        int | None,
+        Option(
+            "KV pool that both models share, like 512M or 4G; default: 4G or a quarter of memory, 80% of a free GPU. "
+            "Memory is touched as blocks are written.",
+            parse=parse_size,
+        ),
+    ] = None
+    reserved_share: Annotated[
+        float,
+        Interval(ge=0, le=1),
+        Option(
+            "Share of the KV memory a search may need at worst that is set aside when it starts. With less, more run "
+            "at once; the last ones are preempted when it runs out, and computed again. With 1 none ever is."
+        ),
+    ] = 0.25
+    block_size: Annotated[int, Interval(ge=1, le=1024), Option("Tokens of one KV block.")] = 16
+    max_batch_tokens: Annotated[int, Interval(ge=1), Option("Tokens computed in one engine step at most.")] = 2048
+    launch_ahead: Annotated[
+        bool,
+        Option(
+            "Launch one model's batch before the results of the other's are taken in, for a GPU to go on meanwhile. "
+            "Answers are the same; on a CPU nothing is gained."
+        ),
+    ] = False
+    system_prompt: Annotated[
+        str | None,
+        Option("Generator's system message; default: the checkpoint's own, else one that asks for steps."),
+    ] = None
+    threads: Annotated[int | None, Interval(ge=1), Option("CPU threads; default: all cores.")] = None
+    grouping: Annotated[
+        GroupingName,
+        Option("What tells equal answers from others in the vote; math-verify also finds 2\\sqrt{2} in \\sqrt{8}."),
+    ] = GroupingName.MATH_VERIFY
+    grader_memory: Annotated[
+        int,
+        Interval(ge=64 * 2**20),  # below some 16 MiB sympy cannot even read an answer, and all would count as different
+        Option(
+            "What a process that compares answers with math-verify may take, like 512M; one that wants more gives up.",
+            parse=parse_size,
+        ),
+    ] = 2 * 2**30
+    max_running: Annotated[int, Interval(ge=1)] = 64
+
+
+def check_settings(settings: RuntimeSettings) -> None:
+    """Check what can be checked before anything is loaded.
+
+    Raises:
+        InvalidRequestError: listing the settings that break a rule.
+    """
+    wrong = violations(settings)
+    # Each thread is started at once and has a stack of its own: a slip of the finger could take all memory.
+    processors = os.cpu_count() or 1
+    most = max(64, 4 * processors)
+    if settings.threads is not None and settings.threads > most:
+        rule = f"must be at most {most} with {processors} processors, is {settings.threads}"
+        wrong.append(Violation("threads", rule))
+    if wrong:
+        raise InvalidRequestError(wrong)
 
 
 def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None) -> Orchestrator:
@@ -92,8 +150,10 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         on_bytes: told how many bytes of the weights are loaded, and of how many, after each tensor.
 
     Raises:
+        InvalidRequestError: when settings break a rule; see `check_settings`.
         CheckpointError: when a checkpoint is missing, unsupported or incomplete, or the device is not there.
     """
+    check_settings(settings)
     from espalier.engine.engine import Engine, EngineSettings
     from espalier.engine.models.config import parse_decoder_config
     from espalier.engine.models.model import load_generator
@@ -119,7 +179,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         reference = checkpoints.get(_REFERENCE)
         family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
         models[VERIFIER] = family.model
-    kv_memory = _default_kv_memory(device) if settings.kv_memory_bytes is None else settings.kv_memory_bytes
+    kv_memory = _default_kv_memory(device) if settings.kv_memory is None else settings.kv_memory
     engine_settings = EngineSettings(
         kv_memory,
         settings.block_size,
@@ -133,7 +193,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
     generator = Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
     verifier = Verifier(engine, family, settings.verify_incremental) if family else None
-    grouping = make_grouping(settings.grouping, settings.grader_memory_bytes)
+    grouping = make_grouping(settings.grouping, settings.grader_memory)
     return Orchestrator(engine, generator, verifier, max_running=settings.max_running, grouping=grouping)
 
 

@@ -24,7 +24,7 @@ from espalier.search.algorithms import (
     needs_verifier,
     with_defaults,
 )
-from espalier.search.request import USUAL, AlgorithmName, Limits, SearchRequest, SubmitOptions, validate
+from espalier.search.request import USUAL, AlgorithmName, SearchRequest, SubmitOptions, validate
 from espalier.search.result import Event, SearchResult, StopReason
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import (
@@ -86,7 +86,6 @@ class Orchestrator:
         engine: Engine,
         generator: Generator,
         verifier: Verifier | None,
-        limits: Limits | None = None,
         max_running: int = 64,
         clock: Callable[[], float] = time.monotonic,
         grouping: Grouping | None = None,
@@ -97,14 +96,12 @@ class Orchestrator:
             engine: holds both models.
             generator: proposes steps.
             verifier: scores them; None where no search will read scores.
-            limits: what a request may ask for; None for the usual ones.
             max_running: searches that grow at once.
             clock: gives seconds and never goes back.
             grouping: tells equal answers from different ones in the vote, and is closed with the orchestrator; None
                 goes by spelling.
         """
         self.engine = engine
-        self.limits = limits or Limits()
         self._generator = generator
         self._verifier = verifier
         self._max_running = max_running
@@ -187,7 +184,7 @@ class Orchestrator:
             RequestTooLargeError: when the prompt fills a model's context, or (PoolTooSmallError) when the KV pool could
                 not hold the search even alone.
         """
-        validate(request, self.limits)
+        validate(request)
         plan = replace(self._plan(request), salt=terms.salt)
         blocks = self._worst_case(plan)
         self.engine.admission.require_fits_alone(blocks)

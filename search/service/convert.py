@@ -1,15 +1,21 @@
 """Messages of `espalier.v1` to and from the dataclasses of `search`: pure, in both directions.
 
-Fields keep their names, so most of a message converts by listing them. `tests` holds that no field and no enum value is
-missing on either side.
+Fields have the same names on both sides and convert by their types, so that a new one needs no line here; `_RENAMED`
+has those of other names. Words of an enum have its name before them on the wire: `beam` is `ALGORITHM_BEAM`. `tests`
+holds that no field and no word is missing on either side.
 """
 
-from typing import Any
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, fields, replace
+from enum import StrEnum
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.request import Limits, SearchRequest, validate
+from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote, validate
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -20,60 +26,61 @@ from espalier.search.result import (
     SearchResult,
     Started,
     StepDone,
+    StopReason,
     Usage,
-)
-from espalier.search.service.wire_enums import (
-    AGGREGATION,
-    ALGORITHM,
-    STOP_REASON,
-    VOTE,
-    WireEnum,
-    termination_from_wire,
-    termination_to_wire,
 )
 from espalier.v1 import search_pb2 as pb
 
 MAX_PRIORITY = 100
 
-_ENUMS: dict[str, WireEnum[Any]] = {"algorithm": ALGORITHM, "vote": VOTE, "aggregation": AGGREGATION}
-_PLAIN = (
-    "beam_width",
-    "expansion",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "max_steps",
-    "max_step_tokens",
-    "max_tokens",
-    "seed",
-    "lookahead_steps",
-    "simulations",
-    "exploration",
-    "rebase_temperature",
-    "iterations",
-    "confidence",
-    "generator_budget",
-    "verifier_budget",
-    "merge_duplicates",
-)
-_COUNTS = (
-    "generator_tokens",
-    "generator_tree_tokens",
-    "generator_saved_tokens",
-    "generated_tokens",
-    "verifier_tokens",
-    "verifier_tree_tokens",
-    "verifier_saved_tokens",
-    "nodes",
-    "pruned",
-    "duplicates",
-    "peak_kv_bytes",
-    "generator_peak_kv_bytes",
-    "verifier_peak_kv_bytes",
-    "logical_blocks",
-    "physical_blocks",
-)
+_DATACLASSES: dict[str, type] = {
+    kind.DESCRIPTOR.full_name: dataclass
+    for kind, dataclass in {
+        pb.SolveProblemRequest: SearchRequest,
+        pb.SearchResult: SearchResult,
+        pb.Usage: Usage,
+        pb.Candidate: Candidate,
+        pb.ScoredStep: ScoredStep,
+        pb.SearchNode: NodeRecord,
+        pb.SearchStarted: Started,
+        pb.StepDone: StepDone,
+        pb.CandidateDone: CandidateDone,
+    }.items()
+}
+_ENUMS: dict[str, type[StrEnum]] = {
+    "espalier.v1.Algorithm": AlgorithmName,
+    "espalier.v1.Aggregation": Aggregation,
+    "espalier.v1.Vote": Vote,
+    "espalier.v1.StopReason": StopReason,
+}
+"""Enums whose words are members here. Terminations are plain words: the search may add one before the wire has it."""
+_RENAMED = {
+    "queue_duration": "queue_seconds",
+    "first_step_duration": "first_step_seconds",
+    "search_duration": "seconds",
+}
+
+
+class _WireField(NamedTuple):
+    """How one field of a message is written and read.
+
+    Attributes:
+        name: on the wire.
+        attribute: the same of the dataclass.
+        write: from a value to what the message takes; None leaves the field out.
+        read: back.
+        has_presence: whether the message tells a field that is left out from one with the type's zero.
+        word: whether it is an enum's.
+        absent: the value where the message leaves the field out and the dataclass has no default.
+    """
+
+    name: str
+    attribute: str
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+    has_presence: bool
+    word: bool
+    absent: Any
 
 
 # ---- the request
@@ -87,28 +94,13 @@ def request_to_wire(
     Raises:
         InvalidRequestError: values that no message can hold, such as a number over 32 bits; lists all of them.
     """
-    message = pb.SolveProblemRequest()
+    message = pb.SolveProblemRequest(include_nodes=include_nodes, priority=priority)
     violations: list[Violation] = []
-
-    def put(field: str, value: Any) -> None:
-        if value is None:
-            return
+    for name, value in _written(request, pb.SolveProblemRequest, violations).items():
         try:
-            setattr(message, field, _ENUMS[field].to_wire(value) if field in _ENUMS else value)
-        except (KeyError, TypeError, ValueError):
-            violations.append(Violation(field, "cannot be sent: wrong type, unknown, or out of range"))
-
-    for field in ("problem", *_PLAIN, *_ENUMS):
-        put(field, getattr(request, field))
-    if request.time_limit is not None:
-        try:
-            message.time_limit.CopyFrom(_duration(request.time_limit))
-        except (TypeError, ValueError, OverflowError):
-            violations.append(Violation("time_limit", "cannot be sent: wrong type or out of range"))
-    if priority is not None:
-        message.priority = priority
-    if include_nodes is not None:
-        message.include_nodes = include_nodes
+            message.MergeFrom(pb.SolveProblemRequest(**{name: value}))
+        except (TypeError, ValueError):
+            violations.append(_cannot_be_sent(name))
     if violations:
         raise InvalidRequestError(violations)
     return message
@@ -116,37 +108,22 @@ def request_to_wire(
 
 def request_from_wire(message: pb.SolveProblemRequest) -> tuple[SearchRequest, list[Violation]]:
     """The request in `message`, defaults where it says nothing, and what in it has no meaning here."""
-    values: dict[str, Any] = {"problem": message.problem}
     violations: list[Violation] = []
-    for field in _PLAIN:
-        if message.HasField(field):
-            values[field] = getattr(message, field)
-    if message.HasField("time_limit"):
-        values["time_limit"] = message.time_limit.ToNanoseconds() / 1e9
-    for field, enum in _ENUMS.items():
-        number = getattr(message, field)
-        if number == 0:
-            continue
-        if (member := enum.from_wire(number)) is not None:
-            values[field] = member
-        else:
-            words = ", ".join(enum.words)
-            violations.append(Violation(field, f"must be one of {words}, is the unknown value {number}"))
-    return SearchRequest(**values), violations
+    return _from_message(message, violations), violations
 
 
-def checked_request(message: pb.SolveProblemRequest, limits: Limits) -> SearchRequest:
+def checked_request(message: pb.SolveProblemRequest) -> SearchRequest:
     """The request in `message`.
 
     Raises:
-        InvalidRequestError: listing everything that is wrong with it, under `limits`.
+        InvalidRequestError: listing everything that is wrong with it.
     """
     request, violations = request_from_wire(message)
     if abs(message.priority) > MAX_PRIORITY:
         rule = f"must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, is {message.priority}"
         violations.append(Violation("priority", rule))
     try:
-        validate(request, limits)
+        validate(request)
     except InvalidRequestError as error:
         violations = violations + error.violations
     if violations:
@@ -159,19 +136,7 @@ def checked_request(message: pb.SolveProblemRequest, limits: Limits) -> SearchRe
 
 def result_to_wire(result: SearchResult, include_nodes: bool) -> pb.SearchResult:
     """The message for `result`, with the search tree where asked for."""
-    return pb.SearchResult(
-        search_id=result.search_id,
-        answer=result.answer,
-        score=result.score,
-        stop_reason=STOP_REASON.to_wire(result.stop_reason),
-        best=None if result.best is None else _candidate_to_wire(result.best),
-        candidates=map(_candidate_to_wire, result.candidates),
-        nodes=map(_node_to_wire, result.nodes) if include_nodes else (),
-        usage=_usage_to_wire(result.usage),
-        configuration=request_to_wire(result.configuration),
-        digests=result.digests,
-        grader=result.grader,
-    )
+    return _to_message(result if include_nodes else replace(result, nodes=()), pb.SearchResult)
 
 
 def result_from_wire(message: pb.SearchResult) -> SearchResult:
@@ -180,22 +145,7 @@ def result_from_wire(message: pb.SearchResult) -> SearchResult:
     Raises:
         ValueError: it holds an enum value this version does not know.
     """
-    stop_reason = STOP_REASON.from_wire(message.stop_reason)
-    if stop_reason is None:
-        raise ValueError(f"unknown stop reason {message.stop_reason}")
-    return SearchResult(
-        search_id=message.search_id,
-        answer=message.answer,
-        score=_optional(message, "score"),
-        stop_reason=stop_reason,
-        best=_candidate_from_wire(message.best) if message.HasField("best") else None,
-        candidates=tuple(map(_candidate_from_wire, message.candidates)),
-        nodes=tuple(map(_node_from_wire, message.nodes)),
-        usage=_usage_from_wire(message.usage),
-        configuration=_configuration(message.configuration),
-        digests=dict(message.digests),
-        grader=message.grader,
-    )
+    return _from_message(message)
 
 
 def fit_result(message: pb.SearchResult, limit: int) -> pb.SearchResult:
@@ -219,28 +169,16 @@ def fit_result(message: pb.SearchResult, limit: int) -> pb.SearchResult:
 
 # ---- events
 
+_EVENTS = {"started": pb.SearchStarted, "step": pb.StepDone, "candidate": pb.CandidateDone}
+"""Messages of events by their field of the stream's; the result is the fourth."""
+
 
 def event_to_wire(event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse:
     """The stream message for `event`."""
-    match event:
-        case Started(search_id, configuration):
-            return pb.SolveProblemStreamResponse(
-                started=pb.SearchStarted(search_id=search_id, configuration=request_to_wire(configuration))
-            )
-        case StepDone(search_id, depth, scored, kept, best):
-            step = pb.StepDone(
-                search_id=search_id,
-                depth=depth,
-                scored=scored,
-                kept=map(_node_to_wire, kept),
-                best=None if best is None else _candidate_to_wire(best),
-            )
-            return pb.SolveProblemStreamResponse(step=step)
-        case CandidateDone(search_id, candidate):
-            done = pb.CandidateDone(search_id=search_id, candidate=_candidate_to_wire(candidate))
-            return pb.SolveProblemStreamResponse(candidate=done)
-        case Finished(_, result):
-            return pb.SolveProblemStreamResponse(result=result_to_wire(result, include_nodes))
+    if isinstance(event, Finished):
+        return pb.SolveProblemStreamResponse(result=result_to_wire(event.result, include_nodes))
+    (name,) = [name for name, kind in _EVENTS.items() if _DATACLASSES[kind.DESCRIPTOR.full_name] is type(event)]
+    return pb.SolveProblemStreamResponse(**{name: _to_message(event, _EVENTS[name])})
 
 
 def fit_event(message: pb.SolveProblemStreamResponse, limit: int) -> pb.SolveProblemStreamResponse | None:
@@ -272,92 +210,125 @@ def event_from_wire(message: pb.SolveProblemStreamResponse) -> Event | None:
         ValueError: it holds an enum value this version does not know.
     """
     match message.WhichOneof("event"):
-        case "started":
-            return Started(message.started.search_id, _configuration(message.started.configuration))
-        case "step":
-            step = message.step
-            best = _candidate_from_wire(step.best) if step.HasField("best") else None
-            return StepDone(step.search_id, step.depth, step.scored, tuple(map(_node_from_wire, step.kept)), best)
-        case "candidate":
-            return CandidateDone(message.candidate.search_id, _candidate_from_wire(message.candidate.candidate))
+        case None:
+            return None
         case "result":
             return Finished(message.result.search_id, result_from_wire(message.result))
-    return None
+        case name:
+            return _from_message(getattr(message, name))
 
 
-# ---- parts
+# ---- any message
 
 
-def _candidate_to_wire(candidate: Candidate) -> pb.Candidate:
-    return pb.Candidate(
-        node_id=candidate.node_id,
-        answer=candidate.answer,
-        score=candidate.score,
-        multiplicity=candidate.multiplicity,
-        steps=[pb.ScoredStep(text=step.text, score=step.score) for step in candidate.steps],
-    )
+def _to_message(value: Any, kind: type[Any]) -> Any:
+    return kind(**_written(value, kind))
 
 
-def _candidate_from_wire(message: pb.Candidate) -> Candidate:
-    return Candidate(
-        node_id=message.node_id,
-        answer=message.answer,
-        score=_optional(message, "score"),
-        multiplicity=message.multiplicity,
-        steps=tuple(ScoredStep(step.text, _optional(step, "score")) for step in message.steps),
-    )
+def _written(value: Any, kind: type[Any], violations: list[Violation] | None = None) -> dict[str, Any]:
+    """What a message of `kind` holds of a dataclass; what cannot be written is added to `violations`, else raised."""
+    written: dict[str, Any] = {}
+    for field in _wire_fields(kind.DESCRIPTOR, type(value)):
+        item = getattr(value, field.attribute)
+        try:
+            item = None if item is None else field.write(item)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            if violations is None:
+                raise
+            violations.append(_cannot_be_sent(field.name))
+            continue
+        if item is not None:
+            written[field.name] = item
+    return written
 
 
-def _node_to_wire(node: NodeRecord) -> pb.SearchNode:
-    return pb.SearchNode(
-        node_id=node.node_id,
-        parent_id=node.parent_id,
-        depth=node.depth,
-        text=node.text,
-        score=node.score,
-        termination=termination_to_wire(node.termination),
-        multiplicity=node.multiplicity,
-        path=node.path,
-        tokens=node.tokens,
-    )
+def _from_message(message: Any, violations: list[Violation] | None = None) -> Any:
+    """The dataclass of a message; unknown words are added to `violations`, else raised as ValueError."""
+    kind = _DATACLASSES[message.DESCRIPTOR.full_name]
+    without_default = {f.name for f in fields(kind) if f.default is MISSING}
+    values: dict[str, Any] = {}
+    for field in _wire_fields(message.DESCRIPTOR, kind):
+        if field.attribute not in kind.__dataclass_fields__:
+            continue  # a property
+        item = getattr(message, field.name)
+        left_out = not message.HasField(field.name) if field.has_presence else field.word and item == 0
+        if left_out and field.attribute not in without_default:
+            continue
+        try:
+            values[field.attribute] = field.absent if left_out and field.has_presence else field.read(item)
+        except ValueError as error:
+            if violations is None:
+                raise
+            violations.append(Violation(field.name, str(error)))
+    return kind(**values)
 
 
-def _node_from_wire(message: pb.SearchNode) -> NodeRecord:
-    return NodeRecord(
-        node_id=message.node_id,
-        parent_id=_optional(message, "parent_id"),
-        path=tuple(message.path),
-        text=message.text,
-        score=_optional(message, "score"),
-        termination=termination_from_wire(message.termination) if message.HasField("termination") else "",
-        multiplicity=message.multiplicity,
-        tokens=message.tokens,
-    )
+@cache
+def _wire_fields(message: Any, kind: type) -> tuple[_WireField, ...]:
+    """The fields of a message, by its descriptor, that a dataclass has too."""
+    fields = (_wire_field(field) for field in message.fields)
+    return tuple(field for field in fields if hasattr(kind, field.attribute) or field.attribute in _names(kind))
 
 
-def _usage_to_wire(usage: Usage) -> pb.Usage:
-    return pb.Usage(
-        **{field: getattr(usage, field) for field in _COUNTS},
-        queue_duration=_duration(usage.queue_seconds),
-        first_step_duration=_duration(usage.first_step_seconds),
-        search_duration=_duration(usage.seconds),
-    )
+def _names(kind: type) -> set[str]:
+    return {field.name for field in fields(kind)}
 
 
-def _usage_from_wire(message: pb.Usage) -> Usage:
-    return Usage(
-        **{field: getattr(message, field) for field in _COUNTS},
-        queue_seconds=message.queue_duration.ToNanoseconds() / 1e9,
-        first_step_seconds=message.first_step_duration.ToNanoseconds() / 1e9,
-        seconds=message.search_duration.ToNanoseconds() / 1e9,
-    )
+def _wire_field(field: Any) -> _WireField:
+    write, read = _as_is, _as_is
+    absent = None
+    if (enum := field.enum_type) is not None:
+        write, read = partial(_number, enum), partial(_word, enum)
+        absent = None if enum.full_name in _ENUMS else ""
+    elif (kind := field.message_type) is None:
+        read = tuple if _is_repeated(field) else _as_is
+    elif kind.GetOptions().map_entry:
+        read = dict
+    elif kind.full_name == Duration.DESCRIPTOR.full_name:
+        write, read = _duration, _seconds
+    else:
+        write, read = partial(_to_message, kind=kind._concrete_class), _from_message
+        if _is_repeated(field):
+            write, read = partial(_each, write), partial(_each, read)
+    attribute = _RENAMED.get(field.name, field.name)
+    return _WireField(field.name, attribute, write, read, field.has_presence, enum is not None, absent)
 
 
-def _configuration(message: pb.SolveProblemRequest) -> SearchRequest:
-    request, violations = request_from_wire(message)
-    if violations:
-        raise ValueError(f"unknown configuration: {InvalidRequestError(violations)}")
-    return request
+def _is_repeated(field: Any) -> bool:
+    """`label` is deprecated by the protobuf that has `is_repeated`."""
+    return field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _each(convert: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
+    return tuple(convert(value) for value in values)
+
+
+def _number(enum: Any, word: str) -> int | None:
+    """An enum's number on the wire; of a word that the wire does not have, 0 where that is allowed, else KeyError."""
+    if enum.full_name in _ENUMS:
+        return _numbers(enum)[_ENUMS[enum.full_name](word)]
+    return _numbers(enum).get(word, 0) if word else None
+
+
+def _word(enum: Any, number: int) -> str:
+    """What `_number` made a number of; `unspecified` for an unknown one where any word is allowed."""
+    words = {number: word for word, number in _numbers(enum).items()}
+    if (kind := _ENUMS.get(enum.full_name)) is None:
+        return words.get(number, "unspecified")
+    if number not in words or words[number] not in list(kind):
+        raise ValueError(f"must be one of {', '.join(kind)}, is the unknown value {number}")
+    return kind(words[number])
+
+
+@cache
+def _numbers(enum: Any) -> dict[str, int]:
+    """The numbers of an enum by word: `STOP_REASON_FINISHED` is `finished` of StopReason."""
+    prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum.name).upper() + "_"
+    return {v.name.removeprefix(prefix).lower().replace("_", "-"): v.number for v in enum.values}
 
 
 def _duration(seconds: float) -> Duration:
@@ -366,5 +337,9 @@ def _duration(seconds: float) -> Duration:
     return duration
 
 
-def _optional(message: Any, field: str) -> Any:
-    return getattr(message, field) if message.HasField(field) else None
+def _seconds(duration: Duration) -> float:
+    return duration.ToNanoseconds() / 1e9
+
+
+def _cannot_be_sent(field: str) -> Violation:
+    return Violation(field, "cannot be sent: wrong type, unknown, or out of range")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from espalier.engine.errors import FatalError
-from espalier.search.request import USUAL, Limits, SearchRequest, SubmitOptions
+from espalier.search.request import USUAL, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
@@ -29,11 +29,6 @@ STOPPING = "the server is shutting down"
 
 class Orchestrator(Protocol):
     """What the service needs of the orchestrator; all of it is called on one thread."""
-
-    @property
-    def limits(self) -> Limits:
-        """What one request may ask for."""
-        ...
 
     @property
     def busy(self) -> bool:
@@ -93,7 +88,7 @@ class EngineThread:
     """Runs an orchestrator on a thread of its own. Made and used on the event loop.
 
     Attributes:
-        loaded: done when searches can be submitted, with the orchestrator's limits; raises what loading raised.
+        loaded: done when searches can be submitted; raises what loading raised.
         over: done when no search is served any more, because the engine was told to stop or died.
         closed: done when the orchestrator is closed and the thread ends: True where all went in order.
     """
@@ -106,7 +101,7 @@ class EngineThread:
         self._live: set[Search] = set()
         self._stop_asked = False  # the event loop's
         self._running = True  # the engine thread's
-        self.loaded: asyncio.Future[Limits] = self._loop.create_future()
+        self.loaded: asyncio.Future[None] = self._loop.create_future()
         self.over: asyncio.Future[None] = self._loop.create_future()
         self.closed: asyncio.Future[bool] = self._loop.create_future()
         # A daemon: loading cannot be interrupted, and must not keep alive a process that was told to stop.
@@ -118,9 +113,8 @@ class EngineThread:
         """Start loading."""
         self._thread.start()
 
-    @property
-    def limits(self) -> Limits:
-        """What one request may ask for.
+    def require_ready(self) -> None:
+        """Check that searches can be submitted.
 
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
@@ -131,7 +125,7 @@ class EngineThread:
             raise NotReadyError(DEAD)
         if not self.loaded.done():
             raise NotReadyError("the server is still loading its models; try again later")
-        return self.loaded.result()
+        self.loaded.result()
 
     def submit(
         self, request: SearchRequest, on_end: Callable[[], None], progress: bool, terms: SubmitOptions = USUAL
@@ -147,7 +141,7 @@ class EngineThread:
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
-        _ = self.limits
+        self.require_ready()
 
         def ended() -> None:
             self._live.discard(search)
@@ -224,7 +218,7 @@ class EngineThread:
         return clean & _survives(orchestrator.close, "the orchestrator could not be closed")
 
     def _serve(self, orchestrator: Orchestrator) -> None:
-        self._post(self.loaded.set_result, orchestrator.limits)
+        self._post(self.loaded.set_result, None)
         while self._running:
             self._run_commands(orchestrator, wait=not orchestrator.busy)
             if self._running and orchestrator.busy:

@@ -86,7 +86,8 @@ class SolveServicer(SearchServiceServicer):
     async def _start(self, message: pb.SolveProblemRequest, salt: bytes, progress: bool) -> Search:
         if self._draining:
             raise NotReadyError(STOPPING)
-        request = checked_request(message, self._engine.limits)
+        self._engine.require_ready()
+        request = checked_request(message)
         waited = await self._admission.acquire(message.priority, request.time_limit)
         terms = SubmitOptions(message.priority, salt, waited)
         give_back = partial(self._admission.release, message.priority)

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.request import AlgorithmName, Limits, SearchRequest, validate
+from espalier.search.request import AlgorithmName, SearchRequest, validate
 
 GOOD = {"problem": "1+1?"}
 
@@ -12,7 +12,7 @@ GOOD = {"problem": "1+1?"}
 def violations(**fields: object) -> list[str]:
     """Names of the fields that are refused, in order."""
     try:
-        validate(SearchRequest(**{**GOOD, **fields}), Limits())
+        validate(SearchRequest(**{**GOOD, **fields}))
     except InvalidRequestError as error:
         return [violation.field for violation in error.violations]
     return []
@@ -104,12 +104,12 @@ def test_too_large_a_tree_is_refused_though_each_factor_is_allowed():
 
 def test_every_violation_is_listed_and_not_only_the_first():
     wrong = {"problem": " ", "beam_width": 300, "max_steps": 0, "temperature": -1.0, "top_p": 2.0, "seed": -5}
-    assert violations(**wrong) == ["problem", "beam_width", "expansion", "max_steps", "temperature", "top_p", "seed"]
+    assert violations(**wrong) == ["problem", "beam_width", "temperature", "top_p", "max_steps", "seed", "expansion"]
 
 
 def test_a_violation_names_the_limit_and_the_value():
     with pytest.raises(InvalidRequestError, match="max_steps: must be between 1 and 128, is 500"):
-        validate(SearchRequest("1+1?", max_steps=500), Limits())
+        validate(SearchRequest("1+1?", max_steps=500))
 
 
 def test_a_problem_that_is_not_valid_unicode_is_a_violation():

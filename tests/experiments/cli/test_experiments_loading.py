@@ -81,7 +81,7 @@ def test_every_option_lands_in_its_own_field(espalier, monkeypatch):
         "load_format": LoadFormat.BIN,
         "offline": True,
         "cache_dir": Path("there"),
-        "kv_memory_bytes": 3 * 2**20,
+        "kv_memory": 3 * 2**20,
         "reserved_share": 0.5,
         "launch_ahead": True,
         "system_prompt": "be brief",
@@ -104,7 +104,7 @@ def test_dummy_weights_run_a_whole_search_without_weight_files(espalier, pair):
 
 def test_the_bytes_of_both_models_are_counted_together():
     seen: list[tuple[int, int]] = []
-    load_orchestrator(RuntimeSettings(kv_memory_bytes=2**22), lambda done, total: seen.append((done, total))).close()
+    load_orchestrator(RuntimeSettings(kv_memory=2**22), lambda done, total: seen.append((done, total))).close()
     sizes = [(locate(name) / "model.safetensors").stat().st_size for name in ("demo-generator", "demo-verifier")]
     assert {total for _, total in seen} == {total := seen[-1][0]}
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})

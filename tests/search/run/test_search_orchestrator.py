@@ -435,7 +435,7 @@ def test_a_checkpoint_given_by_folder_runs_through_the_public_road(tiny_checkpoi
         generator=str(tiny_checkpoints["talker"]),
         verifier=str(tiny_checkpoints["math-prm"]),
         device="cpu",
-        kv_memory_bytes=2**22,
+        kv_memory=2**22,
     )
     orchestrator = load_orchestrator(settings)
     result = run(orchestrator, with_(BEAM, algorithm=AlgorithmName.BEAM)).only

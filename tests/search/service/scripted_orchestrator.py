@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from espalier.engine.errors import DeviceError, PoolTooSmallError
-from espalier.search.request import USUAL, Limits, SearchRequest, SubmitOptions, Vote, validate
+from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -76,7 +76,6 @@ class ScriptedOrchestrator:
     """Counts what happens to it in queues a test can wait on; one engine step takes a few milliseconds."""
 
     def __init__(self) -> None:
-        self.limits = Limits()
         self.release = threading.Event()
         self.submitted: queue.Queue[str] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
@@ -103,7 +102,7 @@ class ScriptedOrchestrator:
         self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: SubmitOptions = USUAL
     ) -> str:
         self._own_thread()
-        validate(request, self.limits)
+        validate(request)
         if request.problem == "bug":
             raise RuntimeError(SECRET)
         if request.problem == "pool":

@@ -4,7 +4,7 @@ import pytest
 from scripted_orchestrator import CANDIDATE, NODES, result_of
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.request import Aggregation, AlgorithmName, Limits, SearchRequest, Vote
+from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -28,7 +28,6 @@ from espalier.search.service.convert import (
     result_from_wire,
     result_to_wire,
 )
-from espalier.search.service.wire_enums import termination_from_wire, termination_to_wire
 from espalier.v1 import search_pb2 as pb
 
 FULL = SearchRequest(
@@ -124,7 +123,7 @@ def test_fields_left_out_take_the_dataclass_defaults():
 
 def test_an_explicit_zero_is_not_taken_for_a_field_left_out():
     with pytest.raises(InvalidRequestError) as caught:
-        checked_request(pb.SolveProblemRequest(problem="x", beam_width=0, seed=0), Limits())
+        checked_request(pb.SolveProblemRequest(problem="x", beam_width=0, seed=0))
 
     assert [v.field for v in caught.value.violations] == ["beam_width"]
 
@@ -145,7 +144,7 @@ def test_a_bad_message_lists_unknown_enum_values_and_broken_limits_together():
     message.vote = 98  # pyright: ignore[reportAttributeAccessIssue]
 
     with pytest.raises(InvalidRequestError) as caught:
-        checked_request(message, Limits())
+        checked_request(message)
 
     named = {v.field for v in caught.value.violations}
     assert named >= {
@@ -201,10 +200,12 @@ def test_an_event_of_a_newer_server_is_no_event():
     "word", ["", "eos", "boxed", "length", "budget", "degenerate", "duplicate", "pruned", "cancelled"]
 )
 def test_every_termination_survives_the_wire(word):
-    number = termination_to_wire(word)
+    node = replace(NODES[2], termination=word)
 
-    assert (number is None) == (word == "")
-    assert number is None or termination_from_wire(number) == word
+    event = event_from_wire(event_to_wire(StepDone("s1", 1, 1, (node,)), include_nodes=True))
+
+    assert isinstance(event, StepDone)
+    assert event.kept == (node,)
 
 
 def test_a_termination_the_contract_has_no_word_for_does_not_fail_the_search():

@@ -20,7 +20,7 @@ LONG = 120.0
 
 @pytest.fixture(scope="module")
 def orchestrator() -> Any:
-    return load_orchestrator(RuntimeSettings(kv_memory_bytes=2**30, max_running=8))
+    return load_orchestrator(RuntimeSettings(kv_memory=2**30, max_running=8))
 
 
 @pytest.fixture

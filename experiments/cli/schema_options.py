@@ -1,0 +1,156 @@
+"""From declared dataclasses to the options of a command: flags, environment variables, and values from a file."""
+
+import functools
+import inspect
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from espalier.experiments.cli.options import OptionError
+from espalier.search.run.load import RuntimeSettings, check_settings
+from espalier.search.schema import Field, declared, parse_size
+
+CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
+
+
+def with_schema(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with an option for every declared field, in place of its parameters that are declared dataclasses.
+
+    A dataclass is declared (`search.schema`) where it has a `help_panel`; with an `env_prefix` its fields may be set in
+    the environment too. A field for which the command has a parameter of the same name is no option: it keeps its
+    default, or is `-` where it has none. `--config` reads options from a file; what the command line or the
+    environment sets goes first.
+    """
+    own = inspect.signature(command)
+    kinds = {p.name: p.annotation for p in own.parameters.values() if hasattr(p.annotation, "help_panel")}
+    options = {
+        name: [f for f in declared(kind) if f.option and f.name not in own.parameters] for name, kind in kinds.items()
+    }
+
+    @functools.wraps(command)
+    def run(config: Path | None, **given: Any) -> None:
+        for name, kind in kinds.items():
+            empty = {field.name: "-" for field in declared(kind) if field.default is MISSING}
+            made = kind(**empty, **{field.name: given.pop(field.name) for field in options[name]})
+            if isinstance(made, RuntimeSettings):  # a request is validated where it is submitted
+                check_settings(made)
+            given[name] = made
+        command(**given)
+
+    kept = [p for p in own.parameters.values() if p.name not in kinds]
+    added = [_parameter(field, kinds[name]) for name, its in options.items() for field in its]
+    run.__signature__ = own.replace(parameters=[*kept, *added, _CONFIG])  # pyright: ignore[reportAttributeAccessIssue] - what Typer reads
+    return run
+
+
+def option(kind: type, name: str) -> Any:
+    """The option of one field, for a command that has no others of its dataclass."""
+    (field,) = [field for field in declared(kind) if field.name == name]
+    return _typer_option(field, kind)
+
+
+def flags_by_field(*kinds: type) -> dict[str, str]:
+    """How the fields of declared dataclasses are written on the command line: `-N/--beam-width`."""
+    found = (field for kind in kinds for field in declared(kind))
+    return {f.name: f"{f.option.short}/{f.flag}" if f.option.short else f.flag for f in found if f.option}
+
+
+def _parameter(field: Field, kind: type) -> inspect.Parameter:
+    of = field.kind | None if field.optional else field.kind
+    annotation = Annotated[of, _typer_option(field, kind)]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+
+
+def _typer_option(field: Field, kind: Any) -> Any:
+    assert field.option is not None
+    parse, prefix = field.option.parse, getattr(kind, "env_prefix", None)
+    flag = field.flag
+    if field.kind is bool and field.default:
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
+    given: dict[str, Any] = {}
+    if parse is not None:
+        given = {"parser": _parser(parse), "metavar": "SIZE"}
+        if field.default is not None:
+            given["show_default"] = field.show(field.default)
+    text = field.option.help.replace("[", "\\[")  # or rich takes it for markup
+    if field.range and parse is None:
+        text = f"{text} ({field.range})"
+    return typer.Option(
+        flag,
+        *([field.option.short] if field.option.short else []),
+        help=text,
+        envvar=f"{prefix}{field.name.upper()}" if prefix else None,
+        rich_help_panel=kind.help_panel,
+        **given,
+    )
+
+
+def _parser(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    def read(given: Any) -> Any:
+        try:
+            return parse(given) if isinstance(given, str) else given  # a default is no text
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return read
+
+
+size_parser = _parser(parse_size)
+"""Reads the size of an option that no dataclass declares."""
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Make what a file says the defaults of the command's options."""
+    if path is None or context.resilient_parsing:
+        return path
+    if path.suffix.lower() not in CONFIG_SUFFIXES:
+        raise OptionError(f"--config: {str(path)!r} must end in {', '.join(CONFIG_SUFFIXES)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = _values(path.suffix.lower(), text)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--config: cannot read {str(path)!r}: {error}") from None
+    if not isinstance(values, dict):
+        raise OptionError(f"--config: {str(path)!r} must hold options by name, like `beam_width: 4`")
+    named = {str(name).replace("-", "_"): value for name, value in values.items()}
+    known = {parameter.name for parameter in context.command.params} - {"config", "help"}
+    if unknown := sorted(named.keys() - known):
+        raise OptionError(f"--config: {str(path)!r} names what `{context.info_name}` has no option for: {unknown}")
+    context.default_map = {**(context.default_map or {}), **named}
+    return path
+
+
+def _values(suffix: str, text: str) -> Any:
+    match suffix:
+        case ".json":
+            return json.loads(text)
+        case ".toml":
+            return tomllib.loads(text)
+        case _:
+            import yaml
+
+            try:
+                return yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ValueError(error) from error
+
+
+_CONFIG = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            is_eager=True,
+            callback=_read_config,
+            help=f"Options by their names, from a file ({', '.join(CONFIG_SUFFIXES)}); flags and the environment win.",
+        ),
+    ],
+)

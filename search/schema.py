@@ -1,0 +1,178 @@
+"""Requests and settings are declared once: a field of a dataclass says its type, default, range, help and flag.
+
+    beam_width: Annotated[int, Interval(ge=1, le=256), Option("Paths kept after each step.", short="-N")] = 4
+
+From that follow `violations` and `from_values` here, the command line with its environment variables and files
+(`experiments.cli.schema_options`), and messages (`search.service.convert`, where the `.proto` has the same name).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from annotated_types import Interval
+
+from espalier.engine.errors import InvalidRequestError, Violation
+
+T = TypeVar("T")
+
+_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a person is told of a field, and how it is written where text is read.
+
+    Attributes:
+        help: what the field means, for `--help`.
+        short: a one-letter flag beside the long one, like `-N`.
+        parse: makes the value of a text; raises ValueError with the reason. None for what the type itself reads.
+    """
+
+    help: str
+    short: str = ""
+    parse: Callable[[str], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One declared field, taken apart.
+
+    Attributes:
+        name: of the attribute, the flag (with dashes) and the field of the message.
+        kind: its type, without None.
+        optional: whether None is a value too.
+        default: MISSING where there is none.
+        bounds: the range of a number; None for any.
+        option: None for a field that is no option of the command line.
+    """
+
+    name: str
+    kind: type
+    optional: bool
+    default: Any
+    bounds: Interval | None
+    option: Option | None
+
+    @property
+    def flag(self) -> str:
+        """The long flag."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def range(self) -> str:
+        """The range in words, like `between 1 and 256`; empty for none."""
+        if self.bounds is None:
+            return ""
+        low, above, high, below = self.bounds.ge, self.bounds.gt, self.bounds.le, self.bounds.lt
+        if low is not None and high is not None:
+            return f"between {self.show(low)} and {self.show(high)}"
+        ends = {"above": above, "at least": low, "at most": high, "below": below}
+        return " and ".join(f"{words} {self.show(end)}" for words, end in ends.items() if end is not None)
+
+    def show(self, value: Any) -> str:
+        """A value for a person to read: a size in its unit, 2**63 - 1 as a power."""
+        if not isinstance(value, int | float):
+            return repr(value)
+        if isinstance(value, int) and self.option and self.option.parse is parse_size:
+            return size_text(value)
+        if isinstance(value, int) and value >= 2**31 - 1 and (value + 1).bit_count() == 1:
+            return f"2**{(value + 1).bit_length() - 1} - 1"
+        return str(value)
+
+    def violation(self, value: Any) -> str | None:
+        """What is wrong with a value, or None."""
+        from pydantic import ValidationError
+
+        if value is None and self.optional:
+            return None
+        try:
+            _adapter(self).validate_python(value)
+        except ValidationError as error:
+            rule = self.range
+            if issubclass(self.kind, StrEnum):
+                rule = f"one of {', '.join(self.kind)}"
+            elif not rule or "type" in error.errors()[0]["type"]:
+                rule = _KINDS.get(self.kind, "a path")
+            return f"must be {rule}, is {self.show(value)}"
+        return None
+
+
+@cache
+def declared(kind: type) -> tuple[Field, ...]:
+    """The fields of a dataclass, in order."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(_field(f.name, hints[f.name], f.default) for f in fields(kind))
+
+
+def violations(value: object) -> list[Violation]:
+    """What breaks the rules of its own fields in an instance of a declared dataclass, in their order."""
+    found = ((field.name, field.violation(getattr(value, field.name))) for field in declared(type(value)))
+    return [Violation(name, wrong) for name, wrong in found if wrong]
+
+
+def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
+    """An instance from plain values, as JSON, YAML and TOML have them.
+
+    Raises:
+        InvalidRequestError: listing the names that `kind` does not have, and the values that break a rule.
+    """
+    known = {field.name: field for field in declared(kind)}
+    wrong = [Violation(name, "is not known") for name in values if name not in known]
+    typed: dict[str, Any] = {}
+    for name, value in values.items():
+        if (field := known.get(name)) is None:
+            continue
+        if value is not None and issubclass(field.kind, StrEnum) and value in list(field.kind):
+            value = field.kind(value)
+        elif isinstance(value, str) and field.option and field.option.parse:
+            try:
+                value = field.option.parse(value)
+            except ValueError as error:
+                wrong.append(Violation(name, str(error)))
+                continue
+        typed[name] = value
+        if text := field.violation(value):
+            wrong.append(Violation(name, text))
+    if wrong:
+        raise InvalidRequestError(wrong)
+    return kind(**typed)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `512M`, `1.5GiB` or `2GB`; units are powers of 1024.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if not match:
+        raise ValueError(f"{text!r} is not a size; write 512M or 4G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def size_text(count: int) -> str:
+    """A size as `parse_size` reads it, in the largest unit that divides it."""
+    unit = next(unit for unit in ("T", "G", "M", "K", "") if count and count % _UNITS[unit] == 0) if count else ""
+    return f"{count // _UNITS[unit]}{unit}"
+
+
+@cache
+def _adapter(field: Field) -> Any:
+    from pydantic import ConfigDict, TypeAdapter  # takes a tenth of a second to import
+
+    rule = field.kind if field.bounds is None else Annotated[field.kind, field.bounds]
+    return TypeAdapter(rule, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def _field(name: str, annotation: Any, default: Any) -> Field:
+    kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    options = get_args(kind)
+    of_type = {type(item): item for item in metadata}
+    optional = type(None) in options
+    (kind,) = [k for k in options if k is not type(None)] if optional else [kind]
+    return Field(name, kind, optional, default, of_type.get(Interval), of_type.get(Option))

@@ -1,0 +1,124 @@
+"""Requests and settings, declared once: their rules, and plain values read by them."""
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+import pytest
+from annotated_types import Interval
+
+from espalier.engine.errors import InvalidRequestError
+from espalier.search.request import SearchRequest
+from espalier.search.run.load import RuntimeSettings
+from espalier.search.schema import Option, declared, from_values, parse_size, size_text, violations
+from espalier.search.service.settings import ServerSettings
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Settings:
+    help_panel: ClassVar = "Test"
+    env_prefix: ClassVar = "TEST_"
+
+    count: Annotated[int, Interval(ge=1, le=9), Option("How many.", short="-c")] = 3
+    share: Annotated[float | None, Interval(gt=0, le=1), Option("How much.")] = None
+    colour: Annotated[Colour, Option("Which.")] = Colour.RED
+    loud: Annotated[bool, Option("Loud [or not].")] = True
+    memory: Annotated[int, Interval(ge=1024), Option("Memory.", parse=parse_size)] = 2**20
+    inner: int = 0
+
+
+def wrong(**values: object) -> list[tuple[str, str]]:
+    return [(v.field, v.description) for v in violations(Settings(**values))]  # pyright: ignore[reportArgumentType]
+
+
+# --- rules ---------------------------------------------------------------------------------------------------------
+
+
+def test_values_at_their_bounds_break_no_rule():
+    assert wrong(count=1, share=1.0, memory=1024) == wrong(count=9, share=1e-9) == wrong(share=1) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("count", 0, "must be between 1 and 9, is 0"),
+        ("count", 10, "must be between 1 and 9, is 10"),
+        ("count", "3", "must be a whole number, is '3'"),
+        ("count", 1.5, "must be a whole number, is 1.5"),
+        ("count", True, "must be a whole number, is True"),
+        ("count", None, "must be a whole number, is None"),
+        ("share", 0, "must be above 0 and at most 1, is 0"),
+        ("share", float("nan"), "must be above 0 and at most 1, is nan"),
+        ("colour", "green", "must be one of red, blue, is 'green'"),
+        ("loud", 1, "must be true or false, is 1"),
+        ("memory", 1023, "must be at least 1K, is 1023"),
+    ],
+)
+def test_a_broken_rule_is_said_with_the_value(field, value, rule):
+    assert wrong(**{field: value}) == [(field, rule)]
+
+
+def test_all_broken_rules_are_listed_in_order_of_the_fields():
+    assert [field for field, _ in wrong(memory=0, count=0, share=2.0)] == ["count", "share", "memory"]
+
+
+def test_a_large_bound_is_written_as_a_power():
+    (seed,) = [field for field in declared(SearchRequest) if field.name == "seed"]
+    assert seed.range == "between 0 and 2**63 - 1"
+
+
+def test_plain_values_as_a_file_has_them_become_the_dataclass():
+    values = json.loads('{"count": 2, "share": null, "colour": "blue", "memory": "2M"}')
+    assert from_values(Settings, values) == Settings(2, None, Colour.BLUE, memory=2**21)
+
+
+def test_unknown_names_and_wrong_values_of_a_file_are_listed_together():
+    with pytest.raises(InvalidRequestError) as caught:
+        from_values(Settings, {"cuont": 1, "count": 0, "memory": "lots"})
+    assert {v.field for v in caught.value.violations} == {"cuont", "count", "memory"}
+
+
+@pytest.mark.parametrize("kind", [SearchRequest, RuntimeSettings, ServerSettings])
+def test_the_defaults_break_no_rule(kind):
+    assert violations(kind(**({"problem": "1+1?"} if kind is SearchRequest else {}))) == []
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("512", 512),
+        ("1K", 1024),
+        ("512M", 512 * 2**20),
+        ("4G", 4 * 2**30),
+        ("1T", 2**40),
+        ("1.5GiB", 3 * 2**29),
+        ("2GB", 2**31),
+        ("2gb", 2**31),
+        ("10 MiB", 10 * 2**20),
+        (" 7k ", 7 * 1024),
+    ],
+)
+def test_sizes_are_in_powers_of_1024(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "lots", "G", "-1G", "1P", "1,5G", "0x10", "1e9", "4 G B", "1GG", "nan", "inf"])
+def test_anything_else_is_not_a_size_and_the_error_shows_how_to_write_one(text):
+    with pytest.raises(ValueError, match=r"write 512M or 4G") as caught:
+        parse_size(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 1024, 1536, 2**20, 3 * 2**29, 2**40])
+def test_a_size_is_written_as_it_is_read(size):
+    assert parse_size(size_text(size)) == size
