@@ -2,8 +2,7 @@
 
 The task is a *running quantity*: one operation a sentence, one equation a step. A small generator reads it well and
 slips in the arithmetic, which is the kind of error that sampling and a verifier can repair. See `problems` for the
-task, `python -m espalier.experiments.demo --help` for the recipe, and `training.json` for how the bundled pair came
-about.
+task, `recipe` for the making of the pair, and `training.json` for how the bundled one came about.
 
 Importing this package imports no third-party code.
 """

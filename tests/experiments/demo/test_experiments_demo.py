@@ -8,8 +8,6 @@ from itertools import islice
 import pytest
 
 from espalier.experiments.demo import benchmark_path, generator_path, verifier_path
-from espalier.experiments.demo.corruptions import judged_solution, slipped_steps
-from espalier.experiments.demo.oracle import label_steps, numbers_of
 from espalier.experiments.demo.problems import (
     DELIMITER,
     MAX_OPERATIONS,
@@ -17,6 +15,8 @@ from espalier.experiments.demo.problems import (
     make_benchmark,
     training_problems,
 )
+from espalier.experiments.demo.recipe.corruptions import judged_solution, slipped_steps
+from espalier.experiments.demo.recipe.oracle import label_steps, numbers_of
 from espalier.experiments.demo.taught import not_taught
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 

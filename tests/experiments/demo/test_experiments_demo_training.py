@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.experiments.demo import generator_path, samples
-from espalier.experiments.demo.batches import IGNORED, Batch, RowMaker, collate
-from espalier.experiments.demo.export import load_exported_generator, load_exported_tokenizer
-from espalier.experiments.demo.judge import figures, judged_steps
-from espalier.experiments.demo.networks import GENERATOR_LAYERS
-from espalier.experiments.demo.oracle import label_steps
-from espalier.experiments.demo.oracle_beam import beam_search, make_engine
+from espalier.experiments.demo import generator_path
 from espalier.experiments.demo.problems import Problem, make_problem, training_difficulty
-from espalier.experiments.demo.train_verifier import common_tokens, judged_batch, untaught_verifier
-from espalier.experiments.demo.training import Schedule, fit
-from espalier.experiments.demo.verifier_network import COMMON, train_trunk
+from espalier.experiments.demo.recipe import samples
+from espalier.experiments.demo.recipe.batches import IGNORED, Batch, RowMaker, collate
+from espalier.experiments.demo.recipe.judge import figures, judged_steps
+from espalier.experiments.demo.recipe.networks import load_exported_generator, load_exported_tokenizer
+from espalier.experiments.demo.recipe.oracle import beam_search, label_steps, make_engine
+from espalier.experiments.demo.recipe.train_verifier import common_tokens, judged_batch, untaught_verifier
+from espalier.experiments.demo.recipe.training import Schedule, fit
+from espalier.experiments.demo.recipe.verifier_network import COMMON, train_trunk
 from espalier.search.result import NodeRecord
 
 
@@ -45,7 +44,7 @@ def test_the_untaught_verifiers_trunk_computes_what_the_generator_does(generator
     ids, learned = batch.ids, batch.labels != IGNORED
     streams: dict[str, torch.Tensor] = {}
     hooks = [
-        verifier.model.layers[GENERATOR_LAYERS].register_forward_pre_hook(
+        verifier.model.layers[generator.config.num_hidden_layers].register_forward_pre_hook(
             lambda _, inputs: streams.update(trunk=inputs[0])
         )
     ]
@@ -65,7 +64,7 @@ def test_heads_of_the_first_added_layer_begin_by_looking_one_position_back(gener
     verifier.set_attn_implementation("eager")
     ids = collate([maker.solution(problem) for problem in _problems(2)], maker.pad).ids
     with torch.inference_mode():
-        attention = verifier.model(input_ids=ids, output_attentions=True).attentions[GENERATOR_LAYERS]
+        attention = verifier.model(input_ids=ids, output_attentions=True).attentions[generator.config.num_hidden_layers]
     looking_back = attention[:, :-2].diagonal(offset=-1, dim1=-2, dim2=-1)
     assert looking_back.min() > 0.9
 
@@ -87,7 +86,7 @@ def test_a_frozen_trunk_does_not_move_and_the_layers_above_learn(generator, make
     fit("test", verifier, batch, Schedule(steps=2, tokens=128), tmp_path / "state.pt")
     moved = {name for name, value in verifier.state_dict().items() if not torch.equal(value, before[name])}
     layers = {name.split(".")[2] for name in moved if name.startswith("model.layers.")}
-    assert layers == {str(GENERATOR_LAYERS), str(GENERATOR_LAYERS + 1)}
+    assert layers == {str(generator.config.num_hidden_layers), str(generator.config.num_hidden_layers + 1)}
     assert "score.weight" in moved
     assert "model.embed_tokens.weight" not in moved
 

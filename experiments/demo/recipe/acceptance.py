@@ -1,5 +1,6 @@
-"""Stage `evaluate`: what the exported pair must reach on the benchmark, by the searches it is made for."""
+"""Stage `evaluate`: what the pair must reach on the benchmark, and `training.json`, the record of its making."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,11 +9,13 @@ from typing import Any
 
 from espalier.experiments.bench.accuracy import CONTESTANTS, run
 from espalier.experiments.demo import benchmark_path
-from espalier.experiments.demo.export import GENERATOR, VERIFIER
-from espalier.experiments.demo.judge import figures, judged_steps
-from espalier.experiments.demo.oracle import numbers_of
-from espalier.experiments.demo.oracle_beam import beam_search, make_engine
 from espalier.experiments.demo.problems import Problem
+from espalier.experiments.demo.recipe.judge import figures, judged_steps
+from espalier.experiments.demo.recipe.networks import GENERATOR, TEMPERATURE, VERIFIER
+from espalier.experiments.demo.recipe.oracle import beam_search, make_engine, numbers_of
+from espalier.experiments.demo.recipe.samples import read_samples, samples_path
+from espalier.experiments.demo.recipe.train_generator import PHASES
+from espalier.experiments.demo.recipe.train_verifier import STAGES
 from espalier.experiments.evaluation.statistics import wilson_interval
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
@@ -78,3 +81,52 @@ def gates(found: dict[str, Any]) -> dict[str, bool]:
         "beam 16x4 above beam 4x4": wide["over beam 4x4"] > 0,
         "beam 16x4 with a perfect verifier at least 95%": found["beam N=16 M=4 with a perfect verifier"][0] >= 0.95,
     }
+
+
+COMMANDS = ("problems", "generator", "sample", "trunk", "verifier", "evaluate")
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """Returns the sha256 of every file in a directory."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
+
+
+def write_summary(work_dir: Path, seed: int, pair: Path) -> None:
+    """Writes `training.json`: commands, seed, schedules, tokens, minutes, final losses, gate figures and digests.
+
+    What was not done in this work directory keeps the record it has.
+    """
+    path = pair / "training.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    stages = {name: stage for name, stage in before.get("stages", {}).items() if name in (*PHASES, *STAGES)}
+    for progress_path in (path for name in (*PHASES, *STAGES) if (path := work_dir / f"{name}.json").exists()):
+        progress = json.loads(progress_path.read_text(encoding="utf-8"))
+        stages[progress_path.stem] = {
+            "steps": progress["step"],
+            "tokens": progress["tokens"],
+            "minutes": round(progress["seconds"] / 60, 1),
+            "final loss": round(progress["loss"], 4),
+            "final accuracy at labelled positions": round(progress["accuracy"], 4),
+            "schedule": progress["schedule"],
+        }
+    figures_path = work_dir / "figures.json"
+    summary = {
+        "commands": [f"python -m espalier.experiments.demo.recipe {command}" for command in COMMANDS],
+        "seed": seed,
+        "temperature": TEMPERATURE,
+        "hardware": "2 CPU cores, float32",
+        "sampled solutions": len(read_samples(samples_path(work_dir))) or before.get("sampled solutions", 0),
+        "stages": stages,
+        "figures": json.loads(figures_path.read_text(encoding="utf-8"))
+        if figures_path.exists()
+        else before.get("figures"),
+        "sha256": {
+            "benchmark.jsonl": hashlib.sha256(benchmark_path().read_bytes()).hexdigest(),
+            **{
+                f"{name}/{file}": digest
+                for name in (GENERATOR, VERIFIER)
+                for file, digest in digests(pair / name).items()
+            },
+        },
+    }
+    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

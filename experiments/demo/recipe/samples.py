@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from espalier.experiments.demo.oracle_beam import BeamPath, beam_search, make_engine
 from espalier.experiments.demo.problems import LEVELS, Problem, make_problem
+from espalier.experiments.demo.recipe.oracle import BeamPath, beam_search, make_engine
 
 _CHUNK = 50
 """Problems sampled between two progress lines, and between two writes."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.experiments.demo.oracle import label_steps
 from espalier.experiments.demo.problems import Problem
+from espalier.experiments.demo.recipe.oracle import label_steps
 from espalier.experiments.evaluation.statistics import wilson_interval
 from espalier.search.result import SearchResult
 

@@ -12,7 +12,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from espalier.experiments.demo.equations import draw_equation, slip_result
 from espalier.experiments.demo.problems import (
     DELIMITER,
     EXTENSION_OPERANDS,
@@ -24,7 +23,8 @@ from espalier.experiments.demo.problems import (
     make_problem,
     training_difficulty,
 )
-from espalier.experiments.demo.tokenizer import END, PAD, chat_prompt, delimiter_id, special_id
+from espalier.experiments.demo.recipe.corruptions import draw_equation, slip_result
+from espalier.experiments.demo.recipe.tokenizer import END, PAD, chat_prompt, delimiter_id, special_id
 
 IGNORED = -100
 """Label of a position that is not learned from."""
@@ -74,16 +74,26 @@ class RowMaker:
         self.delimiter = delimiter_id(tokenizer)
         self.end = special_id(tokenizer, END)
         self.pad = special_id(tokenizer, PAD)
+        (self.equals,) = self.encode("=")
 
     def encode(self, text: str) -> list[int]:
         """Returns token ids; nothing is added."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def solution(self, problem: Problem) -> Row:
-        """Returns the generator's row: prompt, reference solution, end of turn; solution tokens are learned."""
+    def solution(self, problem: Problem, learn_results: bool = True) -> Row:
+        """Returns a language model's row: prompt, reference solution, end of turn; solution tokens are learned.
+
+        Without `learn_results`, all of the solution but the digits after each `=`.
+        """
         prompt = self.encode(chat_prompt(problem.text))
         ids = [*prompt, *self.encode(DELIMITER.join(problem.steps)), self.end]
         labels = [IGNORED] * (len(prompt) - 1) + ids[len(prompt) :] + [IGNORED]
+        if not learn_results:
+            in_result = False
+            for index in range(len(prompt), len(ids) - 1):
+                in_result = (in_result or ids[index] == self.equals) and labels[index] != self.delimiter
+                if in_result:
+                    labels[index] = IGNORED
         return Row(ids, labels)
 
     def drill(self, rng: random.Random, length: int, operand_caps: Sequence[int]) -> Row:
@@ -137,7 +147,18 @@ class RowMaker:
 
 @dataclass(frozen=True, slots=True)
 class Curriculum:
-    """What the generator is shown as training proceeds; `progress` runs from 0 to 1."""
+    """What a language model is shown as training proceeds; `progress` runs from 0 to 1.
+
+    Attributes:
+        warm_share: first share of the training, of short problems and small numbers.
+        warm_drills: share of drills among the rows of that time.
+        drills: share of drills among the rows after it.
+        warm_operations: longest problem of that time.
+        warm_operands: operand sizes of its first half.
+        operands: operand sizes after it.
+        prefer_long: whether longer problems are drawn more often.
+        learn_results: whether solutions teach the results of their equations; without, drills alone do.
+    """
 
     warm_share: float = 0.25
     warm_drills: float = 0.65
@@ -146,6 +167,7 @@ class Curriculum:
     warm_operands: tuple[int, ...] = (50, 100)
     operands: tuple[int, ...] = TRAINING_OPERANDS
     prefer_long: bool = False
+    learn_results: bool = True
 
     def drill_share(self, progress: float) -> float:
         """Share of a batch's rows that are drills."""
@@ -166,6 +188,8 @@ class Curriculum:
         return max(drawn, rng.randint(MIN_OPERATIONS, longest)) if self.prefer_long else drawn
 
 
+READING_CURRICULUM = Curriculum(warm_drills=0.4, drills=0.2, learn_results=False)
+"""The generator's: nearly all of it teaches reading, little of it arithmetic."""
 BASE_CURRICULUM = Curriculum()
 """Short problems and small numbers first, then all lengths; three-digit numbers."""
 EXTENSION_CURRICULUM = Curriculum(warm_share=0.0, drills=0.35, operands=EXTENSION_OPERANDS, prefer_long=True)
@@ -176,11 +200,15 @@ def generator_batch(maker: RowMaker, rng: random.Random, tokens: int, progress: 
     """Returns about `tokens` tokens: problems of one length, and drills cut to the same length."""
     caps = plan.operand_caps(progress)
     operations = plan.draw_operations(rng, progress)
-    problems = [maker.solution(make_problem(rng, training_difficulty(rng, operations, caps)))]
+
+    def solution() -> Row:
+        return maker.solution(make_problem(rng, training_difficulty(rng, operations, caps)), plan.learn_results)
+
+    problems = [solution()]
     count = max(2, tokens // len(problems[0].ids))
     drills = round(count * plan.drill_share(progress))
     while len(problems) < count - drills:
-        problems.append(maker.solution(make_problem(rng, training_difficulty(rng, operations, caps))))
+        problems.append(solution())
     length = max(len(row.ids) for row in problems)
     rows = problems + [maker.drill(rng, length, caps) for _ in range(drills)]
     return collate(rows, maker.pad)

@@ -25,8 +25,6 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-from espalier.experiments.demo.networks import GENERATOR_LAYERS
-
 ADDED_LAYERS = 2
 """Layers on top of the trunk: one to compare, one to gather the comparisons of a step and of those before it."""
 EXTRA = 64
@@ -85,7 +83,7 @@ def verifier_config(generator: Qwen2Config) -> Qwen2Config:
     assert generator.num_key_value_heads is not None
     groups = generator.num_attention_heads // generator.num_key_value_heads
     config.num_key_value_heads = config.num_attention_heads // groups
-    config.num_hidden_layers = GENERATOR_LAYERS + ADDED_LAYERS
+    config.num_hidden_layers = generator.num_hidden_layers + ADDED_LAYERS
     config.layer_types = ["full_attention"] * config.num_hidden_layers
     config.architectures = ["Qwen2ForTokenClassification"]
     config.num_labels = 2
@@ -115,13 +113,14 @@ def new_verifier(
     target: Any = verifier.model
     target.embed_tokens.weight.copy_(_embeddings(source.embed_tokens.weight, common, sizes.attention[0] / sizes.end))
     target.embed_tokens.weight.requires_grad_(False)  # tiny beside the codes: an optimizer's step would drown it
-    for index in range(GENERATOR_LAYERS):
+    trunk = generator.config.num_hidden_layers
+    for index in range(trunk):
         _copy_layer(source.layers[index], target.layers[index], sizes, index)
-    for layer in target.layers[GENERATOR_LAYERS:]:
+    for layer in target.layers[trunk:]:
         nn.init.normal_(layer.self_attn.v_proj.weight, std=0.05)
         nn.init.normal_(layer.mlp.gate_proj.weight, std=0.05)
         nn.init.normal_(layer.mlp.up_proj.weight, std=0.05)
-    first = target.layers[GENERATOR_LAYERS]
+    first = target.layers[trunk]
     unembedding = source.embed_tokens.weight[list(common)]
     _look_back(first.self_attn)
     _fetch_expected(first.self_attn, (unembedding - unembedding.mean(0)) * source.norm.weight)
@@ -131,7 +130,7 @@ def new_verifier(
 
 def train_trunk(verifier: Qwen2ForTokenClassification, wanted: bool) -> None:
     """Lets the generator's layers learn, or leaves them out of the training, which is then nearly twice as fast."""
-    for layer in verifier.model.layers[:GENERATOR_LAYERS]:
+    for layer in verifier.model.layers[:-ADDED_LAYERS]:
         layer.requires_grad_(wanted)
 
 

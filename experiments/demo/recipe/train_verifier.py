@@ -11,9 +11,6 @@ from pathlib import Path
 
 from transformers import Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-from espalier.experiments.demo.batches import Batch, Row, RowMaker, collate
-from espalier.experiments.demo.corruptions import judged_solution
-from espalier.experiments.demo.networks import GENERATOR_LAYERS
 from espalier.experiments.demo.problems import (
     MAX_OPERATIONS,
     MIN_OPERATIONS,
@@ -22,12 +19,15 @@ from espalier.experiments.demo.problems import (
     training_difficulty,
     training_problems,
 )
-from espalier.experiments.demo.samples import LabelledSample, read_samples, samples_path
-from espalier.experiments.demo.train_generator import load_generator, load_tokenizer
-from espalier.experiments.demo.training import Progress, Schedule, fit, load_weights
-from espalier.experiments.demo.verifier_network import COMMON, new_verifier, stream_sizes, train_trunk
+from espalier.experiments.demo.recipe.batches import Batch, Row, RowMaker, collate
+from espalier.experiments.demo.recipe.corruptions import judged_solution
+from espalier.experiments.demo.recipe.networks import TRUNK_LAYERS
+from espalier.experiments.demo.recipe.samples import LabelledSample, read_samples, samples_path
+from espalier.experiments.demo.recipe.train_generator import load_language_model, load_tokenizer
+from espalier.experiments.demo.recipe.training import Progress, Schedule, fit, load_weights
+from espalier.experiments.demo.recipe.verifier_network import COMMON, new_verifier, stream_sizes, train_trunk
 
-LAYERS_SCHEDULE = Schedule(steps=700, new_lr=0.02, other_lr=1.5e-3, warmup=30, decay_share=0.7, trunk=GENERATOR_LAYERS)
+LAYERS_SCHEDULE = Schedule(steps=700, new_lr=0.02, other_lr=1.5e-3, warmup=30, decay_share=0.7, trunk=TRUNK_LAYERS)
 WHOLE_SCHEDULE = Schedule(
     steps=600,
     trunk_lr=0.001,
@@ -36,7 +36,7 @@ WHOLE_SCHEDULE = Schedule(
     other_lr=3e-4,
     warmup=30,
     decay_share=0.9,
-    trunk=GENERATOR_LAYERS,
+    trunk=TRUNK_LAYERS,
 )
 DRILL_SHARE, SAMPLE_SHARE = 0.35, 0.45
 """Of the rows of a batch; the rest are slips made on purpose."""
@@ -89,7 +89,7 @@ def verifier_checkpoint(work_dir: Path, stage: str) -> Path:
 def _new_verifier(work_dir: Path, seed: int) -> tuple[Qwen2ForTokenClassification, RowMaker]:
     tokenizer = load_tokenizer(work_dir, seed)
     maker = RowMaker(tokenizer)
-    return untaught_verifier(load_generator(work_dir, tokenizer, "trunk"), maker, seed), maker
+    return untaught_verifier(load_language_model(work_dir, tokenizer, "trunk-long"), maker, seed), maker
 
 
 def load_verifier(work_dir: Path, seed: int = 0) -> Qwen2ForTokenClassification:

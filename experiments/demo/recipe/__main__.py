@@ -1,4 +1,4 @@
-"""The recipe: `python -m espalier.experiments.demo STAGE`. Every stage is seeded and goes on where it stopped."""
+"""`python -m espalier.experiments.demo.recipe STAGE`: each stage is seeded and goes on where it stopped."""
 
 import dataclasses
 import json
@@ -32,28 +32,14 @@ def problems(seed: Seed = 0) -> None:
 
 
 @app.command()
-def generator(
-    work_dir: WorkDir = _WORK_DIR,
-    pair: Pair = _HERE,
-    seed: Seed = 0,
-    base_steps: Steps = None,
-    extension_steps: Steps = None,
-) -> None:
-    """Train the tokenizer and the generator, three-digit numbers first, then longer ones; export them."""
-    from espalier.experiments.demo.export import export_generator
-    from espalier.experiments.demo.train_generator import (
-        BASE_SCHEDULE,
-        EXTENSION_SCHEDULE,
-        load_generator,
-        load_tokenizer,
-        train_base,
-        train_extension,
-    )
+def generator(work_dir: WorkDir = _WORK_DIR, pair: Pair = _HERE, seed: Seed = 0, steps: Steps = None) -> None:
+    """Train the tokenizer and the generator; export them."""
+    from espalier.experiments.demo.recipe.networks import export_generator
+    from espalier.experiments.demo.recipe.train_generator import PHASES, load_language_model, load_tokenizer, train
 
-    train_base(work_dir, seed, _with_steps(BASE_SCHEDULE, base_steps))
-    train_extension(work_dir, seed, _with_steps(EXTENSION_SCHEDULE, extension_steps))
+    train(work_dir, seed, "generator", _with_steps(PHASES["generator"].schedule, steps))
     tokenizer = load_tokenizer(work_dir, seed)
-    export_generator(load_generator(work_dir, tokenizer, "extension"), tokenizer, pair)
+    export_generator(load_language_model(work_dir, tokenizer, "generator"), tokenizer, pair)
 
 
 @app.command()
@@ -64,17 +50,18 @@ def sample(
     count: Annotated[int, typer.Option("--problems", help="Training problems to sample solutions of.")] = 4000,
 ) -> None:
     """Sample the generator's own solutions and label their steps."""
-    from espalier.experiments.demo.samples import draw_samples
+    from espalier.experiments.demo.recipe.samples import draw_samples
 
     typer.echo(f"solutions of {draw_samples(work_dir, pair, seed, count)} problems, labelled")
 
 
 @app.command()
 def trunk(work_dir: WorkDir = _WORK_DIR, seed: Seed = 0, steps: Steps = None) -> None:
-    """Train a copy of the generator for longer; the verifier grows on it."""
-    from espalier.experiments.demo.train_generator import TRUNK_SCHEDULE, train_trunk
+    """Train the larger language model that the verifier grows on."""
+    from espalier.experiments.demo.recipe.train_generator import PHASES, train
 
-    train_trunk(work_dir, seed, _with_steps(TRUNK_SCHEDULE, steps))
+    for name in ("trunk-base", "trunk-extension", "trunk-long"):
+        train(work_dir, seed, name, _with_steps(PHASES[name].schedule, steps))
 
 
 @app.command()
@@ -86,8 +73,8 @@ def verifier(
     whole_steps: Steps = None,
 ) -> None:
     """Train the verifier: the layers added to the trunk first, then everything; export it."""
-    from espalier.experiments.demo.export import export_verifier, load_exported_tokenizer
-    from espalier.experiments.demo.train_verifier import (
+    from espalier.experiments.demo.recipe.networks import export_verifier, load_exported_tokenizer
+    from espalier.experiments.demo.recipe.train_verifier import (
         LAYERS_SCHEDULE,
         WHOLE_SCHEDULE,
         load_verifier,
@@ -106,9 +93,8 @@ def evaluate(
     limit: Annotated[int, typer.Option(help="Problems of the benchmark to use.")] = 300,
 ) -> None:
     """Measure the exported pair, print the gates and write the record of its making."""
-    from espalier.experiments.demo.acceptance import evaluate_pair, gates
-    from espalier.experiments.demo.judge import plot_reliability
-    from espalier.experiments.demo.record import write_summary
+    from espalier.experiments.demo.recipe.acceptance import evaluate_pair, gates, write_summary
+    from espalier.experiments.demo.recipe.judge import plot_reliability
 
     figures = evaluate_pair(work_dir, pair, limit, seed)
     typer.echo(json.dumps(figures, indent=2))

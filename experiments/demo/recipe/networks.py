@@ -1,4 +1,4 @@
-"""The pair's folder: two Hugging Face checkpoints in bfloat16."""
+"""The language models' network, of transformers' own Qwen2 modules, and the folder of the exported pair."""
 
 import copy
 import json
@@ -7,10 +7,41 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import GenerationConfig, Qwen2ForCausalLM, Qwen2ForTokenClassification
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
 from espalier.experiments.demo.problems import DELIMITER
-from espalier.experiments.demo.tokenizer import save_tokenizer
+from espalier.experiments.demo.recipe.tokenizer import MAX_LENGTH, save_tokenizer
+
+GENERATOR_LAYERS, TRUNK_LAYERS = 3, 5
+"""Decoder layers of the generator, and of the language model that the verifier grows on."""
+
+
+def generator_config(vocab_size: int, end_id: int, pad_id: int, layers: int) -> Qwen2Config:
+    """Returns the shape of a language model; with five layers, about 4 million parameters."""
+    return Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=MAX_LENGTH,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        use_cache=True,
+        bos_token_id=None,
+        eos_token_id=end_id,
+        pad_token_id=pad_id,
+    )
+
+
+def new_generator(config: Qwen2Config, seed: int) -> Qwen2ForCausalLM:
+    """Returns a freshly initialised language model."""
+    torch.manual_seed(seed)
+    config._attn_implementation = "sdpa"
+    return Qwen2ForCausalLM(config)
+
 
 TEMPERATURE = 1.0
 """Sampling temperature the pair is trained, judged and shipped for."""
