@@ -165,7 +165,7 @@ def size_text(count: int) -> str:
 def _adapter(field: Field) -> Any:
     from pydantic import ConfigDict, TypeAdapter  # takes a tenth of a second to import
 
-    rule = field.kind if field.bounds is None else Annotated[field.kind, field.bounds]
+    rule: Any = field.kind if field.bounds is None else Annotated[field.kind, field.bounds]
     return TypeAdapter(rule, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 

@@ -94,7 +94,8 @@ def request_to_wire(
     Raises:
         InvalidRequestError: values that no message can hold, such as a number over 32 bits; lists all of them.
     """
-    message = pb.SolveProblemRequest(include_nodes=include_nodes, priority=priority)
+    beside: dict[str, Any] = {"include_nodes": include_nodes, "priority": priority}
+    message = pb.SolveProblemRequest(**beside)
     violations: list[Violation] = []
     for name, value in _written(request, pb.SolveProblemRequest, violations).items():
         try:
@@ -290,7 +291,7 @@ def _wire_field(field: Any) -> _WireField:
         write, read = partial(_to_message, kind=kind._concrete_class), _from_message
         if _is_repeated(field):
             write, read = partial(_each, write), partial(_each, read)
-    attribute = _RENAMED.get(field.name, field.name)
+    attribute = _RENAMED.get(field.name) or field.name
     return _WireField(field.name, attribute, write, read, field.has_presence, enum is not None, absent)
 
 

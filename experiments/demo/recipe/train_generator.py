@@ -5,7 +5,7 @@ grows on is larger and taught both for longer.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -49,15 +49,13 @@ class Phase:
     after: str | None = None
 
 
-_LATER = {"trunk_lr": 0.012, "other_lr": 1.2e-3, "decay_share": 0.9}
+_LATER = Schedule(steps=150, trunk_lr=0.012, other_lr=1.2e-3, decay_share=0.9)
 PHASES = {
     "generator": Phase(GENERATOR_LAYERS, READING_CURRICULUM, Schedule(steps=2200, trunk=GENERATOR_LAYERS), "generator"),
     "trunk-base": Phase(TRUNK_LAYERS, BASE_CURRICULUM, Schedule(steps=1050), "generator"),
-    "trunk-extension": Phase(
-        TRUNK_LAYERS, EXTENSION_CURRICULUM, Schedule(steps=150, **_LATER), "generator-extension", "trunk-base"
-    ),
+    "trunk-extension": Phase(TRUNK_LAYERS, EXTENSION_CURRICULUM, _LATER, "generator-extension", "trunk-base"),
     "trunk-long": Phase(
-        TRUNK_LAYERS, EXTENSION_CURRICULUM, Schedule(steps=700, **_LATER), "generator-trunk", "trunk-extension"
+        TRUNK_LAYERS, EXTENSION_CURRICULUM, replace(_LATER, steps=700), "generator-trunk", "trunk-extension"
     ),
 }
 """By the names of their checkpoints; the trunk's three in order."""
