@@ -12,7 +12,7 @@ from espalier.engine.models.model import Model
 
 @dataclass(frozen=True, slots=True)
 class FamilyInfo:
-    """What there is to know of a family without loading one; the table in the README is made of these.
+    """What there is to know of a family without loading one; the table in `prm/README.md` is made of these.
 
     Attributes:
         name: what `--verifier-family` takes.

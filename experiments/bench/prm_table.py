@@ -1,6 +1,6 @@
-"""The README's table of families, made from what the families say of themselves.
+"""The table of families in `prm/README.md`, made from what the families say of themselves.
 
-`python -m espalier.experiments.bench.prm_table README.md` writes it anew between its markers.
+`python -m espalier.experiments.bench.prm_table prm/README.md` writes it anew between its markers.
 """
 
 import sys
@@ -9,7 +9,10 @@ from pathlib import Path
 from espalier.prm.base import FamilyInfo
 from espalier.prm.families import entries
 
-MARKERS = ("<!-- families: made by python -m espalier.experiments.bench.prm_table README.md -->", "<!-- /families -->")
+MARKERS = (
+    "<!-- families: made by python -m espalier.experiments.bench.prm_table prm/README.md -->",
+    "<!-- /families -->",
+)
 _COLUMNS = ("family", "checkpoints", "architecture", "incremental", "layout", "head", "read at", "score", "source")
 
 

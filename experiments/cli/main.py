@@ -14,6 +14,7 @@ import typer
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments.cli import options as opt
+from espalier.experiments.cli.doctor import doctor
 from espalier.experiments.cli.models import app as models_app
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.search.algorithms import needs_verifier
@@ -279,6 +280,9 @@ def sweep_command(
         console = Console()
         show_cells(console, cells, out)
         console.print(f"table {out / TABLE}\nplot  {out / 'accuracy.png'}", highlight=False, markup=False)
+
+
+app.command()(doctor)
 
 
 def main() -> None:

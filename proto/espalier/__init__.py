@@ -1,5 +1,48 @@
 """Espalier: test-time-compute search with a generator and a process reward model in one engine.
 
+    from espalier import Solver
+
+    with Solver() as solver:
+        print(solver.solve("Tom has 12 coins. He finds 3 more. How many coins does he have now?").answer)
+
 The sub-packages are layers, and imports only point down:
 `kernels` <- `engine` <- `prm` <- `search` <- `experiments`; `v1` is the wire contract.
+
+Names are imported when they are first used: importing this package imports nothing heavy.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from espalier.engine.errors import EspalierError
+    from espalier.search.client import SearchClient
+    from espalier.search.request import SearchRequest
+    from espalier.search.result import SearchResult
+    from espalier.search.solver import Solver
+
+    __version__: str
+
+__all__ = ["EspalierError", "SearchClient", "SearchRequest", "SearchResult", "Solver", "__version__"]
+
+_HOMES = {
+    "EspalierError": "espalier.engine.errors",
+    "SearchClient": "espalier.search.client",
+    "SearchRequest": "espalier.search.request",
+    "SearchResult": "espalier.search.result",
+    "Solver": "espalier.search.solver",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("espalier")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'espalier' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""Which family a checkpoint is of, by what it holds; adapter files; the table in the README."""
+"""Which family a checkpoint is of, by what it holds; adapter files; the table in `prm/README.md`."""
 
 import json
 import shutil
@@ -305,11 +305,11 @@ def test_every_adapter_that_comes_along_is_one_of_the_families():
 
 
 def test_the_readmes_table_is_made_from_the_code():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "prm" / "README.md").read_text(encoding="utf-8")
     start, end = MARKERS
     assert readme.count(start) == readme.count(end) == 1
     shown = readme.partition(start)[2].partition(end)[0]
-    assert shown.strip() == family_table().strip(), "run: python -m espalier.experiments.bench.prm_table README.md"
+    assert shown.strip() == family_table().strip(), "run: python -m espalier.experiments.bench.prm_table prm/README.md"
 
 
 def test_the_table_has_a_row_for_every_family():

@@ -1,0 +1,150 @@
+"""`espalier doctor`: what is installed, what the machine has, and what to do about each thing missing."""
+
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_OPTIONAL = {
+    "torchao": "for int8 and int4 weights: pip install 'espalier[quantization]'",
+    "triton": "not used yet: on a GPU attention runs in plain torch",
+    "ray": "not used yet: evaluation runs on one machine",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report: `value` is empty when it is missing, `fatal` when no search can run because of it."""
+
+    name: str
+    value: str
+    advice: str = ""
+    fatal: bool = False
+
+    def __str__(self) -> str:
+        mark = "✗" if self.fatal else "–" if not self.value else "!" if self.advice else "✓"
+        return f"{mark} {self.name:<26}{self.value or 'missing'}{self.advice and f'; {self.advice}'}"
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
+    """Show what is installed, the devices and the compiled kernels, with advice for what is missing.
+
+    Ends with 0 when a search can run here, else with 1 and the reason on standard error.
+    """
+    findings = examine()
+    fatal = [finding for finding in findings if finding.fatal]
+    if as_json:
+        print(json.dumps({"ok": not fatal, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        print(*findings, sep="\n")
+    for finding in fatal:
+        print(f"error: {finding.name}: {finding.advice}", file=sys.stderr)
+    if fatal:
+        raise typer.Exit(1)
+
+
+def examine() -> list[Finding]:
+    """Everything that `espalier doctor` reports; a check that breaks is itself a finding."""
+    findings = [Finding("python", platform.python_version())]
+    for check in (_packages, _processor, _gpus, _kernels, _models):
+        try:
+            findings.extend(check())
+        except Exception as error:  # a broken installation may fail in any way
+            what = check.__name__.strip("_")
+            findings.append(Finding(what, "", f"cannot be examined: {type(error).__name__}: {error}", fatal=True))
+    return findings
+
+
+def _packages() -> Iterator[Finding]:
+    yield Finding("espalier", version("espalier"))
+    for text in requires("espalier") or ():
+        if ";" in text:  # an extra's
+            continue
+        name = re.split(r"[^\w.-]", text)[0]
+        found = _version(name)
+        fits = bool(found) and _fits(found, text)
+        advice = "" if fits else f"{'another version is' if found else ''} needed: pip install '{text}'".strip()
+        yield Finding(name, found, advice, fatal=not fits)
+    for name, advice in _OPTIONAL.items():
+        found = _version(name)
+        yield Finding(name, found, "" if found else advice)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _fits(found: str, requirement: str) -> bool:
+    from packaging.requirements import Requirement
+
+    return Requirement(requirement).specifier.contains(found, prereleases=True)
+
+
+def _processor() -> Iterator[Finding]:
+    import llvmlite.binding
+
+    from espalier.kernels.cpu import HAS_AMX
+    from espalier.kernels.cpu.threads import num_threads
+
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*:\s*(.*)$", info.read_text(), re.MULTILINE) if info.is_file() else None
+    features = llvmlite.binding.get_host_cpu_features()
+    units = [name for name, has in (("AVX2", features.get("avx2")), ("AVX-512", features.get("avx512f"))) if has]
+    units += ["AMX"] if HAS_AMX else []
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield Finding("processor", named[1] if named else platform.processor() or platform.machine())
+    yield Finding("vector units", ", ".join(units) or "none that Espalier looks for")
+    yield Finding("threads", f"{num_threads()} of {os.cpu_count()} processors")
+    yield Finding("memory", f"{memory / 2**30:.1f} GiB")
+
+
+def _gpus() -> Iterator[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        why = "torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device or driver"
+        yield Finding("GPU", "", f"{why}; searches run on the CPU")
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        what = f"{device.name}, {device.total_memory / 2**30:.1f} GiB, compute capability {device.major}.{device.minor}"
+        yield Finding(f"cuda:{index}", what)
+
+
+def _kernels() -> Iterator[Finding]:
+    from numba.core import config
+
+    from espalier.kernels import cpu
+
+    place = Path(getattr(config, "CACHE_DIR", "") or Path(cpu.__file__).parent / "__pycache__")
+    count = len(list(place.rglob("*.nbc")))
+    writable = place.is_dir() and os.access(place, os.W_OK)
+    advice = "" if count else "none yet: the first search compiles them, which takes some 20 seconds"
+    if not writable:
+        advice = "cannot be written, so every process may compile anew: set NUMBA_CACHE_DIR to a folder of yours"
+    yield Finding("compiled kernels", f"{count} in {place}", advice)
+
+
+def _models() -> Iterator[Finding]:
+    from espalier.engine.errors import EspalierError
+    from espalier.engine.models.hub import locate
+    from espalier.search.run.load import RuntimeSettings
+
+    for name in (RuntimeSettings().generator, RuntimeSettings().verifier):
+        try:
+            folder = locate(name)
+            missing = [file for file in ("config.json", "model.safetensors") if not (folder / file).is_file()]
+            advice = f"{', '.join(missing)} missing in {folder}; install Espalier again" if missing else ""
+            yield Finding(name, "" if missing else str(folder), advice, fatal=bool(missing))
+        except EspalierError as error:
+            yield Finding(name, "", f"{error}; install Espalier again", fatal=True)

@@ -1,0 +1,165 @@
+"""The first page is short, every command and example in it runs, and no README links to what is not there."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from readme_files import ROOT, anchors, blocks, commands, links, pages, text_of, words
+
+from espalier.experiments.bench.__main__ import app as bench
+from espalier.experiments.cli.main import app as espalier_app
+
+MOST_LINES = 200
+SERVER = "127.0.0.1:50051"
+
+RUN: dict[str, list[str]] = {
+    ".venv/bin/espalier doctor": [],
+    'espalier solve "Tom starts with 38 coins. He finds 47 more. He gives away 12. How many coins does Tom have now?" '
+    "-N 4 -M 4": [],
+    "espalier eval --benchmark demo --algorithm best-of-n -N 16 --limit 50 --out runs/best": ["--limit", "2"],
+    "espalier sweep -N 1,2,4 -M 1,2,4 --benchmark demo --limit 20 --out runs/sweep": ["--limit", "1"],
+}
+"""Commands of the first page that are run as they stand, and what is added for fewer problems."""
+
+SERVED = {
+    "espalier serve --port 50051 &",
+    f'espalier solve --endpoint {SERVER} "Tom has 12 coins. He finds 3 more. How many coins does he have now?" --json',
+}
+"""Those that are run together, on a free port."""
+
+MADE = {"make demo": "espalier solve", "make test": "pytest"}
+"""Those of which only the recipe is looked at, and what it has to run."""
+
+ONLY_READ = {
+    "espalier solve --generator Qwen/Qwen2.5-1.5B-Instruct --verifier Qwen/Qwen2.5-Math-PRM-7B --kv-memory 8G "
+    '"What is 2 + 3 + 4?"',
+    "espalier models inspect Qwen2.5-1.5B-Instruct Qwen2.5-Math-PRM-7B --memory 24G --dtype bfloat16",
+}
+"""Those that need a download: their options are read, and nothing is run."""
+
+
+def test_the_first_page_is_short() -> None:
+    assert len(text_of("README.md").splitlines()) <= MOST_LINES
+
+
+def test_every_command_of_the_first_page_has_its_test_and_no_test_is_left_over() -> None:
+    assert sorted(commands("README.md")) == sorted([*RUN, *SERVED, *MADE, *ONLY_READ])
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_a_command_of_the_first_page_runs(
+    command: str, espalier: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = espalier(*words(command)[1:], *RUN[command])
+    assert ran.code == 0, ran.err
+    assert ran.out
+
+
+@pytest.mark.parametrize("command", MADE)
+def test_make_runs_what_the_first_page_says(command: str) -> None:
+    recipe = subprocess.run(
+        [*words(command), "--dry-run", f"PYTHON={sys.executable}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert recipe.returncode == 0, recipe.stderr
+    assert MADE[command] in recipe.stdout
+
+
+def parse(command: str) -> None:
+    """Read a command's options as it would itself, without running it."""
+    program, *given = words(command)
+    if program == "make":
+        assert re.search(rf"^{given[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), command
+        return
+    if program == "python":
+        assert given[:2] == ["-m", "espalier.experiments.bench"], command
+        given = given[2:]
+    else:
+        assert program in ("espalier", ".venv/bin/espalier"), command
+    parser: Any = typer.main.get_command(bench if program == "python" else espalier_app)
+    while hasattr(parser, "commands"):
+        parser = parser.commands[given.pop(0)]
+    parser.make_context(parser.name, given)
+
+
+@pytest.mark.parametrize(("page", "command"), [(page, command) for page in pages() for command in commands(page)])
+def test_every_readme_gives_commands_with_options_that_exist(
+    page: str, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out.json").touch()  # what one command of a page writes and the next one reads
+    parse(command)
+
+
+def test_a_command_with_an_unknown_option_is_found() -> None:
+    with pytest.raises(Exception, match="--beam-with"):
+        parse('espalier solve "…" --beam-with 4')
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Of a server of the bundled pair, started by the first page's command on a free port."""
+    (serve,) = (command for command in SERVED if " serve " in command)
+    command = [sys.executable, "-m", "espalier.experiments.cli.main", *words(serve.replace("50051", "0"))[1:]]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "ESPALIER_THREADS": "1"}
+    ) as server:
+        assert server.stdout is not None
+        found = re.search(r"127\.0\.0\.1:\d+", server.stdout.readline())
+        assert found
+        yield found.group()
+        server.terminate()
+
+
+def test_the_served_commands_run_together(address: str, espalier: Callable[..., Any]) -> None:
+    (solve,) = (command for command in SERVED if " solve " in command)
+    ran = espalier(*words(solve.replace(SERVER, address))[1:])
+    assert ran.code == 0, ran.err
+    assert '"answer"' in ran.out
+
+
+EXAMPLES = [(page, number) for page in pages() for number in range(len(blocks(page, "python")))]
+
+
+@pytest.mark.parametrize(("page", "number"), EXAMPLES)
+def test_every_python_example_runs(
+    page: str, number: int, address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = blocks(page, "python")[number].replace(SERVER, address)
+    exec(compile(example, page, "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_lead_to_files_and_headings_that_exist(page: str) -> None:
+    broken = []
+    for file, heading in links(page):
+        target = (ROOT / page).parent / file if file else ROOT / page
+        if not target.exists():
+            broken.append(file)
+        elif heading:
+            readme = target / "README.md" if target.is_dir() else target
+            if heading not in anchors(str(readme.resolve().relative_to(ROOT))):
+                broken.append(f"{file}#{heading}")
+    assert broken == []
+
+
+def test_the_first_page_leads_to_every_other_page() -> None:
+    reached = {"README.md"}
+    open_pages = ["README.md"]
+    while open_pages:
+        page = open_pages.pop()
+        for file, _ in links(page):
+            target = (ROOT / page).parent / file
+            target = (target / "README.md" if target.is_dir() else target).resolve()
+            name = str(target.relative_to(ROOT))
+            if name.endswith(".md") and target.is_file() and name not in reached:
+                reached.add(name)
+                open_pages.append(name)
+    assert set(pages()) - reached == set()

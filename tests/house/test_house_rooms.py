@@ -1,0 +1,55 @@
+"""Rooms stay small enough to be read: about ten source files in a folder, and a README that names each of them."""
+
+import re
+from collections import Counter
+from pathlib import PurePosixPath
+
+import pytest
+from house_files import LAYERS, ROOT, sources
+
+MOST_FILES = 10
+LARGER_ROOMS = {
+    "experiments/demo/recipe": 12,  # no part of what runs
+    "kernels/cpu": 11,  # a file for each operation
+    "search/algorithms": 11,  # a file for each search
+}
+"""Rooms that may hold more, with how many and why."""
+
+
+ONE_FILE_AN_ENTRY = {"prm/families", "search/algorithms"}
+"""Rooms with a file for each entry of a table; their READMEs show the table."""
+
+
+def rooms() -> Counter[str]:
+    """Source files in each folder of the layers, `__init__.py` and `__main__.py` apart."""
+    files = (PurePosixPath(name) for name in sources())
+    return Counter(
+        str(file.parent)
+        for file in files
+        if file.parts[0] in LAYERS and file.name not in ("__init__.py", "__main__.py")
+    )
+
+
+def test_a_room_holds_about_ten_files() -> None:
+    found = rooms()
+    assert {room: count for room, count in found.items() if count > LARGER_ROOMS.get(room, MOST_FILES)} == {}
+    assert [room for room in LARGER_ROOMS if found[room] <= MOST_FILES] == [], "these need no exception any more"
+
+
+def listed(text: str) -> set[str]:
+    """Names of files and folders that a README sets in code or links to."""
+    return {name.rstrip("/").rpartition("/")[2] for name in re.findall(r"`([\w./-]+)`", text)}
+
+
+@pytest.mark.parametrize("room", sorted(rooms()))
+def test_a_rooms_readme_names_each_of_its_files(room: str) -> None:
+    readme = ROOT / room / "README.md"
+    assert readme.is_file(), f"{room} has no README.md"
+    names = {PurePosixPath(name).name for name in sources() if str(PurePosixPath(name).parent) == room}
+    missing = names - {"__init__.py", "__main__.py"} - listed(readme.read_text(encoding="utf-8"))
+    assert not (missing and room not in ONE_FILE_AN_ENTRY), missing
+
+
+def test_every_folder_of_the_layers_has_a_readme() -> None:
+    folders = {name.rpartition("/")[0] for name in sources()} - {"proto/espalier", "proto/espalier/v1"}
+    assert {folder for folder in folders if not (ROOT / folder / "README.md").is_file()} == set()
