@@ -43,8 +43,6 @@ LEVELS: dict[int, tuple[Difficulty, ...]] = {
 """The difficulties a benchmark level cycles through."""
 TRAINING_OPERANDS = (50, 100, 200, 400, 600, 900)
 """Operand sizes of training: three digits at most."""
-EXTENSION_OPERANDS = (50, 100, 200, 400, 600, 900, 2000, 5000, 9000)
-"""Operand sizes of the generator's second phase: some with four digits, beyond what the benchmark asks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import re
 
-from espalier.experiments.demo.problems import EXTENSION_OPERANDS, MAX_OPERATIONS, MIN_OPERATIONS
+from espalier.experiments.demo.problems import MAX_OPERATIONS, MIN_OPERATIONS, TRAINING_OPERANDS
 from espalier.experiments.demo.templates import HE, ITEMS, SHE, THEMES
 
 DOMAIN = (
@@ -10,7 +10,7 @@ DOMAIN = (
     "as in the demo benchmark"
 )
 """In a few words."""
-_LARGEST = max(EXTENSION_OPERANDS)
+_LARGEST = max(TRAINING_OPERANDS)
 _SHOWN = 5
 """Words that are named at most."""
 

@@ -60,7 +60,7 @@ def trunk(work_dir: WorkDir = _WORK_DIR, seed: Seed = 0, steps: Steps = None) ->
     """Train the larger language model that the verifier grows on."""
     from espalier.experiments.demo.recipe.train_generator import PHASES, train
 
-    for name in ("trunk-base", "trunk-extension", "trunk-long"):
+    for name in ("trunk-base", "trunk-long"):
         train(work_dir, seed, name, _with_steps(PHASES[name].schedule, steps))
 
 

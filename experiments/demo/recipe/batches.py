@@ -14,7 +14,6 @@ from torch import Tensor
 
 from espalier.experiments.demo.problems import (
     DELIMITER,
-    EXTENSION_OPERANDS,
     MAX_OPERATIONS,
     MIN_OPERATIONS,
     TRAINING_OPERANDS,
@@ -191,9 +190,9 @@ class Curriculum:
 READING_CURRICULUM = Curriculum(warm_drills=0.4, drills=0.2, learn_results=False)
 """The generator's: nearly all of it teaches reading, little of it arithmetic."""
 BASE_CURRICULUM = Curriculum()
-"""Short problems and small numbers first, then all lengths; three-digit numbers."""
-EXTENSION_CURRICULUM = Curriculum(warm_share=0.0, drills=0.35, operands=EXTENSION_OPERANDS, prefer_long=True)
-"""Longer problems and longer numbers."""
+"""Short problems and small numbers first, then all lengths and sizes."""
+LONG_CURRICULUM = Curriculum(warm_share=0.0, drills=0.35, prefer_long=True)
+"""More of the same, longer problems first of all."""
 
 
 def generator_batch(maker: RowMaker, rng: random.Random, tokens: int, progress: float, plan: Curriculum) -> Batch:

@@ -5,7 +5,7 @@ grows on is larger and taught both for longer.
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -13,7 +13,7 @@ from transformers import Qwen2ForCausalLM
 
 from espalier.experiments.demo.recipe.batches import (
     BASE_CURRICULUM,
-    EXTENSION_CURRICULUM,
+    LONG_CURRICULUM,
     READING_CURRICULUM,
     Batch,
     Curriculum,
@@ -49,16 +49,18 @@ class Phase:
     after: str | None = None
 
 
-_LATER = Schedule(steps=150, trunk_lr=0.012, other_lr=1.2e-3, decay_share=0.9)
 PHASES = {
     "generator": Phase(GENERATOR_LAYERS, READING_CURRICULUM, Schedule(steps=2200, trunk=GENERATOR_LAYERS), "generator"),
     "trunk-base": Phase(TRUNK_LAYERS, BASE_CURRICULUM, Schedule(steps=1050), "generator"),
-    "trunk-extension": Phase(TRUNK_LAYERS, EXTENSION_CURRICULUM, _LATER, "generator-extension", "trunk-base"),
     "trunk-long": Phase(
-        TRUNK_LAYERS, EXTENSION_CURRICULUM, replace(_LATER, steps=700), "generator-trunk", "trunk-extension"
+        TRUNK_LAYERS,
+        LONG_CURRICULUM,
+        Schedule(steps=700, trunk_lr=0.012, other_lr=1.2e-3, decay_share=0.9),
+        "trunk-long",
+        "trunk-base",
     ),
 }
-"""By the names of their checkpoints; the trunk's three in order."""
+"""By the names of their checkpoints; the trunk's two in order."""
 
 
 def load_tokenizer(work_dir: Path, seed: int) -> Tokenizer:
