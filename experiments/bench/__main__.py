@@ -113,21 +113,6 @@ def pool(
 
 
 @app.command()
-def redundancy(
-    problems: Annotated[int, typer.Option(min=1, max=500, help="Problems of the demo benchmark.")] = 50,
-    in_flight: Annotated[int, typer.Option(min=1, help="Searches at once.")] = 32,
-    seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0,
-    json_path: JsonPath = None,
-) -> None:
-    """Tokens computed for each token of the search tree, for both models."""
-    from espalier.experiments.bench.redundancy import run
-    from espalier.experiments.bench.report import publish
-
-    rows, ratios = run(problems, in_flight, seed)
-    publish(f"redundancy, {problems} problems", rows, ratios, json_path)
-
-
-@app.command()
 def accuracy(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Problems of the demo benchmark, levels mixed.")] = 500,
     seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0,

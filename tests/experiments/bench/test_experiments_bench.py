@@ -152,16 +152,6 @@ def test_pool_benchmark_has_no_rate_and_no_ratio_for_a_split_that_cannot_hold_al
     assert set(document["ratios"]) == {"pool@beam/25/75", "pool@beam/best-static", "pool/best-static"}
 
 
-@pytest.mark.usefixtures("no_grader_pool")
-def test_redundancy_benchmark_counts_computed_tokens_against_the_tree(bench, tmp_path):
-    file = tmp_path / "redundancy.json"
-    ran = bench("redundancy", "--problems", 2, "--json", file)
-    assert ran.exit_code == 0, ran.output
-    document = json.loads(file.read_text())
-    assert len(document["ratios"]) == 2 * len(document["rows"]) == 6
-    assert all(1 <= ratio <= 1.02 for ratio in document["ratios"].values())
-
-
 def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_path):
     from espalier.experiments.bench import accuracy
 
@@ -221,14 +211,14 @@ def test_algorithms_benchmark_within_a_budget(bench, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("redundancy", "--json", "."), "--json: cannot write '.': Is a directory"),
+        (("engine", "--json", "."), "--json: cannot write '.': Is a directory"),
         (("engine", "--json", "/proc/a/b.json"), "--json: cannot write '/proc/a/b.json'"),
         (("algorithms", "--plot", "a.gif"), "--plot: 'a.gif' must end in .svg, .png or .pdf"),
         (("algorithms", "--plot", "nowhere/a.svg"), "--plot: cannot write 'nowhere/a.svg': there is no folder"),
     ],
 )
 def test_a_file_that_cannot_be_written_ends_a_benchmark_before_it_measures(bench, monkeypatch, arguments, said):
-    for name in ("redundancy", "engine", "algorithms"):
+    for name in ("engine", "algorithms"):
         monkeypatch.setattr(f"espalier.experiments.bench.{name}.run", None)  # who calls it fails
     error = bench(*arguments).exception
     assert isinstance(error, OptionError)
