@@ -3,7 +3,7 @@
 A family is chosen by the class that `config.json` names and then by configuration and tensors, never by a repository's
 name; `--verifier-family` overrules that. Where a class may as well be a generator's, only the flag chooses: several
 families and any generator share a base model's vocabulary, and scores read in another family's layout mean nothing.
-A user's own family is an adapter file (`prm.adapter`).
+A user's own family is a spec file (`prm.families.spec`).
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
 from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, thinkprm, token_classifier, universal
 from espalier.prm.families.detect import fits, rope_theta
-from espalier.prm.families.from_spec import info_of, load_adapted
-from espalier.prm.families.spec import Adapter, read_adapter
+from espalier.prm.families.from_spec import info_of, load_from_spec
+from espalier.prm.families.spec import EvidenceTable, FamilySpec, read_spec
 
 Load = Callable[[Checkpoint, torch.dtype, torch.device | str], PrmFamily]
 Evidence = Callable[[Checkpoint], str | None]
@@ -78,12 +78,12 @@ def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool 
 
     Args:
         checkpoint: the verifier's.
-        family: the name of a family, or an adapter file ending in `.toml`; None goes by the checkpoint.
+        family: the name of a family, or a spec file ending in `.toml`; None goes by the checkpoint.
         reference: whether a reference model is given too, which only the family of two models takes.
 
     Raises:
         CheckpointError: when no family fits or the class alone does not tell, listing what to choose from.
-        AdapterError: for an adapter file that is wrong.
+        AdapterError: for a spec file that is wrong.
     """
     if family is not None:
         return _named(family)
@@ -152,7 +152,7 @@ def _require_marks_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:
 
 def _named(family: str) -> Choice:
     if family.endswith(".toml"):
-        return Choice(_from_adapter(read_adapter(Path(family).expanduser())), f"--verifier-family {family}")
+        return Choice(_from_spec(read_spec(Path(family).expanduser())), f"--verifier-family {family}")
     return Choice(_entry(family), f"--verifier-family {family}")
 
 
@@ -161,23 +161,23 @@ def _entry(name: str) -> Entry:
         if entry.info.name == name:
             return entry
     known = ", ".join(entry.info.name for entry in entries())
-    raise CheckpointError(f"--verifier-family {name!r} is none of {known}, and no adapter file ending in .toml")
+    raise CheckpointError(f"--verifier-family {name!r} is none of {known}, and no spec file ending in .toml")
 
 
 def _adapted(name: str) -> Entry:
-    return _from_adapter(read_adapter(Path(__file__).with_name(f"{name}.toml")))
+    return _from_spec(read_spec(Path(__file__).with_name(f"{name}.toml")))
 
 
-def _from_adapter(adapter: Adapter) -> Entry:
-    evidence = partial(_adapter_evidence, adapter) if adapter.has_evidence else _by_flag_only
-    return Entry(info_of(adapter), evidence, partial(load_adapted, adapter))
+def _from_spec(spec: FamilySpec) -> Entry:
+    evidence = partial(_spec_evidence, spec) if spec.evidence != EvidenceTable() else _by_flag_only
+    return Entry(info_of(spec), evidence, partial(load_from_spec, spec))
 
 
-def _adapter_evidence(adapter: Adapter, checkpoint: Checkpoint) -> str | None:
-    theta = adapter.evidence_rope_theta
+def _spec_evidence(spec: FamilySpec, checkpoint: Checkpoint) -> str | None:
+    theta = spec.evidence.rope_theta
     if theta is not None and rope_theta(checkpoint) != theta:
         return None
-    tensors = adapter.evidence_tensors if checkpoint.load_format is not LoadFormat.DUMMY else ()
+    tensors = spec.evidence.tensors if checkpoint.load_format is not LoadFormat.DUMMY else ()
     if any(name not in checkpoint for name in tensors):
         return None
     said = [f"tensor {name}" for name in tensors]
@@ -201,11 +201,11 @@ def _unknown(checkpoint: Checkpoint) -> str:
         )
         return (
             f"{checkpoint.folder} is a {name}, {whose}. Name a verifier's family with --verifier-family, or describe "
-            "it in an adapter file and give that; give a generator to --generator"
+            "it in a spec file and give that; give a generator to --generator"
         )
     named = ", ".join(entry.info.name for entry in entries() if entry.evidence is _by_flag_only)
     return (
         f"{checkpoint.folder} is a {name or 'model without architecture'}; verifiers known by their class are "
         f"{', '.join(known_classes())}. Name another's family with --verifier-family ({named}), or describe it in an "
-        "adapter file and give that"
+        "spec file and give that"
     )

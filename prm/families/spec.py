@@ -1,4 +1,4 @@
-r"""Adapter files: a family of process reward models described in TOML, so that one can be added without code.
+r"""Family specs: a family of process reward models described in TOML, so that one can be added without code.
 
     name = "my-prm"                        what it is called
     models = "Me/My-PRM-7B"                published checkpoints
@@ -43,97 +43,98 @@ There are no other placeholders and nothing is evaluated.
 import hashlib
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from espalier.engine.errors import AdapterError
 
-_CHOICES = {
-    "prompt.kind": ("chat", "text"),
-    "step.encode": ("pieces", "whole"),
-    "head.output": ("softmax", "sigmoid"),
-    "head.reduce": ("min", "mean", "last"),
-}
 _PLACEHOLDERS = {"prompt.text": {"problem"}, "step.text": {"step", "number"}}
+_EXPECTED = {
+    "string_type": "a text",
+    "list_type": "a list of texts",
+    "dict_type": "a table of whole numbers",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+}
+"""By the type of pydantic's error."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """What an adapter file says; see the module for each field.
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class EvidenceTable(_Table):
+    """What tells the family from a checkpoint."""
+
+    tensors: list[str] = []
+    rope_theta: float | None = None
+
+
+class Prompt(_Table):
+    """What comes before the first step."""
+
+    kind: Literal["chat", "text"] = "chat"
+    system: str | None = None
+    text: str = "{problem}"
+    begin: list[str] = []
+
+
+class Step(_Table):
+    """How a step is written, and where its score is read."""
+
+    text: str = "{step}"
+    tag: str
+    between: str = ""
+    lines: bool = False
+    encode: Literal["pieces", "whole"] = "pieces"
+
+
+class Head(_Table):
+    """What reads the score."""
+
+    layers: list[str] = []
+    tokens: list[str] = []
+    labels: int = 2
+    bias: bool = True
+    output: Literal["softmax", "sigmoid"] = "softmax"
+    index: int = 1
+    unused: list[str] = []
+    reduce: Literal["min", "mean", "last"] = "min"
+
+
+class PublishedIds(_Table):
+    """Token ids as they were published."""
+
+    vocabulary: int = 0
+    tokens: dict[str, int] = {}
+
+
+class FamilySpec(_Table):
+    """What a spec file says; see the module for each field.
 
     Attributes:
         file: where it was read.
         digest: of its text.
     """
 
-    file: Path
-    digest: str
     name: str
-    models: str
-    architectures: tuple[str, ...]
-    source: str
-    evidence_tensors: tuple[str, ...]
-    evidence_rope_theta: float | None
-    prompt_kind: str
-    prompt_system: str | None
-    prompt_text: str
-    prompt_begin: tuple[str, ...]
-    step_text: str
-    step_tag: str
-    step_between: str
-    step_lines: bool
-    step_encode: str
-    head_layers: tuple[str, ...]
-    head_tokens: tuple[str, ...]
-    head_labels: int
-    head_bias: bool
-    head_output: str
-    head_index: int
-    head_unused: tuple[str, ...]
-    head_reduce: str
-    ids_vocabulary: int
-    ids_tokens: dict[str, int]
-
-    @property
-    def has_evidence(self) -> bool:
-        """Whether the family can be told from the checkpoint."""
-        return bool(self.evidence_tensors or self.evidence_rope_theta)
+    models: str = ""
+    architectures: list[str] = []
+    source: str = ""
+    evidence: EvidenceTable = EvidenceTable()
+    prompt: Prompt = Prompt()
+    step: Step
+    head: Head = Head()
+    ids: PublishedIds = PublishedIds()
+    file: Path = Field(Path(), exclude=True)
+    digest: str = Field("", exclude=True)
 
 
-_REQUIRED = object()
-_KEYS: dict[str, tuple[type, Any]] = {  # the type of each key's value, and what it is when left out
-    "name": (str, _REQUIRED),
-    "models": (str, ""),
-    "architectures": (tuple, ()),
-    "source": (str, ""),
-    "evidence.tensors": (tuple, ()),
-    "evidence.rope_theta": (float, None),
-    "prompt.kind": (str, "chat"),
-    "prompt.system": (str, None),
-    "prompt.text": (str, "{problem}"),
-    "prompt.begin": (tuple, ()),
-    "step.text": (str, "{step}"),
-    "step.tag": (str, _REQUIRED),
-    "step.between": (str, ""),
-    "step.lines": (bool, False),
-    "step.encode": (str, "pieces"),
-    "head.layers": (tuple, ()),
-    "head.tokens": (tuple, ()),
-    "head.labels": (int, 2),
-    "head.bias": (bool, True),
-    "head.output": (str, "softmax"),
-    "head.index": (int, 1),
-    "head.unused": (tuple, ()),
-    "head.reduce": (str, "min"),
-    "ids.vocabulary": (int, 0),
-    "ids.tokens": (dict, {}),
-}
-_TABLES = {key.partition(".")[0] for key in _KEYS if "." in key}
-
-
-def read_adapter(file: Path) -> Adapter:
-    """Read an adapter file.
+def read_spec(file: Path) -> FamilySpec:
+    """Read a spec file.
 
     Raises:
         AdapterError: naming the file and the key, when it cannot be read, has an unknown key, or a value it cannot
@@ -146,88 +147,62 @@ def read_adapter(file: Path) -> Adapter:
         raise AdapterError(f"cannot read {file}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise AdapterError(f"{file} is not valid TOML: {error}") from error
-    given = _flattened(file, raw)
-    values = {key: _value(file, key, given) for key in _KEYS}
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    adapter = Adapter(file, digest, **{key.replace(".", "_"): value for key, value in values.items()})
-    _require_sense(adapter)
-    return adapter
+    raw = {"step": {}} | raw | {"file": file, "digest": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    try:
+        spec = FamilySpec.model_validate(raw)
+    except ValidationError as error:
+        raise AdapterError(f"{file}: {_wrong(error.errors()[0])}") from None
+    if wrong := _senseless(spec):
+        raise AdapterError(f"{file}: {wrong}")
+    return spec
 
 
-def _flattened(file: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in raw.items():
-        if name in _TABLES and isinstance(value, dict):
-            flat.update({f"{name}.{key}": inner for key, inner in value.items()})
-        else:
-            flat[name] = value
-    for key in flat:
-        if key not in _KEYS:
-            raise AdapterError(f"{file}: unknown key {key!r}; known are {', '.join(_KEYS)}")
-    return flat
+def _wrong(error: Any) -> str:
+    """What a value that breaks its field's rule is, for a person to read."""
+    key, kind = ".".join(map(str, error["loc"])), error["type"]
+    if kind == "extra_forbidden":
+        return f"unknown key {key!r}; known are {', '.join(_keys(FamilySpec))}"
+    if kind == "missing":
+        return f"{key} is missing"
+    expected = error["ctx"]["expected"] if kind == "literal_error" else _EXPECTED.get(kind, error["msg"])
+    return f"{key} is {error['input']!r} and should be {expected}"
 
 
-def _value(file: Path, key: str, given: dict[str, Any]) -> Any:
-    kind, default = _KEYS[key]
-    if key not in given:
-        if default is _REQUIRED:
-            raise AdapterError(f"{file}: {key} is missing")
-        return default
-    value = _converted(kind, given[key])
-    if value is None:
-        raise AdapterError(f"{file}: {key} is {given[key]!r} and should be {_spoken(kind)}")
-    if key in _CHOICES and value not in _CHOICES[key]:
-        raise AdapterError(f"{file}: {key} is {value!r} and should be one of {', '.join(_CHOICES[key])}")
-    if key in _PLACEHOLDERS and (wrong := set(re.findall(r"\{(\w*)\}", value)) - _PLACEHOLDERS[key]):
-        raise AdapterError(f"{file}: {key} has the unknown placeholder {{{min(wrong)}}}")
-    return value
+def _keys(table: type[BaseModel], before: str = "") -> list[str]:
+    """The keys of a table and of those in it, but what the reader adds."""
+    keys: list[str] = []
+    for name, field in table.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += _keys(inner, f"{name}.")
+        elif not field.exclude:
+            keys.append(before + name)
+    return keys
 
 
-def _converted(kind: type, value: Any) -> Any:
-    """The value as this type, None where it is not of it."""
-    if kind is tuple:
-        return tuple(value) if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
-    if kind is dict:
-        whole = isinstance(value, dict) and all(type(item) is int for item in value.values())
-        return value if whole else None
-    if kind is float and type(value) is int:
-        return float(value)
-    return value if type(value) is kind else None
-
-
-def _spoken(kind: type) -> str:
-    return {
-        str: "a text",
-        tuple: "a list of texts",
-        dict: "a table of whole numbers",
-        float: "a number",
-        int: "a whole number",
-        bool: "true or false",
-    }[kind]
-
-
-def _require_sense(adapter: Adapter) -> None:
-    """Refuse what is well spelt and means nothing."""
-    if not adapter.name:
-        raise AdapterError(f"{adapter.file}: name is empty")
-    if not adapter.step_tag:
-        raise AdapterError(f"{adapter.file}: step.tag is empty; a score is read at its last token")
-    for key, text, needed in (
-        ("prompt.text", adapter.prompt_text, "{problem}"),
-        ("step.text", adapter.step_text, "{step}"),
-    ):
+def _senseless(spec: FamilySpec) -> str | None:
+    """What is well spelt and means nothing, or None."""
+    prompt, step, head = spec.prompt, spec.step, spec.head
+    if not spec.name:
+        return "name is empty"
+    if not step.tag:
+        return "step.tag is empty; a score is read at its last token"
+    for key, text, needed in (("prompt.text", prompt.text, "{problem}"), ("step.text", step.text, "{step}")):
+        if wrong := set(re.findall(r"\{(\w*)\}", text)) - _PLACEHOLDERS[key]:
+            return f"{key} has the unknown placeholder {{{min(wrong)}}}"
         if text.count(needed) != 1:
-            raise AdapterError(f"{adapter.file}: {key} should hold {needed} once")
-    if adapter.prompt_kind == "chat" and (adapter.prompt_text != "{problem}" or adapter.prompt_begin):
-        raise AdapterError(f"{adapter.file}: prompt.text and prompt.begin go with prompt.kind = 'text' only")
-    if adapter.prompt_kind == "text" and adapter.prompt_system is not None:
-        raise AdapterError(f"{adapter.file}: prompt.system goes with prompt.kind = 'chat' only")
-    if bool(adapter.head_layers) == bool(adapter.head_tokens):
-        raise AdapterError(f"{adapter.file}: head.layers or head.tokens is needed, and not both")
-    labels = len(adapter.head_tokens) or adapter.head_labels
-    if adapter.head_output == "sigmoid" and labels != 1:
-        raise AdapterError(f"{adapter.file}: head.output = 'sigmoid' goes with one label; head.labels is {labels}")
-    if not 0 <= adapter.head_index < labels and adapter.head_output == "softmax":
-        raise AdapterError(f"{adapter.file}: head.index is {adapter.head_index} and there are {labels} labels")
-    if adapter.step_lines and adapter.step_encode == "whole":
-        raise AdapterError(f"{adapter.file}: step.lines goes with step.encode = 'pieces' only")
+            return f"{key} should hold {needed} once"
+    if prompt.kind == "chat" and (prompt.text != "{problem}" or prompt.begin):
+        return "prompt.text and prompt.begin go with prompt.kind = 'text' only"
+    if prompt.kind == "text" and prompt.system is not None:
+        return "prompt.system goes with prompt.kind = 'chat' only"
+    if bool(head.layers) == bool(head.tokens):
+        return "head.layers or head.tokens is needed, and not both"
+    labels = len(head.tokens) or head.labels
+    if head.output == "sigmoid" and labels != 1:
+        return f"head.output = 'sigmoid' goes with one label; head.labels is {labels}"
+    if not 0 <= head.index < labels and head.output == "softmax":
+        return f"head.index is {head.index} and there are {labels} labels"
+    if step.lines and step.encode == "whole":
+        return "step.lines goes with step.encode = 'pieces' only"
+    return None
