@@ -9,6 +9,6 @@ behind it may be shared and are never written while shared. What breaks these ru
 changes nothing. Nothing here knows what a search is.
 
 Two engines in one process do not meet: no sequence, block, cache or setting is theirs together. What a process has
-once, whatever its engines: the worker threads of compiled CPU code and their number, torch's number of threads (set
-where models are loaded), and the folder in which numba keeps what it has compiled.
+once, whatever its engines: the worker threads of compiled CPU code and their number, torch's number of threads
+(`Engine.set_threads` sets both), and the folder in which numba keeps what it has compiled.
 """

@@ -141,6 +141,11 @@ class Engine:
         """The models, by role."""
         return {role: runner.model for role, runner in self._runners.items()}
 
+    def set_threads(self, count: int | None) -> None:
+        """Run the models' operations on `count` CPU threads, None for as many as before: all engines of the process."""
+        for runner in self._runners.values():
+            runner.model.decoder.backend.set_threads(count)
+
     def model(self, role: str) -> Model:
         """The model of a role."""
         return self._runners[role].model
@@ -422,7 +427,9 @@ def _require_reads_in_order(work: Score) -> None:
 
 def _layout(model: Model, block_size: int, slab_bytes: int) -> KVLayout:
     c = model.config
-    return KVLayout(c.num_layers, c.num_kv_heads, c.head_dim, block_size, model.decoder.dtype, slab_bytes)
+    return model.decoder.backend.layout(
+        c.num_layers, c.num_kv_heads, c.head_dim, block_size, model.decoder.dtype, slab_bytes
+    )
 
 
 def _make_kv_pool(models: Mapping[str, Model], settings: EngineSettings, device: torch.device) -> KVPool:

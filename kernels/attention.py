@@ -1,4 +1,4 @@
-"""Causal attention over paged keys and values: the torch reference, the path of any device, and the choice of path."""
+"""Causal attention over paged keys and values in torch: the reference, and a faster way for any device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -142,16 +142,5 @@ Attend = Callable[[torch.Tensor, LayerKV, float, int | None], torch.Tensor]
 """Attention of a step's tokens in one layer: query, that layer's keys and values, scale, window."""
 
 
-def prepare_attention(layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
-    """`paged_attention_reference` for all layers of a step, by the fastest path for the device and dtype.
-
-    Args:
-        layer_kv: of any of the layers.
-        batch: the step's tokens and block tables.
-        num_heads: of queries.
-    """
-    if layer_kv.keys.device.type == "cpu" and layer_kv.keys.dtype == torch.float32:
-        from espalier.kernels.cpu.attention import CpuAttention  # numba takes half a second to import
-
-        return CpuAttention(layer_kv, batch, num_heads)
-    return GatheredAttention(layer_kv, batch, num_heads)
+PrepareAttention = Callable[[LayerKV, AttentionBatch, int], Attend]
+"""Prepares one step's attention for all layers: keys and values of any of them, the step's tokens, query heads."""

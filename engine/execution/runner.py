@@ -7,13 +7,12 @@ import torch
 
 from espalier.engine.errors import DeviceError
 from espalier.engine.execution.batch import build_batch
-from espalier.engine.execution.sampling import SamplingBatch, sample
+from espalier.engine.execution.sampling import SamplingBatch
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.requests import DecodeRows
 from espalier.engine.scheduling.scheduler import SchedulerOutput
-from espalier.kernels.cache import copy_blocks
 from espalier.kernels.layout import KVLayout
 
 _NOTHING = torch.empty(0)
@@ -38,11 +37,13 @@ class ModelRunner:
     """Computes the steps of one model."""
 
     def __init__(self, role: str, model: Model, layout: KVLayout, kv_pool: KVPool) -> None:
-        """Run `model` on its blocks of `kv_pool`, which lie there as `layout` says."""
+        """Run `model` on its blocks of `kv_pool`, which lie there as `layout` says, by the backend of its decoder."""
         self.role = role
         self.model = model
         self.layout = layout
         self._kv_pool = kv_pool
+        self._backend = model.decoder.backend
+        self._copy_blocks = self._backend.copy_blocks
         self._layer_kvs = [layout.layer_view(kv_pool.bytes, i) for i in range(layout.num_layers)]
         self._samplings: tuple[DecodeRows, SamplingBatch] | None = None
 
@@ -57,7 +58,8 @@ class ModelRunner:
         """
         plan, decoder = step.plan, self.model.decoder
         try:
-            copy_blocks(self.layout, self._kv_pool.bytes, *plan.copies)
+            if plan.copies[0]:
+                self._copy_blocks(self.layout, self._kv_pool.bytes, *plan.copies)
             batch = build_batch(table, plan.rows, plan.first, plan.counts, decoder.device)
             hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
             return BatchInFlight(self._read(step, hidden), *self._draw(step, hidden))
@@ -98,13 +100,13 @@ class ModelRunner:
             return _NOTHING, _NOTHING
         assert step.draw_positions is not None
         if self._samplings is None or self._samplings[0] is not decode:
-            self._samplings = decode, SamplingBatch(decode.samplings, hidden.device)
+            self._samplings = decode, SamplingBatch(decode.samplings, hidden.device, self._backend)
         if step.decode_rows is not None:
             hidden = hidden[torch.from_numpy(step.decode_rows).to(hidden.device, non_blocking=True)]
         logits = self._head(hidden)
         if len(decode.branch_of) != len(decode.branches):
             logits = logits[torch.from_numpy(decode.branch_of).to(logits.device)]
-        return sample(logits, self._samplings[1], step.draw_positions)
+        return self._samplings[1].draw(logits, step.draw_positions)
 
     @torch.inference_mode()
     def _head(self, hidden: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:

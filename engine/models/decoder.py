@@ -5,9 +5,10 @@ import torch
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.quantization import make_quantizer, stored_bytes
+from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
-from espalier.kernels.layers import Layers, prepare_layers
+from espalier.kernels.layers import Layers
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import attention_factor, inverse_frequencies
 
@@ -16,13 +17,15 @@ class Decoder:
     """Token ids to final hidden states, over a paged KV cache.
 
     Attributes:
-        layers: what runs, and most of its weights.
+        backend: the operations of its device, from which heads, copies and draws come too.
+        layers: its layers, ready to run, with most of its weights.
         embedding: `[vocabulary, hidden]`, which a head may be tied to.
-        weight_bytes: what all of its weights take.
+        weight_bytes: bytes of all of its weights.
     """
 
-    def __init__(self, config: DecoderConfig, layers: Layers, weight_bytes: int) -> None:
+    def __init__(self, config: DecoderConfig, backend: Backend, layers: Layers, weight_bytes: int) -> None:
         self.config = config
+        self.backend = backend
         self.layers = layers
         self.embedding = layers.outer.embedding
         self.weight_bytes = weight_bytes
@@ -63,7 +66,8 @@ def load_decoder(
     Raises:
         CheckpointError: when a tensor is missing or has another shape than `config` says, or it cannot be quantised.
     """
-    quantize = make_quantizer(checkpoint.quantization, dtype, device)
+    backend = choose_backend(device, dtype)
+    quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
     weight_bytes = 0
     prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""
 
@@ -108,5 +112,5 @@ def load_decoder(
     norm = take("norm.weight", hidden)
     inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
     outer = OuterWeights(embedding, norm, inverse, attention_factor(config.rope_scaling))
-    layers = prepare_layers(config.num_layers, layer, shape, outer)
-    return Decoder(config, layers, weight_bytes + embedding.nbytes + norm.nbytes)
+    layers = backend.prepare_layers(config.num_layers, layer, shape, outer)
+    return Decoder(config, backend, layers, weight_bytes + embedding.nbytes + norm.nbytes)

@@ -94,7 +94,7 @@ def language_model_head(checkpoint: Checkpoint, decoder: Decoder) -> Head:
     else:
         shape = (decoder.config.vocab_size, decoder.config.hidden_size)
         weight = checkpoint.take(name, decoder.dtype, decoder.device, shape)
-    return Linear(weight)
+    return decoder.backend.prepare_linear(weight)
 
 
 def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Model:

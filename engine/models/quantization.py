@@ -1,20 +1,23 @@
 """Weights as small whole numbers: torchao chooses them, layer by layer while a model loads.
 
-On CPU, in float32, our own product reads them (`kernels/cpu/quantized_linear.py`), so that a request's bits still do
-not depend on its company. Elsewhere torchao's own products are used, which promise no such thing: int4 by torch's
-kernel for it, int8 by converting a layer's weight for each product, which saves memory and not time.
+A backend with a product of its own reads them by it, so that a request's bits still do not depend on the rest of its
+batch (on CPU in float32). Others use torchao's own products, which promise no such thing: int4 by torch's kernel for
+it, int8 by converting a layer's weight for each product, which saves memory and not time.
 """
 
 import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.options import Quantization
+from espalier.kernels.backend import Backend
+from espalier.kernels.linear import QuantizedPacker
 
 GROUP = 64
 """Inputs that share a scale and a zero in int4."""
@@ -23,8 +26,10 @@ Quantizer = Callable[[torch.Tensor], torch.Tensor]
 """A weight `[out, in]` to what stands for it in `torch.nn.functional.linear`."""
 
 
-def make_quantizer(quantization: Quantization, dtype: torch.dtype, device: torch.device | str) -> Quantizer:
-    """What quantises the weights of a decoder, or leaves them as they are.
+def make_quantizer(
+    quantization: Quantization, backend: Backend, dtype: torch.dtype, device: torch.device | str
+) -> Quantizer:
+    """A function that quantises each weight of a decoder for `backend`, or leaves it as it is.
 
     Raises:
         CheckpointError: when torchao is missing, or has no product for this dtype and device.
@@ -38,9 +43,9 @@ def make_quantizer(quantization: Quantization, dtype: torch.dtype, device: torch
             raise CheckpointError(
                 f"{quantization} weights need torchao: pip install 'espalier[quantization]'"
             ) from error
+    if packer := backend.quantized_packer():
+        return partial(_pack_int8 if quantization is Quantization.INT8 else _pack_int4, packer)
     kind = torch.device(device).type
-    if kind == "cpu" and dtype == torch.float32:
-        return _pack_int8 if quantization is Quantization.INT8 else _pack_int4
     if quantization is Quantization.INT8:
         return _quantize_int8
     if kind != "cuda" or dtype != torch.bfloat16:
@@ -88,24 +93,20 @@ def _group(columns: int) -> int:
     return math.gcd(columns, GROUP)
 
 
-def _pack_int8(weight: torch.Tensor) -> torch.Tensor:
-    from espalier.kernels.cpu.quantized_linear import pack_quantized
-
+def _pack_int8(packer: QuantizedPacker, weight: torch.Tensor) -> torch.Tensor:
     scaled: Any = _quantize_int8(weight)
     scales = scaled.scale.view(len(weight), 1)
-    return cast(torch.Tensor, pack_quantized(scaled.qdata, scales, torch.zeros_like(scales), bits=8))
+    return packer(scaled.qdata, scales, torch.zeros_like(scales), 8)
 
 
-def _pack_int4(weight: torch.Tensor) -> torch.Tensor:
+def _pack_int4(packer: QuantizedPacker, weight: torch.Tensor) -> torch.Tensor:
     from torchao.quantization import IntxWeightOnlyConfig, PerGroup
     from torchao.quantization.quant_primitives import MappingType
-
-    from espalier.kernels.cpu.quantized_linear import pack_quantized
 
     granularity = PerGroup(_group(weight.shape[1]))
     config = IntxWeightOnlyConfig(torch.int4, granularity, MappingType.ASYMMETRIC)  # pyright: ignore[reportAttributeAccessIssue]
     scaled: Any = _quantize(weight, config)
-    return cast(torch.Tensor, pack_quantized(scaled.qdata, scaled.scale, scaled.zero_point, bits=4))
+    return packer(scaled.qdata, scaled.scale, scaled.zero_point, 4)
 
 
 def _quantize_int8(weight: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,9 @@
-"""A matrix product in float32 whose every output is summed in the order of the inner dimension, nothing else."""
+"""A matrix product in float32 that sums every output in the order of the inner dimension, whatever the batch.
+
+Libraries choose a kernel, and with it an order of summation, by the number of rows: with MKL on one x86-64 server a row
+had other bits in a batch of up to 15 rows than in a larger one, on another server in batches that are no multiple of
+four. A request's tokens would then depend on the other requests of its batch.
+"""
 
 import math
 from typing import Any
@@ -10,6 +15,7 @@ import torch
 from espalier.kernels.cpu import HAS_AMX, amx, tiles
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
+from espalier.kernels.linear import Linear
 
 unit: Any = amx if HAS_AMX else tiles
 """What multiplies: `configure`, `release`, `x_size`, `store_row`, `scratch`, `multiply_columns`, `multiply_panel`."""
@@ -180,3 +186,21 @@ def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: t
     seconds = rows * flat_panels.size / _SPEED
     parallel_run(_multiply, 2, flat_x, stored, rows, inner, flat_panels, *shares, flat_out, seconds=seconds)
     return out[:rows, :out_features]
+
+
+class CpuLinear(Linear):
+    """`Linear` in float32 on CPU; the weight is kept in panels."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """Pack `weight`, `[out, in]`; `bias` is `[out]` or None."""
+        super().__init__(weight, bias)
+        self._weight = pack(weight)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight as it was given, `[out, in]`, put together again."""
+        return unpack(self._weight, self.out_features)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`[rows, in]` to `[rows, out]`."""
+        return linear_cpu(x, self._weight, self.out_features, self.bias)

@@ -6,7 +6,7 @@ does not depend on its company, as it would with the library that quantises (its
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -59,8 +59,8 @@ class QuantizedWeight:
         return quantized_linear_cpu(x, weight, bias[0] if bias else None)
 
 
-def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> QuantizedWeight:
-    """Put values in panels.
+def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> torch.Tensor:
+    """Put quantised values in panels, as a `QuantizedWeight` that stands for a tensor in products.
 
     Args:
         values: int8 `[out, in]`; with 4 bits from -8 to 7.
@@ -73,7 +73,8 @@ def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tens
         raised = (panels + 8).to(torch.uint8)
         panels = raised[..., :_HALF] | raised[..., _HALF:] << 4
     out, inner = values.shape
-    return QuantizedWeight((out, inner), panels.contiguous(), pack(scales.float()), pack(zeros.to(torch.int8)))
+    packed = QuantizedWeight((out, inner), panels.contiguous(), pack(scales.float()), pack(zeros.to(torch.int8)))
+    return cast(torch.Tensor, packed)
 
 
 def quantized_linear_cpu(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:

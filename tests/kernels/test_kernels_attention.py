@@ -5,7 +5,7 @@ import torch
 from paged_batch import PagedProblem, dense_attention, paged_problem, share_leading_blocks
 
 from espalier.kernels import attention
-from espalier.kernels.attention import GatheredAttention, paged_attention_reference, prepare_attention
+from espalier.kernels.attention import GatheredAttention, paged_attention_reference
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu import attention as cpu_attention
 from espalier.kernels.cpu.attention import CpuAttention
@@ -108,13 +108,11 @@ def test_a_row_has_the_same_bits_alone_and_in_company():
         assert torch.equal(together[row], attend_one_row(problem, row)), f"row {row}"
 
 
-def test_float32_on_cpu_takes_the_compiled_path_and_other_dtypes_gather():
+def test_attention_in_torch_takes_other_dtypes():
     problem = paged_problem([(9, 4)])
-    heads = problem.query.shape[1]
-    output = prepare_attention(problem.layer_kv, problem.batch, heads)(problem.query, problem.layer_kv, 0.2, None)
-    assert torch.equal(output, paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2))
+    output = paged_attention_reference(problem.query, problem.layer_kv, problem.batch, 0.2)
     halved = LayerKV(problem.layer_kv.keys.bfloat16(), problem.layer_kv.values.bfloat16())
-    halves = prepare_attention(halved, problem.batch, heads)(problem.query.bfloat16(), halved, 0.2, None)
+    halves = paged_attention_gathered(problem.query.bfloat16(), halved, problem.batch, 0.2)
     assert halves.dtype == torch.bfloat16
     torch.testing.assert_close(halves.float(), output, rtol=5e-2, atol=5e-2)
 
