@@ -367,18 +367,13 @@ class Engine:
             assert scheduler.pool.live_blocks == 0, f"{role}: {scheduler.pool.live_blocks} blocks are still live"
             assert self.admission.reserved_blocks[role] == 0, f"{role}: a reservation was not released"
 
-    def preempt(self, owner: Hashable) -> None:
-        """Give up all KV of `owner`'s sequences, and let its work rest until there is room to compute it again."""
-        self._settle()
-        self._preemption.preempt(owner)
-
     def set_aside(self, owner: Hashable) -> None:
-        """As `preempt`, but let `owner`'s work rest until `call_back`, whatever room there is."""
+        """Give up all KV of `owner`'s sequences, and suspend its work until `call_back`, whatever room there is."""
         self._settle()
         self._preemption.set_aside(owner)
 
     def call_back(self, owner: Hashable) -> None:
-        """Let the work of `owner`, which was set aside, go on as soon as there is room for its KV."""
+        """Let the work of `owner`, suspended by `set_aside`, go on as soon as there is room to compute its KV again."""
         self._preemption.call_back(owner)
 
     def _scheduler(self, sequence: Sequence) -> Scheduler:

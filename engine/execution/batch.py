@@ -17,15 +17,11 @@ class StepBatch:
         token_ids: int64 `[T]`.
         positions: int64 `[T]`.
         attention: where tokens and context lie.
-        ends: int64 `[S]`, each sequence's last row in the batch.
-        starts: int64 `[S]`, each sequence's first row.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionBatch
-    ends: np.ndarray
-    starts: np.ndarray
 
 
 def build_batch(
@@ -73,4 +69,4 @@ def build_batch(
         write_rows=None if write_rows is None else tensor(write_rows),
     )
     token_ids = tensor(table.tokens[row_of, positions].astype(np.int64))
-    return StepBatch(token_ids, tensor(positions), attention, ends - 1, starts)
+    return StepBatch(token_ids, tensor(positions), attention)
