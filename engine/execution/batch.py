@@ -1,4 +1,4 @@
-"""From rows of a sequence table to the arrays of one forward pass; vector operations only."""
+"""The arrays of one forward pass, made from rows of a sequence table by vector operations alone."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class StepBatch:
     Attributes:
         token_ids: int64 `[T]`.
         positions: int64 `[T]`.
-        attention: where tokens and context lie.
+        attention: where the tokens and their context lie.
     """
 
     token_ids: torch.Tensor
@@ -42,7 +42,7 @@ def build_batch(
     ends = counts.cumsum()
     starts = ends - counts
     sequence_of, row_of, positions = np.arange(len(rows)), rows, first
-    if ends[-1] > len(rows):  # else it is a token of each
+    if ends[-1] > len(rows):  # otherwise the batch is one token of each sequence
         sequence_of = sequence_of.repeat(counts)
         row_of = rows[sequence_of]
         positions = np.arange(ends[-1]) + (first - starts)[sequence_of]

@@ -10,7 +10,7 @@ from espalier.kernels.backend import Backend
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One draw in [0, 1) for each (key, position), counter-based: SplitMix64 (Steele et al., 2014) at that offset.
+    """A random number in [0, 1) for each (key, position): SplitMix64 (Steele et al., 2014), counted by the position.
 
     Args:
         keys: uint64 `[B]`.
