@@ -48,16 +48,16 @@ def paged_attention_reference(
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """n sequences that compute as many new tokens each and are padded to the longest context among them, `longest`.
+    """n sequences with equally many new tokens, padded to the `longest` context among them.
 
     Attributes:
-        rows: int64 `[n, tokens]`, their tokens in the batch.
-        contexts: int32 `[n, 1]`.
-        places: int32 `[longest]`, positions.
-        slabs: int64 `[n, blocks]`, where their blocks lie; any block beyond a context.
-        slots: int64 `[n, blocks]`, in those.
-        unwritten: bool `[n, longest, 1, 1]`, positions beyond a context: they hold anything, NaN too.
-        masks: by window, what tokens see, bool `[n, 1, some of the tokens, longest]`; made when first asked for.
+        rows: int64 `[n, tokens]`, the rows of their tokens in the batch.
+        contexts: int32 `[n, 1]`, the length of each context.
+        places: int32 `[longest]`, the positions of a context.
+        slabs: int64 `[n, blocks]`, the slab of each block; beyond a context that of any block.
+        slots: int64 `[n, blocks]`, the slot of each block in its slab.
+        unwritten: bool `[n, longest, 1, 1]`, positions beyond a context, where memory may hold anything, even NaN.
+        masks: by window, the positions that tokens see, bool `[n, 1, some of the tokens, longest]`; made on demand.
     """
 
     rows: torch.Tensor
@@ -72,14 +72,14 @@ class _Group:
 class GatheredAttention:
     """`paged_attention_reference` of several sequences at a time; the same result up to rounding, on any device.
 
-    Keys and values are copied out of their blocks, padded to the longest context among those that go together, which
-    are all that compute as many new tokens and fit: all decoding sequences, as a rule. A long prompt's new tokens go
-    part by part, so that their logits fit too. Where blocks lie and what a token sees is the same in every layer: it is
-    worked out once for a step.
+    Sequences with equally many new tokens are computed together, as many as fit: usually all that decode. Their keys
+    and values are copied out of their blocks, padded to the longest context. A long prompt's new tokens are computed
+    part by part, so that their logits fit too. Places of blocks and masks are the same in every layer, and are found
+    once in a step.
     """
 
     def __init__(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> None:
-        """Prepare a step's attention; `layer_kv` is any of its layers."""
+        """Prepare a step's attention; `layer_kv` is that of any layer."""
         _, slots, size, kv_heads, head_dim = layer_kv.keys.shape
         self._num_heads = num_heads
         self._groups: list[_Group] = []
@@ -91,7 +91,7 @@ class GatheredAttention:
             for some in alike.split(most) if count else ():
                 contexts = batch.context_lengths[some, None].int()
                 places = torch.arange(int(contexts.max()), device=contexts.device, dtype=torch.int32)
-                # What a table says beyond the context means nothing.
+                # Entries of a block table beyond the context mean nothing.
                 tables = batch.block_tables[some, : -(-len(places) // size)]
                 blocks = torch.where(places[::size] < contexts, tables, 0).long()
                 self._groups.append(
@@ -109,6 +109,7 @@ class GatheredAttention:
         """See `paged_attention_reference`."""
         output = torch.empty_like(query)
         for group in self._groups:
+            # [n, kv_heads, longest, head_dim]
             key, value = (
                 x[group.slabs, group.slots]
                 .flatten(1, 2)[:, : len(group.places)]
@@ -119,6 +120,7 @@ class GatheredAttention:
             first = 0
             for mask in self._masks(group, window):
                 rows = group.rows[:, first : first + mask.shape[2]]
+                # [n, heads, some of the tokens, head_dim]
                 mixed = F.scaled_dot_product_attention(
                     query[rows].transpose(1, 2), key, value, attn_mask=mask, scale=scale, enable_gqa=True
                 )
@@ -139,7 +141,8 @@ class GatheredAttention:
 
 
 Attend = Callable[[torch.Tensor, LayerKV, float, int | None], torch.Tensor]
-"""Attention of a step's tokens in one layer: query, that layer's keys and values, scale, window."""
+"""Attention of a step's tokens in one layer, from queries `[T, heads, head_dim]`, the layer's keys and values, scale
+and window, to `[T, heads, head_dim]`."""
 
 
 PrepareAttention = Callable[[LayerKV, AttentionBatch, int], Attend]

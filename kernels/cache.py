@@ -13,7 +13,7 @@ def write_kv(layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor, batch: A
         layer_kv: from `KVLayout.layer_view`; written in place.
         key: `[T, kv_head, head_dim]`.
         value: `[T, kv_head, head_dim]`.
-        batch: where each token goes.
+        batch: the block and position that each token is written to.
     """
     if batch.write_rows is not None:
         key, value = key[batch.write_rows], value[batch.write_rows]

@@ -5,13 +5,13 @@ import torch
 FILTERED = -1e30
 """Logit of a token that must not be drawn; finite, so that nothing depends on how infinities are treated."""
 LEAST_TEMPERATURE = 1e-6
-"""What a smaller one but 0 counts as: below it only the most likely tokens are drawn, and its inverse may overflow."""
+"""Smaller temperatures above 0 count as this one: only the most likely tokens are drawn, and no inverse overflows."""
 
 
 def filter_logits(
     logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
 ) -> torch.Tensor:
-    """Logits with `FILTERED` for all but what the filters leave.
+    """Logits with `FILTERED` for every token that the filters remove.
 
     Filters come in the order of transformers' own: top-k, top-p of the mass that it left, min-p. The most likely token
     always stays; of equal ones those with the lowest ids.

@@ -1,4 +1,4 @@
-"""The decoder: one implementation for the families of `engine.config`, reading and writing KV in blocks."""
+"""The decoder that all model families share: token ids to hidden states, over KV in blocks."""
 
 import torch
 
@@ -32,7 +32,7 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device that holds the weights."""
         return self.embedding.device
 
     @property
@@ -61,7 +61,7 @@ class Decoder:
 def load_decoder(
     checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str
 ) -> Decoder:
-    """Build the decoder trunk from a checkpoint, taking its tensors; heads are left for their owners to take.
+    """Build the decoder of a checkpoint from its tensors, except those of heads.
 
     Raises:
         CheckpointError: when a tensor is missing or has another shape than `config` says, or it cannot be quantised.
@@ -75,7 +75,7 @@ def load_decoder(
         return checkpoint.take(prefix + name, dtype, device, shape)
 
     def fuse(rows: dict[str, int], *columns: int) -> torch.Tensor:
-        """Tensors of so many rows each, one below the other; each is read into its place."""
+        """Tensors one below the other, of as many rows each as `rows` says; each is read into its place."""
         whole = torch.empty(sum(rows.values()), *columns, dtype=dtype, device=device)
         for name, part in zip(rows, whole.split(list(rows.values())), strict=True):
             checkpoint.take_into(prefix + name, part)
@@ -85,7 +85,7 @@ def load_decoder(
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def layer(index: int) -> LayerWeights:
-        """One layer; quantised before the next is read, so that the whole model is never held as it is stored."""
+        """One layer, quantised before the next is read, so that the unquantised model is never held as a whole."""
         nonlocal weight_bytes
         name = f"layers.{index}"
         projections = {

@@ -1,4 +1,4 @@
-"""Weights as small whole numbers: torchao chooses them, layer by layer while a model loads.
+"""Quantised weights, int8 and int4: torchao quantises layer by layer while a model loads.
 
 A backend with a product of its own reads them by it, so that a request's bits still do not depend on the rest of its
 batch (on CPU in float32). Others use torchao's own products, which promise no such thing: int4 by torch's kernel for
@@ -23,7 +23,7 @@ GROUP = 64
 """Inputs that share a scale and a zero in int4."""
 
 Quantizer = Callable[[torch.Tensor], torch.Tensor]
-"""A weight `[out, in]` to what stands for it in `torch.nn.functional.linear`."""
+"""A weight `[out, in]` to a quantised one that `torch.nn.functional.linear` takes."""
 
 
 def make_quantizer(
@@ -58,15 +58,15 @@ def make_quantizer(
 
 
 def linear_bytes(rows: int, columns: int, itemsize: int, quantization: Quantization) -> int:
-    """Bytes of one weight `[rows, columns]`, less what fills up its last panel of rows on a CPU.
+    """Bytes of one weight `[rows, columns]`, without the rows that fill up its last panel on a CPU.
 
-    Of 16 bits it is a GPU's, whose int4 fills columns up to a multiple of 1024.
+    A dtype of 16 bits means a GPU, whose int4 pads columns to a multiple of 1024.
 
     Args:
         rows: outputs.
         columns: inputs.
-        itemsize: of the dtype, where it is not quantised.
-        quantization: how it is kept.
+        itemsize: bytes of an element of the unquantised weight.
+        quantization: how the weight is kept.
     """
     match quantization:
         case Quantization.INT8:
@@ -80,10 +80,12 @@ def linear_bytes(rows: int, columns: int, itemsize: int, quantization: Quantizat
 
 
 def stored_bytes(weight: Any) -> int:
-    """Bytes a weight takes, quantised or not; None takes none."""
+    """Bytes of a weight, quantised or not; 0 for None."""
     if weight is None:
         return 0
-    if flatten := getattr(weight, "__tensor_flatten__", None):  # torchao's say that they are as large as before
+    if flatten := getattr(
+        weight, "__tensor_flatten__", None
+    ):  # `nbytes` of torchao's tensors is that of the weight before
         return sum(stored_bytes(getattr(weight, name)) for name in flatten()[0])
     return weight.nbytes
 
@@ -124,7 +126,7 @@ def _quantize_int4(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _quantize(weight: torch.Tensor, config: Any) -> torch.Tensor:
-    """Torchao's way in takes modules."""
+    """Quantise one weight by way of a module, which is what torchao takes."""
     from torchao.quantization import quantize_
 
     linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
@@ -135,7 +137,7 @@ def _quantize(weight: torch.Tensor, config: Any) -> torch.Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torchao logs about extensions that do not fit this torch; none of them is used."""
+    """Silence torchao's warnings about extensions that do not fit this torch; none of them is used."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,13 +1,14 @@
 """Tree-aware paged attention on CPU: reads keys and values in place, in their blocks, once for rows that share them.
 
 One work item is some neighbouring tokens and one kv head, or all of them. It goes through the positions of the context
-block by block; tokens whose sequences have the same block there, as siblings do below their fork and a prompt's tokens
-everywhere, meet its keys and values together, while those are in registers. The softmax is taken over chunks of
-positions, each result rescaled when a later chunk has a larger logit (Milakov and Gimelshein, 2018). Chunks begin at
-fixed positions, so a token's output has the same bits alone and in any company.
+block by block. Tokens whose sequences have the same block there, as siblings do before their fork and a prompt's tokens
+everywhere, are multiplied with its keys and values together, while those are in registers. The softmax is taken over
+chunks of positions; results are rescaled when a later chunk has a larger logit (Milakov and Gimelshein, 2018). Chunks
+begin at fixed positions, so a token's output has the same bits alone and in any batch.
 
-Neighbouring tokens of a sequence meet a block that they see different parts of together, with weights of zero for what
-comes after a token: where that is not a number, neither is the token's output. It is of the same sequence.
+Neighbouring tokens of a sequence may see different parts of one block. They are still multiplied with it together, with
+weights of zero for positions after a token: a value there that is not a number spoils the token's output, but it
+belongs to the same sequence.
 """
 
 import math
@@ -31,9 +32,9 @@ TOKENS_PER_ITEM = 64
 With one, no token shares what it reads: paged attention without regard to the tree, for comparison.
 """
 _NEAR = 2048
-"""Elements of values that all queries of an item meet before the next: they stay in a core's nearest cache."""
+"""Elements of values that all queries of an item are multiplied with before the next: they stay in the L1 cache."""
 UNLIMITED = 2**40
-"""The window of a layer that has none."""
+"""The window of a layer without one."""
 
 
 class ItemShape(NamedTuple):
@@ -100,7 +101,7 @@ def attend(
     scaled = scratch[: queries * head_dim]
     logits = scratch[queries * head_dim : queries * (head_dim + width)]
     mixed = scratch[queries * (head_dim + width) : queries * (2 * head_dim + width)]
-    tops = scratch[queries * (2 * head_dim + width) : queries * (2 * head_dim + width + 1)]
+    maxima = scratch[queries * (2 * head_dim + width) : queries * (2 * head_dim + width + 1)]
     totals = scratch[queries * (2 * head_dim + width + 1) : queries * (2 * head_dim + width + 2)]
     mixed[:] = np.float32(0.0)
     totals[:] = np.float32(0.0)
@@ -114,16 +115,16 @@ def attend(
             q += size
     keys_at += kv_head * block_size * head_dim
     values_at += kv_head * block_size * head_dim
-    passed = visible[first : first + rows].min() - window  # positions that no token sees any more
+    passed = visible[first : first + rows].min() - window  # positions before every token's window
     for c in range(chunks[part], chunks[part + 1]):
         before = int(c - chunks[part]) * width
         if before + width <= passed:
             continue
         for i in range(chunk_spans[c], chunk_spans[c + 1]):
-            _dot(scaled, flat, keys_at, places, i * chunk, spans[i], logits, shape)
-        _soften(logits, visible[first : first + rows] - before, window, tops, totals, mixed, shape)
+            _multiply_keys(scaled, flat, keys_at, places, i * chunk, spans[i], logits, shape)
+        _online_softmax(logits, visible[first : first + rows] - before, window, maxima, totals, mixed, shape)
         for i in range(chunk_spans[c], chunk_spans[c + 1]):
-            _mix(logits, flat, values_at, places, i * chunk, spans[i], mixed, shape)
+            _multiply_values(logits, flat, values_at, places, i * chunk, spans[i], mixed, shape)
     q = 0
     for h in range(kv_head, kv_head + num_kv_heads):
         for r in range(first, first + rows):
@@ -136,7 +137,7 @@ def attend(
 
 
 @numba.njit
-def _dot(
+def _multiply_keys(
     scaled: np.ndarray,
     flat: np.ndarray,
     keys_at: int,
@@ -175,24 +176,24 @@ def _dot(
 
 
 @numba.njit
-def _soften(
+def _online_softmax(
     logits: np.ndarray,
     seen: np.ndarray,
     window: int,
-    tops: np.ndarray,
+    maxima: np.ndarray,
     totals: np.ndarray,
     mixed: np.ndarray,
     shape: ItemShape,
 ) -> None:
-    """Turn a chunk's logits into weights: zeros where a window has passed, and in a block beyond what a token sees.
+    """Turn a chunk's logits into softmax weights: zeros before a token's window, and after it in the same block.
 
     Args:
         logits: `[queries * width]`, written.
         seen: how many of the positions from the chunk's first on each token sees, int64; perhaps more than it has.
         window: see `attend`.
-        tops: the largest logit of each query so far, updated.
-        totals: the sum of its weights so far, 0 at first, updated.
-        mixed: what it has of values, rescaled where its largest logit has changed.
+        maxima: the largest logit of each query so far, updated.
+        totals: the sum of each query's weights so far, 0 at first, updated.
+        mixed: the weighted sum of values of each query so far, rescaled where its largest logit has changed.
         shape: see `ItemShape`.
     """
     of_head, width, groups, num_kv_heads, head_dim, block_size = shape
@@ -209,18 +210,18 @@ def _soften(
                     logits[i] = np.float32(0.0)
                 top = largest(logits, q * width + start, end - start)
                 if totals[q] > 0:
-                    if top > tops[q]:  # seldom, once some chunks have passed
-                        factor = np.float32(math.exp(tops[q] - top))
+                    if top > maxima[q]:  # seldom, once some chunks have passed
+                        factor = np.float32(math.exp(maxima[q] - top))
                         totals[q] *= factor
                         scale_in_place(mixed, q * head_dim, head_dim, factor)
                     else:
-                        top = tops[q]
-                tops[q] = top
+                        top = maxima[q]
+                maxima[q] = top
                 totals[q] += exp_in_place(logits, q * width + start, end - start, top)
 
 
 @numba.njit
-def _mix(
+def _multiply_values(
     logits: np.ndarray,
     flat: np.ndarray,
     values_at: int,
@@ -230,7 +231,7 @@ def _mix(
     mixed: np.ndarray,
     shape: ItemShape,
 ) -> None:
-    """Add the values of a span's blocks, weighted, to what its queries have; arguments as `_dot`."""
+    """Add the values of a span's blocks, weighted, to its queries' sums; arguments as `_multiply_keys`."""
     of_head, width, groups, num_kv_heads, head_dim, block_size = shape
     count, blocks, last = span[1] * groups, span[3], span[4]
     a, out = span[0] * groups * width + span[2] * block_size, span[0] * groups * head_dim

@@ -43,12 +43,12 @@ from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeight
 from espalier.kernels.layout import LayerKV
 
 _PHASES = 9
-"""Of one layer: norm; qkv; rotary and store; attention; its result stored; out; norm; gate and up; down.
+"""Phases of one layer: norm; qkv; rotary and store; attention; packing its result; out; norm; gate and up; down.
 
-Another norm follows the last.
+Another norm follows the last layer.
 """
 _FEW = 8
-"""Rows of one work item where there is little to do for each."""
+"""Rows of one work item in phases with little work for each row."""
 _SOME = 32
 """Rows of one work item that writes keys: neighbouring tokens of a sequence write the same cache lines."""
 Array = TypeVar("Array", torch.Tensor, np.ndarray)
@@ -118,7 +118,7 @@ class _Buffers(NamedTuple):
 def _embed_rows(
     item: int, tokens: _Tokens, outer: _Outer, stride: int, hidden: np.ndarray, rotary: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    """Begin a few tokens' residual stream with their embeddings, and find the cosines and sines of their positions."""
+    """Write a few tokens' embeddings to the residual stream, and the cosines and sines of their positions."""
     (token_ids, positions), (embedding, norm, inverse, factor), (cos, sin) = tokens, outer, rotary
     width = len(norm)
     for r in range(item * _FEW, min((item + 1) * _FEW, len(token_ids))):
@@ -142,7 +142,7 @@ def _norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps:
 def _norm_and_store_rows(
     item: int, rows: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray
 ) -> None:
-    """As `_norm_rows`, to where a product takes its left side from."""
+    """As `_norm_rows`, but stored as the left side of a product."""
     width = len(weight)
     normed = np.empty(width, np.float32)
     for r in range(item * _FEW, min((item + 1) * _FEW, rows)):

@@ -13,7 +13,7 @@ from espalier.kernels.layout import LayerKV
 _MOST_TOGETHER = 64
 """Queries of a work item that reads all kv heads, at most."""
 _ITEMS_PER_THREAD = 4
-"""So many that a thread that is held up leaves most of its share to others."""
+"""So many that a thread which is interrupted leaves most of its share to other threads."""
 _CHUNK = 256
 """Positions whose logits a work item holds at a time, unless one block has more: they stay in a core's cache."""
 
@@ -71,8 +71,8 @@ class Spans(NamedTuple):
 def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> Spans:
     """The spans of a batch, in work items of at most `most_tokens` tokens, fewer where that leaves threads idle.
 
-    Tokens that do not share their first block share nothing, and are in different items: side by side they would only
-    take up room in a core's cache.
+    Tokens with different first blocks share no block, and are in different items: together they would only compete for
+    a core's cache.
     """
     tensors = batch.block_tables, batch.query_starts, batch.context_lengths, batch.row_sequences
     tables, starts, contexts, sequences = (tensor.numpy() for tensor in tensors)
@@ -130,8 +130,8 @@ def _find_spans(
 def _find_items(firsts: np.ndarray, enough: int, geometry: Geometry) -> np.ndarray:
     """Work items of parts of the tokens: a kv head each, or all kv heads of tokens too few for one to fill a tile.
 
-    The kv heads of a block lie side by side, and memory is faster the longer one reads on. That only where there are
-    `enough` parts to share out among threads, and where what is held for all the heads stays in a core's cache.
+    The kv heads of a block lie side by side, and longer reads are faster. An item has all kv heads only where there are
+    `enough` parts to share out among threads, and where its scratch memory stays in a core's cache.
     """
     heads, kv_heads = geometry.heads, geometry.kv_heads
     parts = len(firsts) - 1
@@ -161,8 +161,8 @@ def _find_chunk(
 ) -> int:
     """Count the spans of one item and chunk up from `found`, and write them; block `before` is the chunk's first.
 
-    Rows that share a block are a run, those too that see less of it than others, as earlier tokens of a sequence do. A
-    block whose runs are those of the block before, seen whole, prolongs its spans.
+    Neighbouring rows that share a block are a run, even if some see less of the block than others, as earlier tokens of
+    a sequence do. A block with the same runs as the block before, if all of that one is seen, prolongs its spans.
     """
     slab_stride, slots, block_size, _, kv_heads, head_dim, _ = geometry
     rows, longest = len(visible), (visible.max() + block_size - 1) // block_size
