@@ -1,4 +1,4 @@
-"""Causal attention over paged keys and values in torch: the reference, and a faster way for any device."""
+"""Causal attention over paged keys and values, in torch: the reference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,39 +11,6 @@ from espalier.kernels.layout import LayerKV
 
 _MOST_GATHERED = 2**26
 """Elements of keys, of values and of logits that `GatheredAttention` holds at a time."""
-
-
-def paged_attention_reference(
-    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
-) -> torch.Tensor:
-    """Attention of a step's tokens over their sequences' blocks, one sequence at a time.
-
-    Args:
-        query: `[T, head, head_dim]`.
-        layer_kv: this step's keys and values already written.
-        batch: the step's tokens and block tables.
-        scale: factor on the logits, usually `head_dim ** -0.5`.
-        window: positions that a token sees, its own the last; None for all before it.
-
-    Returns:
-        `[T, head, head_dim]`, computed in float32 and returned in the query's dtype.
-    """
-    _, slots, block_size, kv_heads, _ = layer_kv.keys.shape
-    groups = query.shape[1] // kv_heads
-    output = torch.empty_like(query)
-    starts = batch.query_starts.tolist()
-    for s, context in enumerate(batch.context_lengths.tolist()):
-        blocks = batch.block_tables[s, : -(-context // block_size)].long()
-        kv = (x[blocks // slots, blocks % slots].flatten(0, 1) for x in (layer_kv.keys, layer_kv.values))
-        key, value = (x[:context].float().repeat_interleave(groups, dim=1) for x in kv)  # [context, head, head_dim]
-        rows = slice(starts[s], starts[s + 1])
-        positions = torch.arange(context - (starts[s + 1] - starts[s]), context, device=query.device)
-        logits = torch.einsum("qhd,khd->hqk", query[rows].float(), key) * scale
-        behind = positions[:, None] - torch.arange(context, device=query.device)
-        visible = (behind >= 0) & (behind < (window or context))
-        weights = torch.softmax(logits.masked_fill(~visible, float("-inf")), dim=-1)
-        output[rows] = torch.einsum("hqk,khd->qhd", weights, value).to(query.dtype)
-    return output
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +37,7 @@ class _Group:
 
 
 class GatheredAttention:
-    """`paged_attention_reference` of several sequences at a time; the same result up to rounding, on any device.
+    """Attention of a step's tokens over their sequences' blocks, several sequences at a time, on any device.
 
     Sequences with equally many new tokens are computed together, as many as fit: usually all that decode. Their keys
     and values are copied out of their blocks, padded to the longest context. A long prompt's new tokens are computed
@@ -106,7 +73,17 @@ class GatheredAttention:
                 )
 
     def __call__(self, query: torch.Tensor, layer_kv: LayerKV, scale: float, window: int | None = None) -> torch.Tensor:
-        """See `paged_attention_reference`."""
+        """Attention in one layer.
+
+        Args:
+            query: `[T, heads, head_dim]`.
+            layer_kv: the layer's keys and values; those of this step are written already.
+            scale: factor on the logits, usually `head_dim ** -0.5`.
+            window: how many positions a token sees, its own the last; None for all before it.
+
+        Returns:
+            `[T, heads, head_dim]` in the query's dtype.
+        """
         output = torch.empty_like(query)
         for group in self._groups:
             # [n, kv_heads, longest, head_dim]

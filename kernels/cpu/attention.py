@@ -296,7 +296,7 @@ def _attend_all(
 
 
 class CpuAttention:
-    """`paged_attention_reference` for float32 on CPU; the blocks that sequences share are found once in a step."""
+    """`GatheredAttention` for float32 on CPU; the blocks that sequences share are found once in a step."""
 
     def __init__(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> None:
         """Prepare a step's attention; `layer_kv` is any of its layers."""
@@ -304,7 +304,7 @@ class CpuAttention:
         self._spans = find_spans(batch, TOKENS_PER_ITEM, self._geometry)
 
     def __call__(self, query: torch.Tensor, layer_kv: LayerKV, scale: float, window: int | None = None) -> torch.Tensor:
-        """See `paged_attention_reference`."""
+        """See `GatheredAttention`."""
         output = torch.empty(query.shape, dtype=torch.float32)
         parallel_run(
             _attend_all,

@@ -395,8 +395,12 @@ class CpuLayers:
             for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
                 whole[index] = part
         self._arrays = _Weights(*(t.numpy() if t.dim() < 4 else t.view(-1).numpy() for t in self._packed))
-        tensors = outer.embedding.contiguous().view(-1), outer.norm, outer.inverse_frequencies
-        self._outer = _Outer(*(t.numpy() for t in tensors), np.float32(outer.attention_factor))
+        self._outer = _Outer(
+            embedding=outer.embedding.contiguous().view(-1).numpy(),
+            norm=outer.norm.numpy(),
+            inverse_frequencies=outer.inverse_frequencies.numpy(),
+            attention_factor=np.float32(outer.attention_factor),
+        )
 
     def __len__(self) -> int:
         return len(self._packed.norms)

@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 import torch
-from paged_batch import PagedProblem, dense_attention, paged_problem, share_leading_blocks
+from paged_batch import PagedProblem, dense_attention, paged_attention_reference, paged_problem, share_leading_blocks
 
 from espalier.kernels import attention
-from espalier.kernels.attention import GatheredAttention, paged_attention_reference
+from espalier.kernels.attention import GatheredAttention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu import attention as cpu_attention
 from espalier.kernels.cpu import spans
