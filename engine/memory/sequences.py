@@ -206,7 +206,7 @@ class SequenceTable:
         return self._own(Sequence(sequence.role, row, sequence.owner), self._seeds[source])
 
     def release(self, sequence: Sequence) -> None:
-        """Drop the sequence's references; blocks that nobody else refers to become free."""
+        """Drop the references of a sequence; blocks without others become free or cached."""
         sequence.released = True
         self._unhashed.pop(sequence.row, None)
         self._evicted.discard(sequence.row)

@@ -416,7 +416,7 @@ def multiply_columns(
         else:
             _rows(x, at, panel, panel_at, out, out_start, out_stride, count)
         return
-    mask = _ALL_STEPS if rows > 2 * TILE_ROWS else _TWO_STEPS  # nobody reads them again
+    mask = _ALL_STEPS if rows > 2 * TILE_ROWS else _TWO_STEPS  # they are not read again
     for row in range(0, rows, 2 * TILE_ROWS):
         at, to = (first + row) // TILE_ROWS * stride + column // TILE_INNER * X_TILE, out_start + row * out_stride
         if rows - row > TILE_ROWS:
