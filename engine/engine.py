@@ -35,14 +35,14 @@ class EngineSettings:
         block_size: tokens per KV block.
         slab_bytes: size of a slab; None takes a 128th of the KV pool, at least one block of either model.
         max_batch_tokens: tokens computed in one step at most; longer prompts are prefilled in chunks.
-        prefix_cache: whether blocks of prompts seen before are kept and used again, instead of computed again; their
-            values are the same bits either way.
-        reserved_share: of what a search may need at worst, the share that is set aside when it starts. With 1 nothing
-            ever runs out; with less more searches run at once, and when blocks run out the last ones give up their KV
-            until there is room to compute it again.
-        launch_ahead: whether the other model's batch is launched before the results of the last one are waited for, so
-            that a GPU goes on while the host takes them in. Results then come one step late, and are the same. On a CPU
-            nothing is gained, and on a GPU it has not been measured.
+        prefix_cache: whether the KV of prompts seen before is kept and used again, instead of computed again; its bits
+            are the same either way.
+        reserved_share: the share of a search's worst case that is reserved when it starts. With 1 blocks never run out;
+            with less, more searches run at once, and when blocks run out the last searches are preempted: their KV is
+            freed, and computed again once there is room.
+        launch_ahead: whether the other model's batch is launched before the results of the last batch are waited for,
+            so that a GPU computes while the host takes results in. Results then come one step late, and are the same.
+            On a CPU nothing is gained, and on a GPU it has not been measured.
     """
 
     kv_memory_bytes: int = 2**30
@@ -56,7 +56,13 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Blocks some sequences hold: as if none were shared, as they are, and the latter's bytes of each role."""
+    """How many blocks some sequences hold.
+
+    Attributes:
+        logical_blocks: blocks if every sequence had its own.
+        physical_blocks: blocks as they are, shared ones counted once.
+        bytes_by_role: bytes of the physical blocks, by role.
+    """
 
     logical_blocks: int
     physical_blocks: int
@@ -70,14 +76,14 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class RoleStats:
-    """Counters of one role since the engine was made, and what it holds now.
+    """Counters of one role since the engine was made, and the memory it holds now.
 
     Attributes:
-        logical_tokens: tokens whose KV live sequences have, as if they shared none.
-        physical_tokens: places for tokens in live blocks.
+        logical_tokens: tokens with KV of all live sequences, shared ones counted for each.
+        physical_tokens: tokens that the live blocks have room for.
         wasted_bytes: bytes at the ends of owned slabs that no block covers.
         cache_hits: blocks taken from the prefix cache.
-        preemptions: how often an owner gave up its KV of this role.
+        preemptions: how often an owner's KV of this role was freed to make room.
     """
 
     computed_tokens: int
@@ -98,7 +104,7 @@ class RoleStats:
 
 
 class Engine:
-    """Runs work of many owners on a generator and, where there is one, a verifier."""
+    """Runs the work of many owners on a generator and, where there is one, a verifier."""
 
     def __init__(
         self,
@@ -129,7 +135,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether any work is waiting or running, or its results have not been handed over."""
+        """Whether any work waits or runs, or has results that `step` has not returned yet."""
         return (
             bool(self._collected)
             or any(self._failed.values())
@@ -141,6 +147,11 @@ class Engine:
         """The models, by role."""
         return {role: runner.model for role, runner in self._runners.items()}
 
+    def set_threads(self, count: int | None) -> None:
+        """Run operations on `count` CPU threads; None keeps their number. This holds for all engines of the process."""
+        for runner in self._runners.values():
+            runner.model.decoder.backend.set_threads(count)
+
     def model(self, role: str) -> Model:
         """The model of a role."""
         return self._runners[role].model
@@ -149,7 +160,7 @@ class Engine:
         """A new sequence of `role`'s model; its tokens are computed with the first work on it.
 
         Full blocks of a prompt that was computed before, under the same `salt`, are taken from the prefix cache. All
-        work on the sequence and its forks is `owner`'s.
+        work on the sequence and its forks belongs to `owner`.
 
         Raises:
             NoEmbeddingError: when the model has no embedding for one of the tokens.
@@ -161,7 +172,7 @@ class Engine:
         return self.schedulers[role].open(token_ids, salt, owner)
 
     def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
-        """`count` sequences that share every block of `sequence`; a shared tail is copied on the first write.
+        """Fork `count` sequences that share every block; a partial last block is copied on the first write.
 
         Raises:
             MisuseError: when `sequence` was released or is of another engine, or `count` is negative.
@@ -172,39 +183,39 @@ class Engine:
         return [table.fork(sequence) for _ in range(count)]
 
     def length(self, sequence: Sequence) -> int:
-        """Tokens of a sequence, computed or not.
+        """How many tokens a sequence has, computed or not.
 
         Raises:
-            MisuseError: when it was released or is of another engine.
+            MisuseError: when the sequence was released or is of another engine.
         """
         return int(self._table(sequence).lengths[sequence.row])
 
     def token_ids(self, sequence: Sequence) -> list[int]:
-        """Tokens of a sequence, computed or not.
+        """The tokens of a sequence, computed or not.
 
         Raises:
-            MisuseError: when it was released or is of another engine.
+            MisuseError: when the sequence was released or is of another engine.
         """
         return self._table(sequence).token_ids(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Drop a sequence; blocks that no other shares become free.
+        """Release a sequence; blocks that no other sequence shares become free.
 
-        Children that are being sampled from it have sequences of their own, once its tokens are computed.
+        Once its tokens are computed it may be released while children are sampled from it: they have their own.
 
         Raises:
-            MisuseError: when it was released before or is of another engine, or work waits or runs on it.
+            MisuseError: when the sequence was released before or is of another engine, or work waits or runs on it.
         """
         self._scheduler(sequence).release(sequence)
 
     def submit(self, work: Work) -> None:
-        """Queue work for the model of its sequence.
+        """Queue work for the model that its sequence belongs to.
 
         Raises:
             NoEmbeddingError: when the model has no embedding for one of its tokens or targets.
-            MisuseError: for work that could not be run: nothing to sample or read from, reads that do not ascend or lie
-                outside its tokens, targets of another number, a sequence that was released, is of another engine, has
-                work already, or would go beyond the model's context.
+            MisuseError: for work that could not be run: without tokens to sample or read from; with reads that do not
+                ascend or lie outside its tokens, or more or fewer targets than reads; or on a sequence that was
+                released, is of another engine, has work already, or would go beyond the model's context.
         """
         if isinstance(work, Generate):
             if not work.samplings or (work.in_place and len(work.samplings) != 1) or work.max_tokens < 1:
@@ -214,7 +225,7 @@ class Engine:
         self._scheduler(work.sequence).submit(work)
 
     def cancel(self, owner: Hashable) -> None:
-        """Drop all work of `owner`, which keeps (and must release) the sequences it holds."""
+        """Drop all work of `owner`; the sequences it holds stay, for it to release."""
         self._settle()
         for done in self._collected:
             if done.work.owner == owner and isinstance(done, Generated) and not done.work.in_place:
@@ -226,7 +237,7 @@ class Engine:
         self._preemption.forget(owner)
 
     def abandon(self, owner: Hashable) -> None:
-        """Drop all work of `owner` and release all its sequences, for whoever held them has lost track of them."""
+        """Drop all work of `owner` and release all its sequences; for callers that lost track of their handles."""
         self.cancel(owner)
         for scheduler in self.schedulers.values():
             for sequence in scheduler.table.of_owner(owner):
@@ -235,14 +246,14 @@ class Engine:
     def step(self) -> list[Done]:
         """Run one batch on one model and return the work that it finished; empty when there is none.
 
-        With `launch_ahead` the batch is only launched, and what comes back is the work of the one before.
+        With `launch_ahead` the batch is only launched, and the finished work is that of the batch before.
 
         Raises:
-            NumericalError: when a model computes no numbers for some owners. Nothing else is lost: the next step goes
-                on, and without them once they are cancelled.
-            PoolExhaustedError: when blocks run out and nobody can give any up. The next step goes on once the owner
-                that found none is cancelled, or others release theirs.
-            DeviceError: when a model cannot be run; what is on the device is not certain any more.
+            NumericalError: when a model's results for some owners are not numbers. Nothing else is lost: cancel these
+                owners and call again.
+            PoolExhaustedError: when blocks run out and no owner can give any up. Cancel the owner that it names, or
+                release sequences, and call again.
+            DeviceError: when a model cannot be run; what the device's memory holds is not certain any more.
             KeyboardInterrupt: after the batch, whose finished work the next step returns.
         """
         if not any(self._failed.values()):
@@ -263,14 +274,17 @@ class Engine:
         except PoolExhaustedError:
             if not before:
                 raise
-            launched = None  # what is in flight may yet make room
+            launched = None  # the batch in flight may free blocks
         if launched and not self.settings.launch_ahead:
             before.append(launched)
         for role in before:
             self._collect(role)
 
     def _launch(self) -> str | None:
-        """Launch a batch of the model whose turn it is, of those that have none in flight; its role."""
+        """Launch a batch of the role whose turn it is, and return the role; None when there is nothing to run.
+
+        A role with a batch in flight has no turn.
+        """
         loads = {role: self._load(role) for role in self.schedulers}
         if not any(load.busy for load in loads.values()):
             return None
@@ -281,19 +295,19 @@ class Engine:
             return None
         try:
             self._in_flight[role] = step, self._runners[role].launch(scheduler.table, step)
-        except BaseException:  # an interrupt too: the prefix cache knows blocks before they are written
+        except BaseException:  # an interrupt too: the prefix cache lists blocks before they are written
             scheduler.drop_all_kv()
             raise
         scheduler.launched(step)
         return role
 
     def _settle(self) -> None:
-        """Wait for what is in flight, before something it may build on is taken away."""
+        """Wait for all batches in flight, before sequences or blocks that they use are taken away."""
         for role in list(self._in_flight):
             self._collect(role)
 
     def _collect(self, role: str) -> None:
-        """Take in what is in flight of a model, or note whose work has failed; `step` tells either."""
+        """Take in the results of a role's batch in flight; `step` returns them, or raises for owners that failed."""
         if role not in self._in_flight:
             return
         step, batch = self._in_flight.pop(role)
@@ -306,10 +320,10 @@ class Engine:
             self._failed[role] |= error.owners
 
     def footprint(self, sequences: Several[Sequence]) -> Footprint:
-        """What `sequences` hold together.
+        """How many blocks `sequences` hold together.
 
         Raises:
-            MisuseError: when one was released or is of another engine.
+            MisuseError: when one of them was released or is of another engine.
         """
         logical = physical = 0
         sizes: dict[str, int] = {}
@@ -362,18 +376,13 @@ class Engine:
             assert scheduler.pool.live_blocks == 0, f"{role}: {scheduler.pool.live_blocks} blocks are still live"
             assert self.admission.reserved_blocks[role] == 0, f"{role}: a reservation was not released"
 
-    def preempt(self, owner: Hashable) -> None:
-        """Give up all KV of `owner`'s sequences, and let its work rest until there is room to compute it again."""
-        self._settle()
-        self._preemption.preempt(owner)
-
     def set_aside(self, owner: Hashable) -> None:
-        """As `preempt`, but let `owner`'s work rest until `call_back`, whatever room there is."""
+        """Give up all KV of `owner`'s sequences, and suspend its work until `call_back`, whatever room there is."""
         self._settle()
         self._preemption.set_aside(owner)
 
     def call_back(self, owner: Hashable) -> None:
-        """Let the work of `owner`, which was set aside, go on as soon as there is room for its KV."""
+        """Let the work of `owner`, suspended by `set_aside`, go on as soon as there is room to compute its KV again."""
         self._preemption.call_back(owner)
 
     def _scheduler(self, sequence: Sequence) -> Scheduler:
@@ -422,13 +431,15 @@ def _require_reads_in_order(work: Score) -> None:
 
 def _layout(model: Model, block_size: int, slab_bytes: int) -> KVLayout:
     c = model.config
-    return KVLayout(c.num_layers, c.num_kv_heads, c.head_dim, block_size, model.decoder.dtype, slab_bytes)
+    return model.decoder.backend.layout(
+        c.num_layers, c.num_kv_heads, c.head_dim, block_size, model.decoder.dtype, slab_bytes
+    )
 
 
 def _make_kv_pool(models: Mapping[str, Model], settings: EngineSettings, device: torch.device) -> KVPool:
     block_bytes = [
         _layout(model, settings.block_size, 2**62).block_bytes for model in models.values()
-    ]  # a slab as large as can be: only the block's size is asked for
+    ]  # a slab of any size: only the block's size is wanted
     slab = settings.slab_bytes or max(settings.kv_memory_bytes // 128, *block_bytes)
     slab = max(slab - slab % 64, *block_bytes)  # 64: keeps every model's view of a slab aligned
     if settings.kv_memory_bytes < slab:

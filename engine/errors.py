@@ -1,4 +1,4 @@
-"""Errors a user can cause or meet: each names what is wrong, which limit, and what to change."""
+"""Errors that a user can cause or meet: each says what is wrong, names the limit, and says what to change."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class AdapterError(CheckpointError):
 
 
 class FatalError(EspalierError):
-    """Belongs to no one search: whatever runs in this process ends with it."""
+    """An error of the whole process, not of one search: every running search ends."""
 
 
 class DeviceError(FatalError):
-    """A batch could not be computed, whoever's work it held: the device failed, or has too little memory."""
+    """A batch could not be computed: the device failed, or has too little memory."""
 
     def __init__(self, role: str, device: str, error: BaseException) -> None:
         what = next(iter(str(error).splitlines()), "") or type(error).__name__
@@ -32,7 +32,7 @@ class DeviceError(FatalError):
 
 
 class ScoreMismatchError(FatalError):
-    """A score computed step by step is not the one that the whole text gives: a fault in the family or the engine.
+    """A score computed step by step differs from that of the whole text: a fault in the family or the engine.
 
     Attributes:
         incremental: the score from the step's own tokens after its parent's.
@@ -50,14 +50,14 @@ class ScoreMismatchError(FatalError):
 
 
 class MisuseError(EspalierError, ValueError):
-    """An engine was asked for what its contract rules out: a fault of the caller. Nothing has changed."""
+    """A call that the engine's contract rules out: a fault of the caller. Nothing has changed."""
 
 
 class OwnersError(EspalierError):
-    """The work of some owners cannot go on; that of all others does, with the next step.
+    """The work of some owners cannot continue; that of all others does, with the next step.
 
     Attributes:
-        owners: whose work has to be cancelled.
+        owners: the owners to cancel.
     """
 
     def __init__(self, text: str, owners: frozenset[Hashable]) -> None:
@@ -66,7 +66,7 @@ class OwnersError(EspalierError):
 
 
 class NumericalError(OwnersError):
-    """What a model computes is not a number: its weights are damaged, or do not fit the range of its dtype."""
+    """A model's results are not numbers: its weights are damaged, or do not fit the range of its dtype."""
 
     def __init__(self, role: str, owners: frozenset[Hashable]) -> None:
         super().__init__(
@@ -98,7 +98,7 @@ class PoolTooSmallError(RequestTooLargeError):
 
 
 class PoolExhaustedError(OwnersError):
-    """A block was needed, none was free, and nothing that could free one was running."""
+    """No block is free, and no running work could free one."""
 
     def __init__(self, text: str, owners: frozenset[Hashable] = frozenset()) -> None:
         super().__init__(text, owners)
@@ -121,7 +121,7 @@ class InvalidRequestError(EspalierError):
 
 
 class NoEmbeddingError(InvalidRequestError):
-    """A text holds tokens that its model has no embedding for.
+    """A text holds tokens that the model has no embedding for.
 
     Attributes:
         tokens: each such token as it is written, by its id.
@@ -134,7 +134,7 @@ class NoEmbeddingError(InvalidRequestError):
 
 
 def name_tokens(tokens: Mapping[int, str]) -> str:
-    """Tokens, by their ids, for a person to read; the first of them where there are many."""
+    """A list of tokens and their ids for a person to read, cut short where there are many."""
     some = ", ".join(f"{token!r} (id {i})" for i, token in list(tokens.items())[:_MOST_NAMED])
     return some + (f" and {len(tokens) - _MOST_NAMED} more" if len(tokens) > _MOST_NAMED else "")
 

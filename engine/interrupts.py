@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps, never within one."""
+"""Lets Ctrl-C interrupt the engine between two steps, never within one."""
 
 # As `signal`, which wraps it to give enumerations: that costs 2 us a call, and a step makes four.
 import _signal as signal  # pyright: ignore[reportMissingImports]
@@ -16,9 +16,9 @@ _PATIENCE = 2.0
 def interrupts_held() -> Iterator[None]:
     """Hold back a `KeyboardInterrupt` until the block has ended, but for 2 s at most; a second one comes at once.
 
-    A step that is left halfway has lost track of its blocks, and an exception that comes up below a compiled function
-    leaves it as a `SystemError` (numba's boxing of results runs Python code, where a signal may be handled). Only the
-    interpreter's own way of handling SIGINT is held, and only on the thread that signals are handled on.
+    A step that is left halfway has lost track of its blocks, and an exception raised below a compiled function leaves
+    it as a `SystemError` (numba runs Python code to box results, and a signal may be handled there). Only Python's own
+    handler of SIGINT is replaced, and only on the main thread, where signals are handled.
 
     Raises:
         KeyboardInterrupt: at the end of the block, when one was held; an error of the block is its context.

@@ -32,7 +32,7 @@ class Sampling:
 def stream_key(seed: int, problem: str, path: tuple[int, ...]) -> int:
     """The 64-bit stream of one node: a hash of the request's seed, the problem's text and the node's path.
 
-    Nothing about the batch, the slot or the order of arrival enters, so a request gives the same text in any company.
+    The batch, the slot and the order of arrival do not enter, so a request gives the same text alone and beside others.
     """
     text = f"{seed}\x1f{'.'.join(map(str, path))}\x1f{problem}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
@@ -51,12 +51,12 @@ class StopCause(StrEnum):
 class Generate:
     """Sample one step for each of `samplings`, from one sequence.
 
-    The sequence's pending tokens are computed once. Samplings that draw the same tokens are one child: a sequence is
-    forked where they part, so that nothing is computed twice; without `merge_equal`, each is a child of its own from
-    its first token on. The sequence stays its owner's; the children become the owner's too.
+    The sequence's pending tokens are computed once. Samplings that draw the same tokens are one child, which is forked
+    where they diverge, so that nothing is computed twice; without `merge_equal`, each sampling is a child of its own
+    from its first token on. The owner keeps the sequence and is handed the children, and releases all of them.
 
     Attributes:
-        owner: whose work this is; `Engine.cancel` goes by it.
+        owner: the search that the work belongs to, by which `Engine.cancel` finds it.
         samplings: one for each step wanted.
         max_tokens: limit on each child's new tokens.
         delimiter: text that ends a step once the step has other content; empty for no such stop.
@@ -84,9 +84,10 @@ class Generated:
         text: their text, the delimiter included, an end-of-sequence token not.
         log_probability: summed log-probability of the tokens under the untempered model.
         cause: why it stopped.
-        own_tokens: how many of its last tokens no child of a lower index shares: all children's make the tree's tokens.
-        computed_tokens: tokens whose KV was computed for it; what children share, the pending tokens of the sequence
-            too, counts for the one of the lowest index.
+        own_tokens: how many of its last tokens no child of a lower index shares; summed over all children they are the
+            tokens of the tree.
+        computed_tokens: tokens whose KV was computed for this child. Tokens that children share, and the sequence's
+            pending tokens, count for the child of the lowest index.
     """
 
     work: Generate
@@ -105,7 +106,8 @@ class Score:
     """Append tokens to a sequence and read the model's head at some of them.
 
     Attributes:
-        token_ids: the new tokens; may be empty to compute what is pending.
+        owner: the search that the work belongs to, by which `Engine.cancel` finds it.
+        token_ids: the new tokens; may be empty, to compute the sequence's pending tokens.
         read_at: indices into `token_ids`, ascending.
         targets: for each read, the token that the head is asked about; empty for a head that takes none.
     """
@@ -119,7 +121,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """What the head gave at each position of `work.read_at`, float32 `[len(read_at), k]`."""
+    """The head's values of one Score.
+
+    Attributes:
+        values: float32 `[len(read_at), k]`, a row for each position of `work.read_at`.
+        computed_tokens: tokens whose KV was computed for it.
+    """
 
     work: Score
     values: np.ndarray

@@ -1,4 +1,4 @@
-"""Causal attention over paged keys and values: the torch reference, the path of any device, and the choice of path."""
+"""Causal attention over paged keys and values, in torch: the reference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,51 +13,18 @@ _MOST_GATHERED = 2**26
 """Elements of keys, of values and of logits that `GatheredAttention` holds at a time."""
 
 
-def paged_attention_reference(
-    query: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch, scale: float, window: int | None = None
-) -> torch.Tensor:
-    """Attention of a step's tokens over their sequences' blocks, one sequence at a time.
-
-    Args:
-        query: `[T, head, head_dim]`.
-        layer_kv: this step's keys and values already written.
-        batch: the step's tokens and block tables.
-        scale: factor on the logits, usually `head_dim ** -0.5`.
-        window: positions that a token sees, its own the last; None for all before it.
-
-    Returns:
-        `[T, head, head_dim]`, computed in float32 and returned in the query's dtype.
-    """
-    _, slots, block_size, kv_heads, _ = layer_kv.keys.shape
-    groups = query.shape[1] // kv_heads
-    output = torch.empty_like(query)
-    starts = batch.query_starts.tolist()
-    for s, context in enumerate(batch.context_lengths.tolist()):
-        blocks = batch.block_tables[s, : -(-context // block_size)].long()
-        kv = (x[blocks // slots, blocks % slots].flatten(0, 1) for x in (layer_kv.keys, layer_kv.values))
-        key, value = (x[:context].float().repeat_interleave(groups, dim=1) for x in kv)  # [context, head, head_dim]
-        rows = slice(starts[s], starts[s + 1])
-        positions = torch.arange(context - (starts[s + 1] - starts[s]), context, device=query.device)
-        logits = torch.einsum("qhd,khd->hqk", query[rows].float(), key) * scale
-        behind = positions[:, None] - torch.arange(context, device=query.device)
-        visible = (behind >= 0) & (behind < (window or context))
-        weights = torch.softmax(logits.masked_fill(~visible, float("-inf")), dim=-1)
-        output[rows] = torch.einsum("hqk,khd->qhd", weights, value).to(query.dtype)
-    return output
-
-
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """n sequences that compute as many new tokens each and are padded to the longest context among them, `longest`.
+    """n sequences with equally many new tokens, padded to the `longest` context among them.
 
     Attributes:
-        rows: int64 `[n, tokens]`, their tokens in the batch.
-        contexts: int32 `[n, 1]`.
-        places: int32 `[longest]`, positions.
-        slabs: int64 `[n, blocks]`, where their blocks lie; any block beyond a context.
-        slots: int64 `[n, blocks]`, in those.
-        unwritten: bool `[n, longest, 1, 1]`, positions beyond a context: they hold anything, NaN too.
-        masks: by window, what tokens see, bool `[n, 1, some of the tokens, longest]`; made when first asked for.
+        rows: int64 `[n, tokens]`, the rows of their tokens in the batch.
+        contexts: int32 `[n, 1]`, the length of each context.
+        places: int32 `[longest]`, the positions of a context.
+        slabs: int64 `[n, blocks]`, the slab of each block; beyond a context that of any block.
+        slots: int64 `[n, blocks]`, the slot of each block in its slab.
+        unwritten: bool `[n, longest, 1, 1]`, positions beyond a context, where memory may hold anything, even NaN.
+        masks: by window, the positions that tokens see, bool `[n, 1, some of the tokens, longest]`; made on demand.
     """
 
     rows: torch.Tensor
@@ -70,16 +37,16 @@ class _Group:
 
 
 class GatheredAttention:
-    """`paged_attention_reference` of several sequences at a time; the same result up to rounding, on any device.
+    """Attention of a step's tokens over their sequences' blocks, several sequences at a time, on any device.
 
-    Keys and values are copied out of their blocks, padded to the longest context among those that go together, which
-    are all that compute as many new tokens and fit: all decoding sequences, as a rule. A long prompt's new tokens go
-    part by part, so that their logits fit too. Where blocks lie and what a token sees is the same in every layer: it is
-    worked out once for a step.
+    Sequences with equally many new tokens are computed together, as many as fit: usually all that decode. Their keys
+    and values are copied out of their blocks, padded to the longest context. A long prompt's new tokens are computed
+    part by part, so that their logits fit too. Places of blocks and masks are the same in every layer, and are found
+    once in a step.
     """
 
     def __init__(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> None:
-        """Prepare a step's attention; `layer_kv` is any of its layers."""
+        """Prepare a step's attention; `layer_kv` is that of any layer."""
         _, slots, size, kv_heads, head_dim = layer_kv.keys.shape
         self._num_heads = num_heads
         self._groups: list[_Group] = []
@@ -91,7 +58,7 @@ class GatheredAttention:
             for some in alike.split(most) if count else ():
                 contexts = batch.context_lengths[some, None].int()
                 places = torch.arange(int(contexts.max()), device=contexts.device, dtype=torch.int32)
-                # What a table says beyond the context means nothing.
+                # Entries of a block table beyond the context mean nothing.
                 tables = batch.block_tables[some, : -(-len(places) // size)]
                 blocks = torch.where(places[::size] < contexts, tables, 0).long()
                 self._groups.append(
@@ -106,9 +73,20 @@ class GatheredAttention:
                 )
 
     def __call__(self, query: torch.Tensor, layer_kv: LayerKV, scale: float, window: int | None = None) -> torch.Tensor:
-        """See `paged_attention_reference`."""
+        """Attention in one layer.
+
+        Args:
+            query: `[T, heads, head_dim]`.
+            layer_kv: the layer's keys and values; those of this step are written already.
+            scale: factor on the logits, usually `head_dim ** -0.5`.
+            window: how many positions a token sees, its own the last; None for all before it.
+
+        Returns:
+            `[T, heads, head_dim]` in the query's dtype.
+        """
         output = torch.empty_like(query)
         for group in self._groups:
+            # [n, kv_heads, longest, head_dim]
             key, value = (
                 x[group.slabs, group.slots]
                 .flatten(1, 2)[:, : len(group.places)]
@@ -119,6 +97,7 @@ class GatheredAttention:
             first = 0
             for mask in self._masks(group, window):
                 rows = group.rows[:, first : first + mask.shape[2]]
+                # [n, heads, some of the tokens, head_dim]
                 mixed = F.scaled_dot_product_attention(
                     query[rows].transpose(1, 2), key, value, attn_mask=mask, scale=scale, enable_gqa=True
                 )
@@ -139,19 +118,9 @@ class GatheredAttention:
 
 
 Attend = Callable[[torch.Tensor, LayerKV, float, int | None], torch.Tensor]
-"""Attention of a step's tokens in one layer: query, that layer's keys and values, scale, window."""
+"""Attention of a step's tokens in one layer, from queries `[T, heads, head_dim]`, the layer's keys and values, scale
+and window, to `[T, heads, head_dim]`."""
 
 
-def prepare_attention(layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
-    """`paged_attention_reference` for all layers of a step, by the fastest path for the device and dtype.
-
-    Args:
-        layer_kv: of any of the layers.
-        batch: the step's tokens and block tables.
-        num_heads: of queries.
-    """
-    if layer_kv.keys.device.type == "cpu" and layer_kv.keys.dtype == torch.float32:
-        from espalier.kernels.cpu.attention import CpuAttention  # numba takes half a second to import
-
-        return CpuAttention(layer_kv, batch, num_heads)
-    return GatheredAttention(layer_kv, batch, num_heads)
+PrepareAttention = Callable[[LayerKV, AttentionBatch, int], Attend]
+"""Prepares one step's attention for all layers: keys and values of any of them, the step's tokens, query heads."""

@@ -1,4 +1,4 @@
-"""The description of one engine step's tokens that every layer's operations share; built once per step."""
+"""One step's tokens, described once for the operations of every layer."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,18 @@ import torch
 class AttentionBatch:
     """Which tokens a step computes and where their context lies.
 
-    S sequences contribute T new tokens in all, those of one sequence side by side. The tokens of sequence `s` take the
-    last `query_starts[s + 1] - query_starts[s]` positions of its context, and each attends to itself and what is
-    before.
+    S sequences contribute T new tokens in all, those of one sequence side by side. The tokens of sequence `s` have the
+    last `query_starts[s + 1] - query_starts[s]` positions of its context, and each attends to itself and to the
+    positions before it.
 
     Attributes:
         query_starts: int32 `[S + 1]`, offsets of each sequence's tokens in the batch.
         row_sequences: int32 `[T]`, the sequence of each token.
         context_lengths: int32 `[S]`, tokens of each sequence once this step's are written.
         block_tables: int32 `[S, max_blocks]`, block ids in order; entries past the context are not read.
-        write_slabs: int64 `[W]`, slab of the block that each written token goes to.
-        write_slots: int64 `[W]`, slot of that block.
-        write_offsets: int64 `[W]`, position inside that block.
+        write_slabs: int64 `[W]`, the slab of the block that each of W written tokens goes to.
+        write_slots: int64 `[W]`, the slot of that block in its slab.
+        write_offsets: int64 `[W]`, the token's position inside that block.
         write_rows: int64 `[W]`, the batch row of each written token, or None when all T rows are written in order.
     """
 

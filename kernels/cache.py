@@ -13,7 +13,7 @@ def write_kv(layer_kv: LayerKV, key: torch.Tensor, value: torch.Tensor, batch: A
         layer_kv: from `KVLayout.layer_view`; written in place.
         key: `[T, kv_head, head_dim]`.
         value: `[T, kv_head, head_dim]`.
-        batch: where each token goes.
+        batch: the block and position that each token is written to.
     """
     if batch.write_rows is not None:
         key, value = key[batch.write_rows], value[batch.write_rows]
@@ -31,13 +31,6 @@ def copy_blocks(layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], des
         sources: block ids to read.
         destinations: block ids to write, one for each source.
     """
-    if not sources:
-        return
-    if kv_pool.device.type == "cpu":
-        from espalier.kernels.cpu.cache import copy_blocks_cpu  # numba takes half a second to import
-
-        copy_blocks_cpu(layout, kv_pool, sources, destinations)
-        return
     blocks = layout.block_view(kv_pool)
     slots = layout.blocks_per_slab
     source = torch.tensor(sources, dtype=torch.int64, device=kv_pool.device)

@@ -1,4 +1,4 @@
-"""The weights of a decoder, as every path is given them."""
+"""The weights of a decoder, as a backend is given them."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class LayerShape:
 
     Attributes:
         windows: for each layer, how many positions a token sees, its own the last, or None for all before it; empty
-            when all layers see everything.
+            when no layer has a window.
     """
 
     num_heads: int
@@ -33,8 +33,8 @@ class LayerWeights:
     `gate_up [2 * intermediate, hidden]`, `down [hidden, intermediate]`, norms `[hidden]`, `out_bias [hidden]`.
 
     Attributes:
-        query_norm: `[head_dim]`, of RMSNorm over each query head before its rotation, where there is one.
-        key_norm: the same of key heads.
+        query_norm: `[head_dim]`, the factors of RMSNorm over each query head before its rotation; None without.
+        key_norm: the same for key heads.
     """
 
     attention_norm: torch.Tensor
@@ -51,13 +51,13 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class OuterWeights:
-    """What surrounds a decoder's layers.
+    """The weights around a decoder's layers.
 
     Attributes:
         embedding: `[vocabulary, hidden]`.
-        norm: `[hidden]`, of RMSNorm after the last layer.
+        norm: `[hidden]`, the factors of RMSNorm after the last layer.
         inverse_frequencies: of the rotary embedding, float32 `[head_dim / 2]`; see `kernels.rotary`.
-        attention_factor: what cosines and sines are multiplied by.
+        attention_factor: factor on the rotary embedding's cosines and sines.
     """
 
     embedding: torch.Tensor

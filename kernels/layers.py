@@ -1,4 +1,4 @@
-"""A decoder over paged KV, from token ids to final hidden states: the torch reference and the choice of path.
+"""A decoder over paged KV, from token ids to final hidden states: the contract and the torch reference.
 
 A layer is normalisation, q, k and v in one product, their heads' own norms where there are such (Qwen3), rotary
 embedding, attention, and the gated MLP (Llama's order).
@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.attention import Attend, prepare_attention
+from espalier.kernels.attention import Attend, PrepareAttention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import write_kv
 from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
@@ -19,10 +19,10 @@ from espalier.kernels.rotary import apply_rotary, rotary_table
 
 
 class Layers(Protocol):
-    """All layers of one decoder and what surrounds them, their weights as the device's path wants them.
+    """All layers of one decoder, with their weights in the order that a backend reads fastest.
 
     Attributes:
-        outer: what surrounds the layers, as it was given.
+        outer: the weights around the layers, as they were given.
     """
 
     outer: OuterWeights
@@ -58,13 +58,21 @@ class Layers(Protocol):
 
 
 class TorchLayers:
-    """`Layers` in plain torch: the reference, and the path of every device and dtype without one of its own."""
+    """`Layers` in plain torch, operation by operation, for any device and dtype."""
 
-    def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights) -> None:
-        """Keep `count` layers, which `load` gives."""
+    def __init__(
+        self,
+        count: int,
+        load: Callable[[int], LayerWeights],
+        shape: LayerShape,
+        outer: OuterWeights,
+        prepare_attention: PrepareAttention,
+    ) -> None:
+        """Keep `count` layers, which `load` gives one by one."""
         self.outer = outer
         self._layers = [load(index) for index in range(count)]
         self._shape = shape
+        self._prepare_attention = prepare_attention
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -83,13 +91,13 @@ class TorchLayers:
         """See `Layers`."""
         eps, outer = self._shape.norm_eps, self.outer
         cos, sin = rotary_table(outer.inverse_frequencies, positions, outer.attention_factor)
-        hidden = F.embedding(token_ids, outer.embedding)
-        attend = prepare_attention(layer_kvs[0], batch, self._shape.num_heads)
+        hidden = F.embedding(token_ids, outer.embedding)  # [T, hidden]
+        attend = self._prepare_attention(layer_kvs[0], batch, self._shape.num_heads)
         for index, (layer, layer_kv) in enumerate(zip(self._layers, layer_kvs, strict=True)):
             normed = F.rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, eps)
             hidden = hidden + self._attention(index, normed, cos, sin, layer_kv, batch, attend)
             normed = F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
+            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)  # [T, inner]
             hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
         return F.rms_norm(hidden, outer.norm.shape, outer.norm, eps)
 
@@ -105,33 +113,12 @@ class TorchLayers:
     ) -> torch.Tensor:
         s, layer = self._shape, self._layers[index]
         qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, s.head_dim)
+        # [T, heads, head_dim], and [T, kv_heads, head_dim] twice
         query, key, value = qkv.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             query = F.rms_norm(query, layer.query_norm.shape, layer.query_norm, s.norm_eps)
             key = F.rms_norm(key, layer.key_norm.shape, layer.key_norm, s.norm_eps)
         write_kv(layer_kv, apply_rotary(key, cos, sin), value, batch)
         query = apply_rotary(query, cos, sin)
-        mixed = attend(query, layer_kv, s.head_dim**-0.5, s.window(index))
-        return F.linear(mixed.flatten(1), layer.out, layer.out_bias)
-
-
-def prepare_layers(count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights) -> Layers:
-    """Layers ready for the fastest path of their device and dtype.
-
-    Args:
-        count: how many, at least one.
-        load: gives one layer; called once for each, in order.
-        shape: what they have in common.
-        outer: what surrounds them, of the same device and dtype.
-    """
-    first = load(0)
-
-    def rest(index: int) -> LayerWeights:
-        return load(index) if index else first
-
-    plain = type(first.qkv) is torch.Tensor  # not quantised
-    if plain and first.qkv.device.type == "cpu" and first.qkv.dtype == torch.float32:
-        from espalier.kernels.cpu.decoder import CpuLayers  # numba takes half a second to import
-
-        return CpuLayers(count, rest, shape, outer)
-    return TorchLayers(count, rest, shape, outer)
+        mixed = attend(query, layer_kv, s.head_dim**-0.5, s.window(index))  # [T, heads, head_dim]
+        return F.linear(mixed.flatten(1), layer.out, layer.out_bias)  # [T, hidden]

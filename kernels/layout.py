@@ -8,8 +8,8 @@ Inside a slab the layout is layer-major, so that one layer's reads of many block
     values  [kv head][token][head dim]       of one slot
     block   (slab, slot), its id = slab * blocks_per_slab + slot
 
-Both kinds end in what attention's inner loops run along: a query meets all keys of a block at once, and a weight all of
-a value's elements.
+The last dimension of each is the one that attention's inner loops run along: a query is multiplied with all keys of a
+block at once, and an attention weight with all elements of a value.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's keys and values, views `[slab, slot, token, kv_head, head_dim]` whatever their order in memory."""
+    """One layer's keys and values: views `[slab, slot, token, kv_head, head_dim]`, whatever their order in memory."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -61,7 +61,7 @@ class KVLayout:
 
     @property
     def blocks_per_slab(self) -> int:
-        """Slots in one slab."""
+        """How many blocks fit in one slab."""
         return self.slab_bytes // self.block_bytes
 
     @property

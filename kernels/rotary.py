@@ -49,7 +49,7 @@ def _llama3(inverse: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
 
 
 def _yarn(inverse: torch.Tensor, theta: float, scaling: dict[str, Any]) -> torch.Tensor:
-    """YaRN's rule (Peng et al., 2023): pairs that turn often are kept, others divided by the factor.
+    """YaRN's rule (Peng et al., 2023): pairs with many turns are kept, others are divided by the factor.
 
     Between the two limits, given as turns within the original length, a ramp over the pairs' indices mixes both.
     """
@@ -68,7 +68,7 @@ def _yarn(inverse: torch.Tensor, theta: float, scaling: dict[str, Any]) -> torch
 
 
 def attention_factor(scaling: dict[str, Any] | None) -> float:
-    """What cosines and sines are multiplied by: with YaRN more than one, else one.
+    """Factor on cosines and sines: more than one with YaRN, otherwise one.
 
     Args:
         scaling: as `inverse_frequencies` takes it.

@@ -1,17 +1,17 @@
-"""Filtering logits and drawing tokens from them: the torch references and the choice of path."""
+"""Filtering logits and drawing tokens from them: the torch references."""
 
 import torch
 
 FILTERED = -1e30
 """Logit of a token that must not be drawn; finite, so that nothing depends on how infinities are treated."""
 LEAST_TEMPERATURE = 1e-6
-"""What a smaller one but 0 counts as: below it only the most likely tokens are drawn, and its inverse may overflow."""
+"""Smaller temperatures above 0 count as this one: only the most likely tokens are drawn, and no inverse overflows."""
 
 
-def filter_logits_reference(
+def filter_logits(
     logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
 ) -> torch.Tensor:
-    """Logits with `FILTERED` for all but what the filters leave.
+    """Logits with `FILTERED` for every token that the filters remove.
 
     Filters come in the order of transformers' own: top-k, top-p of the mass that it left, min-p. The most likely token
     always stays; of equal ones those with the lowest ids.
@@ -38,18 +38,7 @@ def filter_logits_reference(
     return logits.scatter(1, order, torch.where(keep, ordered, FILTERED))
 
 
-def filter_logits(
-    logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
-) -> torch.Tensor:
-    """`filter_logits_reference` by the fastest path for the device; same arguments and result up to rounding."""
-    if logits.device.type == "cpu":
-        from espalier.kernels.cpu.sampling import filter_logits_cpu  # numba takes half a second to import
-
-        return filter_logits_cpu(logits, temperatures, top_ks, top_ps, min_ps)
-    return filter_logits_reference(logits, temperatures, top_ks, top_ps, min_ps)
-
-
-def draw_tokens_reference(
+def draw_tokens(
     logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row by inverting the cumulative distribution at the row's own draw.
@@ -73,14 +62,3 @@ def draw_tokens_reference(
     token_ids[warm] = torch.minimum(index, last)
     chosen = logits.gather(1, token_ids[:, None])[:, 0]
     return token_ids, chosen - torch.logsumexp(logits, dim=-1)
-
-
-def draw_tokens(
-    logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`draw_tokens_reference` by the fastest path for the device; same arguments and result up to rounding."""
-    if logits.device.type == "cpu":
-        from espalier.kernels.cpu.sampling import draw_tokens_cpu  # numba takes half a second to import
-
-        return draw_tokens_cpu(logits, candidates, temperatures, draws)
-    return draw_tokens_reference(logits, candidates, temperatures, draws)

@@ -64,7 +64,7 @@ def take_layers(
         weight = checkpoint.take(f"{name}.weight", decoder.dtype, decoder.device, (outputs, inputs))
         has_bias = f"{name}.bias" in checkpoint if bias is None else bias
         added = checkpoint.take(f"{name}.bias", decoder.dtype, decoder.device, (outputs,)) if has_bias else None
-        layers.append(Linear(weight, added))
+        layers.append(decoder.backend.prepare_linear(weight, added))
     return layers
 
 
@@ -84,7 +84,7 @@ def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: list[in
         weight = decoder.embedding
     else:
         weight = checkpoint.take("lm_head.weight", decoder.dtype, "cpu", decoder.embedding.shape)
-    return Linear(weight[token_ids].contiguous().to(decoder.device))
+    return decoder.backend.prepare_linear(weight[token_ids].contiguous().to(decoder.device))
 
 
 def require_token(checkpoint: Checkpoint, tokenizer: TextTokenizer, token: str, why: str) -> int:

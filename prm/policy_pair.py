@@ -33,6 +33,7 @@ class TwinDecoder(Decoder):
                 )
         self.first = first
         self.second = second
+        self.backend = first.backend
         self.embedding = first.embedding
         self.weight_bytes = first.weight_bytes + second.weight_bytes
         self.config = replace(

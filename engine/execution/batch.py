@@ -1,4 +1,4 @@
-"""From rows of a sequence table to the arrays of one forward pass; vector operations only."""
+"""The arrays of one forward pass, made from rows of a sequence table by vector operations alone."""
 
 from dataclasses import dataclass
 
@@ -16,16 +16,12 @@ class StepBatch:
     Attributes:
         token_ids: int64 `[T]`.
         positions: int64 `[T]`.
-        attention: where tokens and context lie.
-        ends: int64 `[S]`, each sequence's last row in the batch.
-        starts: int64 `[S]`, each sequence's first row.
+        attention: where the tokens and their context lie.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionBatch
-    ends: np.ndarray
-    starts: np.ndarray
 
 
 def build_batch(
@@ -46,7 +42,7 @@ def build_batch(
     ends = counts.cumsum()
     starts = ends - counts
     sequence_of, row_of, positions = np.arange(len(rows)), rows, first
-    if ends[-1] > len(rows):  # else it is a token of each
+    if ends[-1] > len(rows):  # otherwise the batch is one token of each sequence
         sequence_of = sequence_of.repeat(counts)
         row_of = rows[sequence_of]
         positions = np.arange(ends[-1]) + (first - starts)[sequence_of]
@@ -73,4 +69,4 @@ def build_batch(
         write_rows=None if write_rows is None else tensor(write_rows),
     )
     token_ids = tensor(table.tokens[row_of, positions].astype(np.int64))
-    return StepBatch(token_ids, tensor(positions), attention, ends - 1, starts)
+    return StepBatch(token_ids, tensor(positions), attention)

@@ -1,4 +1,4 @@
-"""One model on its device: a scheduled step in, numbers out."""
+"""One model on its device: it computes scheduled steps, the only code that runs tensors through a model."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,12 @@ import torch
 
 from espalier.engine.errors import DeviceError
 from espalier.engine.execution.batch import build_batch
-from espalier.engine.execution.sampling import SamplingBatch, sample
+from espalier.engine.execution.sampling import SamplingBatch
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.requests import DecodeRows
 from espalier.engine.scheduling.scheduler import SchedulerOutput
-from espalier.kernels.cache import copy_blocks
 from espalier.kernels.layout import KVLayout
 
 _NOTHING = torch.empty(0)
@@ -21,10 +20,10 @@ _NOTHING = torch.empty(0)
 
 @dataclass(frozen=True, slots=True)
 class BatchInFlight:
-    """A step whose results are on their way, where the model is.
+    """The results of a step that may still be computing, on the model's device.
 
     Attributes:
-        values: float32 `[reads, k]`, what the head gave.
+        values: float32 `[reads, k]`, the head's values.
         token_ids: int64 `[draws]`.
         log_probabilities: float32 `[draws]`, under the untempered model.
     """
@@ -38,26 +37,29 @@ class ModelRunner:
     """Computes the steps of one model."""
 
     def __init__(self, role: str, model: Model, layout: KVLayout, kv_pool: KVPool) -> None:
-        """Run `model` on its blocks of `kv_pool`, which lie there as `layout` says."""
+        """Run `model` on its blocks of `kv_pool`, which lie there as `layout` says, by the backend of its decoder."""
         self.role = role
         self.model = model
         self.layout = layout
         self._kv_pool = kv_pool
+        self._backend = model.decoder.backend
+        self._copy_blocks = self._backend.copy_blocks
         self._layer_kvs = [layout.layer_view(kv_pool.bytes, i) for i in range(layout.num_layers)]
         self._samplings: tuple[DecodeRows, SamplingBatch] | None = None
 
     def launch(self, table: SequenceTable, step: SchedulerOutput) -> BatchInFlight:
         """Start a step; `wait` gives its results.
 
-        On a GPU kernels are only queued, but small copies to it out of ordinary memory (block tables, rows to read,
-        sampling parameters) may each wait until those queued before are done.
+        On a GPU kernels are only queued, but small copies to it from pageable host memory (block tables, rows to read,
+        sampling parameters) may each wait until the kernels queued before are done.
 
         Raises:
             DeviceError: when the model cannot be run.
         """
         plan, decoder = step.plan, self.model.decoder
         try:
-            copy_blocks(self.layout, self._kv_pool.bytes, *plan.copies)
+            if plan.copies[0]:
+                self._copy_blocks(self.layout, self._kv_pool.bytes, *plan.copies)
             batch = build_batch(table, plan.rows, plan.first, plan.counts, decoder.device)
             hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
             return BatchInFlight(self._read(step, hidden), *self._draw(step, hidden))
@@ -65,10 +67,10 @@ class ModelRunner:
             raise self._device_error(error) from error
 
     def wait(self, batch: BatchInFlight) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The arrays of a batch, once they are there.
+        """Wait for a batch; returns its values, token ids and log-probabilities as arrays.
 
         Raises:
-            DeviceError: when it could not be computed.
+            DeviceError: when the batch could not be computed.
         """
         try:
             values, token_ids, log_probabilities = (
@@ -79,32 +81,32 @@ class ModelRunner:
         return values, token_ids, log_probabilities
 
     def _device_error(self, error: Exception) -> DeviceError:
-        """What torch says of a device that fails or has no memory left."""
+        """The error to raise for what torch says of a device that fails or has no memory left."""
         return DeviceError(self.role, str(self.model.decoder.device), error)
 
     def _read(self, step: SchedulerOutput, hidden: torch.Tensor) -> torch.Tensor:
-        """The head's values at the rows that scores want, of all chunks in one batch."""
+        """The head's values at the rows that Scores read, float32 `[reads, k]`."""
         if not step.reads:
             return _NOTHING
-        read = hidden[torch.from_numpy(step.read_rows).to(hidden.device)]
+        read = hidden[torch.from_numpy(step.read_rows).to(hidden.device)]  # [reads, hidden]
         if not step.read_targets:
             return self._head(read).float()
         return self._head(read, torch.tensor(step.read_targets, device=hidden.device)).float()
 
     def _draw(self, step: SchedulerOutput, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token for each sampling of each branch, from the last hidden state of each."""
+        """Token ids and log-probabilities `[draws]`: one draw for each sampling of each branch."""
         decode = step.decode
         if decode is None:
             return _NOTHING, _NOTHING
         assert step.draw_positions is not None
         if self._samplings is None or self._samplings[0] is not decode:
-            self._samplings = decode, SamplingBatch(decode.samplings, hidden.device)
+            self._samplings = decode, SamplingBatch(decode.samplings, hidden.device, self._backend)
         if step.decode_rows is not None:
             hidden = hidden[torch.from_numpy(step.decode_rows).to(hidden.device, non_blocking=True)]
-        logits = self._head(hidden)
+        logits = self._head(hidden)  # [branches, vocabulary]
         if len(decode.branch_of) != len(decode.branches):
-            logits = logits[torch.from_numpy(decode.branch_of).to(logits.device)]
-        return sample(logits, self._samplings[1], step.draw_positions)
+            logits = logits[torch.from_numpy(decode.branch_of).to(logits.device)]  # [draws, vocabulary]
+        return self._samplings[1].draw(logits, step.draw_positions)
 
     @torch.inference_mode()
     def _head(self, hidden: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from espalier.engine.work import Sampling
-from espalier.kernels.sampling import draw_tokens, filter_logits
+from espalier.kernels.backend import Backend
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One draw in [0, 1) for each (key, position), counter-based: SplitMix64 (Steele et al., 2014) at that offset.
+    """A random number in [0, 1) for each (key, position): SplitMix64 (Steele et al., 2014), counted by the position.
 
     Args:
         keys: uint64 `[B]`.
@@ -27,12 +27,15 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 class SamplingBatch:
-    """The sampling parameters of B rows, where their logits are; made once for as long as the rows stay the same."""
+    """The sampling parameters of B rows, on the device of their logits; made once while the rows stay the same."""
 
-    def __init__(self, samplings: Sequence[Sampling], device: torch.device) -> None:
+    def __init__(self, samplings: Sequence[Sampling], device: torch.device, backend: Backend) -> None:
+        """Put the parameters on `device`, where `backend` draws by them."""
+
         def tensor(values: Iterable[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.tensor(list(values), dtype=dtype, device=device)
 
+        self._filter_logits, self._draw_tokens = backend.filter_logits, backend.draw_tokens
         self.keys = np.array([s.key for s in samplings], dtype=np.uint64)
         self.temperatures = tensor(s.temperature for s in samplings)
         self._filtered = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
@@ -45,27 +48,25 @@ class SamplingBatch:
         )
 
     def candidates(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits `[B, vocabulary]`, float32, of what the filters leave of each row; see `filter_logits`."""
+        """Logits `[B, vocabulary]`, float32, with a mask over what the filters of each row remove."""
         if not self._filtered:
             return logits
         if len(self._filtered) == len(logits):
-            return filter_logits(logits, *self._filters)
+            return self._filter_logits(logits, *self._filters)
         candidates = logits.clone()
-        candidates[self._filtered] = filter_logits(logits[self._filtered], *self._filters)
+        candidates[self._filtered] = self._filter_logits(logits[self._filtered], *self._filters)
         return candidates
 
+    def draw(self, logits: torch.Tensor, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw one token per row; a row's draw depends on its own logits, parameters and position alone.
 
-def sample(logits: torch.Tensor, batch: SamplingBatch, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row; a row's draw depends on its own logits, parameters and position alone.
+        Args:
+            logits: `[B, vocabulary]`.
+            positions: int `[B]`, of the tokens drawn.
 
-    Args:
-        logits: `[B, vocabulary]`.
-        batch: parameters of each row.
-        positions: int `[B]`, of the tokens drawn.
-
-    Returns:
-        Token ids int64 `[B]`, and their log-probabilities under the untempered model float32 `[B]`.
-    """
-    logits = logits.float()
-    draws = torch.from_numpy(uniforms(batch.keys, positions)).to(logits.device, non_blocking=True)
-    return draw_tokens(logits, batch.candidates(logits), batch.temperatures, draws)
+        Returns:
+            Token ids int64 `[B]`, and their log-probabilities under the untempered model float32 `[B]`.
+        """
+        logits = logits.float()
+        draws = torch.from_numpy(uniforms(self.keys, positions)).to(logits.device, non_blocking=True)
+        return self._draw_tokens(logits, self.candidates(logits), self.temperatures, draws)

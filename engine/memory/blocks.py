@@ -16,16 +16,17 @@ class BlockPool:
     """Free, live and cached blocks of one model.
 
     A block id is `slab * blocks_per_slab + slot`, so ids are sparse: only those in owned slabs exist. A block is
-    live while a sequence refers to it. Without references it becomes free, or cached if it holds a known prefix. A
-    slab with live blocks is a live slab; one without gives way to whoever needs it, cached blocks and all.
+    live while a sequence refers to it. Without references it becomes free, or cached if the prefix cache knows its
+    tokens. A slab with live blocks is a live slab; an idle one, with cached blocks alone, is given back when either
+    model needs it.
 
-    Allocation takes a slot of the lowest live slab that has one, so the last slabs run empty. Before that would
-    give up a cached block, it opens another slab, provided that none promised to another model is taken: so cached
-    blocks never spread live ones over more slabs than there are.
+    Allocation takes a free slot of the lowest live slab that has one, so that the last slabs run empty. Where there is
+    none, it opens another slab rather than evict a cached block, unless that slab is reserved by another model: so
+    cached blocks never spread live ones over more slabs than the pool has.
     """
 
     def __init__(self, owner: str, layout: KVLayout, kv_pool: KVPool, keeps_prefixes: bool = True) -> None:
-        """Make a pool without slabs; unless it `keeps_prefixes`, a known block is free with its last reference."""
+        """Make a pool without slabs; unless it `keeps_prefixes`, no block stays cached without references."""
         self.owner = owner
         self.hits = 0
         self.evictions = 0
@@ -39,7 +40,7 @@ class BlockPool:
         self.live_blocks = 0
         self._free_slots: dict[int, list[int]] = {}  # by owned slab; free block ids
         self._live_in: dict[int, int] = {}  # by live slab; how many of its blocks are live
-        self._candidates: list[int] = []  # a heap without duplicates of live slabs that may have a free slot
+        self._candidates: list[int] = []  # a heap of live slabs that may have a free slot, each once
         self._in_candidates: set[int] = set()
         kv_pool.register(owner, self)
 
@@ -60,12 +61,12 @@ class BlockPool:
 
     @property
     def unclaimed_slabs(self) -> int:
-        """Slabs this pool is promised and does not need yet."""
+        """Slabs reserved for this pool that it does not need yet."""
         return max(0, self.reserved_slabs - self.live_slabs)
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks kept for their prefix though nothing refers to them."""
+        """Blocks kept for their prefix, which no sequence refers to."""
         return len(self._evictable)
 
     @property
@@ -87,7 +88,7 @@ class BlockPool:
         """Check that `allocate` would succeed `blocks` times now.
 
         Raises:
-            PoolExhaustedError: when it would not; of `owners`.
+            PoolExhaustedError: when it would not; it names `owners`.
         """
         if blocks > self.allocatable_blocks:
             raise PoolExhaustedError(
@@ -97,7 +98,7 @@ class BlockPool:
             )
 
     def allocate(self) -> int:
-        """Take a free block with one reference, giving up cached ones where it must.
+        """Take a free block and give it one reference, evicting a cached block where no other is left.
 
         Raises:
             PoolExhaustedError: when live blocks fill the owned slabs and the KV pool has no other to give.
@@ -114,7 +115,7 @@ class BlockPool:
     def match(self, hashes: list[bytes]) -> list[int]:
         """Blocks that hold the longest known beginning of a chain, with one more reference to each.
 
-        A block is passed over where using it would take a slab that is promised to another model.
+        The chain ends early at a block whose use would take a slab that is reserved by another model.
         """
         blocks = []
         for block in self.cache.match(hashes):
@@ -159,9 +160,9 @@ class BlockPool:
         live = set(np.flatnonzero(self.ref_counts).tolist())
         assert len(live) == self.live_blocks, f"{self.owner}: live block count is wrong"
         kept = {block for slab in self._free_slots for block in self._evictable.of(slab)}
-        assert len(kept) == self.cached_blocks, f"{self.owner}: a block of another's slab is kept"
-        assert not kept & live, f"{self.owner}: a live block is kept as unused"
-        assert all(block in self.cache for block in kept), f"{self.owner}: a kept block is not known"
+        assert len(kept) == self.cached_blocks, f"{self.owner}: a block of another model's slab is cached"
+        assert not kept & live, f"{self.owner}: a live block is listed as evictable"
+        assert all(block in self.cache for block in kept), f"{self.owner}: a cached block has no hash"
         self._evictable.check_integrity({block // per_slab for block in live})
         self.cache.check_integrity(live | kept)
         used = live | kept
@@ -177,7 +178,7 @@ class BlockPool:
 
     @property
     def _may_open(self) -> bool:
-        """Whether another live slab breaks no promise made to another model."""
+        """Whether this pool may have one more live slab without taking one that another model has reserved."""
         return self.unclaimed_slabs > 0 or self.kv_pool.unreserved_slabs > 0
 
     def _find_slots(self) -> list[int]:
@@ -229,7 +230,7 @@ class BlockPool:
         return self._free_slots[slab]
 
     def _evict(self, block: int) -> None:
-        """Give up a kept block, which leaves a free slot."""
+        """Evict a cached block, which leaves a free slot."""
         self._evictable.remove(block, self._slab(block))
         self.cache.forget(block)
         self._free_slots[self._slab(block)].append(block)
@@ -247,7 +248,7 @@ class BlockPool:
         self.live_blocks += 1
 
     def _release(self, block: int) -> None:
-        """Make a block without references free or cached, and return a slab that holds nothing else."""
+        """Make a block without references free or cached, and give its slab back if that holds nothing else."""
         slab = self._slab(block)
         self.live_blocks -= 1
         self._live_in[slab] -= 1
@@ -273,9 +274,9 @@ class BlockPool:
 
 
 class EvictableBlocks:
-    """Blocks without references, by slab: least recently kept first, slabs as well as blocks within one.
+    """Cached blocks without references, by slab; slabs, and blocks of a slab, in order of least recent use.
 
-    A live slab also holds blocks that are in use; an idle one holds nothing but kept blocks and free slots.
+    A live slab also holds blocks that are in use; an idle one holds nothing but cached blocks and free slots.
     """
 
     def __init__(self) -> None:
@@ -288,18 +289,18 @@ class EvictableBlocks:
         return self._count
 
     def of(self, slab: int) -> list[int]:
-        """Kept blocks of a slab, least recently kept first."""
+        """Cached blocks of a slab, least recently used first."""
         return list(self._of.get(slab, ()))
 
     def keep(self, block: int, slab: int) -> None:
-        """Keep `block` of the live `slab`, as the most recent one."""
+        """Add `block` of the live `slab` as the most recently used one."""
         self._of.setdefault(slab, OrderedDict())[block] = None
         self._live[slab] = None
         self._live.move_to_end(slab)
         self._count += 1
 
     def remove(self, block: int, slab: int) -> None:
-        """Keep `block` no longer: it is used again, or its room is needed."""
+        """Take `block` out: it is used again, or its room is needed."""
         kept = self._of[slab]
         del kept[block]
         self._count -= 1
@@ -309,29 +310,29 @@ class EvictableBlocks:
             self._idle.pop(slab, None)
 
     def set_idle(self, slab: int) -> None:
-        """The last block in use of `slab` was given up."""
+        """Note that the last block in use of `slab` was freed."""
         if slab in self._of:
             self._live.pop(slab, None)
             self._idle[slab] = None
 
     def set_live(self, slab: int) -> None:
-        """A block of `slab` is in use again."""
+        """Note that a block of `slab` is in use again."""
         if self._idle.pop(slab, 0) is None:
             self._live[slab] = None
 
     def oldest_in_live_slab(self) -> tuple[int, int] | None:
-        """The block to give up first among live slabs, and its slab."""
+        """The block to evict first among live slabs, and its slab; None without any."""
         if not self._live:
             return None
         slab = next(iter(self._live))
         return next(iter(self._of[slab])), slab
 
     def oldest_idle_slab(self) -> int | None:
-        """The idle slab to give up first."""
+        """The idle slab to give back first; None without any."""
         return next(iter(self._idle), None)
 
     def check_integrity(self, live_slabs: set[int]) -> None:
-        """Raise AssertionError unless every slab with kept blocks is counted as what it is, and once."""
-        assert self._count == sum(map(len, self._of.values())), "the count of kept blocks is wrong"
-        assert set(self._live) == set(self._of) & live_slabs, "live slabs with kept blocks differ"
+        """Raise AssertionError unless every slab with cached blocks is listed once, as live or as idle."""
+        assert self._count == sum(map(len, self._of.values())), "the count of cached blocks is wrong"
+        assert set(self._live) == set(self._of) & live_slabs, "live slabs with cached blocks differ"
         assert set(self._idle) == set(self._of) - live_slabs, "idle slabs differ"

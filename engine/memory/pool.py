@@ -8,20 +8,20 @@ from espalier.engine.errors import PoolExhaustedError
 
 
 class SlabHolder(Protocol):
-    """What takes slabs: it may hold idle ones, which it gives back when asked."""
+    """An owner of slabs, such as `BlockPool`. It may hold idle slabs, which it gives back when asked."""
 
     @property
     def idle_slabs(self) -> int:
-        """Slabs it holds without need."""
+        """Slabs it holds that have no block in use."""
         ...
 
     @property
     def unclaimed_slabs(self) -> int:
-        """Slabs it was promised and does not need yet."""
+        """Slabs reserved for it that it does not need yet."""
         ...
 
     def reclaim_idle_slab(self) -> bool:
-        """Give one of them back; False when there is none."""
+        """Give one idle slab back; False when there is none."""
         ...
 
 
@@ -29,7 +29,7 @@ class KVPool:
     """One uint8 tensor cut into equal slabs, each owned by one model or by none.
 
     The KV pool knows bytes and owners, not blocks: a `BlockPool` takes slabs, lays its model's blocks out in them, and
-    gives a slab back when its last block is freed, or when another model needs it more.
+    gives a slab back when its last block is freed, or when a model needs it more than the prefix cache does.
     """
 
     def __init__(self, num_bytes: int, slab_bytes: int, device: torch.device | str = "cpu") -> None:
@@ -37,13 +37,13 @@ class KVPool:
 
         Raises:
             ValueError: when not even one slab fits.
-            PoolExhaustedError: when the device has not so much memory.
+            PoolExhaustedError: when the device has less memory than that.
         """
         if num_bytes < slab_bytes:
             raise ValueError(f"a KV pool of {num_bytes} bytes cannot hold one slab of {slab_bytes} bytes")
         self.slab_bytes = slab_bytes
         self.num_slabs = num_bytes // slab_bytes
-        # Not zeroed: memory is only touched once a block is written. Stale bytes are finite-or-not, and never read.
+        # Not zeroed: memory is only touched once a block is written, and nothing reads bytes that were not.
         try:
             self.bytes = torch.empty(self.num_slabs * slab_bytes, dtype=torch.uint8, device=device)
         except RuntimeError as error:  # torch's out-of-memory, on either kind of device
@@ -62,16 +62,16 @@ class KVPool:
 
     @property
     def available_slabs(self) -> int:
-        """Slabs that `take` could give: free ones, and those that are held without need."""
+        """Slabs that `take` could give: free ones and idle ones."""
         return len(self._free) + sum(holder.idle_slabs for holder in self._holders.values())
 
     @property
     def unreserved_slabs(self) -> int:
-        """Available slabs that nobody was promised."""
+        """Available slabs that no owner has reserved."""
         return self.available_slabs - sum(holder.unclaimed_slabs for holder in self._holders.values())
 
     def set_quota(self, owner: str, slabs: int) -> None:
-        """Let `owner` hold `slabs` at most, as if the KV pool were split in advance; without a quota all are shared."""
+        """Let `owner` hold `slabs` at most, as if the KV pool were split in advance; without quotas it is shared."""
         self._quotas[owner] = slabs
 
     def quota(self, owner: str) -> int:
@@ -79,7 +79,7 @@ class KVPool:
         return self._quotas.get(owner, self.num_slabs)
 
     def available_to(self, owner: str, live: int) -> int:
-        """Slabs that `owner`, who has use for `live` already, could get beside these."""
+        """Slabs that `owner` could get beside its `live` ones."""
         return min(self.available_slabs, self.quota(owner) - live)
 
     @property
@@ -88,11 +88,11 @@ class KVPool:
         return self.num_slabs * self.slab_bytes
 
     def register(self, owner: str, holder: SlabHolder) -> None:
-        """Make known who holds the slabs of `owner`."""
+        """Name the holder of `owner`'s slabs."""
         self._holders[owner] = holder
 
     def take(self, owner: str) -> int | None:
-        """Give a slab to `owner`, one that is free or that is held without need; None when there is none."""
+        """Give a free or idle slab to `owner`; None when there is none."""
         held = sum(held_by == owner for held_by in self._owner) if owner in self._quotas else 0
         if held >= self.quota(owner) and not self._holders[owner].reclaim_idle_slab():
             return None
@@ -103,7 +103,7 @@ class KVPool:
         return slab
 
     def give_back(self, slab: int, owner: str) -> None:
-        """Return `slab`, which `owner` holds and no longer uses."""
+        """Take `slab` back from `owner`, which has no block in it any more."""
         assert self._owner[slab] == owner, f"slab {slab} belongs to {self._owner[slab]}, not {owner}"
         self._owner[slab] = None
         self._free.append(slab)

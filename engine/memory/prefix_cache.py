@@ -13,8 +13,8 @@ def chain_hashes(seed: bytes, token_ids: Sequence[int] | np.ndarray, block_size:
     """The hash of each full block of `token_ids`, from `seed` on.
 
     Args:
-        seed: what else must be equal: the model, and whom the cache may be shared with.
-        token_ids: of a sequence, from its start.
+        seed: hashed first, so that only sequences of one model and one cache salt have equal hashes.
+        token_ids: a sequence's tokens, from its start.
         block_size: tokens per block.
     """
     data = np.asarray(token_ids, dtype=np.int32).tobytes()
@@ -27,18 +27,18 @@ def chain_hashes(seed: bytes, token_ids: Sequence[int] | np.ndarray, block_size:
 
 
 class PrefixCache:
-    """Which block of one model holds which tokens: hashes of its full, computed blocks, live or kept."""
+    """Finds blocks of one model by the hash of their tokens; it knows full, computed blocks, live or cached."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
 
     def __contains__(self, block: int) -> bool:
-        """Whether it is known what `block` holds."""
+        """Whether the cache knows the tokens of `block`."""
         return block in self._hash_of
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks that hold the longest known beginning of a chain."""
+        """The blocks that hold the longest known beginning of a chain of hashes."""
         blocks = []
         for digest in hashes:
             if (block := self._block_of.get(digest)) is None:
@@ -47,16 +47,16 @@ class PrefixCache:
         return blocks
 
     def register(self, block: int, digest: bytes) -> None:
-        """Make a full, computed block known; of two with the same tokens the first stays the known one."""
+        """Enter a full, computed block; of two with the same tokens the first stays in the cache."""
         if digest not in self._block_of:
             self._block_of[digest] = block
             self._hash_of[block] = digest
 
     def forget(self, block: int) -> None:
-        """Forget what a known block holds: something else is going to be written there."""
+        """Take a block out, before other tokens are written to it."""
         del self._block_of[self._hash_of.pop(block)]
 
     def check_integrity(self, held: set[int]) -> None:
-        """Raise AssertionError unless both directions agree and every known block is in `held`: live or kept."""
+        """Raise AssertionError unless both maps agree and every block of the cache is in `held`, live or cached."""
         assert {block: digest for digest, block in self._block_of.items()} == self._hash_of, "the two maps differ"
-        assert set(self._hash_of) <= held, "a known block is neither live nor kept"
+        assert set(self._hash_of) <= held, "a block of the prefix cache is neither live nor evictable"

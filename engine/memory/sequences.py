@@ -14,7 +14,7 @@ from espalier.engine.memory.prefix_cache import chain_hashes
 class Sequence:
     """Handle of one sequence: a row of its model's `SequenceTable`, valid until released.
 
-    Forks have the owner of what they are forked from.
+    A fork has the owner of the sequence that it was forked from.
     """
 
     role: str
@@ -45,13 +45,13 @@ class SequenceTable:
             pool: where blocks come from.
             rows: sequences there is room for at first.
             columns: tokens of one sequence there is room for at first.
-            cache_seed: what prefixes of this model are known by.
+            cache_seed: hashed into every prefix of this model.
         """
         self.pool = pool
         self._cache_seed = cache_seed
-        self._seeds: dict[int, bytes] = {}  # by row; what its prefixes are known by
-        self._unknown: dict[int, list[bytes]] = {}  # by row; hashes of tokens whose blocks are not all known yet
-        self._dropped: set[int] = set()  # rows whose KV was given up and not looked for in the cache since
+        self._seeds: dict[int, bytes] = {}  # by row; hashed into its prefixes
+        self._unhashed: dict[int, list[bytes]] = {}  # by row; hashes of its blocks while the prefix cache lacks some
+        self._evicted: set[int] = set()  # rows whose KV was freed and not looked up in the cache since
         self._of_owner: dict[Hashable, dict[Sequence, None]] = {}  # in order of arrival
         self.block_size = pool.layout.block_size
         self.tokens = np.zeros((rows, columns), dtype=np.int32)
@@ -68,18 +68,18 @@ class SequenceTable:
         return len(self.lengths) - len(self._free_rows)
 
     def missing(self, row: int) -> int:
-        """Tokens of a row whose KV is not computed."""
+        """How many tokens of a row have no KV yet."""
         return int(self.lengths[row] - self.computed[row])
 
     def computed_tokens(self) -> int:
-        """Tokens whose KV is in blocks, of all live sequences, shared or not."""
+        """How many tokens of all live sequences have their KV in blocks; shared ones count for each sequence."""
         return sum(int(self.computed[sequence.row]) for owned in self._of_owner.values() for sequence in owned)
 
     def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> Sequence:
-        """A new sequence that holds `token_ids`; of these, only blocks that the prefix cache knows are computed.
+        """A new sequence that holds `token_ids`, of which only blocks from the prefix cache count as computed.
 
         Args:
-            role: whose sequence it is.
+            role: the model's role.
             token_ids: its tokens.
             salt: prefixes are shared with sequences of the same salt only.
             owner: see `Sequence`.
@@ -89,39 +89,39 @@ class SequenceTable:
         sequence = self._own(Sequence(role, row, owner), self._cache_seed + salt)
         self.append(sequence, token_ids)
         if self.pool.keeps_prefixes:
-            self._take_known(row, len(token_ids))
+            self._take_cached(row, len(token_ids))
         return sequence
 
     def register(self, row: int, computed: int) -> None:
-        """Make the full blocks of a prompt, or of a sequence computed again, known to the prefix cache.
+        """Enter the full blocks of a prompt, or of a sequence computed again, into the prefix cache.
 
         Args:
-            row: any.
+            row: any row; one whose blocks are all in the cache is left as it is.
             computed: tokens whose KV is in the row's blocks once the step that is being prepared has run: sequences
                 of the same step may share them, as every layer writes before it reads.
         """
-        if (hashes := self._unknown.get(row)) is None:
+        if (hashes := self._unhashed.get(row)) is None:
             return
         full = min(computed // self.block_size, len(hashes))
         for block, digest in zip(self.blocks[row, :full].tolist(), hashes, strict=False):
             self.pool.cache.register(block, digest)
         if full == len(hashes):
-            del self._unknown[row]
+            del self._unhashed[row]
 
-    def has_unknown(self, row: int) -> bool:
-        """Whether `recall` or `register` has something to do for a row."""
-        return row in self._unknown or row in self._dropped
+    def is_unmatched(self, row: int) -> bool:
+        """Whether `match_prefix` or `register` has something to do for a row."""
+        return row in self._unhashed or row in self._evicted
 
     def drop_kv(self, owner: Hashable) -> None:
-        """Give up all KV of an owner's sequences, which keep their tokens: it can be computed again."""
+        """Free all KV of an owner's sequences, which keep their tokens, so that it can be computed again."""
         for sequence in self._of_owner.get(owner, ()):
             self.pool.free(self.block_table(sequence)[::-1])
             self.computed[sequence.row] = self.num_blocks[sequence.row] = 0
-            self._unknown.pop(sequence.row, None)
-            self._dropped.add(sequence.row)
+            self._unhashed.pop(sequence.row, None)
+            self._evicted.add(sequence.row)
 
     def drop_all(self) -> None:
-        """Give up all KV and all that is known of it: a step failed, and what its blocks hold is not certain."""
+        """Free all KV and forget its hashes, for a step failed and what its blocks hold is not certain."""
         for owner in list(self._of_owner):
             for sequence in self._of_owner[owner]:
                 for block in self.block_table(sequence).tolist():
@@ -129,17 +129,17 @@ class SequenceTable:
                         self.pool.cache.forget(block)
             self.drop_kv(owner)
 
-    def recall(self, row: int, most: int) -> None:
-        """Let a row of which nothing is computed share the blocks of others that begin like it by now.
+    def match_prefix(self, row: int, most: int) -> None:
+        """Look a row without computed tokens up in the prefix cache, and share the blocks found there.
 
         Args:
-            row: any; others are left as they are.
-            most: tokens that may come from others; what follows is computed, however well it is known.
+            row: any row; one with computed tokens is left as it is.
+            most: tokens that may come from the cache; later ones are computed even if the cache has them.
         """
-        fresh = self.pool.keeps_prefixes and row in self._unknown and not self.num_blocks[row]
-        if fresh or row in self._dropped:
-            self._dropped.discard(row)
-            self._take_known(row, most)
+        fresh = self.pool.keeps_prefixes and row in self._unhashed and not self.num_blocks[row]
+        if fresh or row in self._evicted:
+            self._evicted.discard(row)
+            self._take_cached(row, most)
 
     def blocks_of(self, owner: Hashable) -> int:
         """Blocks that an owner's sequences hold, shared ones counted once."""
@@ -161,7 +161,7 @@ class SequenceTable:
         )
 
     def owners(self) -> set[Hashable]:
-        """Everyone who has sequences."""
+        """Owners with live sequences."""
         return set(self._of_owner)
 
     def _own(self, sequence: Sequence, seed: bytes) -> Sequence:
@@ -169,7 +169,7 @@ class SequenceTable:
         self._of_owner.setdefault(sequence.owner, {})[sequence] = None
         return sequence
 
-    def _take_known(self, row: int, most: int) -> None:
+    def _take_cached(self, row: int, most: int) -> None:
         token_ids = self.tokens[row, : self.lengths[row]]
         hashes = chain_hashes(self._seeds[row], token_ids, self.block_size)
         known = self.pool.match(hashes[: most // self.block_size])
@@ -177,7 +177,7 @@ class SequenceTable:
         self.num_blocks[row] = len(known)
         self.computed[row] = len(known) * self.block_size
         if len(known) < len(hashes):
-            self._unknown[row] = hashes
+            self._unhashed[row] = hashes
 
     def append(self, sequence: Sequence, token_ids: list[int]) -> None:
         """Add tokens at the end, to be computed later."""
@@ -201,15 +201,15 @@ class SequenceTable:
         self.blocks[row, :blocks] = self.blocks[source, :blocks]
         self.lengths[row], self.computed[row], self.num_blocks[row] = length, self.computed[source], blocks
         self.pool.share(self.blocks[row, :blocks])
-        if source in self._dropped:
-            self._dropped.add(row)
+        if source in self._evicted:
+            self._evicted.add(row)
         return self._own(Sequence(sequence.role, row, sequence.owner), self._seeds[source])
 
     def release(self, sequence: Sequence) -> None:
-        """Drop the sequence's references; blocks that nobody else refers to become free."""
+        """Drop the references of a sequence; blocks without others become free or cached."""
         sequence.released = True
-        self._unknown.pop(sequence.row, None)
-        self._dropped.discard(sequence.row)
+        self._unhashed.pop(sequence.row, None)
+        self._evicted.discard(sequence.row)
         siblings = self._of_owner[sequence.owner]
         del siblings[sequence]
         if not siblings:
@@ -232,12 +232,12 @@ class SequenceTable:
         return [self.blocks[r, : self.num_blocks[r]] for r in range(len(self.lengths)) if r not in free]
 
     def blocks_needed(self, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The most blocks that `prepare_write` takes for each row, int `[S]`; same arguments."""
+        """The most blocks that `prepare_write` would take for each row, int `[S]`; same arguments."""
         _, shared, needed = self._writes(rows, counts)
         return shared + needed
 
     def _writes(self, rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Last block of each row, whether its partial tail is shared, and the new blocks that follow it; each `[S]`."""
+        """Each row's last block, whether it is partial and shared, and how many new blocks follow it; each `[S]`."""
         computed, size = self.computed[rows], self.block_size
         tails = self.blocks[rows, np.maximum(self.num_blocks[rows] - 1, 0)]
         shared = (counts > 0) & (computed % size != 0) & (self.pool.ref_counts[tails] > 1)
@@ -258,7 +258,7 @@ class SequenceTable:
             Block ids to copy from, and the block ids to copy them to. The caller copies before anything is written.
 
         Raises:
-            PoolExhaustedError: when there are not enough blocks for all rows; nothing is changed then.
+            PoolExhaustedError: when there are not enough blocks for all rows; then nothing has changed.
         """
         sources, destinations = [], []
         tails, shared, needed = self._writes(rows, counts)
@@ -267,7 +267,7 @@ class SequenceTable:
         self.pool.require(blocks)
         self.reserve_columns(int((self.computed[rows] + counts).max()))
         for i in np.flatnonzero(shared):
-            # Counts drop as owners leave: the last one keeps the block without a copy.
+            # Counts drop as rows of this loop leave the block: the last one keeps it without a copy.
             if self.pool.ref_counts[tails[i]] > 1:
                 fresh = self.pool.allocate()
                 self.blocks[rows[i], self.num_blocks[rows[i]] - 1] = fresh

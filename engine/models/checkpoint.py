@@ -1,4 +1,4 @@
-"""A checkpoint in Hugging Face layout: what its folder holds, and that all of it is used."""
+"""A checkpoint in Hugging Face layout: its configuration and tensors, and a check that every tensor is used."""
 
 import hashlib
 import json
@@ -14,9 +14,9 @@ from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.weights import TensorInfo, WeightFile, open_weight_file, small_files, weight_files
 
 _OPEN_FILES = 2
-"""Shards open at once: a layer may lie across two. One that is closed leaves memory."""
+"""Shards that are open at once: a layer may lie across two. Closing one frees its memory."""
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
-"""Buffers that old checkpoints were saved with; they follow from config.json."""
+"""Buffers saved in old checkpoints; they follow from config.json, so nothing reads them."""
 _DUMMY_STD = 0.02
 
 
@@ -24,14 +24,14 @@ class Checkpoint:
     """One folder with `config.json` and weights, single or sharded, safetensors or `.bin`.
 
     Tensors are taken one at a time, straight to the device, from files mapped into memory: the host never holds more
-    than the shards a layer lies in. `require_all_taken` fails on any that was left: a tensor that nothing used means
-    that the model was built wrongly.
+    than the shards a layer lies in. `require_all_taken` fails where a tensor was not taken: a tensor that nothing uses
+    means that the model was built wrongly.
 
     Attributes:
-        folder: where it is.
+        folder: the checkpoint's folder.
         config: `config.json` as it stands.
-        tensors: what the weight files hold, by name; empty with `LoadFormat.DUMMY`.
-        quantization: how its decoder's weights are to be kept.
+        tensors: shape and place of every tensor in the weight files, by name; empty with `LoadFormat.DUMMY`.
+        quantization: how the decoder's weights are to be kept.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Checkpoint:
         quantization: Quantization = Quantization.NONE,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
-        """Open `folder`; reads the names and shapes in every weight file, and no tensor.
+        """Open `folder`, reading names and shapes from every weight file, and no tensor.
 
         Args:
             folder: the checkpoint.
             load_format: which files to read.
-            quantization: how to keep what is read.
-            on_bytes: called with the size of every tensor that is done with; at the end they sum to `nbytes`.
+            quantization: how to keep the decoder's weights.
+            on_bytes: called with the size of each tensor once it is read or ignored; the sizes add up to `nbytes`.
 
         Raises:
             CheckpointError: when its configuration or weights are missing or unreadable.
@@ -76,7 +76,7 @@ class Checkpoint:
         return sum(info.nbytes for info in self.tensors.values())
 
     def __contains__(self, name: str) -> bool:
-        """Whether the files hold a tensor of this name; with dummy weights, which can be taken all the same, never."""
+        """Whether the files hold a tensor of this name; never with dummy weights, though any name can be taken."""
         return name in self.tensors
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -89,10 +89,10 @@ class Checkpoint:
         """Read one tensor.
 
         Args:
-            name: of the tensor.
-            dtype: what to convert it to.
+            name: the tensor's name.
+            dtype: the dtype to convert it to.
             device: where to put it.
-            shape: what it must have; dummy weights cannot do without.
+            shape: the shape it must have; needed for dummy weights.
 
         Raises:
             CheckpointError: when the checkpoint has no tensor of this name, or it has another shape.
@@ -117,7 +117,7 @@ class Checkpoint:
         self._count(name)
 
     def ignore(self, name: str) -> None:
-        """Count a tensor as accounted for without reading it."""
+        """Count a tensor as used without reading it."""
         self._count(name)
 
     def require_all_taken(self) -> None:
@@ -136,11 +136,10 @@ class Checkpoint:
         return self._read_json(name) if (self.folder / name).is_file() else {}
 
     def digest(self) -> str:
-        """sha256 over all files that results depend on, and over how weights are kept when they are quantised.
+        """sha256 over all files that results depend on, and over the kind of quantisation.
 
-        Those are the weight files and, beside them, configuration, tokenizer and chat template, in order of name. With
-        dummy weights it is over the latter alone. A weight file in the hub's cache is a link to a blob named by its
-        sha256, which saves reading it.
+        The files are configuration, tokenizer, chat template and, except with dummy weights, the weight files, in order
+        of name. A weight file in the hub's cache is a link to a blob named by its sha256, so it is not read for this.
         """
         dummy = self.load_format is LoadFormat.DUMMY
         total = hashlib.sha256(f"{self.quantization} {dummy}".encode())
@@ -176,7 +175,7 @@ class Checkpoint:
         return read
 
     def _file(self, path: Path) -> WeightFile:
-        """An open file; the one that was used longest ago makes room for it."""
+        """The weight file at `path`, opened; the least recently used one is closed to make room."""
         file = self._open.pop(path, None)
         if file is None:
             while len(self._open) >= _OPEN_FILES:
@@ -201,17 +200,17 @@ def _file_digest(file: Path) -> str:
 
 
 class Outline(Checkpoint):
-    """A checkpoint of which names and shapes are read and nothing else: for models on the `meta` device.
+    """A checkpoint that reads names and shapes and no values, for models on the `meta` device.
 
-    What is missing, left over or of another shape is found as by a checkpoint that is loaded, in no time.
+    It finds missing, unused and misshapen tensors as a loaded checkpoint does, without reading them.
     """
 
     def take_into(self, name: str, out: torch.Tensor) -> None:
-        """Check that there is such a tensor; see `Checkpoint`."""
+        """Check that the tensor exists and has the shape of `out`; see `Checkpoint`."""
         if self.load_format is not LoadFormat.DUMMY:
             self._require(name, tuple(out.shape))
         self._count(name)
 
     def digest(self) -> str:
-        """Empty: it would take reading all weights."""
+        """Empty: a digest would need all weights to be read."""
         return ""

@@ -9,14 +9,14 @@ from espalier.engine.errors import CheckpointError
 from espalier.kernels.rotary import ROPE_TYPES
 
 _TRUNKS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""Supported values of `model_type`, and what the names of their classes begin with."""
+"""Supported values of `model_type`, and the beginning of their class names."""
 GENERATOR_CLASSES = tuple(f"{name}ForCausalLM" for name in _TRUNKS.values())
-"""What a generator's `config.json` names."""
+"""Class names that a generator's `config.json` may give."""
 _NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
-"""What rotary parameters of a type must say."""
+"""Keys that the rotary parameters of a type must have."""
 _TRAINED_LENGTH = "original_max_position_embeddings"
 _MAX_POSITIONS, _WINDOW = 2048, 4096
-"""What a configuration means that does not say."""
+"""Defaults for configurations without these values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _number(raw: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def _eos_token_ids(raw: dict[str, Any]) -> tuple[int, ...]:
-    """Of one id, of a list of them, or of none."""
+    """The end-of-sequence ids, given as one id, as a list, or not at all."""
     given = raw.get("eos_token_id")
     ids = [] if given is None else given if isinstance(given, list) else [given]
     return tuple(_count({"eos_token_id": i}, "eos_token_id", least=0) for i in ids)

@@ -1,13 +1,14 @@
-"""The decoder: one implementation for the families of `engine.config`, reading and writing KV in blocks."""
+"""The decoder that all model families share: token ids to hidden states, over KV in blocks."""
 
 import torch
 
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.quantization import make_quantizer, stored_bytes
+from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
-from espalier.kernels.layers import Layers, prepare_layers
+from espalier.kernels.layers import Layers
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import attention_factor, inverse_frequencies
 
@@ -16,20 +17,22 @@ class Decoder:
     """Token ids to final hidden states, over a paged KV cache.
 
     Attributes:
-        layers: what runs, and most of its weights.
+        backend: the operations of its device, from which heads, copies and draws come too.
+        layers: its layers, ready to run, with most of its weights.
         embedding: `[vocabulary, hidden]`, which a head may be tied to.
-        weight_bytes: what all of its weights take.
+        weight_bytes: bytes of all of its weights.
     """
 
-    def __init__(self, config: DecoderConfig, layers: Layers, weight_bytes: int) -> None:
+    def __init__(self, config: DecoderConfig, backend: Backend, layers: Layers, weight_bytes: int) -> None:
         self.config = config
+        self.backend = backend
         self.layers = layers
         self.embedding = layers.outer.embedding
         self.weight_bytes = weight_bytes
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device that holds the weights."""
         return self.embedding.device
 
     @property
@@ -58,12 +61,13 @@ class Decoder:
 def load_decoder(
     checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str
 ) -> Decoder:
-    """Build the decoder trunk from a checkpoint, taking its tensors; heads are left for their owners to take.
+    """Build the decoder of a checkpoint from its tensors, except those of heads.
 
     Raises:
         CheckpointError: when a tensor is missing or has another shape than `config` says, or it cannot be quantised.
     """
-    quantize = make_quantizer(checkpoint.quantization, dtype, device)
+    backend = choose_backend(device, dtype)
+    quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
     weight_bytes = 0
     prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""
 
@@ -71,7 +75,7 @@ def load_decoder(
         return checkpoint.take(prefix + name, dtype, device, shape)
 
     def fuse(rows: dict[str, int], *columns: int) -> torch.Tensor:
-        """Tensors of so many rows each, one below the other; each is read into its place."""
+        """Tensors one below the other, of as many rows each as `rows` says; each is read into its place."""
         whole = torch.empty(sum(rows.values()), *columns, dtype=dtype, device=device)
         for name, part in zip(rows, whole.split(list(rows.values())), strict=True):
             checkpoint.take_into(prefix + name, part)
@@ -81,7 +85,7 @@ def load_decoder(
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def layer(index: int) -> LayerWeights:
-        """One layer; quantised before the next is read, so that the whole model is never held as it is stored."""
+        """One layer, quantised before the next is read, so that the unquantised model is never held as a whole."""
         nonlocal weight_bytes
         name = f"layers.{index}"
         projections = {
@@ -108,5 +112,5 @@ def load_decoder(
     norm = take("norm.weight", hidden)
     inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
     outer = OuterWeights(embedding, norm, inverse, attention_factor(config.rope_scaling))
-    layers = prepare_layers(config.num_layers, layer, shape, outer)
-    return Decoder(config, layers, weight_bytes + embedding.nbytes + norm.nbytes)
+    layers = backend.prepare_layers(config.num_layers, layer, shape, outer)
+    return Decoder(config, backend, layers, weight_bytes + embedding.nbytes + norm.nbytes)

@@ -17,11 +17,11 @@ _HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./
 
 @dataclass(frozen=True, slots=True)
 class HubSettings:
-    """How the hub is used.
+    """Settings of the Hugging Face hub's client.
 
     Attributes:
-        offline: take what the cache holds and ask nobody; `HF_HUB_OFFLINE=1` does the same.
-        cache_dir: where downloads are kept; None is the hub client's own place (`HF_HUB_CACHE`, `HF_HOME`).
+        offline: use the cache and no network; `HF_HUB_OFFLINE=1` does the same.
+        cache_dir: where downloads are kept; None for the hub client's own place (`HF_HUB_CACHE`, `HF_HOME`).
     """
 
     offline: bool = False
@@ -39,7 +39,7 @@ def locate(name: str, load_format: LoadFormat = LoadFormat.AUTO, hub: HubSetting
         hub: how to use the hub.
 
     Raises:
-        CheckpointError: when it is none of these, or cannot be had; says what to do.
+        CheckpointError: when the name is none of these, or the download fails; its text says what to do.
     """
     if (folder := Path(name).expanduser()).is_dir():
         return folder
@@ -55,7 +55,7 @@ def locate(name: str, load_format: LoadFormat = LoadFormat.AUTO, hub: HubSetting
 
 
 def _download(repository: str, revision: str | None, load_format: LoadFormat, hub: HubSettings) -> Path:
-    """Small files first; what they say decides which weights are wanted, so that no model is downloaded twice."""
+    """Download small files first, and only the weight files that they name, so that no weights come twice."""
     from huggingface_hub import is_offline_mode
 
     offline = hub.offline or is_offline_mode()
@@ -63,12 +63,12 @@ def _download(repository: str, revision: str | None, load_format: LoadFormat, hu
     folder = fetch(SMALL_FILES, revision)
     if load_format is LoadFormat.DUMMY:
         return folder
-    commit = folder.name  # what a branch means may change between two calls
+    commit = folder.name  # a branch may move between two downloads
     for name in weight_lists(load_format):
         if name.endswith(".json") and not (folder / name).is_file():
             continue
         wanted = [file.name for file in named_files(folder / name)]
-        fetch((*wanted, "config.json"), commit)  # which always matches: the client warns when nothing does
+        fetch((*wanted, "config.json"), commit)  # always matches, or the client would warn
         if (folder / wanted[0]).is_file():
             break
     return folder

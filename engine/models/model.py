@@ -1,4 +1,4 @@
-"""One loaded model: decoder, head, tokenizer, and the ids that end its generations."""
+"""A loaded model: its decoder, head, tokenizer, and the token ids that end a generation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
 
 Head = Callable[..., torch.Tensor]
-"""Hidden states `[R, hidden]` to what is read there, `[R, k]`: logits of a generator, scores of a verifier.
+"""Hidden states `[R, hidden]` to values `[R, k]`: logits of a generator, scores of a verifier.
 
-A head that says how likely given tokens are takes these too, int64 `[R]`.
+A head that gives the probability of given tokens takes their ids too, int64 `[R]`.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder with its head and tokenizer; `digest` is that of its checkpoint."""
+    """A decoder with its head and tokenizer; `digest` is the checkpoint's."""
 
     decoder: Decoder
     head: Head
@@ -36,9 +36,9 @@ class Model:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take, with the head of a generator where it is its own; a verifier's is small.
+        """Bytes of the weights, with a generator's head unless it reads the embedding; a verifier's head is small.
 
-        On a CPU in float32 a tied head is its own too: products read another layout than the embedding's.
+        On a CPU in float32 even a tied head has a copy of its own: products read another order than the embedding's.
         """
         head = self.head
         if not isinstance(head, Linear) or head.keeps(self.decoder.embedding):
@@ -47,14 +47,14 @@ class Model:
 
     @property
     def without_embedding(self) -> dict[int, str]:
-        """Tokens of the tokenizer that the model has no embedding for, by id, in order."""
+        """Tokens of the tokenizer that the model has no embedding for, by id, in order of id."""
         return dict(sorted((i, token) for token, i in self.tokenizer.vocabulary.items() if i >= self.config.vocab_size))
 
     def require_embedded(self, role: str, token_ids: Sequence[int]) -> None:
         """Check that the model can be fed `token_ids`.
 
         Raises:
-            NoEmbeddingError: naming those that it has no embedding for, and `role`.
+            NoEmbeddingError: when the model has no embedding for some of them; it names these, and `role`.
             MisuseError: for negative ids.
         """
         if not token_ids:
@@ -94,14 +94,14 @@ def language_model_head(checkpoint: Checkpoint, decoder: Decoder) -> Head:
     else:
         shape = (decoder.config.vocab_size, decoder.config.hidden_size)
         weight = checkpoint.take(name, decoder.dtype, decoder.device, shape)
-    return Linear(weight)
+    return decoder.backend.prepare_linear(weight)
 
 
 def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Model:
     """Load a `*ForCausalLM` checkpoint.
 
     Raises:
-        CheckpointError: when it is another kind of model, or incomplete.
+        CheckpointError: when the checkpoint is of another kind of model, or incomplete.
     """
     if not checkpoint.architecture.endswith("ForCausalLM"):
         name = checkpoint.architecture or "model without architecture"
@@ -109,7 +109,7 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
             f"{checkpoint.folder} is a {name}, not a generator; give one of {', '.join(GENERATOR_CLASSES)} to "
             "--generator, and a reward model to --verifier"
         )
-    tokenizer = TextTokenizer(checkpoint)  # what is wrong with it is said before gigabytes are read
+    tokenizer = TextTokenizer(checkpoint)  # so that its faults are found before gigabytes are read
     decoder = load_trunk(checkpoint, dtype, device)
     head = language_model_head(checkpoint, decoder)
     checkpoint.require_all_taken()

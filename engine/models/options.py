@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are read: plain choices, so that a command line can name them without importing torch."""
+"""Choices of how a checkpoint's weights are read; a command line can name them without importing torch."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ class LoadFormat(StrEnum):
     """safetensors where there are any, else `.bin`."""
     SAFETENSORS = "safetensors"
     BIN = "bin"
-    """`pytorch_model*.bin`, read without running anything that is pickled in it."""
+    """`pytorch_model*.bin`, read without running pickled code."""
     DUMMY = "dummy"
     """No file: random weights of the shapes in config.json, for tests of speed. Answers mean nothing."""
 

@@ -1,30 +1,35 @@
-"""Weights as small whole numbers: torchao chooses them, layer by layer while a model loads.
+"""Quantised weights, int8 and int4: torchao quantises layer by layer while a model loads.
 
-On CPU, in float32, our own product reads them (`kernels/cpu/quantized_linear.py`), so that a request's bits still do
-not depend on its company. Elsewhere torchao's own products are used, which promise no such thing: int4 by torch's
-kernel for it, int8 by converting a layer's weight for each product, which saves memory and not time.
+A backend with a product of its own reads them by it, so that a request's bits still do not depend on the rest of its
+batch (on CPU in float32). Others use torchao's own products, which promise no such thing: int4 by torch's kernel for
+it, int8 by converting a layer's weight for each product, which saves memory and not time.
 """
 
 import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.options import Quantization
+from espalier.kernels.backend import Backend
+from espalier.kernels.linear import QuantizedPacker
 
 GROUP = 64
 """Inputs that share a scale and a zero in int4."""
 
 Quantizer = Callable[[torch.Tensor], torch.Tensor]
-"""A weight `[out, in]` to what stands for it in `torch.nn.functional.linear`."""
+"""A weight `[out, in]` to a quantised one that `torch.nn.functional.linear` takes."""
 
 
-def make_quantizer(quantization: Quantization, dtype: torch.dtype, device: torch.device | str) -> Quantizer:
-    """What quantises the weights of a decoder, or leaves them as they are.
+def make_quantizer(
+    quantization: Quantization, backend: Backend, dtype: torch.dtype, device: torch.device | str
+) -> Quantizer:
+    """A function that quantises each weight of a decoder for `backend`, or leaves it as it is.
 
     Raises:
         CheckpointError: when torchao is missing, or has no product for this dtype and device.
@@ -38,9 +43,9 @@ def make_quantizer(quantization: Quantization, dtype: torch.dtype, device: torch
             raise CheckpointError(
                 f"{quantization} weights need torchao: pip install 'espalier[quantization]'"
             ) from error
+    if packer := backend.quantized_packer():
+        return partial(_pack_int8 if quantization is Quantization.INT8 else _pack_int4, packer)
     kind = torch.device(device).type
-    if kind == "cpu" and dtype == torch.float32:
-        return _pack_int8 if quantization is Quantization.INT8 else _pack_int4
     if quantization is Quantization.INT8:
         return _quantize_int8
     if kind != "cuda" or dtype != torch.bfloat16:
@@ -53,15 +58,15 @@ def make_quantizer(quantization: Quantization, dtype: torch.dtype, device: torch
 
 
 def linear_bytes(rows: int, columns: int, itemsize: int, quantization: Quantization) -> int:
-    """Bytes of one weight `[rows, columns]`, less what fills up its last panel of rows on a CPU.
+    """Bytes of one weight `[rows, columns]`, without the rows that fill up its last panel on a CPU.
 
-    Of 16 bits it is a GPU's, whose int4 fills columns up to a multiple of 1024.
+    A dtype of 16 bits means a GPU, whose int4 pads columns to a multiple of 1024.
 
     Args:
         rows: outputs.
         columns: inputs.
-        itemsize: of the dtype, where it is not quantised.
-        quantization: how it is kept.
+        itemsize: bytes of an element of the unquantised weight.
+        quantization: how the weight is kept.
     """
     match quantization:
         case Quantization.INT8:
@@ -75,10 +80,12 @@ def linear_bytes(rows: int, columns: int, itemsize: int, quantization: Quantizat
 
 
 def stored_bytes(weight: Any) -> int:
-    """Bytes a weight takes, quantised or not; None takes none."""
+    """Bytes of a weight, quantised or not; 0 for None."""
     if weight is None:
         return 0
-    if flatten := getattr(weight, "__tensor_flatten__", None):  # torchao's say that they are as large as before
+    if flatten := getattr(
+        weight, "__tensor_flatten__", None
+    ):  # `nbytes` of torchao's tensors is that of the weight before
         return sum(stored_bytes(getattr(weight, name)) for name in flatten()[0])
     return weight.nbytes
 
@@ -88,24 +95,20 @@ def _group(columns: int) -> int:
     return math.gcd(columns, GROUP)
 
 
-def _pack_int8(weight: torch.Tensor) -> torch.Tensor:
-    from espalier.kernels.cpu.quantized_linear import pack_quantized
-
+def _pack_int8(packer: QuantizedPacker, weight: torch.Tensor) -> torch.Tensor:
     scaled: Any = _quantize_int8(weight)
     scales = scaled.scale.view(len(weight), 1)
-    return cast(torch.Tensor, pack_quantized(scaled.qdata, scales, torch.zeros_like(scales), bits=8))
+    return packer(scaled.qdata, scales, torch.zeros_like(scales), 8)
 
 
-def _pack_int4(weight: torch.Tensor) -> torch.Tensor:
+def _pack_int4(packer: QuantizedPacker, weight: torch.Tensor) -> torch.Tensor:
     from torchao.quantization import IntxWeightOnlyConfig, PerGroup
     from torchao.quantization.quant_primitives import MappingType
-
-    from espalier.kernels.cpu.quantized_linear import pack_quantized
 
     granularity = PerGroup(_group(weight.shape[1]))
     config = IntxWeightOnlyConfig(torch.int4, granularity, MappingType.ASYMMETRIC)  # pyright: ignore[reportAttributeAccessIssue]
     scaled: Any = _quantize(weight, config)
-    return cast(torch.Tensor, pack_quantized(scaled.qdata, scaled.scale, scaled.zero_point, bits=4))
+    return packer(scaled.qdata, scaled.scale, scaled.zero_point, 4)
 
 
 def _quantize_int8(weight: torch.Tensor) -> torch.Tensor:
@@ -123,7 +126,7 @@ def _quantize_int4(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _quantize(weight: torch.Tensor, config: Any) -> torch.Tensor:
-    """Torchao's way in takes modules."""
+    """Quantise one weight by way of a module, which is what torchao takes."""
     from torchao.quantization import quantize_
 
     linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
@@ -134,7 +137,7 @@ def _quantize(weight: torch.Tensor, config: Any) -> torch.Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torchao logs about extensions that do not fit this torch; none of them is used."""
+    """Silence torchao's warnings about extensions that do not fit this torch; none of them is used."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -16,8 +16,8 @@ _TEMPLATE_DATE = "26 Jul 2024"  # Llama 3.x templates insert today's date; a fix
 class TextTokenizer:
     """A checkpoint's tokenizer.
 
-    Decoding goes by a table of each token's bytes, so the text of a step is the join of its tokens' bytes: no growing
-    sequence is ever decoded again.
+    Decoding looks each token's bytes up in a table, so the text of a step is the join of its tokens' bytes, and a
+    growing sequence is never decoded from its start.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -38,7 +38,7 @@ class TextTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id of a token, added ones included; ids between may be nobody's."""
+        """One more than the largest id of a token, added tokens included; ids below it may have no token."""
         return max(self.vocabulary.values(), default=-1) + 1
 
     @cached_property
@@ -47,7 +47,7 @@ class TextTokenizer:
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text` exactly as it stands: nothing is added before or after; special tokens are recognised."""
+        """Token ids of `text` as it stands: nothing is added before or after it; special tokens are recognised."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: list[int]) -> str:
@@ -64,7 +64,7 @@ class TextTokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def token(self, token_id: int) -> str:
-        """How a token is written; empty for an id that is nobody's."""
+        """A token as it is written; empty for an id without a token."""
         return (token_id < self.vocab_size and self._tokenizer.id_to_token(token_id)) or ""
 
     def token_id(self, token: str) -> int | None:
@@ -106,8 +106,8 @@ class TextTokenizer:
 
         Args:
             messages: each with `role` and `content`.
-            add_generation_prompt: end with what opens the assistant's turn.
-            variables: what else the template is given.
+            add_generation_prompt: end with the text that opens the assistant's turn.
+            variables: further variables for the template.
 
         Raises:
             CheckpointError: when there is no template, or it refuses the messages.
@@ -157,7 +157,7 @@ def _compile_template(source: str) -> Any:
 
 
 def _unicode_to_byte() -> dict[str, int]:
-    """GPT-2's reversible map between bytes and printable characters, read backwards."""
+    """GPT-2's map of bytes to printable characters, inverted."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}

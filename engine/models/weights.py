@@ -1,6 +1,6 @@
 """Files that hold tensors by name: safetensors, and the `.bin` files that torch pickles.
 
-Both are mapped into memory, so that a tensor's bytes are read when the tensor is, and leave memory with the file.
+Files are mapped into memory: a tensor's bytes are read from disk when the tensor is used, and freed with the file.
 """
 
 import json
@@ -21,7 +21,7 @@ from espalier.engine.models.options import LoadFormat
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is and how large, without its values."""
+    """The file, shape and size of a tensor, without its values."""
 
     file: Path
     shape: tuple[int, ...]
@@ -29,15 +29,15 @@ class TensorInfo:
 
 
 class WeightFile(Protocol):
-    """One open file of tensors; closed when it is dropped."""
+    """One open file of tensors; it is closed when the object is deleted."""
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """What the file holds, by name."""
+        """The tensors of the file, by name."""
         ...
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor on the host; its bytes may belong to the file, so it is to be copied and not kept."""
+        """A tensor on the host; copy it and do not keep it, for its bytes may belong to the file."""
         ...
 
 
@@ -48,7 +48,7 @@ class SafetensorsFile:
         """Open `path`.
 
         Raises:
-            CheckpointError: when it is damaged or cut short.
+            CheckpointError: when the file is damaged or cut short.
         """
         try:
             self._file = safe_open(path, framework="pt")
@@ -68,13 +68,13 @@ class SafetensorsFile:
 
 
 class BinFile:
-    """A `WeightFile` that `torch.save` wrote; nothing in it but tensors is ever loaded."""
+    """A `WeightFile` written by `torch.save`, from which nothing but tensors is ever loaded."""
 
     def __init__(self, path: Path) -> None:
         """Open `path`.
 
         Raises:
-            CheckpointError: when it is damaged or cut short, or its pickle asks for more than tensors.
+            CheckpointError: when the file is damaged or cut short, or its pickle asks for more than tensors.
         """
         whole = zipfile.is_zipfile(path)
         if not whole and _first_bytes(path) in (b"PK", b""):
@@ -99,10 +99,10 @@ class BinFile:
 
 
 def open_weight_file(path: Path) -> WeightFile:
-    """Open a file by its ending.
+    """Open a weight file; its ending says which format it has.
 
     Raises:
-        CheckpointError: when it is missing, damaged, or not only tensors.
+        CheckpointError: when the file is missing or damaged, or holds more than tensors.
     """
     if not path.is_file():
         raise CheckpointError(f"{path.parent} has no {path.name}; is the download complete?")
@@ -125,18 +125,18 @@ def _damaged(path: Path, reason: object) -> CheckpointError:
 
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
-"""Configuration, tokenizer, chat template, and the indices that say which weights there are."""
+"""Patterns of configuration, tokenizer, chat template and indices of weight files."""
 _INDEX = ".index.json"
 _STEMS = {LoadFormat.SAFETENSORS: "model.safetensors", LoadFormat.BIN: "pytorch_model.bin"}
 
 
 def small_files(folder: Path) -> list[Path]:
-    """The files of a folder that tell what its weights mean, in order of name."""
+    """Configuration, tokenizer and chat template of a folder, in order of name."""
     return sorted(file for pattern in SMALL_FILES for file in folder.glob(pattern) if file.is_file())
 
 
 def weight_lists(load_format: LoadFormat) -> Iterator[str]:
-    """File names that may say which weights there are, in the order of preference: an index, or a file on its own."""
+    """Names of indices of shards, and of single weight files, in the order of preference."""
     for form, stem in _STEMS.items():
         if load_format in (LoadFormat.AUTO, form):
             yield stem + _INDEX
@@ -147,7 +147,7 @@ def weight_files(folder: Path, load_format: LoadFormat) -> list[Path]:
     """The weight files of a folder, in order of name; whether all shards are there is not checked.
 
     Raises:
-        CheckpointError: when there are none, or an index is broken.
+        CheckpointError: when the folder has no weight files, or an index is broken.
     """
     for name in weight_lists(load_format):
         if (found := folder / name).is_file():
@@ -157,7 +157,7 @@ def weight_files(folder: Path, load_format: LoadFormat) -> list[Path]:
 
 
 def named_files(found: Path) -> list[Path]:
-    """The shards that an index names, or the file itself when it is no index.
+    """The shards that an index names, or the given file itself when it is no index.
 
     Raises:
         CheckpointError: when the index is broken, or names a file outside of its folder.

@@ -1,4 +1,4 @@
-"""Admission by memory: what a search may need at worst is set aside before it starts."""
+"""Admission by memory: blocks for a search's worst case are reserved before it starts."""
 
 import itertools
 import math
@@ -12,25 +12,25 @@ from espalier.engine.memory.pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks set aside for each role; hand it back with `Admission.release`."""
+    """Blocks reserved for one owner, by role, until `Admission.release`."""
 
     blocks: Mapping[str, int]
     owner: Hashable = None
 
 
 class Admission:
-    """Sets blocks aside so that an admitted search never meets an empty pool.
+    """Reserves blocks, so that an admitted search never meets an empty pool.
 
     A slab belongs to one model while any of its blocks is live, so memory is counted in slabs. A role never needs
-    more than `max(live at the last admission, slabs for all it has reserved)`: beyond what it has reserved, it opens
-    a slab only when live blocks fill its own. Admission keeps the sum of these over the roles within the KV pool, so
-    every reserved block can be allocated. Cached blocks count for nothing: they give way.
+    more slabs than it had live at the last admission, or than all its reservations need, whichever is more: it opens a
+    slab beyond its reservations only when live blocks fill its own slabs. Admission keeps the sum over the roles within
+    the KV pool, so every reserved block can be allocated. Cached blocks do not count: they are evicted on demand.
 
-    Where less than the worst case is set aside, blocks can run out; see `Preemption`.
+    Where less than the worst case is reserved, blocks can run out; see `Preemption`.
     """
 
     def __init__(self, kv_pool: KVPool, pools: Mapping[str, BlockPool], share: float = 1.0) -> None:
-        """Admit to `kv_pool`, setting `share` of each worst case aside."""
+        """Admit searches to `kv_pool`, reserving `share` of each one's worst case."""
         self.kv_pool = kv_pool
         self.pools = pools
         self._share = share
@@ -48,19 +48,19 @@ class Admission:
                 raise PoolTooSmallError(needed * self.kv_pool.slab_bytes, limit * self.kv_pool.slab_bytes)
 
     def rank(self, owner: Hashable) -> tuple[float, float]:
-        """Where `owner` stands: smaller goes first. Who reserved nothing comes last."""
+        """A number by which owners are ordered, smaller first; owners without a reservation come last."""
         return self._ranks.get(owner, (math.inf, math.inf))
 
     def try_reserve(self, blocks: Mapping[str, int], owner: Hashable = None, priority: int = 0) -> Reservation | None:
-        """Set blocks aside, or return None when they are not free yet.
+        """Reserve blocks, or return None when they are not free yet.
 
         Args:
-            blocks: of each role, what the owner may need at worst.
-            owner: for whom.
-            priority: larger goes first; of equals, who was admitted first.
+            blocks: by role, the blocks that the owner may need at worst.
+            owner: the search they are reserved for.
+            priority: larger ranks first; of equal ones, the owner that was admitted first.
 
         Raises:
-            PoolTooSmallError: when they never can be.
+            PoolTooSmallError: when the blocks would not be free even on an idle engine.
         """
         self.require_fits_alone(blocks)
         blocks = {role: math.ceil(self._share * count) for role, count in blocks.items()}
@@ -76,9 +76,10 @@ class Admission:
         return Reservation(blocks, owner)
 
     def would_fit(self, blocks: Mapping[str, int], without: Collection[Reservation]) -> bool:
-        """Whether `blocks` could be set aside if the reservations `without` were handed back and their blocks free.
+        """Whether `blocks` could be reserved if the reservations `without` were released and their blocks were free.
 
-        Goes by what is reserved: where others hold more, or theirs lie scattered, it may take longer than that.
+        Only reservations count here: where other owners hold more than they reserved, or their blocks lie in more slabs
+        than they need, room may come later than this says.
         """
         slabs = 0
         for role, pool in self.pools.items():
@@ -90,7 +91,7 @@ class Admission:
         return slabs <= self.kv_pool.num_slabs
 
     def release(self, reservation: Reservation) -> None:
-        """Hand a reservation back; its sequences are released already."""
+        """Release a reservation, after its owner's sequences."""
         for role, count in reservation.blocks.items():
             self.reserved_blocks[role] -= count
             assert self.reserved_blocks[role] >= 0, "a reservation was released twice"

@@ -1,4 +1,4 @@
-"""What one step of a model computes: who gets how many tokens, and the blocks for them."""
+"""Choosing the tokens that one step of a model computes, and taking blocks for them."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -12,12 +12,18 @@ from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
 
 MakeRoom = Callable[[Hashable], bool]
-"""Makes somebody give up their KV and says whether anybody did; for an owner's sake only one who comes after them."""
+"""Makes one owner give up its KV, and returns whether one did. Given an owner, only those that rank behind it are
+asked; given None, any but the first."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeldUp:
-    """The first piece of work that found no blocks in a step: whose it is, and how many it needs to go on."""
+class BlockedWork:
+    """Work that found no blocks in a step.
+
+    Attributes:
+        owner: whose work it is.
+        blocks: how many blocks it needs before it can go on.
+    """
 
     owner: Hashable
     blocks: int
@@ -28,7 +34,13 @@ Target = TypeVar("Target", WaitingRequest, RunningRequest)
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Tokens of one sequence that a step computes: of waiting work, or of a branch whose KV was dropped."""
+    """Tokens of one sequence that a step computes, for waiting work or for a branch whose KV was evicted.
+
+    Attributes:
+        target: the waiting work or the branch.
+        row: its sequence's row of the table.
+        count: tokens computed.
+    """
 
     target: WaitingRequest | RunningRequest
     row: int
@@ -37,12 +49,21 @@ class Chunk:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one step computes: a token of each branch, then the chunks; blocks for all of it are in place."""
+    """The tokens of one step: one token of each branch, then the chunks. Blocks for all of them are in place.
+
+    Attributes:
+        branches: branches that compute their last token.
+        chunks: tokens of other sequences.
+        rows: int64 `[S]`, the sequence of each branch, then of each chunk.
+        first: int64 `[S]`, the position of each sequence's first token.
+        counts: int64 `[S]`, how many tokens of each sequence are computed.
+        copies: blocks to copy from, and the blocks to copy them to, before anything is written.
+    """
 
     branches: list[RunningRequest]
     chunks: list[Chunk]
     rows: np.ndarray
-    first: np.ndarray  # position of each row's first token
+    first: np.ndarray
     counts: np.ndarray
     copies: tuple[list[int], list[int]]
 
@@ -51,17 +72,17 @@ class BatchPlanner:
     """Chooses the tokens of each step.
 
     A batch takes one token of every running branch, then tokens of waiting work in order of arrival; where the budget
-    is too small for all, every owner gets a fair share of it. Work that finds no blocks is held up: those behind its
-    owner give up theirs before the next step.
+    is too small for all, every owner gets a fair share of it. Work that finds no blocks is blocked: before the next
+    step, owners that rank behind its owner give up their KV.
 
     Attributes:
         paused: owners whose work is left out.
-        held_up: the first piece of work that found no blocks in the last step.
+        blocked: the first piece of work that found no blocks in the last step.
     """
 
     def __init__(self, table: SequenceTable, make_room: MakeRoom) -> None:
         self.paused: set[Hashable] = set()
-        self.held_up: HeldUp | None = None
+        self.blocked: BlockedWork | None = None
         self._table = table
         self._pool = table.pool
         self._make_room = make_room
@@ -72,13 +93,13 @@ class BatchPlanner:
             return targets
         return [target for target in targets if target.work.owner not in self.paused]
 
-    def forget_held_up(self, owner: Hashable) -> None:
-        """`owner` waits for blocks no longer."""
-        if self.held_up and self.held_up.owner == owner:
-            self.held_up = None
+    def forget_blocked(self, owner: Hashable) -> None:
+        """Make no more room for `owner`'s blocked work, if it has any."""
+        if self.blocked and self.blocked.owner == owner:
+            self.blocked = None
 
     def plan(self, running: list[RunningRequest], waiting: list[WaitingRequest], max_tokens: int) -> StepPlan | None:
-        """Choose what to compute and take the blocks for it, making others give up theirs where that must be.
+        """Choose what to compute and take blocks for it, from the KV of other owners where no other blocks are left.
 
         Args:
             running: branches being sampled.
@@ -86,15 +107,15 @@ class BatchPlanner:
             max_tokens: computed in the step at most.
 
         Returns:
-            The plan, or None when those who had work here gave up their KV for the other model's sake.
+            The plan, or None when all owners with work here were preempted to make room for the other model.
 
         Raises:
-            PoolExhaustedError: when blocks run out and nobody can give any up; of the last owner that found none.
+            PoolExhaustedError: when blocks run out and no owner can give any up; it names the last owner without any.
         """
-        while self.held_up and self.held_up.blocks > self._pool.allocatable_blocks:
-            if not self._make_room(self.held_up.owner):
+        while self.blocked and self.blocked.blocks > self._pool.allocatable_blocks:
+            if not self._make_room(self.blocked.owner):
                 break
-        self.held_up = None
+        self.blocked = None
         while True:
             branches, chunks = self._choose(running, waiting, max_tokens)
             if not branches and not chunks:
@@ -125,7 +146,7 @@ class BatchPlanner:
     def _choose(
         self, running: list[RunningRequest], waiting: list[WaitingRequest], budget: int
     ) -> tuple[list[RunningRequest], list[Chunk]]:
-        """Branches and chunks to compute, memory permitting, at most `budget` tokens."""
+        """Branches and chunks of at most `budget` tokens together, before any look at memory."""
         running, waiting = self.active(running), self.active(waiting)
         rows = np.array([b.sequence.row for b in running], dtype=np.int64)
         dropped = np.flatnonzero(self._table.lengths[rows] - self._table.computed[rows] != 1).tolist()
@@ -157,29 +178,29 @@ class BatchPlanner:
         return branches, chosen
 
     def _place(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> list[Chunk]:
-        """Take blocks for those chunks that there is room for, in order; adds to `copies`."""
+        """Take blocks for the chunks in order, while there are blocks, and return those chunks; adds to `copies`."""
         placed: list[Chunk] = []
-        plain = [chunk for chunk in chunks if not self._table.has_unknown(chunk.row)]
+        plain = [chunk for chunk in chunks if not self._table.is_unmatched(chunk.row)]
         for chunk in chunks:
-            if not self._table.has_unknown(chunk.row):
+            if not self._table.is_unmatched(chunk.row):
                 continue
-            self._table.recall(chunk.row, chunk.target.known_tokens(int(self._table.lengths[chunk.row])))
+            self._table.match_prefix(chunk.row, chunk.target.known_tokens(int(self._table.lengths[chunk.row])))
             chunk.count = min(chunk.count, max(1, self._table.missing(chunk.row)))
             if not self._fits([chunk]):
-                self._hold_up(chunk)
+                self._note_blocked(chunk)
                 continue
             self._write([chunk], copies)
             self._table.register(chunk.row, int(self._table.computed[chunk.row]) + chunk.count)
             placed.append(chunk)
         while plain and not self._fits(plain):
-            self._hold_up(plain[len(plain) // 2])
+            self._note_blocked(plain[len(plain) // 2])
             plain = plain[: len(plain) // 2]
         self._write(plain, copies)
         return placed + plain
 
-    def _hold_up(self, chunk: Chunk) -> None:
-        if self.held_up is None:
-            self.held_up = HeldUp(chunk.target.work.owner, self._blocks_for(chunk))
+    def _note_blocked(self, chunk: Chunk) -> None:
+        if self.blocked is None:
+            self.blocked = BlockedWork(chunk.target.work.owner, self._blocks_for(chunk))
 
     def _blocks_for(self, chunk: Chunk) -> int:
         return int(self._table.blocks_needed(*self._spans([chunk]))[0])
@@ -199,11 +220,11 @@ class BatchPlanner:
 
 
 def fair_shares(demands: Mapping[Hashable, int], budget: int) -> dict[Hashable, int]:
-    """Max-min fair shares of `budget`: nobody gets more than they ask for, and what is left is split evenly.
+    """Max-min fair shares of `budget`: no owner gets more than its demand, and the rest is split evenly.
 
     Args:
-        demands: tokens each one could use.
-        budget: tokens there are.
+        demands: tokens that each owner could use.
+        budget: tokens to share out.
 
     Returns:
         Shares that add up to `budget`, or to all demands where these are less.

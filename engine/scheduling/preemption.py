@@ -1,4 +1,4 @@
-"""Preemption: who gives up their KV when blocks run out, and when it is computed again."""
+"""Preemption: which owner gives up its KV when blocks run out, and when that KV is computed again."""
 
 from collections.abc import Hashable, Mapping
 
@@ -8,11 +8,11 @@ from espalier.engine.scheduling.scheduler import Scheduler
 
 
 class Preemption:
-    """Makes owners give up all KV they hold, and lets them go on once there is room.
+    """Preempts owners, which gives up all their KV, and resumes them once there is room.
 
-    Owners rank by priority, then by when they were admitted; the last one gives up first. Tokens stay, so KV can be
-    computed again, blocks that several sequences share once, and nothing that was sampled or scored is lost. The first
-    owner never gives up, and fits the KV pool alone, so there is always one that gets on.
+    Owners rank by priority, then by the order in which they were admitted; the last one is preempted first. Tokens are
+    kept, so KV can be computed again (shared blocks once), and nothing that was sampled or scored is lost. The first
+    owner is never preempted, and fits the KV pool alone, so there is always one that makes progress.
     """
 
     def __init__(self, kv_pool: KVPool, schedulers: Mapping[str, Scheduler], admission: Admission) -> None:
@@ -20,37 +20,36 @@ class Preemption:
         self._kv_pool = kv_pool
         self._schedulers = schedulers
         self._admission = admission
-        self._resting: dict[Hashable, dict[str, int]] = {}  # blocks each held, by role
-        self._set_aside: set[Hashable] = set()  # of those who rest, who must be called back
+        self._preempted: dict[Hashable, dict[str, int]] = {}  # the blocks each held, by role
+        self._suspended: set[Hashable] = set()  # preempted owners that wait for `call_back`
 
     def preempt(self, owner: Hashable) -> None:
-        """Make `owner` give up its KV and rest."""
-        self._resting[owner] = {}
+        """Give up the KV of `owner` and pause its work until there is room."""
+        held = self._preempted.setdefault(owner, {})
         for role, scheduler in self._schedulers.items():
-            if held := scheduler.table.blocks_of(owner):
-                self._resting[owner][role] = held
+            if blocks := scheduler.table.blocks_of(owner):
+                held[role] = held.get(role, 0) + blocks
                 self.counts[role] += 1
             scheduler.drop_kv(owner)
             scheduler.planner.paused.add(owner)
 
     def set_aside(self, owner: Hashable) -> None:
-        """Make `owner` give up its KV and rest until it is called back, whatever room there is."""
-        if owner not in self._resting:
-            self.preempt(owner)
-        self._set_aside.add(owner)
+        """Preempt `owner` until `call_back`, whatever room there is."""
+        self.preempt(owner)
+        self._suspended.add(owner)
 
     def call_back(self, owner: Hashable) -> None:
-        """Let `owner`, set aside before, go on once there is room."""
-        self._set_aside.discard(owner)
+        """Let `owner`, suspended by `set_aside`, resume once there is room."""
+        self._suspended.discard(owner)
 
     def make_room(self, needy: Hashable) -> bool:
-        """Make somebody give up their blocks: one without work, else the last one behind `needy`.
+        """Preempt one owner: one without work, else the last one that ranks behind `needy`.
 
         Args:
-            needy: for whom; None for whoever comes first.
+            needy: the owner that needs blocks; None for the first of those with work.
 
         Returns:
-            Whether anybody gave up anything.
+            Whether an owner was preempted.
         """
         holding = {
             o
@@ -59,7 +58,7 @@ class Preemption:
             if scheduler.table.blocks_of(o)
         }
         working = self._working()
-        active = working - self._resting.keys()
+        active = working - self._preempted.keys()
         if needy is None:
             needy = min(active, key=self._admission.rank, default=None)
         behind = [o for o in holding & active if self._admission.rank(o) > self._admission.rank(needy)]
@@ -69,35 +68,35 @@ class Preemption:
         return True
 
     def resume(self) -> None:
-        """Let resting owners go on, in order of rank, while there is room for what they held; one if nobody runs.
+        """Resume preempted owners in order of rank while there is room for what they held; at least one if none runs.
 
-        None goes before an owner that is held up for want of blocks, and none that is set aside at all.
+        An owner never resumes before a higher one that is blocked for want of blocks, nor while it is suspended.
         """
-        resting = self._resting.keys() - self._set_aside
-        if not resting:
+        preempted = self._preempted.keys() - self._suspended
+        if not preempted:
             return
-        held_up = [
-            scheduler.planner.held_up.owner for scheduler in self._schedulers.values() if scheduler.planner.held_up
+        blocked = [
+            scheduler.planner.blocked.owner for scheduler in self._schedulers.values() if scheduler.planner.blocked
         ]
         working = self._working()
-        for owner in sorted(resting, key=self._admission.rank):
+        for owner in sorted(preempted, key=self._admission.rank):
             if owner not in working:
                 self.forget(owner)
                 continue
-            behind = any(self._admission.rank(owner) > self._admission.rank(other) for other in held_up)
-            if working - self._resting.keys() and (behind or not self._fits(self._resting[owner])):
+            behind = any(self._admission.rank(owner) > self._admission.rank(other) for other in blocked)
+            if working - self._preempted.keys() and (behind or not self._fits(self._preempted[owner])):
                 return
             self.forget(owner)
 
     def forget(self, owner: Hashable) -> None:
-        """Let `owner` rest no longer."""
-        self._set_aside.discard(owner)
-        if self._resting.pop(owner, None) is not None:
+        """Stop pausing the work of `owner`: it resumes, or there is none any more."""
+        self._suspended.discard(owner)
+        if self._preempted.pop(owner, None) is not None:
             for scheduler in self._schedulers.values():
                 scheduler.planner.paused.discard(owner)
 
     def _working(self) -> set[Hashable]:
-        """Owners whose work waits or runs, or would if they did not rest."""
+        """Owners with waiting or running work, paused or not."""
         return {owner for scheduler in self._schedulers.values() for owner in scheduler.owners()}
 
     def _fits(self, blocks: Mapping[str, int]) -> bool:

@@ -10,10 +10,17 @@ from espalier.engine.work import Generate, Sampling, Score, Work
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """Work whose sequence still has tokens to compute; `values` gathers what has been read so far."""
+    """Work whose sequence still has tokens to compute.
+
+    Attributes:
+        work: as it was submitted.
+        base: the sequence's length before it, so the position of a Score's first token.
+        computed_tokens: tokens computed for it so far.
+        values: what the head gave so far, float32 `[1, k]` for each read.
+    """
 
     work: Work
-    base: int  # position of a Score's first token
+    base: int
     computed_tokens: int = 0
     values: list[np.ndarray] = field(default_factory=list)
 
@@ -23,7 +30,7 @@ class WaitingRequest:
         return self.work.sequence.row
 
     def known_tokens(self, length: int) -> int:
-        """Tokens of the sequence that need not be computed where their KV is at hand: those before what is read."""
+        """How many of the sequence's tokens may come from the prefix cache: those before the first that is read."""
         read_at = self.work.read_at if isinstance(self.work, Score) else ()
         return self.base + read_at[0] if read_at else length
 
@@ -34,14 +41,24 @@ class WaitingRequest:
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """One child that is being sampled, token by token."""
+    """A branch: one child that is being sampled, token by token.
+
+    Attributes:
+        work: the request that it is a child of.
+        indices: the request's samplings that drew the same tokens so far.
+        sequence: its tokens.
+        start: length of the sequence before the first sampled token.
+        shared: sampled tokens that were computed before it diverged from another branch.
+        extra_tokens: tokens computed for it besides the sampled ones: its parent's pending tokens, and tokens computed
+            again after its KV was evicted.
+    """
 
     work: Generate
-    indices: list[int]  # samplings that drew the same tokens so far
+    indices: list[int]
     sequence: Sequence
-    start: int  # its length before the first sampled token
-    shared: int = 0  # sampled tokens that were computed before it parted from another branch
-    extra_tokens: int = 0  # computed for it besides: of its parent on its behalf, and again after its KV was dropped
+    start: int
+    shared: int = 0
+    extra_tokens: int = 0
 
     @property
     def row(self) -> int:
@@ -49,7 +66,7 @@ class RunningRequest:
         return self.sequence.row
 
     def known_tokens(self, length: int) -> int:
-        """Tokens of the sequence that need not be computed where their KV is at hand."""
+        """How many of the sequence's tokens may come from the prefix cache: all of them."""
         return length
 
     def count_computed(self, tokens: int) -> None:
@@ -58,16 +75,16 @@ class RunningRequest:
 
 
 class DecodeRows:
-    """Running branches as arrays, rebuilt only when they change.
+    """Running branches as arrays, built anew only when the branches change.
 
     Attributes:
-        branches: whose they are.
-        branch_of: int64 `[draws]`; each branch has a draw for each of its samplings, side by side.
-        firsts: int64 `[branches]`, the first draw of each.
-        rows: int64 `[branches]`, of each one's sequence.
-        starts: int64 `[branches]`, that sequence's length before the first sampled token.
-        limits: int64 `[branches]`, the length that it stops at.
-        apart: bool `[draws]`, draws that must part from the others of their branch, alike or not.
+        branches: the branches, in the order of the arrays.
+        branch_of: int64 `[draws]`, the branch of each draw; a branch has a draw for each of its samplings.
+        firsts: int64 `[branches]`, the first draw of each branch.
+        rows: int64 `[branches]`, the row of each branch's sequence.
+        starts: int64 `[branches]`, the length of each sequence before its first sampled token.
+        limits: int64 `[branches]`, the length at which each sequence stops.
+        apart: bool `[draws]`, draws that become branches of their own even if they are equal.
     """
 
     def __init__(self, branches: list[RunningRequest]) -> None:
@@ -82,9 +99,9 @@ class DecodeRows:
 
     @property
     def samplings(self) -> list[Sampling]:
-        """Of every draw."""
+        """The sampling of every draw."""
         return [b.work.samplings[i] for b in self.branches for i in b.indices]
 
     def find_rows(self) -> None:
-        """Find `rows` anew: a branch gets a sequence of its own once it has a token of its own."""
+        """Read `rows` again: a branch gets a sequence of its own once it has a token of its own."""
         self.rows = np.array([b.row for b in self.branches])

@@ -1,4 +1,4 @@
-"""Which model runs next: a policy over how much work each side has."""
+"""Which role runs next: a policy over how much work each one has."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,23 +20,23 @@ class RoleLoad:
 
 
 class RolePolicy(Protocol):
-    """Chooses whose batch runs next; called only when at least one side is busy."""
+    """Chooses the role whose batch runs next; called only when at least one is busy."""
 
     def choose(self, generator: RoleLoad, verifier: RoleLoad) -> str:
-        """`GENERATOR` or `VERIFIER`, one that is busy."""
+        """`GENERATOR` or `VERIFIER`; the chosen one is busy."""
         ...
 
 
 @dataclass(slots=True)
 class GeneratorFirst:
-    """Score when a batch worth running has gathered, has waited long enough, or the generator has nothing left to do.
+    """Runs the generator until the verifier has a large batch, has waited long enough, or nothing else is left.
 
-    Scoring in large batches is what makes the verifier cheap; a search that waits for scores costs nothing while others
-    keep the generator busy.
+    Large batches make scoring cheap, and a search that waits for its scores costs nothing while other searches keep the
+    generator busy.
 
     Attributes:
-        enough_tokens: waiting verifier tokens that are worth a turn.
-        max_deferred_steps: turns of the generator that fewer tokens wait at most, so that scoring never starves.
+        enough_tokens: waiting verifier tokens that are worth a batch.
+        max_deferred_steps: generator steps for which fewer tokens wait at most, so that scoring never starves.
     """
 
     enough_tokens: int = 256

@@ -1,4 +1,4 @@
-"""One model's waiting and running work: what a step computes, and what becomes of its results."""
+"""One model's waiting and running work: it plans each step, and takes in the step's results."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -18,15 +18,16 @@ class SchedulerOutput:
     """One step: the tokens to compute, the positions whose head values are read, the draws to make.
 
     Attributes:
-        plan: tokens and the blocks for them.
-        reads: whose each read is.
-        read_rows: int64 `[reads]`, rows of the batch.
+        plan: the tokens and the blocks for them.
+        reads: the Score that each read belongs to.
+        read_rows: int64 `[reads]`, the row of the batch that each read is of.
         read_targets: tokens that the head is asked about, one for each read; empty for a head that takes none.
-        scored: scores that are read to their end in this step.
-        opened: what each Generate whose pending tokens are computed in this step goes on as.
-        decode: the requests that a token is drawn for, None without any.
-        decode_rows: int64, the row of the batch of each of these; None where the batch is a token of each, in order.
-        draw_positions: int64 `[draws]`, position of each draw within its step.
+        scored: Scores whose last read is in this step.
+        opened: for each Generate whose pending tokens end in this step, the branch that it continues as.
+        decode: the branches that a token is drawn for, None without any.
+        decode_rows: int64 `[branches]`, the row of the batch of each branch; None where the batch is one token of each
+            branch, in order.
+        draw_positions: int64 `[draws]`, the position of each draw within its step.
     """
 
     plan: StepPlan
@@ -41,11 +42,11 @@ class SchedulerOutput:
 
 
 class Scheduler:
-    """What one model has to do; plain Python on plain data.
+    """Queues one model's work, plans its steps and finishes its requests; plain Python on plain data.
 
     Attributes:
         planner: chooses the tokens of each step.
-        computed_tokens: since it was made, as are `steps` and `copied_blocks`.
+        computed_tokens: tokens computed since the scheduler was made; `steps` and `copied_blocks` count likewise.
     """
 
     def __init__(
@@ -73,16 +74,16 @@ class Scheduler:
 
     @property
     def running_branches(self) -> int:
-        """Children being sampled, those of paused owners left out."""
+        """How many children are being sampled, without those of paused owners."""
         return len(self.planner.active(self._running))
 
     def waiting_tokens(self) -> int:
-        """Tokens that waiting work has to compute, that of paused owners left out."""
+        """How many tokens waiting work has to compute, without that of paused owners."""
         rows = [item.work.sequence.row for item in self.planner.active(self._waiting)]
         return int(np.maximum(self.table.lengths[rows] - self.table.computed[rows], 1).sum())
 
     def owners(self) -> set[Hashable]:
-        """Everyone whose work waits or runs."""
+        """Owners with waiting or running work."""
         return {target.work.owner for target in (*self._waiting, *self._running)}
 
     def open(self, token_ids: list[int], salt: bytes, owner: Hashable) -> Sequence:
@@ -90,7 +91,7 @@ class Scheduler:
 
         Raises:
             NoEmbeddingError: when the model has no embedding for one of the tokens.
-            MisuseError: for negative ids, or more tokens than its context.
+            MisuseError: for negative ids, or more tokens than the model's context.
         """
         self._require_fits(len(token_ids))
         self._model.require_embedded(self.role, token_ids)
@@ -100,7 +101,7 @@ class Scheduler:
         """Drop a sequence.
 
         Raises:
-            MisuseError: when it is not a live one of this engine, or work waits or runs on it.
+            MisuseError: when the sequence is not a live one of this engine, or work waits or runs on it.
         """
         self.table.require_live(sequence)
         if sequence.row in self._busy_rows:
@@ -112,7 +113,7 @@ class Scheduler:
 
         Raises:
             NoEmbeddingError: when the model has no embedding for one of its tokens.
-            MisuseError: when its sequence is not a live one of this engine, already has work or has no tokens to
+            MisuseError: when the work's sequence is not a live one of this engine, already has work, has no tokens to
                 compute, or would go beyond the model's context.
         """
         self.table.require_live(work.sequence)
@@ -132,8 +133,8 @@ class Scheduler:
         self._waiting.append(WaitingRequest(work, base=length))
 
     def cancel(self, owner: Hashable) -> None:
-        """Drop all work of `owner`, none of which may be in flight; branches being sampled are released."""
-        self.planner.forget_held_up(owner)
+        """Drop all work of `owner` and release its branches; none of its work may be in flight."""
+        self.planner.forget_blocked(owner)
         self._busy_rows -= {item.row for item in self._waiting if item.work.owner == owner}
         self._waiting = [item for item in self._waiting if item.work.owner != owner]
         for branch in self._running:
@@ -144,15 +145,18 @@ class Scheduler:
         self._running = [branch for branch in self._running if branch.work.owner != owner]
 
     def drop_kv(self, owner: Hashable) -> None:
-        """Give up all KV of `owner`, whose work goes on where it was once that is computed again; none in flight."""
+        """Free all KV of `owner`; its work continues from the same point once that KV is computed again.
+
+        None of its work may be in flight.
+        """
         self.table.drop_kv(owner)
-        self.planner.forget_held_up(owner)
+        self.planner.forget_blocked(owner)
         for item in self._waiting:
             if item.work.owner == owner:
                 item.values.clear()
 
     def drop_all_kv(self) -> None:
-        """What the blocks of this model hold is not certain: all of it is computed again."""
+        """Free all KV of this model, for what its blocks hold is not certain; all of it is computed again."""
         self.table.drop_all()
         for item in self._waiting:
             item.values.clear()
@@ -160,11 +164,11 @@ class Scheduler:
     def schedule(self, max_tokens: int) -> SchedulerOutput | None:
         """The next step, of at most `max_tokens` tokens; None when there is nothing to run.
 
-        Nothing here needs what the step before drew: that is in the table since `update`. Follow with `launched` once
-        the model computes it, or with `drop_all_kv` where it cannot.
+        The tokens that the step before drew are in the table since `update`. After this call comes `launched` once the
+        model computes the step, or `drop_all_kv` if it cannot.
 
         Raises:
-            PoolExhaustedError: when blocks run out and nobody can give any up.
+            PoolExhaustedError: when blocks run out and no owner can give any up.
         """
         plan = self.planner.plan(self._running, self._waiting, max_tokens)
         if plan is None:
@@ -204,7 +208,7 @@ class Scheduler:
     def _reads(
         output: SchedulerOutput, item: WaitingRequest, work: Score, first: int, count: int, end: int
     ) -> list[int]:
-        """Add the reads of `count` tokens from position `first` on; their rows of the batch, up to `end`."""
+        """Add the reads of `count` tokens from position `first` on; returns their rows of the batch, before `end`."""
         first -= item.base
         reads = [i for i, place in enumerate(work.read_at) if 0 <= place - first < count]
         output.reads += [item] * len(reads)
@@ -212,7 +216,7 @@ class Scheduler:
         return [end - count + work.read_at[i] - first for i in reads]
 
     def launched(self, output: SchedulerOutput) -> None:
-        """Count what a step computes as computed: the next one builds on it."""
+        """Count a step's tokens as computed, since the next step builds on them."""
         plan = output.plan
         self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
         for chunk in plan.chunks:
@@ -257,7 +261,7 @@ class Scheduler:
         return done
 
     def _let_go(self, branch: RunningRequest) -> None:
-        """A branch runs no longer: what was generated in place takes other work."""
+        """Note that a branch has ended: a sequence generated in place takes other work again."""
         if branch.work.in_place:
             self._busy_rows.discard(branch.row)
 
@@ -266,31 +270,33 @@ class Scheduler:
             raise MisuseError(f"a sequence of {tokens} tokens is longer than the {self.role}'s context of {context}")
 
     def _open_branch(self, item: WaitingRequest, work: Generate, computed: int) -> RunningRequest:
-        """The branch that all samplings of `work` begin as; its sequence is forked once it has a token of its own."""
+        """The one branch of all samplings of `work`; its sequence is forked once it has a token of its own."""
         start, indices = int(self.table.lengths[item.row]), list(range(len(work.samplings)))
         return RunningRequest(work, indices, work.sequence, start, extra_tokens=item.computed_tokens + computed)
 
     def _take_in(self, decode: DecodeRows, token_ids: np.ndarray, log_probabilities: np.ndarray) -> list[Done]:
-        """Append what was drawn, part branches whose samplings differ, and take out those that stop."""
+        """Append the drawn tokens, fork branches whose samplings differ, and take out branches that stop."""
         chosen = set(map(id, decode.branches))
         rest = [branch for branch in self._running if id(branch) not in chosen]
-        decode, firsts = self._part(decode, token_ids)
+        decode, firsts = self._diverge(decode, token_ids)
         token_ids = token_ids[firsts]
         self.table.log_probabilities[decode.rows] += log_probabilities[firsts]
         self.table.append_each(decode.rows, token_ids)
         return self._take_out_stopped(decode, token_ids, rest)
 
-    def _part(self, decode: DecodeRows, token_ids: np.ndarray) -> tuple[DecodeRows, np.ndarray]:
-        """Fork branches whose samplings drew different tokens, or are to part anyway; the lowest index keeps its own.
+    def _diverge(self, decode: DecodeRows, token_ids: np.ndarray) -> tuple[DecodeRows, np.ndarray]:
+        """Fork branches whose samplings drew different tokens, or are not to be merged.
+
+        The sampling of the lowest index keeps the branch's sequence.
 
         Returns:
-            All branches, and for each which of `token_ids` is its own.
+            All branches, and for each branch the index of its token in `token_ids`.
         """
         branches = decode.branches
         differs = (token_ids != token_ids[decode.firsts][decode.branch_of]) | decode.apart
         if not differs.any():
             return decode, decode.firsts
-        parted, firsts = list(branches), decode.firsts.tolist()
+        diverged, firsts = list(branches), decode.firsts.tolist()
         for b in np.unique(decode.branch_of[differs]).tolist():
             branch, first = branches[b], firsts[b]
             groups: dict[int, list[int]] = {}  # places in `indices`, by token
@@ -301,12 +307,12 @@ class Scheduler:
                 sequence = self.table.fork(branch.sequence)
                 self.table.log_probabilities[sequence.row] = self.table.log_probabilities[branch.sequence.row]
                 indices = [branch.indices[place] for place in places]
-                parted.append(
+                diverged.append(
                     RunningRequest(branch.work, indices, sequence, branch.start, shared=length - branch.start)
                 )
                 firsts.append(first + places[0])
             branch.indices = [branch.indices[place] for place in next(iter(groups.values()))]
-        self._decode = DecodeRows(parted)
+        self._decode = DecodeRows(diverged)
         return self._decode, np.array(firsts)
 
     def _take_out_stopped(self, decode: DecodeRows, token_ids: np.ndarray, rest: list[RunningRequest]) -> list[Done]:
@@ -359,7 +365,7 @@ class Scheduler:
 def _owners_without_numbers(
     output: SchedulerOutput, values: np.ndarray, log_probabilities: np.ndarray
 ) -> frozenset[Hashable]:
-    """Whose results are not numbers."""
+    """Owners whose results are not numbers."""
     owners: set[Hashable] = set()
     if np.isnan(values).any():
         owners |= {output.reads[i].work.owner for i in np.flatnonzero(np.isnan(values).any(axis=1))}

@@ -53,7 +53,7 @@ def _with_long_context(model: Model) -> Model:
     """The model with room for the longest prefix and what follows; its speed does not depend on what it was taught."""
     decoder = model.decoder
     config = dataclasses.replace(decoder.config, max_positions=_OWN_TOKENS + 2 * max(SHARED))
-    longer = Decoder(config, decoder.layers, decoder.weight_bytes)
+    longer = Decoder(config, decoder.backend, decoder.layers, decoder.weight_bytes)
     return dataclasses.replace(model, decoder=longer, eos_token_ids=())
 
 

@@ -1,8 +1,8 @@
-"""CPU paths of the operations, compiled by numba; imported only where they run.
+"""The operations for float32 on CPU, compiled by numba; imported only where they run.
 
-numba keeps what it has compiled, and looks for changes in a function's own file only. Functions here are made of
-several files, and two of different states would be linked into one program: so each state of this folder has a place
-of its own, and so has what is compiled with AMX.
+numba caches compiled functions, and looks for changes in a function's own file only. Functions here call others of
+several files, so a stale one could be linked with a new one. Each state of this folder therefore has a cache folder of
+its own, with AMX and without.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _config: Any = config  # it has no attributes that a type checker could see
 
 
 def _has_amx() -> bool:
-    """Whether the processor has AMX for bfloat16 and the system lets this process use it, which is asked for here."""
+    """Whether the processor has AMX for bfloat16 and the system lets this process use it; asks for the permission."""
     features = llvmlite.binding.get_host_cpu_features()
     wanted = os.environ.get("ESPALIER_AMX", "1") != "0" and platform.system() == "Linux"
     if not (wanted and features.get("amx-bf16") and features.get("avx512bw")):
@@ -29,14 +29,14 @@ def _has_amx() -> bool:
 
 
 HAS_AMX = _has_amx()
-"""Whether products are taken by `amx`; `ESPALIER_AMX=0` in the environment leaves them to `tiles`."""
+"""Whether `amx` computes products; with `ESPALIER_AMX=0` in the environment `tiles` does."""
 
 
 def place_of_compiled(folder: Path, given: str, kind: str = "") -> str:
-    """Where what is compiled from the files of `folder` is kept: below `given`, below `folder` where that is empty.
+    """The cache folder for functions compiled from the files of `folder`: below `given`, or `folder` if that is empty.
 
-    What is compiled differently from the same files is of another `kind`. `given` itself where nothing can be written
-    there; where that is empty, numba finds a place for itself.
+    Functions that are compiled differently from the same files have another `kind`. Where no folder can be written,
+    the result is `given` itself; if that is empty, numba finds a place of its own.
     """
     state = hashlib.sha256(
         b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))) + kind.encode()

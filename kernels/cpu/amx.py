@@ -35,7 +35,7 @@ X_TILE = _TERMS * _TILE_BYTES // 4
 PANEL_TILE = 2 * X_TILE
 """The same of 32 columns."""
 _AHEAD = 4224 // 4
-"""Elements that a panel is brought near before they are needed; with 4096 or 8192 bytes some products took 4/3."""
+"""Elements by which a panel is prefetched before its use; with 4096 or 8192 bytes some products took 4/3 as long."""
 _PAIRS = ((2, 0), (1, 0), (1, 1), (0, 1), (0, 0), (0, 2))
 """Terms of x and of the panel whose products are summed, in an order in which each shares one with the next."""
 CHUNK = 256
@@ -177,7 +177,7 @@ def _write_product(row_tiles: int, splits: bool, builder: ir.IRBuilder, args: An
 
 
 def _write_few(rows: int, builder: ir.IRBuilder, args: Any) -> None:
-    """The product of so few rows that a tile would be all but empty, with the tile unit's own bits.
+    """The product of so few rows that a tile would be almost empty, with the same bits as the tile unit's.
 
     A tile's product sums even and odd elements apart, from zero on, each a fused multiply-add, and then adds both to
     what is there (Intel's manual, TDPBF16PS). The terms of the panel stay in registers.
@@ -332,7 +332,7 @@ def configure(_: Any) -> Any:
 
 @intrinsic
 def release(_: Any) -> Any:
-    """Give the tiles up, so that the system need not keep them when it switches threads."""
+    """Release the tiles, so that the system need not save them when it switches threads."""
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _call(builder, "tilerelease")
@@ -372,7 +372,7 @@ def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x
 
 @numba.njit
 def scratch() -> np.ndarray:
-    """What `multiply_columns` needs besides; each thread's own."""
+    """Scratch memory for `multiply_columns`, one for each thread."""
     return aligned(CHUNK // TILE_INNER * PANEL_TILE)
 
 
@@ -416,7 +416,7 @@ def multiply_columns(
         else:
             _rows(x, at, panel, panel_at, out, out_start, out_stride, count)
         return
-    mask = _ALL_STEPS if rows > 2 * TILE_ROWS else _TWO_STEPS  # nobody reads them again
+    mask = _ALL_STEPS if rows > 2 * TILE_ROWS else _TWO_STEPS  # they are not read again
     for row in range(0, rows, 2 * TILE_ROWS):
         at, to = (first + row) // TILE_ROWS * stride + column // TILE_INNER * X_TILE, out_start + row * out_stride
         if rows - row > TILE_ROWS:
@@ -444,7 +444,7 @@ def multiply_panel(
     out_stride: int,
     terms: np.ndarray,
 ) -> None:
-    """`multiply_columns` of all columns. What is wanted next lies behind the panel, and is brought near with it."""
+    """`multiply_columns` of all columns; the elements behind the panel, which are read next, are prefetched with it."""
     for column in range(0, inner, CHUNK):
         count, at = min(CHUNK, inner - column), panel_at + column * 32
         multiply_columns(x, first, rows, inner, column, count, panels, at, out, out_start, out_stride, terms)

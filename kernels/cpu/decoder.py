@@ -5,7 +5,7 @@ All threads walk through the same phases, sharing the items.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numba
 import numpy as np
@@ -17,12 +17,8 @@ from espalier.kernels.cpu.amx import aligned
 from espalier.kernels.cpu.attention import (
     TOKENS_PER_ITEM,
     UNLIMITED,
-    Geometry,
-    Spans,
     attend,
-    find_spans,
     flat_kv_pool,
-    geometry_of,
     scratch_for,
 )
 from espalier.kernels.cpu.linear import (
@@ -41,30 +37,88 @@ from espalier.kernels.cpu.linear import (
 )
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
+from espalier.kernels.cpu.spans import Geometry, Spans, find_spans, geometry_of
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
 from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import LayerKV
 
 _PHASES = 9
-"""Of one layer: norm; qkv; rotary and store; attention; its result stored; out; norm; gate and up; down.
+"""Phases of one layer: norm; qkv; rotary and store; attention; packing its result; out; norm; gate and up; down.
 
-Another norm follows the last.
+Another norm follows the last layer.
 """
 _FEW = 8
-"""Rows of one work item where there is little to do for each."""
+"""Rows of one work item in phases with little work for each row."""
 _SOME = 32
 """Rows of one work item that writes keys: neighbouring tokens of a sequence write the same cache lines."""
-Tokens = tuple[np.ndarray, np.ndarray]
-"""Ids and positions, int64 `[T]`."""
-Outer = tuple[np.ndarray, np.ndarray, np.ndarray, np.float32]
-"""`OuterWeights`, the embedding flat."""
+Array = TypeVar("Array", torch.Tensor, np.ndarray)
+
+
+class _Tokens(NamedTuple):
+    """Ids and positions of a step's tokens, int64 `[T]` each."""
+
+    ids: np.ndarray
+    positions: np.ndarray
+
+
+class _Outer(NamedTuple):
+    """`OuterWeights` as arrays, the embedding flat."""
+
+    embedding: np.ndarray
+    norm: np.ndarray
+    inverse_frequencies: np.ndarray
+    attention_factor: np.float32
+
+
+class _Weights(NamedTuple, Generic[Array]):
+    """Weights of all L layers, in panels as `linear.pack` makes them; as arrays, those in panels are flat.
+
+    Attributes:
+        norms: `[L, 2, hidden]`.
+        head_norms: `[L, 2, head_dim]`, of queries and keys; `[L, 0, head_dim]` without.
+        qkv_bias: `[L, rows of qkv, filled up to whole panels]`.
+        out_bias: `[L, hidden]`; `[L, 0]` without.
+        qkv: `[L, panel, hidden, PANEL]`.
+        out: `[L, panel, heads * head_dim, PANEL]`.
+        gate_up: `[L, panel, hidden, PANEL]`, up's panels after gate's.
+        down: `[L, panel, inner, PANEL]`.
+    """
+
+    norms: Array
+    head_norms: Array
+    qkv_bias: Array
+    out_bias: Array
+    qkv: Array
+    out: Array
+    gate_up: Array
+    down: Array
+
+
+class _Buffers(NamedTuple):
+    """What a step's phases hand to one another, flat float32; products have room for what `unit` writes beyond.
+
+    Attributes:
+        hidden: the residual stream, `[T, hidden]`, rows as wide as whole panels.
+        normed: `[T, hidden]`, as `unit` stores rows.
+        qkv: `[T, (heads + 2 * kv_heads) * head_dim]`, rows as wide as whole panels.
+        mixed: attention's result, `[T, heads * head_dim]`.
+        attended: the same as `unit` stores rows; `mixed` itself where these are no different.
+        gated: `[T, inner]`, as `unit` stores rows.
+    """
+
+    hidden: np.ndarray
+    normed: np.ndarray
+    qkv: np.ndarray
+    mixed: np.ndarray
+    attended: np.ndarray
+    gated: np.ndarray
 
 
 @numba.njit
 def _embed_rows(
-    item: int, tokens: Tokens, outer: Outer, stride: int, hidden: np.ndarray, rotary: tuple[np.ndarray, np.ndarray]
+    item: int, tokens: _Tokens, outer: _Outer, stride: int, hidden: np.ndarray, rotary: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    """Begin a few tokens' residual stream with their embeddings, and find the cosines and sines of their positions."""
+    """Write a few tokens' embeddings to the residual stream, and the cosines and sines of their positions."""
     (token_ids, positions), (embedding, norm, inverse, factor), (cos, sin) = tokens, outer, rotary
     width = len(norm)
     for r in range(item * _FEW, min((item + 1) * _FEW, len(token_ids))):
@@ -88,7 +142,7 @@ def _norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps:
 def _norm_and_store_rows(
     item: int, rows: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray
 ) -> None:
-    """As `_norm_rows`, to where a product takes its left side from."""
+    """As `_norm_rows`, but stored as the left side of a product."""
     width = len(weight)
     normed = np.empty(width, np.float32)
     for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
@@ -199,9 +253,9 @@ def _gated_part(
 @numba.njit(nogil=True, cache=True)
 def _forward(
     counters: np.ndarray,
-    tokens: Tokens,
-    outer: Outer,
-    weights: tuple[np.ndarray, ...],
+    tokens: _Tokens,
+    outer: _Outer,
+    weights: _Weights[np.ndarray],
     windows: np.ndarray,
     eps: np.float32,
     flat: np.ndarray,
@@ -212,20 +266,20 @@ def _forward(
     scale: np.float32,
     parts: tuple[int, int, int],
     threads: int,
-    buffers: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    buffers: _Buffers,
     rotary: tuple[np.ndarray, np.ndarray],
     output: np.ndarray,
 ) -> None:
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
     hidden, normed, qkv, mixed, attended, gated = buffers
     qkv_parts, hidden_parts, gated_parts = parts
-    rows, width, wide = len(rotary[0]), norms.shape[2], geometry[3] * geometry[5]
+    rows, width, wide = len(rotary[0]), norms.shape[2], geometry.heads * geometry.head_dim
     stride = (width + PANEL - 1) // PANEL * PANEL
     inner = len(down_panels) // (len(norms) * stride)
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
     tiles, few = (rows + ROWS - 1) // ROWS, (rows + _FEW - 1) // _FEW
     some, packed = (rows + _SOME - 1) // _SOME, few if PACKS else 0
-    attend_items, attend_scratch = len(spans[1]), scratch_for(geometry, spans)
+    attend_items, attend_scratch = len(spans.items), scratch_for(geometry, spans)
     scratch, sums = unit.scratch(), aligned(2 * ROWS * PANEL)
     halves = sums[: ROWS * PANEL], sums[ROWS * PANEL :]
     unit.configure()
@@ -313,28 +367,11 @@ def _forward(
 
     item = fetch_item(counters, phase)
     while item < few:
-        _norm_rows(item, hidden, stride, outer[1], eps, output)
+        _norm_rows(item, hidden, stride, outer.norm, eps, output)
         item = complete_and_fetch(counters, phase)
     unit.release()
     restore_denormals(denormals)
     barrier(counters, phase, few)
-
-
-class _Packed(NamedTuple):
-    """Weights of all L layers.
-
-    Norms are `[L, 2, hidden]`, those of heads `[L, 2 or 0, head_dim]`, biases `[L, padded qkv]` and
-    `[L, hidden or 0]`, the others `[L, panel, in, PANEL]`.
-    """
-
-    norms: torch.Tensor
-    head_norms: torch.Tensor
-    qkv_bias: torch.Tensor
-    out_bias: torch.Tensor
-    qkv: torch.Tensor
-    out: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
 
 
 class CpuLayers:
@@ -353,20 +390,24 @@ class CpuLayers:
         self._has_bias = first.qkv_bias is not None
         self._inner = first.down.shape[1]
         self._windows = np.array([shape.window(index) or UNLIMITED for index in range(count)])
-        self._packed = _Packed(*(room_for_weights(count, *t.shape) for t in _pack(first, shape)))
+        self._packed = _Weights(*(room_for_weights(count, *t.shape) for t in _pack(first, shape)))
         for index in range(count):
             for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
                 whole[index] = part
-        self._arrays = tuple(t.numpy() if t.dim() < 4 else t.view(-1).numpy() for t in self._packed)
-        tensors = outer.embedding.contiguous().view(-1), outer.norm, outer.inverse_frequencies
-        self._outer = (*(t.numpy() for t in tensors), np.float32(outer.attention_factor))
+        self._arrays = _Weights(*(t.numpy() if t.dim() < 4 else t.view(-1).numpy() for t in self._packed))
+        self._outer = _Outer(
+            embedding=outer.embedding.contiguous().view(-1).numpy(),
+            norm=outer.norm.numpy(),
+            inverse_frequencies=outer.inverse_frequencies.numpy(),
+            attention_factor=np.float32(outer.attention_factor),
+        )
 
     def __len__(self) -> int:
         return len(self._packed.norms)
 
     def weights(self, index: int) -> LayerWeights:
         """See `Layers`."""
-        s, packed = self._shape, _Packed(*(whole[index] for whole in self._packed))
+        s, packed = self._shape, _Weights(*(whole[index] for whole in self._packed))
         qkv_rows, hidden = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, packed.norms.shape[1]
         gate, up = (unpack(half, self._inner) for half in packed.gate_up.chunk(2))
         return LayerWeights(
@@ -399,20 +440,20 @@ class CpuLayers:
         )
         wide = s.num_heads * s.head_dim
         mixed = np.empty(rows * wide, np.float32)
-        buffers = (
-            product(rows, stride),
-            stored_rows(rows, width),
-            product(rows, qkv_stride),
-            mixed,
-            stored_rows(rows, wide) if PACKS else mixed,
-            stored_rows(rows, inner),
+        buffers = _Buffers(
+            hidden=product(rows, stride),
+            normed=stored_rows(rows, width),
+            qkv=product(rows, qkv_stride),
+            mixed=mixed,
+            attended=stored_rows(rows, wide) if PACKS else mixed,
+            gated=stored_rows(rows, inner),
         )
         output = torch.empty(rows, width)
         geometry, half = geometry_of(layer_kvs[0], s.num_heads, qkv_stride), len(outer.inverse_frequencies)
         parallel_run(
             _forward,
             _PHASES * len(self) + 1,
-            (ids, positions.numpy()),
+            _Tokens(ids, positions.numpy()),
             self._outer,
             self._arrays,
             self._windows,
@@ -432,11 +473,11 @@ class CpuLayers:
         return output
 
 
-def _pack(layer: LayerWeights, shape: LayerShape) -> _Packed:
+def _pack(layer: LayerWeights, shape: LayerShape) -> _Weights[torch.Tensor]:
     gate, up = layer.gate_up.chunk(2)
     bias = torch.zeros(len(layer.qkv)) if layer.qkv_bias is None else layer.qkv_bias
     of_heads = [norm for norm in (layer.query_norm, layer.key_norm) if norm is not None]
-    return _Packed(
+    return _Weights(
         norms=torch.stack((layer.attention_norm, layer.mlp_norm)),
         head_norms=torch.stack(of_heads) if of_heads else torch.empty(0, shape.head_dim),
         qkv_bias=F.pad(bias, (0, -len(bias) % PANEL)),

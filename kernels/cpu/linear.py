@@ -1,4 +1,9 @@
-"""A matrix product in float32 whose every output is summed in the order of the inner dimension, nothing else."""
+"""A matrix product in float32 that sums every output in the order of the inner dimension, whatever the batch.
+
+Libraries choose a kernel, and with it an order of summation, by the number of rows: with MKL on one x86-64 server a row
+had other bits in a batch of up to 15 rows than in a larger one, on another server in batches that are no multiple of
+four. A request's tokens would then depend on the other requests of its batch.
+"""
 
 import math
 from typing import Any
@@ -10,44 +15,46 @@ import torch
 from espalier.kernels.cpu import HAS_AMX, amx, tiles
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
+from espalier.kernels.linear import Linear
 
 unit: Any = amx if HAS_AMX else tiles
-"""What multiplies: `configure`, `release`, `x_size`, `store_row`, `scratch`, `multiply_columns`, `multiply_panel`."""
+"""The module that multiplies, by `configure`, `release`, `x_size`, `store_row`, `scratch`, `multiply_columns` and
+`multiply_panel`."""
 PANEL = 32 if HAS_AMX else tiles.WIDE
-"""Columns of the product whose weights lie side by side: what one tile is wide."""
+"""Columns of a product whose weights lie side by side; the width of one tile."""
 PACKS = HAS_AMX
-"""Whether the left side of a product is kept otherwise than as rows side by side."""
+"""Whether the left side of a product is stored in another way than as plain rows."""
 ROWS = 256
-"""Rows of one work item at most: so many meet a panel each time it comes from memory."""
+"""Most rows of one work item: so many are multiplied with a panel each time it comes from memory."""
 _SPEED = 12e10 if HAS_AMX else 4e10
-"""Multiply-adds that a thread does in a second where rows are many, within a factor of two or so; fewer with few."""
+"""Multiply-adds a second of one thread where rows are many, within a factor of two or so; fewer with few rows."""
 _FEW = 8
-"""Rows of one work item where there is little to do for each."""
+"""Rows of one work item in phases with little work for each row."""
 _ITEMS_PER_THREAD = 4
-"""So many that a thread that is held up leaves most of its share to others."""
+"""So many that a thread which is interrupted leaves most of its share to other threads."""
 
 
 def room_for_weights(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """An empty tensor in large pages of memory where the system has them: numpy asks for them, torch does not."""
+    """An empty tensor, in large memory pages where the system has them: numpy asks for these, torch does not."""
     num_bytes = math.prod(shape) * dtype.itemsize
     room = torch.from_numpy(amx.aligned(-(-num_bytes // 4)))
     return room.view(torch.uint8)[:num_bytes].view(dtype).view(shape)
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """`[out, in]` to `[panel, in, PANEL]`: columns of the product side by side, the last panel filled up with zeros."""
+    """Put a weight `[out, in]` in panels `[panel, in, PANEL]` of PANEL outputs each, the last one padded with zeros."""
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL))
     panels = padded.view(-1, PANEL, weight.shape[1]).transpose(1, 2)
     return room_for_weights(*panels.shape, dtype=weight.dtype).copy_(panels)
 
 
 def unpack(panels: torch.Tensor, out_features: int) -> torch.Tensor:
-    """The weight that `pack` was given, `[out_features, in]`."""
+    """The weight `[out_features, in]` that `pack` put in panels."""
     return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:out_features]
 
 
 def parts_of(rows: int, panels: int) -> int:
-    """Parts to cut the panels into, so that there are enough work items for all threads."""
+    """How many parts to cut the panels into, so that there are enough work items for all threads."""
     tiles = max(1, -(-rows // ROWS))
     return max(1, min(panels, -(-_ITEMS_PER_THREAD * num_threads() // tiles)))
 
@@ -76,17 +83,17 @@ def multiply_part(
     """Add one work item's share of `x @ weight.T` to `out`.
 
     Args:
-        item: which of `ceil(rows / ROWS) * parts`.
+        item: index of the item, below `ceil(rows / ROWS) * parts`.
         parts: see `parts_of`.
-        threads: how many take items in turn; the panel that this one wants next is brought near.
+        threads: how many threads take items in turn; the panel of this thread's likely next item is prefetched.
         x: rows of `inner` elements as `unit` stores them.
-        rows: of the product.
-        inner: summed over.
+        rows: rows of the product.
+        inner: elements summed over.
         panels: flat float32; the weight's begin at `panels_at`.
         panels_at: see `panels`.
         num_panels: panels of the weight.
         out: flat float32, from `product`.
-        scratch: of `unit`, this thread's own.
+        scratch: this thread's own, from `unit.scratch`.
     """
     first, stride, size = item // parts * ROWS, num_panels * PANEL, inner * PANEL
     start, end = panels_of(item, parts, num_panels)
@@ -109,7 +116,7 @@ def multiply_part(
 
 @numba.njit
 def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, x: np.ndarray) -> None:
-    """Phase 0 of a product: store `given`, flat float32 `[rows * inner]`, as its left side `x`, if that is another."""
+    """Phase 0 of a product: store `given`, flat float32 `[rows * inner]`, as its left side `x` where `PACKS`."""
     few = (rows + _FEW - 1) // _FEW if PACKS else 0
     item = fetch_item(counters, 0)
     while item < few:
@@ -147,12 +154,12 @@ def _multiply(
 
 
 def stored_rows(rows: int, inner: int) -> np.ndarray:
-    """Room for `rows` rows of `inner` elements as `unit` stores them."""
+    """Memory for `rows` rows of `inner` elements as `unit` stores them."""
     return amx.aligned(unit.x_size(rows, inner))
 
 
 def product(rows: int, columns: int) -> np.ndarray:
-    """Room for `rows` rows of sums, `columns` apart, and what `unit` writes beyond them."""
+    """Memory for `rows` rows of sums, `columns` apart, and for the rows that `unit` writes beyond them."""
     return amx.aligned(-(-rows // unit.TILE_ROWS) * unit.TILE_ROWS * columns)
 
 
@@ -163,7 +170,7 @@ def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: t
         x: float32 `[rows, in]`.
         panels: float32, from `pack`.
         out_features: columns of the product, at most those of the panels.
-        bias: float32 `[out_features]` or None; what each sum begins with.
+        bias: float32 `[out_features]`, the first term of each sum, or None.
 
     Returns:
         float32 `[rows, out_features]`.
@@ -180,3 +187,21 @@ def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: t
     seconds = rows * flat_panels.size / _SPEED
     parallel_run(_multiply, 2, flat_x, stored, rows, inner, flat_panels, *shares, flat_out, seconds=seconds)
     return out[:rows, :out_features]
+
+
+class CpuLinear(Linear):
+    """`Linear` in float32 on CPU; the weight is kept in panels."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """Pack `weight`, `[out, in]`; `bias` is `[out]` or None."""
+        super().__init__(weight, bias)
+        self._weight = pack(weight)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight as it was given, `[out, in]`, put together again."""
+        return unpack(self._weight, self.out_features)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`[rows, in]` to `[rows, out]`."""
+        return linear_cpu(x, self._weight, self.out_features, self.bias)

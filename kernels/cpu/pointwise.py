@@ -1,11 +1,11 @@
-"""Loops over the elements of flat float32 arrays, written so that LLVM vectorises them.
+"""Elementwise loops over flat float32 arrays, written so that LLVM vectorises them.
 
-LLVM may compile a loop that writes one array and reads another twice, with and without vectors, and choose at run time
-by whether their addresses could overlap. Results must not depend on that choice: such loops do without fast-math, so
-that each element is rounded the same way in both. Only sums have it, which read and write nothing: without it they
-could not be vectorised, and with it their order is fixed when they are compiled.
+Of a loop that reads one array and writes another, LLVM may compile two versions, with and without vectors, and choose
+at run time by whether the arrays could overlap. Results must not depend on that choice, so such loops do without
+fast-math: both versions round each element alike. Only sums have fast-math, for they write no array: without it they
+could not be vectorised, and with it their order is fixed at compilation.
 
-Loops run over slices: of `x[start + i]` LLVM cannot tell that the index is not a negative one, and gives up.
+Loops run over slices, for LLVM does not vectorise `x[start + i]`, whose index might be negative.
 """
 
 import math
@@ -35,7 +35,7 @@ from espalier.kernels.cpu.simd import (
 )
 
 LANES = 16
-"""Elements of the vectors that are written out here."""
+"""Elements of a vector in this file's code."""
 _VECTOR = ir.VectorType(FLOAT, LANES)
 
 
@@ -75,10 +75,10 @@ def _each_vector(
     whole: Callable[[Any, Any], Any],
     rest: Callable[[Any, Any, Any], Any],
 ) -> Any:
-    """Take `value` through `whole(place, value)` for each whole vector of `count` elements, and what is left of one.
+    """Fold `whole(place, value)` over the whole vectors of `count` elements, then `rest(place, mask, value)`.
 
-    That is `rest(place, mask, value)`, and nothing where nothing is left: an exponential of no elements takes as long
-    as that of sixteen.
+    `rest` takes the last elements, which fill no vector, and is left out where there are none: an exponential of no
+    elements would take as long as one of sixteen.
     """
     vectors = builder.sdiv(count, ir.Constant(INDEX, LANES))
     left = builder.srem(count, ir.Constant(INDEX, LANES))
@@ -103,7 +103,7 @@ def _sum_of_squares(x: np.ndarray) -> np.float32:
 
 
 _COEFFICIENTS = (1.326472731e-3, 9.671512991e-3, 5.550733581e-2, 2.402224243e-1, 6.931470037e-1, 1.0)
-"""Of a polynomial for 2**f on [-0.5, 0.5], the highest power first; the largest relative error, 9e-8, is least."""
+"""Coefficients of the minimax polynomial for 2**f on [-0.5, 0.5], highest power first; relative error below 9e-8."""
 _ROUNDER = 1.5 * 2.0**23
 """Added to a float32 of less than 2**22 it leaves the nearest integer in the lowest bits."""
 

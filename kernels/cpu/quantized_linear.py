@@ -1,12 +1,12 @@
-"""A matrix product in float32 with a weight of whole numbers, which become factors a few at a time.
+"""A matrix product in float32 with a quantised weight, which is dequantised a few columns at a time.
 
-Their bits are those of `linear_cpu` with the dequantised weight: the same factors, summed in the same order. So a row
-does not depend on its company, as it would with the library that quantises (its products are MKL's).
+A product has the bits of `linear_cpu` with the dequantised weight: the same factors, summed in the same order. So a row
+does not depend on the rest of its batch, as it would with the quantising library, whose products are MKL's.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -17,13 +17,13 @@ from espalier.kernels.cpu.linear import PACKS, PANEL, ROWS, pack, parts_of, prod
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 
 _CHUNK = 256
-"""Of the inner dimension, dequantised at a time: so little that it stays in a core's cache."""
+"""Elements of the inner dimension that are dequantised at a time: so few that they stay in a core's cache."""
 _HALF = PANEL // 2
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """What `torch.nn.functional.linear` takes for a weight `[out, in]`; on CPU, with float32 rows.
+    """A quantised weight `[out, in]` that `torch.nn.functional.linear` takes, on CPU with float32 rows.
 
     A factor is `(value - zero) * scale`, with a scale and a zero for each row and group of columns.
 
@@ -45,22 +45,22 @@ class QuantizedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of values, scales and zeros."""
         return self.values.nbytes + self.scales.nbytes + self.zeros.nbytes
 
     @classmethod
     def __torch_function__(
         cls, function: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> torch.Tensor:
-        """How torch hands over a product with one of these."""
+        """Compute `torch.nn.functional.linear` with this weight: torch's way of overriding a function."""
         if function is not F.linear or kwargs:
             return NotImplemented
         x, weight, *bias = args
         return quantized_linear_cpu(x, weight, bias[0] if bias else None)
 
 
-def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> QuantizedWeight:
-    """Put values in panels.
+def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> torch.Tensor:
+    """Put quantised values in panels, as a `QuantizedWeight` that stands for a tensor in products.
 
     Args:
         values: int8 `[out, in]`; with 4 bits from -8 to 7.
@@ -73,7 +73,8 @@ def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tens
         raised = (panels + 8).to(torch.uint8)
         panels = raised[..., :_HALF] | raised[..., _HALF:] << 4
     out, inner = values.shape
-    return QuantizedWeight((out, inner), panels.contiguous(), pack(scales.float()), pack(zeros.to(torch.int8)))
+    packed = QuantizedWeight((out, inner), panels.contiguous(), pack(scales.float()), pack(zeros.to(torch.int8)))
+    return cast(torch.Tensor, packed)
 
 
 def quantized_linear_cpu(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -82,7 +83,7 @@ def quantized_linear_cpu(x: torch.Tensor, weight: QuantizedWeight, bias: torch.T
     Args:
         x: float32 `[rows, in]`.
         weight: from `pack_quantized`.
-        bias: float32 `[out]` or None; what each sum begins with.
+        bias: float32 `[out]`, the first term of each sum, or None.
 
     Returns:
         float32 `[rows, out]`.

@@ -1,7 +1,7 @@
 """Filtering logits and drawing tokens from them on CPU, each row by itself.
 
-A filter needs few of a vocabulary's logits in order. They are counted and weighed by how far they lie below the largest
-one, in narrow bins; then only those of the bins that the filter may reach into are sorted.
+A filter needs only the largest logits of a vocabulary in order. All are counted and summed in narrow bins by their
+distance from the largest one; then only the logits of bins that the filter may reach into are sorted.
 """
 
 import math
@@ -15,11 +15,11 @@ from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
 
 _FILTER_SPEED, _DRAW_SPEED = 1e8, 4e8
-"""Logits that a thread filters, or draws from, in a second, within a factor of two or so."""
+"""Logits a second that one thread filters, or draws from, within a factor of two or so."""
 _BLOCK = 256
 """Tokens whose probabilities are summed before the cumulative distribution is looked at one by one."""
 _NOTHING = 1e-30
-"""Share of the most likely token's probability below which a token is never drawn; what is filtered is far below."""
+"""Share of the most likely token's probability below which a token is never drawn; filtered ones are far below it."""
 
 
 _LEAST = np.float32(LEAST_TEMPERATURE)
@@ -36,7 +36,7 @@ def _weigh(
     for i in range(len(shares)):
         shares[i] = factor * (x[start + i] - top)
         below = -shares[i] * np.float32(_BINS_PER_NAT)
-        bins[i] = np.int16(below) if below < _BINS - 1 else _BINS - 1  # what is not a number is not less
+        bins[i] = np.int16(below) if below < _BINS - 1 else _BINS - 1  # false for NaN, which goes to the last bin
     exp_in_place(shares, 0, len(shares), np.float32(0.0))
     masses[:] = 0.0
     for i in range(len(shares)):
@@ -45,7 +45,7 @@ def _weigh(
 
 @numba.njit
 def _bins_within_reach(bins: np.ndarray, masses: np.ndarray, top_k: int, top_p: float, min_p: float) -> int:
-    """How many bins hold all tokens that the filters can leave."""
+    """How many bins hold all tokens that the filters can keep."""
     if top_k == 0 and top_p >= 1:
         if min_p <= 0:
             return _BINS

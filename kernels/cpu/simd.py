@@ -2,7 +2,7 @@
 
 numba leaves it to LLVM whether and how a loop is vectorised. LLVM gives up where it cannot rule out that arrays overlap
 (measured on the loops of attention: 2 to 3 billion multiply-adds a second, against 13 to 50 for `tiles`), and otherwise
-takes vectors of half the width that the machine has. What the time goes into says it outright.
+takes vectors of half the machine's width. So the loops that take most of the time are written as vectors here.
 """
 
 import platform
@@ -22,11 +22,11 @@ INT = ir.IntType(32)
 def caller(
     name: str, starts: tuple[int, ...], write: Callable[..., Any], whole: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """Code that calls the function `name` of the module it is compiled into, written by `write` where it is not there.
+    """Code that calls the function `name` of its own module, which `write` writes unless the module has it already.
 
-    It is never inlined, or each of its many uses would be compiled anew. Of the arguments, those at `starts` are arrays
-    followed by where in them to begin, which become one pointer; those at `whole` become a pointer to their beginning.
-    `write(builder, arguments)` gives what the function returns: a float, or None for nothing.
+    The function is never inlined, or each of its many uses would be compiled anew. Arguments at `starts` are arrays,
+    each followed by the index to begin at; array and index become one pointer. Arrays at `whole` become a pointer to
+    their first element. `write(builder, arguments)` returns the function's result: a float, or None for no result.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -57,7 +57,7 @@ def caller(
 def loop(
     builder: ir.IRBuilder, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
-    """Run `body(n, values)` for `n < count`, each turn on what the one before gave. Returns what the last one gave."""
+    """Run `values = body(n, values)` for `n < count`, from `initial` on, and return the last values."""
     before = builder.block
     condition, inside, after = (builder.append_basic_block(name) for name in ("condition", "inside", "after"))
     builder.branch(condition)
@@ -79,7 +79,7 @@ def loop(
 
 
 def reduce(builder: ir.IRBuilder, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """All elements of a vector combined into one: its left half with its right half, and so on with the result."""
+    """All elements of a vector combined into one: its left half with its right half, then the halves of the result."""
     lanes = vector.type.count
     while lanes > 1:
         lanes //= 2
@@ -126,7 +126,7 @@ def first_lanes(builder: ir.IRBuilder, count: Any, lanes: int) -> Any:
 
 
 def masked_load(builder: ir.IRBuilder, place: Any, mask: Any, otherwise: Any) -> Any:
-    """The elements of `mask`'s lanes from `place` on, and those of `otherwise`; no others are touched."""
+    """Load the lanes of `mask` from `place` on, and take `otherwise` for the rest; no other memory is read."""
     kind = ir.FunctionType(otherwise.type, [FLOAT.as_pointer(), INT, mask.type, otherwise.type])
     name = f"llvm.masked.load.v{mask.type.count}f32.p0"
     function = cgutils.get_or_insert_function(builder.module, kind, name)
@@ -134,7 +134,7 @@ def masked_load(builder: ir.IRBuilder, place: Any, mask: Any, otherwise: Any) ->
 
 
 def masked_store(builder: ir.IRBuilder, value: Any, place: Any, mask: Any) -> None:
-    """Store the elements of `mask`'s lanes from `place` on; no others are touched."""
+    """Store the lanes of `mask` from `place` on; no other memory is written."""
     kind = ir.FunctionType(ir.VoidType(), [value.type, FLOAT.as_pointer(), INT, mask.type])
     name = f"llvm.masked.store.v{mask.type.count}f32.p0"
     function = cgutils.get_or_insert_function(builder.module, kind, name)
@@ -160,7 +160,7 @@ def _exchange_control(builder: Any, change: Callable[[Any], Any]) -> Any:
 
 @intrinsic
 def flush_denormals(_: Any) -> Any:
-    """Have this thread take numbers too small for a float32's full precision as zeros, and return its setting before.
+    """Treat numbers below the least normal float32 as zeros in this thread; returns the setting before.
 
     A sum that holds one takes a hundred times as long: where attention is sharp, most weights are about that small.
     Where this is no x86 nothing changes.
@@ -176,7 +176,7 @@ def flush_denormals(_: Any) -> Any:
 
 @intrinsic
 def restore_denormals(_: Any, given: Any) -> Any:
-    """Give back to this thread the setting that `flush_denormals` returned."""
+    """Restore this thread's setting that `flush_denormals` returned."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if platform.machine().lower() in ("x86_64", "amd64"):

@@ -1,18 +1,18 @@
-"""Several threads in one compiled function: who helps, and how its work is shared.
+"""Several threads in one compiled function: worker threads, and the sharing of work among them.
 
-A function that wants help is compiled with `nogil` and called with the same arguments by every thread. Its work is cut
-into phases and a phase into items; whoever is free claims the next item, and nobody enters a phase before all items of
-the one before it are done:
+Such a function is compiled with `nogil`, and every thread calls it with the same arguments. Its work is cut into phases
+and each phase into items. A free thread fetches the next item, and no thread enters a phase before all items of the
+phase before are done:
 
-    item = claim(counters, phase)
+    item = fetch_item(counters, phase)
     while item < items:
         ...
-        item = claim_next(counters, phase)
-    wait_for(counters, phase, items)
+        item = complete_and_fetch(counters, phase)
+    barrier(counters, phase, items)
 
-A helper that comes late, or not at all, delays nobody, and one that is slow is given less. (A fork and join of numba's
-own threads costs about 10 us on two cores, and milliseconds while another process holds one of them; this costs a
-fraction of a microsecond a phase, and a decoder's step has dozens.)
+A helper that comes late, or never, delays no other thread, and a slow one takes fewer items. (A fork and join of
+numba's own threads costs about 10 us on two cores, and milliseconds while another process holds one of them; this costs
+a fraction of a microsecond a phase, and a decoder's step has dozens.)
 """
 
 import atexit
@@ -33,18 +33,18 @@ from numba.extending import intrinsic
 
 _intrinsic: Any = intrinsic  # for a type checker, its result would want the typing context as an argument
 _LINE = 8
-"""Elements of a cache line: counters that different threads write lie in lines of their own."""
+"""Elements of a cache line; each counter that several threads write has a line of its own."""
 _WORTH_HELP = 400e-6
-"""Seconds of work that others are asked to help with; asking costs some 80 us: threads take turns in Python."""
+"""Least seconds of work that helpers are called for; a call costs some 80 us, for threads take turns in Python."""
 _SPINS = 2000
-"""Looks at a counter before the core is offered to others, about 50 us."""
+"""Reads of a counter before the core is offered to other threads, about 50 us."""
 
 
 _Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class _Helpers:
-    """Threads that wait for calls to join, each at a queue of its own."""
+    """Worker threads; each waits at a queue of its own for functions to call."""
 
     def __init__(self) -> None:
         self.wanted = _cores() - 1
@@ -68,7 +68,7 @@ class _Helpers:
             calls.put((function, args))
 
     def stop(self) -> None:
-        """End the threads; one that outlived the interpreter would abort the process."""
+        """End the threads; a thread that outlived the interpreter would abort the process."""
         with self._lock:
             if self._pid == os.getpid():
                 for calls in self._queues:
@@ -81,17 +81,17 @@ class _Helpers:
 def _help(calls: "queue.SimpleQueue[_Call | None]") -> None:
     while True:
         call = calls.get()
-        while call and not calls.empty():  # what is past needs no help any more
+        while call and not calls.empty():  # earlier calls have ended without this helper
             call = calls.get()
         if call is None:
             return
         function, args = call
         function(*args)
-        del call, function, args  # arrays of a finished call are not kept until the next
+        del call, function, args  # or a finished call's arrays would live until the next one
 
 
 def _cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Cores this process may use: those it is bound to, fewer in a container that is given less of their time."""
+    """Cores that this process may use: those it is bound to, or fewer where a container limits their time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         allowed, period = quota.read_text(encoding="ascii").split()
@@ -115,13 +115,13 @@ def num_threads() -> int:
 
 
 def parallel_run(function: Callable[..., None], phases: int, *args: Any, seconds: float = math.inf) -> None:
-    """Call `function(counters, *args)` on this thread, helped by the others; returns when all its work is done.
+    """Call `function(counters, *args)` on this thread and the helpers; returns when all its work is done.
 
     Args:
-        function: compiled with `nogil`; takes part in `phases` phases as the module says, each call in the same ones.
-        phases: how many.
+        function: compiled with `nogil`; every call goes through `phases` phases as the module's docstring shows.
+        phases: number of phases.
         args: arrays and numbers.
-        seconds: about how long it takes without help; others are not asked where that would cost more than it saves.
+        seconds: about how long the work takes on one thread; helpers are not called for less than they cost.
     """
     counters = np.zeros((phases, 2 * _LINE), dtype=np.int64)
     if _helpers.wanted and seconds > _WORTH_HELP:
@@ -131,7 +131,7 @@ def parallel_run(function: Callable[..., None], phases: int, *args: Any, seconds
 
 _INDEX = ir.IntType(64)
 _CLAIMED, _DONE = 0, _LINE
-"""Columns of `counters`: items of a phase that somebody took, and those that are done."""
+"""Columns of `counters`: how many items of a phase were fetched, and how many are done."""
 
 
 def _element(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -189,13 +189,13 @@ def _yield(_: Any) -> Any:
 
 @numba.njit
 def fetch_item(counters: np.ndarray, phase: int) -> int:
-    """The next item of a phase that nobody has; past the last when there is none."""
+    """The next item of a phase that no thread has; a number past the last item when there is none."""
     return _add_one(counters, phase, _CLAIMED)
 
 
 @numba.njit
 def complete_and_fetch(counters: np.ndarray, phase: int) -> int:
-    """Report an item done and claim another."""
+    """Report an item as done and fetch another."""
     _add_one(counters, phase, _DONE)
     return _add_one(counters, phase, _CLAIMED)
 

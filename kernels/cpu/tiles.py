@@ -1,6 +1,6 @@
 """Small matrix products with a fixed order of summation.
 
-An output depends on nothing but its own row of `a`: it has the same bits in a tile of one row and of eight.
+An output depends on its own row of `a` alone: it has the same bits in a tile of one row and in one of eight.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from espalier.kernels.cpu.simd import FLOAT, INDEX, caller, fma, intrinsic, load
 
 _LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 TALL, WIDE = (8, 32) if _LARGE_REGISTERS else (4, 16)
-"""Rows and lanes of the largest tile: as many sums as the machine's registers hold beside what goes into them."""
+"""Rows and lanes of the largest tile: as many sums as fit in the machine's registers beside their operands."""
 
 _NEAR = 2048 // 4
-"""Elements that a panel is brought near before they are needed, where it is read once."""
+"""Elements by which a panel is prefetched before its use, where it is read once."""
 
 TILE_ROWS = 1
 """Rows that `multiply_columns` writes at a time."""
@@ -51,12 +51,12 @@ def make_tile(rows: int, lanes: int) -> Callable[..., None]:
 
 
 def make_ahead_tile(rows: int, lanes: int) -> Callable[..., None]:
-    """As `make_tile`, for a `b` without gaps, while it has what is wanted next of `b` brought near.
+    """As `make_tile`, for a `b` without gaps, with a prefetch of the part of `b` that is read next.
 
         tile(a, a_start, a_stride, b, b_start, out, out_start, out_stride, count, ahead, step)
 
-    That is `count * step` elements, `ahead` of `b_start`, `step` in each turn: many at once would fill up the queue
-    that what is needed now waits in.
+    It prefetches `count * step` elements that lie `ahead` of `b_start`, `step` in each turn: many at once would delay
+    the loads of the current turn, which wait in the same queue.
     """
 
     @intrinsic
@@ -72,7 +72,7 @@ def make_ahead_tile(rows: int, lanes: int) -> Callable[..., None]:
 
 
 def make_pair_tile(rows: int, lanes: int) -> Callable[..., None]:
-    """As `make_tile`, for a `b` whose left and right half lie apart, each without gaps, and an `out` that is written.
+    """As `make_tile`, for a `b` whose halves lie apart, each without gaps; writes `out` instead of adding to it.
 
         tile(a, a_start, a_stride, b, left_start, right_start, out, out_start, out_stride, count)
 
@@ -93,12 +93,12 @@ def make_pair_tile(rows: int, lanes: int) -> Callable[..., None]:
 
 
 def make_chain_tile(rows: int, lanes: int) -> Callable[..., None]:
-    """As `make_tile`, for a `b` whose rows lie in blocks here and there; the sums stay in registers throughout.
+    """As `make_tile`, for a `b` whose rows lie in separate blocks; the sums stay in registers throughout.
 
         tile(a, a_start, a_stride, b, b_start, places, first, blocks, size, last, b_stride, out, out_start, out_stride)
 
-    `places[first : first + blocks]`, int64, say where each block begins, counted from `b_start`. Each has `size` rows,
-    the last one `last`.
+    `places[first : first + blocks]`, int64, are where each block begins, counted from `b_start`. A block has `size`
+    rows, the last one `last` rows.
     """
 
     @intrinsic
@@ -201,7 +201,7 @@ def _sum_products(
 
 
 def write_prefetch(builder: ir.IRBuilder, place: Any) -> None:
-    """Have the cache line at `place` brought near."""
+    """Prefetch the cache line at `place`."""
     flag = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), flag, flag, flag])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
@@ -221,7 +221,7 @@ def _prefetch_line(_: Any, x: Any, place: Any) -> Any:
 
 @numba.njit
 def prefetch(x: np.ndarray, start: int, count: int) -> None:
-    """Have the `count` elements of a flat float32 array from `start` on brought near; nothing waits for them."""
+    """Prefetch the `count` elements of a flat float32 array from `start` on; nothing waits for them."""
     for i in range(start, start + count, 16):
         _prefetch_line(x, i)
 
@@ -311,12 +311,12 @@ def multiply_add(
 
 @numba.njit
 def configure() -> None:
-    """Nothing: this unit needs no preparation. As what follows, `amx` has a function of this name, too."""
+    """Do nothing: this unit needs no preparation. `amx` has functions of the names from here on, too."""
 
 
 @numba.njit
 def release() -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 def x_size(rows: int, inner: int) -> int:
@@ -334,7 +334,7 @@ def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x
 
 @numba.njit
 def scratch() -> np.ndarray:
-    """What `multiply_columns` needs besides: nothing."""
+    """Scratch memory for `multiply_columns`: none."""
     return np.empty(0, np.float32)
 
 
@@ -385,7 +385,7 @@ def multiply_panel(
     out_stride: int,
     _terms: np.ndarray,
 ) -> None:
-    """`multiply_columns` of all columns, while the panel that begins at `ahead` is brought near."""
+    """`multiply_columns` of all columns, with a prefetch of the panel that begins at `ahead`."""
     step = max(1, WIDE // ((rows + TALL - 1) // TALL))
     row, distance = 0, _NEAR if rows <= TALL else ahead - panel_at
     while row < rows:

@@ -166,7 +166,6 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
 
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
-    _use_threads(settings.threads, device, dtype)
     checkpoints = _open_checkpoints(settings, on_bytes)
     for opened in checkpoints.values():
         parse_decoder_config(opened.config)
@@ -188,6 +187,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         launch_ahead=settings.launch_ahead,
     )
     engine = Engine(models, engine_settings)
+    engine.set_threads(settings.threads)
     system_prompt = settings.system_prompt
     if system_prompt is None:
         system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
@@ -240,22 +240,6 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise CheckpointError(f"--device {name}: no CUDA device is available")
     return device
-
-
-def _use_threads(count: int | None, device: torch.device, dtype: torch.dtype) -> None:
-    import torch
-
-    if device.type != "cpu" or dtype != torch.float32:
-        if count:
-            torch.set_num_threads(count)
-        return
-    from espalier.kernels.cpu.threads import set_threads
-
-    if count:
-        set_threads(count)
-    # What is worth several threads is compiled and shares them by itself. Idle threads of torch's pool would spin
-    # beside it: measured on 2 cores, best-of-16 ran 1.7 times as fast without.
-    torch.set_num_threads(1)
 
 
 def _default_kv_memory(device: torch.device) -> int:

@@ -229,7 +229,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(OWNERS))
     def preempt(self, owner: str) -> None:
         self.count()
-        self.engine.preempt(owner)
+        self.engine.set_aside(owner)
+        self.engine.call_back(owner)
         for scheduler in self.engine.schedulers.values():
             assert scheduler.table.blocks_of(owner) == 0
 

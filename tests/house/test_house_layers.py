@@ -129,3 +129,34 @@ def test_the_reading_of_imports_sees_every_way_up(text):
 )
 def test_the_reading_of_imports_lets_the_ways_down_pass(text):
     assert violations(text, "espalier.engine.engine") == []
+
+
+def circles(modules: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import one another in a circle, late imports included; each circle once, sorted."""
+    reached = {name: set(found) & modules.keys() for name, found in modules.items()}
+    grown = True
+    while grown:
+        grown = False
+        for found in reached.values():
+            if more := set[str]().union(*(reached[name] for name in found)) - found:
+                found |= more
+                grown = True
+    around = {name: {other for other in reached[name] if name in reached[other]} for name in reached}
+    return [list(circle) for circle in sorted({tuple(sorted(found)) for found in around.values() if found})]
+
+
+@pytest.mark.parametrize("layer", ["kernels", "engine", "prm"])
+def test_no_modules_of_a_layer_import_one_another_in_a_circle(layer: str):
+    texts = {module_name(name): name for name in layered_sources() if name.startswith(f"{layer}/")}
+    packages = {name for name, path in texts.items() if path.endswith("__init__.py")}
+    found = {}
+    for module, path in texts.items():
+        names = set(imports(ast.parse((ROOT / path).read_text(encoding="utf-8")), module, module in packages))
+        names |= {name.rpartition(".")[0] for name in names}
+        # A package that a module lies in is always imported before it; it may take names from its modules late.
+        found[module] = {name for name in names if name != module and not module.startswith(f"{name}.")}
+    assert circles(found) == []
+
+
+def test_the_search_for_circles_finds_late_ones():
+    assert circles({"a": {"b", "numpy"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]

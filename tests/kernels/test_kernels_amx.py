@@ -76,9 +76,9 @@ def test_it_can_be_left_out():
     code = """
 import torch
 from espalier.kernels.cpu import HAS_AMX
-from espalier.kernels.linear import Linear
+from espalier.kernels.cpu.linear import CpuLinear
 x, weight = torch.randn(19, 70), torch.randn(40, 70)
-torch.testing.assert_close(Linear(weight)(x), torch.nn.functional.linear(x, weight), rtol=1e-5, atol=1e-4)
+torch.testing.assert_close(CpuLinear(weight)(x), torch.nn.functional.linear(x, weight), rtol=1e-5, atol=1e-4)
 print(HAS_AMX)
 """
     environment = os.environ | {"ESPALIER_AMX": "0"}

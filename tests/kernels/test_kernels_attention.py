@@ -2,12 +2,13 @@ import dataclasses
 
 import pytest
 import torch
-from paged_batch import PagedProblem, dense_attention, paged_problem, share_leading_blocks
+from paged_batch import PagedProblem, dense_attention, paged_attention_reference, paged_problem, share_leading_blocks
 
 from espalier.kernels import attention
-from espalier.kernels.attention import GatheredAttention, paged_attention_reference, prepare_attention
+from espalier.kernels.attention import GatheredAttention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu import attention as cpu_attention
+from espalier.kernels.cpu import spans
 from espalier.kernels.cpu.attention import CpuAttention
 from espalier.kernels.layout import LayerKV
 
@@ -108,13 +109,11 @@ def test_a_row_has_the_same_bits_alone_and_in_company():
         assert torch.equal(together[row], attend_one_row(problem, row)), f"row {row}"
 
 
-def test_float32_on_cpu_takes_the_compiled_path_and_other_dtypes_gather():
+def test_attention_in_torch_takes_other_dtypes():
     problem = paged_problem([(9, 4)])
-    heads = problem.query.shape[1]
-    output = prepare_attention(problem.layer_kv, problem.batch, heads)(problem.query, problem.layer_kv, 0.2, None)
-    assert torch.equal(output, paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2))
+    output = paged_attention_reference(problem.query, problem.layer_kv, problem.batch, 0.2)
     halved = LayerKV(problem.layer_kv.keys.bfloat16(), problem.layer_kv.values.bfloat16())
-    halves = prepare_attention(halved, problem.batch, heads)(problem.query.bfloat16(), halved, 0.2, None)
+    halves = paged_attention_gathered(problem.query.bfloat16(), halved, problem.batch, 0.2)
     assert halves.dtype == torch.bfloat16
     torch.testing.assert_close(halves.float(), output, rtol=5e-2, atol=5e-2)
 
@@ -145,7 +144,7 @@ def test_what_siblings_share_is_right_in_items_and_chunks_of_any_size(
     most_tokens: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(cpu_attention, "TOKENS_PER_ITEM", most_tokens)
-    monkeypatch.setattr(cpu_attention, "_CHUNK", chunk)
+    monkeypatch.setattr(spans, "_CHUNK", chunk)
     problem = family()
     output = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2)
     torch.testing.assert_close(output, dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
@@ -156,7 +155,7 @@ def test_what_siblings_share_is_right_in_items_and_chunks_of_any_size(
 def test_a_row_has_the_same_bits_alone_and_among_siblings(
     chunk: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cpu_attention, "_CHUNK", chunk)
+    monkeypatch.setattr(spans, "_CHUNK", chunk)
     problem = family()
     together = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2, window)
     for row in range(len(together)):
@@ -166,7 +165,7 @@ def test_a_row_has_the_same_bits_alone_and_among_siblings(
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 33, 64, 95, 96, 200])
 @pytest.mark.parametrize("chunk", [16, 48, 256])
 def test_a_token_sees_its_window_and_no_more(chunk: int, window: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpu_attention, "_CHUNK", chunk)
+    monkeypatch.setattr(spans, "_CHUNK", chunk)
     problem = family()
     expected = dense_attention(problem, 0.2, window)
     for attend in (paged_attention_cpu, paged_attention_reference, paged_attention_gathered):
@@ -186,36 +185,36 @@ def test_chunks_that_every_token_has_passed_are_not_read():
 
 
 def test_tokens_that_share_nothing_are_in_work_items_of_their_own(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpu_attention, "num_threads", lambda: 1)
+    monkeypatch.setattr(spans, "num_threads", lambda: 1)
     problem = family()
-    _, _, firsts, *_ = cpu_attention.find_spans(problem.batch, 64, cpu_attention.geometry_of(problem.layer_kv, 4, 128))
-    assert firsts.tolist() == [0, 4, 5, 14, 17], "siblings, a stranger, a prompt, other siblings"
+    found = spans.find_spans(problem.batch, 64, spans.geometry_of(problem.layer_kv, 4, 128))
+    assert found.firsts.tolist() == [0, 4, 5, 14, 17], "siblings, a stranger, a prompt, other siblings"
 
 
 @pytest.mark.parametrize("window", [None, 20])
 def test_tokens_alone_read_all_kv_heads_of_a_block_together_where_they_are_many(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cpu_attention, "num_threads", lambda: 1)
+    monkeypatch.setattr(spans, "num_threads", lambda: 1)
     problem = paged_problem([(37, 1), (5, 1), (64, 2), (300, 1), (40, 9)])
-    geometry = cpu_attention.geometry_of(problem.layer_kv, 4, 128)
-    _, items, *_ = cpu_attention.find_spans(problem.batch, 64, geometry)
+    geometry = spans.geometry_of(problem.layer_kv, 4, 128)
+    items = spans.find_spans(problem.batch, 64, geometry).items
     alone, eight_of_a_prompt, its_last = [[part, 0, 2] for part in range(4)], [[4, 0, 1], [4, 1, 1]], [[5, 0, 2]]
     assert items.tolist() == alone + eight_of_a_prompt + its_last
     together = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2, window)
     expected = paged_attention_reference(problem.query, problem.layer_kv, problem.batch, 0.2, window)
     torch.testing.assert_close(together, expected, rtol=1e-5, atol=1e-5)
-    monkeypatch.setattr(cpu_attention, "_ITEMS_PER_THREAD", 100)
+    monkeypatch.setattr(spans, "_ITEMS_PER_THREAD", 100)
     apart = paged_attention_cpu(problem.query, problem.layer_kv, problem.batch, 0.2, window)
     assert torch.equal(together, apart)
 
 
 def test_siblings_read_a_shared_block_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpu_attention, "num_threads", lambda: 1)
-    monkeypatch.setattr(cpu_attention, "_ITEMS_PER_THREAD", 1)
+    monkeypatch.setattr(spans, "num_threads", lambda: 1)
+    monkeypatch.setattr(spans, "_ITEMS_PER_THREAD", 1)
     problem = paged_problem([(90, 1)] * 8)
     for sequence in range(1, 8):
         share_leading_blocks(problem, sequence, 0, 5)
-    geometry = cpu_attention.geometry_of(problem.layer_kv, 4, 128)
-    *_, spans, _ = cpu_attention.find_spans(problem.batch, 8, geometry)
-    assert spans.tolist() == [[0, 8, 0, 5, 16], *([row, 1, 5, 1, 10] for row in range(8))]
+    geometry = spans.geometry_of(problem.layer_kv, 4, 128)
+    found = spans.find_spans(problem.batch, 8, geometry)
+    assert found.spans.tolist() == [[0, 8, 0, 5, 16], *([row, 1, 5, 1, 10] for row in range(8))]

@@ -1,7 +1,11 @@
+from collections.abc import Callable
+
+import pytest
 import torch
 
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import copy_blocks, write_kv
+from espalier.kernels.cpu.cache import copy_blocks_cpu
 from espalier.kernels.layout import KVLayout
 
 LAYOUT = KVLayout(3, 2, 4, 5, torch.float32, slab_bytes=3 * 3 * 2 * 2 * 4 * 4 * 5 + 64)
@@ -62,10 +66,11 @@ def test_write_kv_of_no_rows_writes_nothing():
     assert changed(before, kv_pool) == 0
 
 
-def test_copy_blocks_copies_every_layer_of_the_named_blocks_and_nothing_else():
+@pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_cpu])
+def test_copy_blocks_copies_every_layer_of_the_named_blocks_and_nothing_else(copy: Callable[..., None]):
     kv_pool = numbered_kv_pool()
     before = kv_pool.clone()
-    copy_blocks(LAYOUT, kv_pool, sources=[0, 5, 0], destinations=[10, 1, 8])
+    copy(LAYOUT, kv_pool, sources=[0, 5, 0], destinations=[10, 1, 8])
     old, new = LAYOUT.block_view(before), LAYOUT.block_view(kv_pool)
     for source, destination in ((0, 10), (5, 1), (0, 8)):
         copied = new[destination // 3, :, :, destination % 3]
@@ -73,8 +78,9 @@ def test_copy_blocks_copies_every_layer_of_the_named_blocks_and_nothing_else():
     assert changed(before, kv_pool) == 3 * LAYOUT.block_bytes // 4
 
 
-def test_copy_blocks_of_nothing_does_nothing():
+@pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_cpu])
+def test_copy_blocks_of_nothing_does_nothing(copy: Callable[..., None]):
     kv_pool = numbered_kv_pool()
     before = kv_pool.clone()
-    copy_blocks(LAYOUT, kv_pool, [], [])
+    copy(LAYOUT, kv_pool, [], [])
     assert changed(before, kv_pool) == 0

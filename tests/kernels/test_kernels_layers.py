@@ -8,13 +8,16 @@ import pytest
 import torch
 from paged_batch import paged_problem
 
+from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu import threads as workers
+from espalier.kernels.cpu.backend import CpuBackend
 from espalier.kernels.cpu.decoder import CpuLayers
 from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
-from espalier.kernels.layers import TorchLayers, prepare_layers
+from espalier.kernels.layers import Layers, TorchLayers
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.rotary import inverse_frequencies
+from espalier.kernels.torch_backend import TorchBackend
 
 LAYERS, VOCABULARY = 3, 90
 
@@ -63,7 +66,7 @@ class Step:
     token_ids: torch.Tensor
     positions: torch.Tensor
 
-    def run(self, layers: CpuLayers | TorchLayers) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, layers: Layers) -> tuple[torch.Tensor, torch.Tensor]:
         """What the layers give, and the KV pool that they leave."""
         kv_pool = self.kv_pool.clone()
         kvs = [self.layout.layer_view(kv_pool, i) for i in range(LAYERS)]
@@ -121,8 +124,10 @@ SEQUENCES = [(40, 40), (7, 1), (65, 1), (33, 9), (16, 16), (1, 1), (80, 70)]
 def test_compiled_layers_equal_the_reference(hidden: int, inner: int, shape: LayerShape, bias: bool):
     step = make_step(SEQUENCES, shape)
     one, other = (
-        make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape))
-        for make in (CpuLayers, TorchLayers)
+        backend.prepare_layers(
+            LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape)
+        )
+        for backend in (CpuBackend(), TorchBackend())
     )
     (output, kv_pool), (expected, expected_kv_pool) = step.run(one), step.run(other)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
@@ -137,8 +142,10 @@ def test_compiled_layers_equal_the_reference_with_all_that_a_layer_may_have(wind
     shape = LayerShape(4, 2, 12, 1e-6, windows)
     step, outer = make_step([*SEQUENCES, (700, 3), (530, 20)], shape), random_outer(hidden, shape)
     one, other = (
-        make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, True, head_norms, out_bias), shape, outer)
-        for make in (CpuLayers, TorchLayers)
+        backend.prepare_layers(
+            LAYERS, lambda i: random_layer(i, hidden, inner, shape, True, head_norms, out_bias), shape, outer
+        )
+        for backend in (CpuBackend(), TorchBackend())
     )
     (output, kv_pool), (expected, expected_kv_pool) = step.run(one), step.run(other)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
@@ -228,17 +235,20 @@ def test_each_layer_is_asked_for_once_and_the_path_goes_by_dtype():
         return dataclasses.replace(layer, **{name: t.to(dtype) for name, t in given_tensors(layer).items()})
 
     outer = random_outer(hidden, shape)
-    assert isinstance(prepare_layers(LAYERS, load, shape, outer), CpuLayers)
+    layers = choose_backend("cpu", torch.float32).prepare_layers(LAYERS, load, shape, outer)
+    assert isinstance(layers, CpuLayers)
     assert asked == [0, 1, 2]
-    assert isinstance(prepare_layers(LAYERS, lambda i: load(i, torch.bfloat16), shape, outer), TorchLayers)
-    assert len(prepare_layers(LAYERS, load, shape, outer)) == LAYERS
+    assert len(layers) == LAYERS
+    halves = choose_backend("cpu", torch.bfloat16)
+    assert isinstance(halves.prepare_layers(LAYERS, lambda i: load(i, torch.bfloat16), shape, outer), TorchLayers)
 
 
-@pytest.mark.parametrize("make", [CpuLayers, TorchLayers])
+@pytest.mark.parametrize("backend", [CpuBackend(), TorchBackend()])
 @pytest.mark.parametrize("token_id", [-1, VOCABULARY, 2**40])
-def test_a_token_that_the_embedding_does_not_have_is_refused(make: type[CpuLayers | TorchLayers], token_id: int):
+def test_a_token_that_the_embedding_does_not_have_is_refused(backend: Backend, token_id: int):
     hidden, inner, shape, bias = SHAPES["one group"]
-    layers = make(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, random_outer(hidden, shape))
+    outer = random_outer(hidden, shape)
+    layers = backend.prepare_layers(LAYERS, lambda i: random_layer(i, hidden, inner, shape, bias), shape, outer)
     step = make_step([(5, 3)], shape)
     step.token_ids[1] = token_id
     with pytest.raises(IndexError):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu
-from espalier.kernels.sampling import FILTERED, draw_tokens_reference, filter_logits_reference
+from espalier.kernels.sampling import FILTERED, draw_tokens, filter_logits
 
 
 def problem(vocabulary: int, rows: int = 200) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -19,7 +19,7 @@ def test_compiled_draws_equal_the_reference(vocabulary: int):
     candidates[:, 0] = logits[:, 0]
     for allowed in (logits, candidates):
         (ids, log_probabilities), (expected, expected_log) = (
-            draw(logits, allowed, temperatures, draws) for draw in (draw_tokens_cpu, draw_tokens_reference)
+            draw(logits, allowed, temperatures, draws) for draw in (draw_tokens_cpu, draw_tokens)
         )
         # A draw within rounding of the boundary of two tokens may fall on either side.
         assert (ids != expected).sum() <= 1
@@ -46,9 +46,7 @@ def test_compiled_filters_leave_what_the_reference_leaves(vocabulary: int, size:
     logits[:50] = logits[:50].bfloat16().float()  # many equal ones
     temperatures = torch.tensor([0.3, 1.0, 2.5, 1e-5]).repeat(50)
     top_k, top_p, min_p = (torch.full((200,), value) for value in filters)
-    left, expected = (
-        kept(logits, temperatures, top_k, top_p, min_p) for kept in (filter_logits_cpu, filter_logits_reference)
-    )
+    left, expected = (kept(logits, temperatures, top_k, top_p, min_p) for kept in (filter_logits_cpu, filter_logits))
     assert torch.equal(left[left != FILTERED], logits[left != FILTERED])
     # A token whose mass is within rounding of a limit may be left or not, and with it those as likely as it is.
     unequal = (left != expected).nonzero()
@@ -60,7 +58,7 @@ def test_compiled_filters_leave_what_the_reference_leaves(vocabulary: int, size:
 def test_of_equal_logits_those_with_the_lowest_ids_are_left():
     logits = torch.zeros(2, 300)
     logits[:, [250, 20, 100, 31]] = 4.0
-    for kept in (filter_logits_cpu, filter_logits_reference):
+    for kept in (filter_logits_cpu, filter_logits):
         left = kept(logits, torch.ones(2), torch.tensor([3, 0]), torch.tensor([1.0, 0.1]), torch.zeros(2))
         assert [(row != FILTERED).nonzero()[:, 0].tolist() for row in left] == [[20, 31, 100], [20]]
 
@@ -83,7 +81,7 @@ def test_where_no_logit_is_a_number_nothing_is_drawn(temperature: float):
     assert log_probabilities.isnan().tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("draw", [draw_tokens_cpu, draw_tokens_reference])
+@pytest.mark.parametrize("draw", [draw_tokens_cpu, draw_tokens])
 def test_the_ends_of_the_interval_draw_the_first_and_the_last_token_there_is(draw):
     logits = torch.zeros(2, 600)
     candidates = torch.full((2, 600), FILTERED)
@@ -92,7 +90,7 @@ def test_the_ends_of_the_interval_draw_the_first_and_the_last_token_there_is(dra
     assert ids.tolist() == [300, 520]
 
 
-@pytest.mark.parametrize("draw", [draw_tokens_cpu, draw_tokens_reference])
+@pytest.mark.parametrize("draw", [draw_tokens_cpu, draw_tokens])
 def test_of_equal_logits_the_first_is_the_most_likely(draw):
     logits = torch.zeros(1, 50)
     logits[0, [20, 31]] = 4.0
@@ -111,7 +109,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company():
         assert torch.equal(alone[1], log_probabilities[one])
 
 
-@pytest.mark.parametrize("draw", [draw_tokens_cpu, draw_tokens_reference])
+@pytest.mark.parametrize("draw", [draw_tokens_cpu, draw_tokens])
 @pytest.mark.parametrize("temperature", [1e-45, 1e-40, 1e-38, 1e-7])
 def test_a_tiny_temperature_draws_the_most_likely_token(temperature: float, draw):
     logits = problem(645)[0]
@@ -130,7 +128,7 @@ def test_what_cannot_be_drawn_has_no_log_probability():
     assert log_probabilities.isnan().tolist() == [False, True]
 
 
-@pytest.mark.parametrize("kept", [filter_logits_cpu, filter_logits_reference])
+@pytest.mark.parametrize("kept", [filter_logits_cpu, filter_logits])
 @pytest.mark.parametrize("top_k", [0, 5])
 @pytest.mark.parametrize("top_p", [0.0, 1e-46, 1e-9])
 def test_the_smallest_share_leaves_the_most_likely_token(top_p: float, top_k: int, kept):
@@ -141,7 +139,7 @@ def test_the_smallest_share_leaves_the_most_likely_token(top_p: float, top_k: in
     assert ((left != FILTERED).sum(-1) == 1).all()
 
 
-@pytest.mark.parametrize("kept", [filter_logits_cpu, filter_logits_reference])
+@pytest.mark.parametrize("kept", [filter_logits_cpu, filter_logits])
 def test_a_share_of_nothing_filters_nothing(kept):
     logits, no_top_k = problem(645)[0], torch.zeros(200, dtype=torch.int64)
     left = kept(logits, torch.ones(200), no_top_k, torch.ones(200), torch.full((200,), 1e-46))

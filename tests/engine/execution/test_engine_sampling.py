@@ -5,23 +5,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from espalier.engine.execution.sampling import SamplingBatch, sample, uniforms
+from espalier.engine.execution.sampling import SamplingBatch, uniforms
 from espalier.engine.work import Sampling, stream_key
+from espalier.kernels.backend import choose_backend
 
 DRAWS = 20_000
 
 
 CPU = torch.device("cpu")
+BACKEND = choose_backend(CPU, torch.float32)
 
 
 def batch(rows: int, first_key: int = 0, **parameters: float) -> SamplingBatch:
     keys = [stream_key(first_key + i, "problem", (0,)) for i in range(rows)]
-    return SamplingBatch([Sampling(**parameters, key=key) for key in keys], CPU)
+    return SamplingBatch([Sampling(**parameters, key=key) for key in keys], CPU, BACKEND)
 
 
 def draw(logits: torch.Tensor, samplings: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """The first token of each row."""
-    return sample(logits, samplings, np.zeros(len(logits), dtype=np.int64))
+    return samplings.draw(logits, np.zeros(len(logits), dtype=np.int64))
 
 
 def frequencies(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
@@ -139,10 +141,10 @@ def test_a_draw_does_not_depend_on_the_batch_it_is_in(data: st.DataObject):
     parameters = zip(temperatures, top_ks, top_ps, min_ps, range(rows), strict=True)
     samplings = [Sampling(*given, key=977 * key) for *given, key in parameters]
     positions = np.arange(rows) % 5
-    drawn, log_probabilities = sample(logits, SamplingBatch(samplings, CPU), positions)
+    drawn, log_probabilities = SamplingBatch(samplings, CPU, BACKEND).draw(logits, positions)
     chosen = data.draw(st.permutations(range(rows)).map(lambda p: p[: 1 + p[0]]))
-    part = SamplingBatch([samplings[i] for i in chosen], CPU)
-    again, again_log = sample(logits[chosen], part, positions[chosen])
+    part = SamplingBatch([samplings[i] for i in chosen], CPU, BACKEND)
+    again, again_log = part.draw(logits[chosen], positions[chosen])
     assert torch.equal(again, drawn[chosen])
     assert torch.equal(again_log, log_probabilities[chosen])
 

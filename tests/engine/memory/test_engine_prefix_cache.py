@@ -147,7 +147,7 @@ def test_of_two_blocks_with_the_same_tokens_the_first_stays_the_known_one():
     assert 3 in cache
     assert 4 not in cache
     cache.check_integrity(held={3, 4})
-    with pytest.raises(AssertionError, match="neither live nor kept"):
+    with pytest.raises(AssertionError, match="neither live nor evictable"):
         cache.check_integrity(held={4})
     cache.forget(3)
     assert cache.match([b"x"]) == []

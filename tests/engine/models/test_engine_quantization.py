@@ -18,8 +18,9 @@ from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import linear_bytes, make_quantizer, stored_bytes
 from espalier.engine.work import Generate, Generated, Sampling
+from espalier.kernels.backend import choose_backend
+from espalier.kernels.cpu.linear import CpuLinear
 from espalier.kernels.layers import TorchLayers
-from espalier.kernels.linear import Linear
 from espalier.prm.families import load_verifier
 
 INT8, INT4 = Quantization.INT8, Quantization.INT4
@@ -28,7 +29,8 @@ SHAPES = [(32, 64), (48, 338), (256, 768), (768, 256), (1000, 50), (320, 2)]
 
 
 def quantized(weight: torch.Tensor, how: Quantization) -> torch.Tensor:
-    return make_quantizer(how, weight.dtype, weight.device)(weight)
+    backend = choose_backend(weight.device, weight.dtype)
+    return make_quantizer(how, backend, weight.dtype, weight.device)(weight)
 
 
 def random(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -56,7 +58,7 @@ def test_the_product_has_the_bits_of_our_own_with_what_torchao_dequantises(
     width: int, out: int, rows: int, how: Quantization
 ):
     x, weight, bias = random((rows, width), (out, width), (out,))
-    expected = Linear(as_torchao_says(weight, how), bias)(x)
+    expected = CpuLinear(as_torchao_says(weight, how), bias)(x)
     assert torch.equal(F.linear(x, quantized(weight, how), bias), expected)
 
 
@@ -249,7 +251,7 @@ def test_without_torchao_the_error_names_the_extra(tiny_checkpoints: dict[str, P
 
 def test_int4_in_a_dtype_without_a_product_for_it_is_refused_with_those_that_have_one():
     with pytest.raises(CheckpointError, match="int4 weights need --dtype bfloat16 on a GPU or float32 on a CPU; this"):
-        make_quantizer(INT4, torch.bfloat16, "cpu")
+        quantized(torch.zeros(48, 64, dtype=torch.bfloat16), INT4)
 
 
 def test_int8_works_in_bfloat16_by_the_librarys_product():

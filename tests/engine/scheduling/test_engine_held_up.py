@@ -37,12 +37,12 @@ def test_who_is_cancelled_while_held_up_makes_nobody_give_up_their_blocks(make_e
     engine.step()
     blocked = generate(engine, "blocked", prompt=32, tokens=4)
     engine.step()
-    held_up = engine.schedulers[GENERATOR].planner.held_up
+    held_up = engine.schedulers[GENERATOR].planner.blocked
     assert held_up is not None
     assert (held_up.owner, held_up.blocks) == ("blocked", 8)
     engine.cancel("blocked")
     release(engine, blocked.sequence)
-    assert engine.schedulers[GENERATOR].planner.held_up is None
+    assert engine.schedulers[GENERATOR].planner.blocked is None
     (done,) = drain(engine)
     assert done.work is runs
     assert engine.stats()[GENERATOR].preemptions == 0, "somebody gave up blocks for work that was cancelled"
@@ -56,7 +56,7 @@ def test_cancelling_somebody_else_leaves_the_one_who_waits_first_in_line(make_en
     blocked = generate(engine, "blocked", prompt=32, tokens=4)
     engine.step()
     engine.cancel("other")
-    held_up = engine.schedulers[GENERATOR].planner.held_up
+    held_up = engine.schedulers[GENERATOR].planner.blocked
     assert held_up is not None
     assert held_up.owner == "blocked"
     engine.cancel("runs")

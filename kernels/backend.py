@@ -1,0 +1,82 @@
+"""The seam between the engine and a kind of device: the operations that a backend offers, and the choice of one."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import Layers
+from espalier.kernels.layout import KVLayout
+from espalier.kernels.linear import Linear, QuantizedPacker
+from espalier.kernels.torch_backend import TorchBackend
+
+
+class Backend(Protocol):
+    """Every operation of the engine that depends on the device. It holds no state of any engine or model.
+
+    Whoever calls an operation in each step looks it up once and keeps it.
+
+    Attributes:
+        layout: how the blocks of a model lie in the KV pool, so that this backend's attention reads them fast.
+        rows_are_independent: whether each row of a result has the same bits whatever other rows its batch holds, so
+            that a request gives the same tokens alone and beside others.
+    """
+
+    layout: type[KVLayout]
+    rows_are_independent: bool
+
+    def prepare_layers(
+        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights
+    ) -> Layers:
+        """The layers of a decoder, ready to run; attention is theirs.
+
+        Args:
+            count: layers of the decoder, at least one.
+            load: gives the weights of one layer, quantised or not; called once for each layer, in order.
+            shape: what all layers have in common.
+            outer: the weights around the layers, of the same device and dtype.
+        """
+        ...
+
+    def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """A product with one weight, `[out, in]`, and a bias, `[out]`."""
+        ...
+
+    def quantized_packer(self) -> QuantizedPacker | None:
+        """What prepares quantised weights for this backend's own product; None where the quantising library has one."""
+        ...
+
+    def copy_blocks(self, layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
+        """See `kernels.cache.copy_blocks`."""
+        ...
+
+    def filter_logits(
+        self,
+        logits: torch.Tensor,
+        temperatures: torch.Tensor,
+        top_ks: torch.Tensor,
+        top_ps: torch.Tensor,
+        min_ps: torch.Tensor,
+    ) -> torch.Tensor:
+        """Float32 `[B, vocabulary]` to the same with a mask; see `kernels.sampling.filter_logits`."""
+        ...
+
+    def draw_tokens(
+        self, logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Float32 `[B, vocabulary]` to token ids and log-probabilities `[B]`; see `kernels.sampling.draw_tokens`."""
+        ...
+
+    def set_threads(self, count: int | None) -> None:
+        """Run operations of this process on `count` CPU threads; None leaves the number as it is."""
+        ...
+
+
+def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Backend:
+    """The fastest backend for models of `dtype` on `device`; nothing else chooses between backends."""
+    if torch.device(device).type == "cpu" and dtype == torch.float32:
+        from espalier.kernels.cpu.backend import CpuBackend  # numba takes half a second to import
+
+        return CpuBackend()
+    return TorchBackend()

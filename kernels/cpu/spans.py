@@ -1,0 +1,211 @@
+"""Which tokens of a batch read which blocks together, and how that is cut into work items."""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.cpu.threads import num_threads
+from espalier.kernels.cpu.tiles import TALL
+from espalier.kernels.layout import LayerKV
+
+_MOST_TOGETHER = 64
+"""Queries of a work item that reads all kv heads, at most."""
+_ITEMS_PER_THREAD = 4
+"""So many that a thread which is interrupted leaves most of its share to other threads."""
+_CHUNK = 256
+"""Positions whose logits a work item holds at a time, unless one block has more: they stay in a core's cache."""
+
+
+class Geometry(NamedTuple):
+    """Where keys, values and queries lie in memory.
+
+    Attributes:
+        slab_stride: elements from slab to slab.
+        slots: blocks of a slab.
+        block_size: tokens of a block.
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: elements of a head.
+        query_stride: elements from one token's queries to the next one's.
+    """
+
+    slab_stride: int
+    slots: int
+    block_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    query_stride: int
+
+
+class Spans(NamedTuple):
+    """Which tokens of a batch read which blocks together, found once for all layers and heads; all arrays are int64.
+
+    The tokens are cut into parts, and the positions of each part into chunks. A span is some neighbouring tokens of a
+    part and some neighbouring blocks of a chunk that all of these tokens see; of the last block some may see less.
+
+    Attributes:
+        chunk_blocks: blocks of a chunk.
+        items: `[items, 3]`, the part, first kv head and number of kv heads of each work item.
+        firsts: `[parts + 1]`, the first token of each part, and the number of tokens at the end.
+        visible: `[T]`, how many positions each token sees.
+        chunks: `[parts + 1]`, the first chunk of each part, and the number of chunks.
+        chunk_spans: `[chunks + 1]`, the first span of each chunk, and the number of spans.
+        spans: `[spans, 5]`, of each span its first token within the part, its tokens, its first block within the
+            chunk, its blocks, and how many positions of the last block any of its tokens sees.
+        places: `[spans * chunk_blocks]`, where each block of a span begins, for the first layer's first kv head.
+    """
+
+    chunk_blocks: int
+    items: np.ndarray
+    firsts: np.ndarray
+    visible: np.ndarray
+    chunks: np.ndarray
+    chunk_spans: np.ndarray
+    spans: np.ndarray
+    places: np.ndarray
+
+
+def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> Spans:
+    """The spans of a batch, in work items of at most `most_tokens` tokens, fewer where that leaves threads idle.
+
+    Tokens with different first blocks share no block, and are in different items: together they would only compete for
+    a core's cache.
+    """
+    tensors = batch.block_tables, batch.query_starts, batch.context_lengths, batch.row_sequences
+    tables, starts, contexts, sequences = (tensor.numpy() for tensor in tensors)
+    visible = (contexts - starts[1:] + 1).astype(np.int64)[sequences] + np.arange(len(sequences))
+    fair = -(-len(sequences) * geometry.kv_heads // (_ITEMS_PER_THREAD * num_threads()))
+    tile = min(most_tokens, -(-fair // TALL) * TALL)
+    enough = _ITEMS_PER_THREAD * num_threads()
+    return _find_spans(tables, sequences, visible, tile, enough, max(1, _CHUNK // geometry.block_size), geometry)
+
+
+@numba.njit(cache=True)
+def _find_spans(
+    tables: np.ndarray,
+    sequences: np.ndarray,
+    visible: np.ndarray,
+    tile: int,
+    enough: int,
+    chunk: int,
+    geometry: Geometry,
+) -> Spans:
+    firsts = np.empty(len(visible) + 1, np.int64)
+    parts = 0
+    for row in range(len(visible)):
+        start = row == 0 or row - firsts[parts - 1] == tile
+        if start or tables[sequences[row], 0] != tables[sequences[row - 1], 0]:
+            firsts[parts] = row
+            parts += 1
+    firsts[parts] = len(visible)
+    chunks, width = np.empty(parts + 1, np.int64), chunk * geometry.block_size
+    chunks[0] = 0
+    for part in range(parts):
+        longest = visible[firsts[part] : firsts[part + 1]].max()
+        chunks[part + 1] = chunks[part] + (longest + width - 1) // width
+    chunk_spans = np.zeros(chunks[parts] + 1, np.int64)
+    spans, places = np.empty((0, 5), np.int64), np.empty(0, np.int64)
+    found = 0
+    for writing in (False, True):
+        if writing:
+            spans, places = np.empty((found, 5), np.int64), np.empty(found * chunk, np.int64)
+        found = 0
+        for part in range(parts):
+            rows = slice(firsts[part], firsts[part + 1])
+            for c in range(chunks[part], chunks[part + 1]):
+                before = (c - chunks[part]) * chunk
+                found = _find_chunk(
+                    tables, sequences[rows], visible[rows], before, chunk, geometry, found, spans, places, writing
+                )
+                chunk_spans[c + 1] = found
+    firsts = firsts[: parts + 1]
+    items = _find_items(firsts, enough, geometry)
+    return Spans(chunk, items, firsts, visible, chunks, chunk_spans, spans, places)
+
+
+@numba.njit
+def _find_items(firsts: np.ndarray, enough: int, geometry: Geometry) -> np.ndarray:
+    """Work items of parts of the tokens: a kv head each, or all kv heads of tokens too few for one to fill a tile.
+
+    The kv heads of a block lie side by side, and longer reads are faster. An item has all kv heads only where there are
+    `enough` parts to share out among threads, and where its scratch memory stays in a core's cache.
+    """
+    heads, kv_heads = geometry.heads, geometry.kv_heads
+    parts = len(firsts) - 1
+    items, count = np.empty((parts * kv_heads, 3), np.int64), 0
+    for part in range(parts):
+        rows = firsts[part + 1] - firsts[part]
+        few = rows * (heads // kv_heads) <= TALL and rows * heads <= _MOST_TOGETHER
+        together = kv_heads if few and parts >= enough else 1
+        for kv_head in range(0, kv_heads, together):
+            items[count, 0], items[count, 1], items[count, 2] = part, kv_head, together
+            count += 1
+    return items[:count]
+
+
+@numba.njit
+def _find_chunk(
+    tables: np.ndarray,
+    sequences: np.ndarray,
+    visible: np.ndarray,
+    before: int,
+    chunk: int,
+    geometry: Geometry,
+    found: int,
+    spans: np.ndarray,
+    places: np.ndarray,
+    writing: bool,
+) -> int:
+    """Count the spans of one item and chunk up from `found`, and write them; block `before` is the chunk's first.
+
+    Neighbouring rows that share a block are a run, even if some see less of the block than others, as earlier tokens of
+    a sequence do. A block with the same runs as the block before, if all of that one is seen, prolongs its spans.
+    """
+    slab_stride, slots, block_size, _, kv_heads, head_dim, _ = geometry
+    rows, longest = len(visible), (visible.max() + block_size - 1) // block_size
+    runs, last = np.empty((rows, 3), np.int64), np.empty((rows, 3), np.int64)
+    num_last = opened = 0
+    for b in range(before, min(before + chunk, longest)):
+        num_runs, r, prolongs = 0, 0, b > before
+        while r < rows:
+            start, seen = r, min(visible[r] - b * block_size, block_size)
+            r += 1
+            if seen <= 0:
+                continue
+            block = tables[sequences[start], b]
+            while r < rows and visible[r] > b * block_size and tables[sequences[r], b] == block:
+                seen = max(seen, min(visible[r] - b * block_size, block_size))
+                r += 1
+            runs[num_runs, 0], runs[num_runs, 1], runs[num_runs, 2] = start, r - start, seen
+            n = num_runs
+            prolongs &= n < num_last and last[n, 0] == start and last[n, 1] == r - start and last[n, 2] == block_size
+            num_runs += 1
+        if not (prolongs and num_runs == num_last):
+            opened, found = found, found + num_runs
+            prolongs = False
+        if writing:
+            for n in range(num_runs):
+                span = opened + n
+                if not prolongs:
+                    spans[span, 0], spans[span, 1], spans[span, 2], spans[span, 3] = (
+                        runs[n, 0],
+                        runs[n, 1],
+                        b - before,
+                        0,
+                    )
+                spans[span, 4] = runs[n, 2]
+                block = tables[sequences[runs[n, 0]], b]
+                at = block // slots * slab_stride + block % slots * kv_heads * block_size * head_dim
+                places[span * chunk + spans[span, 3]] = at
+                spans[span, 3] += 1
+        runs, last, num_last = last, runs, num_runs
+    return found
+
+
+def geometry_of(layer_kv: LayerKV, heads: int, query_stride: int) -> Geometry:
+    """Where keys, values and queries lie, for `attend`."""
+    _, slots, block_size, kv_heads, head_dim = layer_kv.keys.shape
+    return Geometry(layer_kv.keys.stride(0), slots, block_size, heads, kv_heads, head_dim, query_stride)

@@ -1,0 +1,47 @@
+"""The backend in plain torch: the reference of every operation, for any device and dtype."""
+
+from collections.abc import Callable
+
+import torch
+
+from espalier.kernels.attention import Attend, GatheredAttention
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.cache import copy_blocks
+from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import Layers, TorchLayers
+from espalier.kernels.layout import KVLayout, LayerKV
+from espalier.kernels.linear import Linear
+from espalier.kernels.sampling import draw_tokens, filter_logits
+
+
+class TorchBackend:
+    """See `backend.Backend`. A subclass that is faster at some operations inherits the others."""
+
+    layout: type[KVLayout] = KVLayout
+    rows_are_independent = False
+
+    def prepare_layers(
+        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights
+    ) -> Layers:
+        """See `Backend`."""
+        return TorchLayers(count, load, shape, outer, self.prepare_attention)
+
+    def prepare_attention(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
+        """Attention of one step, for all of its layers; see `kernels.attention.PrepareAttention`."""
+        return GatheredAttention(layer_kv, batch, num_heads)
+
+    def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """See `Backend`."""
+        return Linear(weight, bias)
+
+    def quantized_packer(self) -> None:
+        """See `Backend`."""
+
+    copy_blocks = staticmethod(copy_blocks)
+    filter_logits = staticmethod(filter_logits)
+    draw_tokens = staticmethod(draw_tokens)
+
+    def set_threads(self, count: int | None) -> None:
+        """See `Backend`."""
+        if count:
+            torch.set_num_threads(count)
