@@ -5,8 +5,7 @@ from typing import Protocol
 
 import torch
 
-from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
-from espalier.kernels.layers import Layers
+from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear, QuantizedPacker
 from espalier.kernels.torch_backend import TorchBackend

@@ -7,8 +7,7 @@ import torch
 from espalier.kernels.attention import Attend, GatheredAttention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import copy_blocks
-from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
-from espalier.kernels.layers import Layers, TorchLayers
+from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, TorchLayers
 from espalier.kernels.layout import KVLayout, LayerKV
 from espalier.kernels.linear import Linear
 from espalier.kernels.sampling import draw_tokens, filter_logits

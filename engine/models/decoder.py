@@ -7,8 +7,7 @@ from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.quantization import make_quantizer, stored_bytes
 from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
-from espalier.kernels.layers import Layers
+from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import attention_factor, inverse_frequencies
 

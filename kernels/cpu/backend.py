@@ -11,8 +11,7 @@ from espalier.kernels.cpu.linear import CpuLinear
 from espalier.kernels.cpu.quantized_linear import QuantizedWeight, pack_quantized
 from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu
 from espalier.kernels.cpu.threads import set_threads
-from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
-from espalier.kernels.layers import Layers, TorchLayers
+from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, TorchLayers
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear, QuantizedPacker
 

@@ -39,7 +39,7 @@ from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.spans import Geometry, Spans, find_spans, geometry_of
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
-from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import LayerKV
 
 _PHASES = 9

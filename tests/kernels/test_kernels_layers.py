@@ -13,8 +13,7 @@ from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu import threads as workers
 from espalier.kernels.cpu.backend import CpuBackend
 from espalier.kernels.cpu.decoder import CpuLayers
-from espalier.kernels.layer_weights import LayerShape, LayerWeights, OuterWeights
-from espalier.kernels.layers import Layers, TorchLayers
+from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, TorchLayers
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.rotary import inverse_frequencies
 from espalier.kernels.torch_backend import TorchBackend

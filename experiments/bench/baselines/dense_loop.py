@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.engine.models.decoder import Decoder
-from espalier.kernels.layer_weights import LayerWeights
+from espalier.kernels.layers import LayerWeights
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import apply_rotary, attention_factor, inverse_frequencies, rotary_table
 
