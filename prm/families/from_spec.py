@@ -131,7 +131,7 @@ def load_from_spec(
     if token_ids:
         layers = [take_token_rows(checkpoint, decoder, token_ids)]
     else:
-        layers = take_layers(checkpoint, spec.head.layers, decoder, spec.head.labels, spec.head.bias)
+        layers = take_layers(checkpoint, tuple(spec.head.layers), decoder, spec.head.labels, spec.head.bias)
     for name in spec.head.unused:
         checkpoint.ignore(name)
     checkpoint.require_all_taken()
