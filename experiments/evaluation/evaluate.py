@@ -122,7 +122,7 @@ def _run(
     try:
         for problem in problems:
             try:
-                search = orchestrator.submit(replace(request, problem=problem.problem), terms=_terms())
+                search = orchestrator.submit(replace(request, problem=problem.problem), options=_terms())
                 by_search[search] = problem
             except RequestTooLargeError as error:
                 yield refused_sample(problem, str(error))

@@ -1,9 +1,9 @@
 """The most KV memory a search can come to hold, worked out before it starts."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from espalier.search.request import SearchRequest
+from espalier.search.request import SearchRequest, SubmitOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +122,20 @@ def _blocks(tokens: int, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A validated request with its defaults filled in, and the bounds its paths are held to."""
+    """A validated request with its defaults filled in, and the bounds that its search is held to.
+
+    Attributes:
+        search_id: the search's name.
+        request: with every default filled in.
+        options: what its caller said of it besides.
+        generator_limits: bounds on the generator's tokens.
+        verifier_limits: the same of the verifier's; None where the search reads no scores.
+        blocks: the most KV blocks of each role that the search may come to hold.
+    """
 
     search_id: str
     request: SearchRequest
+    options: SubmitOptions
     generator_limits: PathLimits
     verifier_limits: PathLimits | None
-    salt: bytes = b""
+    blocks: Mapping[str, int] = field(default_factory=dict)

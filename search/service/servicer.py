@@ -88,10 +88,10 @@ class SolveServicer(SearchServiceServicer):
             raise NotReadyError(STOPPING)
         request = checked_request(message, self._engine.limits)
         waited = await self._admission.acquire(message.priority, request.time_limit)
-        terms = SubmitOptions(message.priority, salt, waited)
+        options = SubmitOptions(message.priority, salt, waited)
         give_back = partial(self._admission.release, message.priority)
         try:
-            return self._engine.submit(request, give_back, progress, terms)
+            return self._engine.submit(request, give_back, progress, options)
         except BaseException:
             give_back()
             raise

@@ -21,7 +21,7 @@ from espalier.prm.families import load_verifier
 from espalier.prm.families.thinkprm import ThinkPrm
 from espalier.prm.generative import Critiques
 from espalier.prm.verifier import Verifier
-from espalier.search.request import SearchRequest
+from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import CritiqueLimits, Demand, PathLimits, worst_case_blocks
 from espalier.search.run.orchestrator import Orchestrator
@@ -218,7 +218,7 @@ def test_a_search_gives_the_same_scores_alone_in_company_and_with_scarce_memory(
     company = run(search_with(name, max_batch_tokens=300), *requests)
     assert list(map(nodes_of, company)) == list(map(nodes_of, alone))
     orchestrator = search_with(name)
-    blocks = orchestrator._worst_case(orchestrator._plan(request_))
+    blocks = orchestrator._resolve(request_, SubmitOptions()).blocks
     pools = {role: scheduler.pool for role, scheduler in orchestrator.engine.schedulers.items()}
     needed = sum(blocks[role] * pool.layout.block_bytes for role, pool in pools.items())
     memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "slab_bytes": 2**15}

@@ -69,7 +69,7 @@ def watched_search(
 
     search_id = orchestrator.submit(request, watch)
     orchestrator.step()
-    search = orchestrator._running[search_id].search
+    search = orchestrator._searches[search_id]
     assert search is not None
     for step in range(10_000):
         if not orchestrator.busy:
@@ -105,11 +105,11 @@ def test_only_what_the_algorithm_keeps_stays_in_memory(mine: SearchRequest, make
 
     def watch(event: Event) -> None:
         if isinstance(event, StepDone):
-            search = orchestrator._running[event.search_id].search
+            search = orchestrator._searches[event.search_id]
             assert search is not None
             open_ones = {node for node in search._algorithm.kept() if node.open}
-            assert set(search._growth) == open_ones
-            sequences = sum(bool(held) for g in search._growth.values() for held in (g.generator, g.verifier))
+            assert set(search._states) == open_ones
+            sequences = sum(bool(held) for g in search._states.values() for held in (g.generator, g.verifier))
             assert sum(stats.live_sequences for stats in orchestrator.engine.stats().values()) == sequences
 
     orchestrator.submit(mine, watch)

@@ -1,4 +1,4 @@
-"""What a running search holds of a node while it grows."""
+"""What a search remembers of a node while it may still grow from it."""
 
 from dataclasses import dataclass, field
 
@@ -7,8 +7,8 @@ from espalier.search.tree import Node
 
 
 @dataclass(slots=True, eq=False)
-class Growth:
-    """What the orchestrator holds for a node: its sequences, and what waits for its score.
+class NodeState:
+    """A node's sequences, and what waits for its score.
 
     `to_end` tells a step of an independent path from one that was asked for by itself. `verified` is False while the
     node's own verifier tokens are not computed; children are scored after it, so that they share its KV and no token is
@@ -24,13 +24,13 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class PendingExpansion:
     """What a piece of generator work is for: the number of its first child among its siblings, and how it was asked.
 
-    `stem` is the node that the round began from: what the round may spend on a path counts from there.
+    `round_root` is the node that the round began from: what the round may spend on a path counts from there.
     """
 
     first_child: int
     to_end: bool
     greedy: bool
-    stem: Node
+    round_root: Node
