@@ -281,7 +281,7 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: C
         for _ in range(steps):
             orchestrator.step()
         for search in orchestrator._searches():
-            verification = search._verification
+            verification = search._tree._verification
             assert isinstance(verification, Critiques)
             opened += bool(verification._written) + bool(verification._verdicts)
         orchestrator.cancel(search_id)
