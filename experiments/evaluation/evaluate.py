@@ -141,8 +141,8 @@ def _run(
             if ready:
                 grading = [entry for entry in grading if entry not in ready]
             yield from (sample_of(problem, result, _grade(grades, grader)) for problem, result, grades in ready)
-    finally:
-        orchestrator.close()
+    finally:  # left early, it leaves nothing running; the orchestrator is its caller's to close
+        orchestrator.drop(by_search)
     yield from (sample_of(problem, result, _grade(grades, grader)) for problem, result, grades in grading)
 
 

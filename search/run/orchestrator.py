@@ -5,7 +5,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -191,6 +191,13 @@ class Orchestrator:
         if search := self._searches.get(search_id):
             search.cancelled = True
 
+    def drop(self, search_ids: Iterable[str]) -> None:
+        """End searches at once: each hears of its end as when it is cancelled, and no `step` returns it any more."""
+        for search in [self._searches[name] for name in search_ids if name in self._searches]:
+            if search.result is None:
+                self._work_on(search, search.stop, StopReason.CANCELLED)
+            del self._searches[search.search_id]
+
     def step(self) -> list[SearchResult]:
         """Admit what fits, run one engine step, and return the searches that ended.
 
@@ -215,9 +222,7 @@ class Orchestrator:
     def close(self) -> None:
         """Cancel every search and release everything; what is submitted later starts afresh."""
         try:
-            for search in list(self._searches.values()):
-                search.cancelled = True
-            self._stop_cancelled_and_late()
+            self.drop(list(self._searches))
         finally:
             self._searches.clear()
             self._close_votes()

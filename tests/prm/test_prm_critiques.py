@@ -280,7 +280,7 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: C
         search_id = orchestrator.submit(BEST_OF_N)
         for _ in range(steps):
             orchestrator.step()
-        for search in orchestrator._searches():
+        for search in orchestrator._searches.values():
             verification = search._tree._verification
             assert isinstance(verification, Critiques)
             opened += bool(verification._written) + bool(verification._verdicts)

@@ -177,9 +177,8 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: M
         search_id = orchestrator.submit(BEST_OF_N)
         for _ in range(steps):
             orchestrator.step()
-        for entry in orchestrator._running.values():
-            assert entry.search is not None
-            verification = entry.search._verification
+        for search in orchestrator._searches.values():
+            verification = search._tree._verification
             assert isinstance(verification, Verification)
             opened += bool(verification._probes or verification._check)
         orchestrator.cancel(search_id)

@@ -93,7 +93,8 @@ def test_steps_that_are_equal_are_one_node_that_knows_which_samples_it_is(
         search, _ = watched_search(make_orchestrator(model, "classifier", max_batch_tokens=4), request)
         merged += sum(node.termination is Termination.DUPLICATE for node in search._tree.nodes)
         for parent in {node.parent for node in search._tree.nodes if node.parent}:
-            children = [n for n in search._tree.nodes if n.parent is parent and n.termination is not Termination.DUPLICATE]
+            siblings = [node for node in search._tree.nodes if node.parent is parent]
+            children = [node for node in siblings if node.termination is not Termination.DUPLICATE]
             assert sorted(draw for node in children for draw in node.draws) == list(range(parent.num_children))
             assert all(node.path[-1] == node.draws[0] == min(node.draws) for node in children)
     assert merged > 3
