@@ -14,7 +14,6 @@ from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of
 from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
-from espalier.search.algorithms import revision
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
 from espalier.search.run.orchestrator import Orchestrator
@@ -30,7 +29,7 @@ def run_configuration(benchmark: str, request: SearchRequest, orchestrator: Orch
     The search with every default filled in, and the models by their digests.
     """
     search = search_fields(orchestrator.effective(request))
-    return {"benchmark": benchmark, **search, "revision": revision(request), **orchestrator.describe_models()}
+    return {"benchmark": benchmark, **search, **orchestrator.describe_models()}
 
 
 def left_open(request: SearchRequest) -> list[str]:

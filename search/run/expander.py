@@ -9,7 +9,7 @@ from espalier.engine.errors import NoEmbeddingError
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, StopCause, stream_key
-from espalier.prm.generative import Critiques
+from espalier.prm.generative import GenerativeVerification
 from espalier.prm.verifier import Verification, Verifier
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.run.budget import Budget
@@ -85,7 +85,7 @@ class TreeExpander:
         self._generator = generator
         self._verifier = verifier if resolved.verifier_limits else None
         self._whole_answers = self._verifier is not None and self._verifier.family.info.whole_answers
-        self._verification: Verification | Critiques | None = None
+        self._verification: Verification | GenerativeVerification | None = None
         self._meter = meter
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, self._verifier is not None)

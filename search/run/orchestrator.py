@@ -17,12 +17,12 @@ from espalier.engine.errors import FatalError, InvalidRequestError, OwnersError,
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Done
-from espalier.prm.generative import Critic
+from espalier.prm.generative import GenerativeVerifier
 from espalier.prm.verifier import Verifier, require_room
 from espalier.search.algorithms import (
     algorithms_for_answers,
     answers_suffice,
-    memory_demand,
+    memory_estimate,
     needs_verifier,
     with_defaults,
 )
@@ -30,11 +30,11 @@ from espalier.search.request import SPELLING, USUAL, AlgorithmName, Limits, Sear
 from espalier.search.result import Event, SearchResult, StopReason
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import (
-    CritiqueLimits,
     PathLimits,
+    RationaleLimits,
     ResolvedRequest,
     verifier_limits,
-    with_critiques,
+    with_rationales,
     worst_case_blocks,
 )
 from espalier.search.run.search import RunningSearch
@@ -397,22 +397,24 @@ class Orchestrator:
         family.model.require_embedded(VERIFIER, ids)
         prompt = len(ids)
         require_room(family, prompt)
-        marks = family.mark_tokens, family.tail_tokens
+        marks = family.max_special_tokens, family.max_probe_tokens
         limits = verifier_limits(generator, prompt, context, request.max_steps, self._same_vocabulary, *marks)
-        if isinstance(family, Critic):
-            critique = CritiqueLimits(0, family.settings.chains, family.critique_tokens)
-            return with_critiques(limits, context, family.closing_tokens, critique)
+        if isinstance(family, GenerativeVerifier):
+            rationale = RationaleLimits(0, family.settings.chains, family.rationale_tokens)
+            return with_rationales(limits, context, family.closing_tokens, rationale)
         return replace(limits, step_tokens=limits.path_tokens) if family.info.whole_answers else limits
 
     def _worst_case(self, request: SearchRequest, generator: PathLimits, verifier: PathLimits | None) -> dict[str, int]:
         """The most blocks of each role that a search can come to hold."""
-        size, demands = self.engine.settings.block_size, memory_demand(request)
-        blocks = {GENERATOR: worst_case_blocks(demands, generator, size)}
+        size, estimates = self.engine.settings.block_size, memory_estimate(request)
+        blocks = {GENERATOR: worst_case_blocks(estimates, generator, size)}
         if verifier:
             assert self._verifier is not None
-            if self._verifier.oracle:
-                demands = tuple(replace(demand, paths=demand.paths + 1) for demand in demands)  # the one being checked
-            blocks[VERIFIER] = worst_case_blocks(demands, verifier, size)
+            if self._verifier.full_rescore:
+                estimates = tuple(
+                    replace(estimate, paths=estimate.paths + 1) for estimate in estimates
+                )  # the one being checked
+            blocks[VERIFIER] = worst_case_blocks(estimates, verifier, size)
         return blocks
 
 
