@@ -47,7 +47,7 @@ class StepPath(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ScoringInput:
     """What the model is fed for the newest step of a path, and where its score is read.
 
     Attributes:
@@ -72,7 +72,7 @@ class PrmFamily(ABC):
 
     Tokens are append-only: a path's are those its parent keeps and then its own, so that the KV of a path's beginning
     serves all of its continuations. A family that adds pieces encodes only the new step; one whose text is tokenised as
-    a whole says so in its `Reading`.
+    a whole says so in its `ScoringInput`.
 
     Attributes:
         info: what the family is.
@@ -84,8 +84,8 @@ class PrmFamily(ABC):
 
     info: FamilyInfo
     model: Model
-    mark_tokens: int = 0
-    tail_tokens: int = 0
+    max_special_tokens: int = 0
+    max_probe_tokens: int = 0
     rounding: float = 0.0
 
     @property
@@ -108,7 +108,7 @@ class PrmFamily(ABC):
         """Token ids that every path of the problem begins with, as far as is known before the first step."""
 
     @abstractmethod
-    def read(self, path: StepPath) -> Reading:
+    def read(self, path: StepPath) -> ScoringInput:
         """What to feed and where to read for the newest step of `path`, its parent's tokens being there."""
 
     def score(self, values: np.ndarray, before: float | None) -> float:
@@ -120,7 +120,7 @@ class PrmFamily(ABC):
         """
         return float(values[0, 0])
 
-    def whole(self, path: StepPath) -> Reading:
+    def whole(self, path: StepPath) -> ScoringInput:
         """The whole path as one text, read for its newest step: what `read` must agree with.
 
         Its values give the step's score without that of the step before. Families that can build it in a way of its
@@ -129,7 +129,7 @@ class PrmFamily(ABC):
         return joined(self, path)
 
 
-def joined(family: PrmFamily, path: StepPath) -> Reading:
+def joined(family: PrmFamily, path: StepPath) -> ScoringInput:
     """The whole path put together from the readings of its steps."""
     ids: tuple[int, ...] = tuple(family.prompt_ids(path.problem))
     for end in range(1, len(path.steps)):
@@ -140,7 +140,7 @@ def joined(family: PrmFamily, path: StepPath) -> Reading:
     if last.whole:
         return last
     read_at = tuple(len(ids) + i for i in last.read_at)
-    return Reading(ids + last.token_ids, read_at, last.tail, whole=True, targets=last.targets)
+    return ScoringInput(ids + last.token_ids, read_at, last.tail, whole=True, targets=last.targets)
 
 
 def stripped_step(step: str) -> str:
@@ -148,7 +148,7 @@ def stripped_step(step: str) -> str:
     return step.strip("\n")
 
 
-def without_marks(text: str, marks: tuple[str, ...]) -> str:
+def without_special_tokens(text: str, marks: tuple[str, ...]) -> str:
     """`text` with the family's own marks spelt so that they are plain text: `<extra_0>` becomes `<extra 0>`.
 
     A step that itself holds a mark must neither add a place to read nor end a turn.

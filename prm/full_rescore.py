@@ -1,4 +1,4 @@
-"""The oracle mode: every score once more from the whole text, in a sequence of its own that shares nothing."""
+"""The full-rescore check: every score once more from the whole text, in a sequence of its own that shares nothing."""
 
 from collections.abc import Hashable
 

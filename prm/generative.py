@@ -1,4 +1,4 @@
-"""Verification by critiques: a generative verifier writes about the whole path, and its verdict is read at the end."""
+"""Verification by rationales: a generative verifier writes about the whole path, and its verdict is read at the end."""
 
 import math
 from abc import abstractmethod
@@ -12,16 +12,16 @@ from espalier.engine.memory.sequences import Sequence
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, stream_key
-from espalier.prm.base import PrmFamily, Reading, Scoring, StepPath, Verdict
+from espalier.prm.base import PrmFamily, Scoring, ScoringInput, StepPath, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class CritiqueSettings:
-    """How critiques are written.
+class RationaleSettings:
+    """How rationales are written.
 
     Attributes:
         tokens: most tokens of one; a longer one is cut there and judged by what it says so far.
-        chains: critiques of each path; its score is the mean of what they come to.
+        chains: rationales of each path; its score is the mean of what they come to.
         temperature: softmax temperature; 0 takes the most likely token.
     """
 
@@ -30,67 +30,67 @@ class CritiqueSettings:
     temperature: float
 
 
-class Critic(PrmFamily):
+class GenerativeVerifier(PrmFamily):
     """How one generative verifier is asked, and how its verdict is read.
 
-    Nothing of a path's text serves the next step: what follows the steps stands between them and the critique. So every
-    step is scored from the whole text, on sequences that are given up with its score.
+    Nothing of a path's text serves the next step: what follows the steps stands between them and the rationale. So
+    every step is scored from the whole text, on sequences that are given up with its score.
 
     Attributes:
-        settings: how critiques are written.
-        closing_tokens: most tokens between the last step and the critique.
-        lead_ids: what is fed after a critique; the verdict is the token that follows them.
+        settings: how rationales are written.
+        closing_tokens: most tokens between the last step and the rationale.
+        lead_ids: what is fed after a rationale; the verdict is the token that follows them.
         verdict_ids: the tokens that say yes and no.
     """
 
-    settings: CritiqueSettings
+    settings: RationaleSettings
     closing_tokens: int
     lead_ids: tuple[int, ...]
     verdict_ids: tuple[int, int]
 
-    def __init__(self, model: Model, settings: CritiqueSettings) -> None:
+    def __init__(self, model: Model, settings: RationaleSettings) -> None:
         self.model = model
         self.settings = settings
 
     @property
     def identity(self) -> str:
-        """The name and how critiques are written."""
+        """The name and how rationales are written."""
         return f"{self.name} {self.settings}"
 
     @property
     def context(self) -> int:
-        """Most tokens of a path's text: the rest of the model's context is for the critique and its verdict."""
-        return super().context - self.critique_tokens
+        """Most tokens of a path's text: the rest of the model's context is for the rationale and its verdict."""
+        return super().context - self.rationale_tokens
 
     @property
-    def critiques_cost(self) -> int:
-        """Most tokens of all critiques of a path, each written once and read once more up to its verdict."""
-        return 2 * self.settings.chains * self.critique_tokens
+    def rationales_cost(self) -> int:
+        """Most tokens of all rationales of a path, each written once and read once more up to its verdict."""
+        return 2 * self.settings.chains * self.rationale_tokens
 
     @property
-    def critique_tokens(self) -> int:
-        """Most tokens of one critique and the lead-in to its verdict."""
+    def rationale_tokens(self) -> int:
+        """Most tokens of one rationale and the lead-in to its verdict."""
         return self.settings.tokens + len(self.lead_ids)
 
     @abstractmethod
     def text_ids(self, path: StepPath) -> tuple[int, ...]:
-        """Token ids of all that a critique follows."""
+        """Token ids of all that a rationale follows."""
 
     @abstractmethod
     def kept(self, path: StepPath, token_ids: list[int]) -> list[int]:
-        """What of a critique's tokens its verdict is read after; no more than were given."""
+        """What of a rationale's tokens its verdict is read after; no more than were given."""
 
     def samplings(self, seed: int, path: StepPath) -> tuple[Sampling, ...]:
-        """How each critique is drawn: by the request's seed and the path's text alone, whichever node it is of."""
+        """How each rationale is drawn: by the request's seed and the path's text alone, whichever node it is of."""
         text = "\x1f".join((path.problem, *path.steps))
         return tuple(
             Sampling(self.settings.temperature, key=stream_key(seed, text, (i,))) for i in range(self.settings.chains)
         )
 
-    def read(self, path: StepPath) -> Reading:
-        """The path's text and the lead-in to a verdict, as they would be read without a critique between them."""
+    def read(self, path: StepPath) -> ScoringInput:
+        """The path's text and the lead-in to a verdict, as they would be read without a rationale between them."""
         ids = (*self.text_ids(path), *self.lead_ids)
-        return Reading(ids, (len(ids) - 1,), whole=True)
+        return ScoringInput(ids, (len(ids) - 1,), whole=True)
 
     def score(self, values: np.ndarray, before: float | None) -> float:
         """The softmax of the logits of yes and no, at yes."""
@@ -99,12 +99,12 @@ class Critic(PrmFamily):
 
 
 @dataclass(slots=True, eq=False)
-class _Critique:
-    """Where the critiques of one path stand.
+class _Rationales:
+    """Where the rationales of one path stand.
 
     Attributes:
         sequence: what stands for the step; it holds the problem alone.
-        text: the path's text, which all critiques follow.
+        text: the path's text, which all rationales follow.
         unwritten: chains that are still being written.
         unread: chains without a verdict.
         scores: of the chains that have one, in order of arrival.
@@ -120,11 +120,11 @@ class _Critique:
     scores: list[float] = field(default_factory=list)
 
 
-class Critiques:
-    """The verification of one problem's paths by critiques; used as `Verification` is.
+class GenerativeVerification:
+    """The verification of one problem's paths by rationales; used as `Verification` is.
 
-    A step's sequence is a fork of the root and adds nothing to it. Its text, critiques and verdicts have sequences of
-    their own, which go with its score. A critique ends in tokens that its verdict must not see, so what is kept of it
+    A step's sequence is a fork of the root and adds nothing to it. Its text, rationales and verdicts have sequences of
+    their own, which go with its score. A rationale ends in tokens that its verdict must not see, so what is kept of it
     is read once more on a fork of the text.
 
     Attributes:
@@ -133,7 +133,14 @@ class Critiques:
     """
 
     def __init__(
-        self, engine: Engine, family: Critic, owner: Hashable, problem: str, salt: bytes, seed: int, root: Sequence
+        self,
+        engine: Engine,
+        family: GenerativeVerifier,
+        owner: Hashable,
+        problem: str,
+        salt: bytes,
+        seed: int,
+        root: Sequence,
     ) -> None:
         self.root = root
         self.prompt_tokens = engine.length(root)
@@ -143,8 +150,8 @@ class Critiques:
         self._problem = problem
         self._salt = salt
         self._seed = seed
-        self._written: dict[Generate, _Critique] = {}
-        self._verdicts: dict[Score, tuple[_Critique, int]] = {}
+        self._written: dict[Generate, _Rationales] = {}
+        self._verdicts: dict[Score, tuple[_Rationales, int]] = {}
 
     def prefill(self) -> None:
         """Queue the computation of the problem, which texts then take from the prefix cache."""
@@ -158,10 +165,10 @@ class Critiques:
         in_place: bool = False,
         before: float | None = None,
     ) -> Scoring | None:
-        """Queue the critiques of the path of `steps`; see `Verification.score`.
+        """Queue the rationales of the path of `steps`; see `Verification.score`.
 
         Returns:
-            The sequence of the new step, or None when the text with the longest critiques is longer than `max_tokens`,
+            The sequence of the new step, or None when the text with the longest rationales is longer than `max_tokens`,
             or does not fit in the model's context: such a step has no score.
 
         Raises:
@@ -170,14 +177,14 @@ class Critiques:
         family, path = self._family, StepPath(self._problem, steps)
         ids = family.text_ids(path)
         family.model.require_embedded(VERIFIER, ids)
-        if len(ids) > family.context or len(ids) + family.critiques_cost > max_tokens:
+        if len(ids) > family.context or len(ids) + family.rationales_cost > max_tokens:
             return None
         sequence = parent if in_place else self._engine.fork(parent, 1)[0]
         text = self._engine.open(VERIFIER, list(ids), self._salt, self._owner)
         samplings = family.samplings(self._seed, path)
         work = Generate(self._owner, text, samplings, family.settings.tokens, delimiter="")
         chains = len(samplings)
-        self._written[work] = _Critique(sequence, path, text, chains, chains, spent=len(ids))
+        self._written[work] = _Rationales(sequence, path, text, chains, chains, spent=len(ids))
         self._engine.submit(work)
         return Scoring(sequence, 0)
 
@@ -188,41 +195,41 @@ class Critiques:
             return None
         if done.work not in self._verdicts:
             return Verdict(done.work.sequence, None)
-        critique, chains = self._verdicts.pop(done.work)
+        rationale, chains = self._verdicts.pop(done.work)
         self._engine.release(done.work.sequence)
-        critique.scores += [self._family.score(done.values, None)] * chains
-        critique.unread -= chains
-        if critique.unread:
+        rationale.scores += [self._family.score(done.values, None)] * chains
+        rationale.unread -= chains
+        if rationale.unread:
             return None
         # The exact sum does not depend on which chain was read first.
-        mean = math.fsum(critique.scores) / len(critique.scores)
-        return Verdict(critique.sequence, mean, critique.spent)
+        mean = math.fsum(rationale.scores) / len(rationale.scores)
+        return Verdict(rationale.sequence, mean, rationale.spent)
 
     def is_check(self, done: Done) -> bool:
         """Whether this work only checks a score: nothing here does."""
         return False
 
     def close(self) -> None:
-        """Release what was opened for critiques and verdicts, their work being dropped."""
-        for critique in self._written.values():
-            self._engine.release(critique.text)
+        """Release what was opened for rationales and verdicts, their work being dropped."""
+        for rationale in self._written.values():
+            self._engine.release(rationale.text)
         for work in self._verdicts:
             self._engine.release(work.sequence)
         self._written.clear()
         self._verdicts.clear()
 
     def _read_verdict(self, done: Generated) -> None:
-        """Feed what is kept of a critique, and what leads to its verdict, after the text."""
-        critique, lead = self._written[done.work], self._family.lead_ids
-        kept = self._family.kept(critique.path, done.token_ids)
+        """Feed what is kept of a rationale, and what leads to its verdict, after the text."""
+        rationale, lead = self._written[done.work], self._family.lead_ids
+        kept = self._family.kept(rationale.path, done.token_ids)
         self._engine.release(done.sequence)
-        sequence = self._engine.fork(critique.text, 1)[0]
-        critique.unwritten -= len(done.indices)
-        if not critique.unwritten:
+        sequence = self._engine.fork(rationale.text, 1)[0]
+        rationale.unwritten -= len(done.indices)
+        if not rationale.unwritten:
             del self._written[done.work]
-            self._engine.release(critique.text)
+            self._engine.release(rationale.text)
         ids = (*kept, *lead)
-        critique.spent += done.own_tokens + len(ids)
+        rationale.spent += done.own_tokens + len(ids)
         work = Score(self._owner, sequence, ids, (len(ids) - 1,))
-        self._verdicts[work] = critique, len(done.indices)
+        self._verdicts[work] = rationale, len(done.indices)
         self._engine.submit(work)

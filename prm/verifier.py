@@ -9,9 +9,9 @@ from espalier.engine.errors import CheckpointError, RequestTooLargeError
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.engine.work import Done, Score, Scored
-from espalier.prm.base import PrmFamily, Reading, Scoring, StepPath, Verdict
+from espalier.prm.base import PrmFamily, Scoring, ScoringInput, StepPath, Verdict
 from espalier.prm.full_rescore import Check
-from espalier.prm.generative import Critic, Critiques
+from espalier.prm.generative import GenerativeVerification, GenerativeVerifier
 
 
 class Verifier:
@@ -19,27 +19,29 @@ class Verifier:
 
     Attributes:
         family: how the model reads.
-        oracle: whether every score is also computed from the whole text, and must be the same.
+        full-rescore check: whether every score is also computed from the whole text, and must be the same.
         reopened: how often a path's tokens did not begin with its parent's and were computed anew.
     """
 
-    def __init__(self, engine: Engine, family: PrmFamily, oracle: bool = False) -> None:
+    def __init__(self, engine: Engine, family: PrmFamily, full_rescore: bool = False) -> None:
         """Make a verifier.
 
         Raises:
-            CheckpointError: when `oracle` is asked of a generative family, which reads nothing step by step.
+            CheckpointError: when `full_rescore` is asked of a generative family, which reads nothing step by step.
         """
-        if oracle and isinstance(family, Critic):
+        if full_rescore and isinstance(family, GenerativeVerifier):
             raise CheckpointError(
                 f"--verify-incremental: {family.name} reads the whole text for every step, so there is nothing to "
                 "compare it with; leave the flag out"
             )
         self.engine = engine
         self.family = family
-        self.oracle = oracle
+        self.full_rescore = full_rescore
         self.reopened = 0
 
-    def begin(self, owner: Hashable, problem: str, salt: bytes = b"", seed: int = 0) -> "Verification | Critiques":
+    def begin(
+        self, owner: Hashable, problem: str, salt: bytes = b"", seed: int = 0
+    ) -> "Verification | GenerativeVerification":
         """Open a verifier sequence that holds the problem, for the paths of `owner`; `salt` as in `Engine.open`.
 
         Args:
@@ -54,8 +56,8 @@ class Verifier:
         ids = self.family.prompt_ids(problem)
         require_room(self.family, len(ids))
         root = self.engine.open(VERIFIER, ids, salt, owner)
-        if isinstance(self.family, Critic):
-            return Critiques(self.engine, self.family, owner, problem, salt, seed, root)
+        if isinstance(self.family, GenerativeVerifier):
+            return GenerativeVerification(self.engine, self.family, owner, problem, salt, seed, root)
         return Verification(self, owner, problem, salt, root, len(ids))
 
 
@@ -63,9 +65,9 @@ def require_room(family: PrmFamily, prompt_tokens: int) -> None:
     """Raise RequestTooLargeError when a problem of so many tokens leaves no room for a path."""
     limit, own = family.context, family.model.config.max_positions
     if prompt_tokens >= limit:
-        critiques = f", of which critiques leave {limit}" if limit < own else ""
+        rationales = f", of which rationales leave {limit}" if limit < own else ""
         raise RequestTooLargeError(
-            f"the problem has {prompt_tokens} verifier tokens and the verifier's context is {own}{critiques}"
+            f"the problem has {prompt_tokens} verifier tokens and the verifier's context is {own}{rationales}"
         )
 
 
@@ -171,7 +173,7 @@ class Verification:
             self._engine.release(done.work.sequence)
         score = self._family.score(done.values, step.before)
         verdict = Verdict(step.sequence, score)
-        if not self._verifier.oracle:
+        if not self._verifier.full_rescore:
             return verdict
         self._checks.append((verdict, step.path))
         self._start_check()
@@ -192,7 +194,7 @@ class Verification:
         self._checks.clear()
         self._check = None
 
-    def _relative(self, parent: Sequence, reading: Reading) -> tuple[Reading, bool]:
+    def _relative(self, parent: Sequence, reading: ScoringInput) -> tuple[ScoringInput, bool]:
         """The reading in terms of what follows the parent's tokens, and whether it does follow them."""
         if not reading.whole:
             return reading, True
@@ -201,7 +203,7 @@ class Verification:
         if reading.token_ids[:start] != kept or reading.read_at[0] < start:
             return reading, False
         ids, read_at = reading.token_ids[start:], tuple(i - start for i in reading.read_at)
-        return Reading(ids, read_at, reading.tail, targets=reading.targets), True
+        return ScoringInput(ids, read_at, reading.tail, targets=reading.targets), True
 
     def _reopened(self, token_ids: tuple[int, ...], taken_over: Sequence | None) -> Sequence:
         """A sequence of its own for a path that is tokenised otherwise than its beginning was.
@@ -213,7 +215,9 @@ class Verification:
             self._engine.release(taken_over)
         return self._engine.open(VERIFIER, list(token_ids), self._salt, self._owner)
 
-    def _submit(self, sequence: Sequence, path: StepPath, reading: Reading, start: int, before: float | None) -> None:
+    def _submit(
+        self, sequence: Sequence, path: StepPath, reading: ScoringInput, start: int, before: float | None
+    ) -> None:
         """Submit the ids from `start` on: all with their reads, or what is kept first and the tail after it."""
         end = len(reading.token_ids) - reading.tail
         ids, read_at = reading.token_ids[start:], tuple(i - start for i in reading.read_at)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from espalier.engine.engine import Engine
     from espalier.engine.models.model import Model
     from espalier.search.run.orchestrator import Orchestrator
-    from espalier.search.voting.equivalence import Grouping
+    from espalier.search.voting.equivalence import Equivalence
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's own; an engine's compiled parts share theirs, as everywhere
@@ -102,7 +102,7 @@ def make_orchestrator(
         generator: "str | Model" = "talker",
         verifier: str | Path | None = "classifier",
         max_running: int = 64,
-        grouping: "Grouping | None" = None,
+        equivalence: "Equivalence | None" = None,
         **options: Any,
     ) -> "Orchestrator":
         folder = tiny_checkpoints[verifier] if isinstance(verifier, str) else verifier
@@ -110,6 +110,6 @@ def make_orchestrator(
         engine = make_engine(generator, family.model if family else None, **options)
         talker = Generator(engine, "", {"temperature": 1.0, "top_p": 1.0})
         scorer = Verifier(engine, family) if family else None
-        return Orchestrator(engine, talker, scorer, max_running=max_running, grouping=grouping)
+        return Orchestrator(engine, talker, scorer, max_running=max_running, equivalence=equivalence)
 
     return make

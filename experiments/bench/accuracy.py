@@ -1,5 +1,6 @@
 """Accuracy on the demo benchmark: each search at the same seed and problems, with 95% intervals."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def run(
     orchestrator = load_orchestrator(settings or RuntimeSettings(max_running=32))
     rows: list[dict[str, Any]] = []
     right: dict[str, list[bool]] = {}
-    with Grader() as grader, sample_progress(len(problems) * len(CONTESTANTS), 0) as on_sample:
+    progress = sample_progress(len(problems) * len(CONTESTANTS), 0)
+    with closing(orchestrator), Grader() as grader, progress as on_sample:
         for name, contestant in CONTESTANTS.items():
             request = replace(contestant, seed=seed)
             configuration = run_configuration("demo", request, orchestrator)

@@ -1,5 +1,6 @@
 """Accuracy against compute: every algorithm on the demo benchmark, with several seeds and paired differences."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -65,7 +66,8 @@ def run(
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     reference: dict[int, dict[str, float]] = {}
-    with Grader() as grader, sample_progress(len(problems) * len(seeds) * len(cells), 0) as on_sample:
+    progress = sample_progress(len(problems) * len(seeds) * len(cells), 0)
+    with closing(orchestrator), Grader() as grader, progress as on_sample:
         for count, name, request in cells:
             samples = []
             for seed in seeds:

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -213,7 +213,7 @@ def evaluate_command(
         folder = RunFolder(out, run_configuration(benchmark, request, orchestrator), left_open(request), command)
         before = sum(not sample.refused for sample in folder.samples_of(asked))
     grader = Grader(memory_bytes=runtime.grader_memory)
-    with _kept_on_interrupt(out), grader, sample_progress(len(asked), before) as on_sample:
+    with _kept_on_interrupt(out), closing(orchestrator), grader, sample_progress(len(asked), before) as on_sample:
         summary = evaluate(
             orchestrator, problems, request, grader,
             benchmark=benchmark, limit=limit, folder=folder, on_sample=_both(fresh.append, on_sample),
@@ -265,7 +265,7 @@ def sweep_command(
     total = len(problems[:limit]) * len(widths) * len(expansions)
     fresh: list[Sample] = []
     grader = Grader(memory_bytes=runtime.grader_memory)
-    with _kept_on_interrupt(out), grader, sample_progress(total, 0) as on_sample:
+    with _kept_on_interrupt(out), closing(orchestrator), grader, sample_progress(total, 0) as on_sample:
         cells = sweep(
             orchestrator, problems, request, grader, widths, expansions,
             benchmark=benchmark, folder=out, limit=limit, on_sample=_both(fresh.append, on_sample),

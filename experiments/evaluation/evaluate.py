@@ -14,7 +14,6 @@ from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of
 from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
-from espalier.search.algorithms import revision
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
 from espalier.search.run.orchestrator import Orchestrator
@@ -30,7 +29,7 @@ def run_configuration(benchmark: str, request: SearchRequest, orchestrator: Orch
     The search with every default filled in, and the models by their digests.
     """
     search = search_fields(orchestrator.effective(request))
-    return {"benchmark": benchmark, **search, "revision": revision(request), **orchestrator.describe_models()}
+    return {"benchmark": benchmark, **search, **orchestrator.describe_models()}
 
 
 def left_open(request: SearchRequest) -> list[str]:
@@ -122,7 +121,7 @@ def _run(
     try:
         for problem in problems:
             try:
-                search = orchestrator.submit(replace(request, problem=problem.problem), terms=_terms())
+                search = orchestrator.submit(replace(request, problem=problem.problem), options=_terms())
                 by_search[search] = problem
             except RequestTooLargeError as error:
                 yield refused_sample(problem, str(error))
@@ -141,8 +140,8 @@ def _run(
             if ready:
                 grading = [entry for entry in grading if entry not in ready]
             yield from (sample_of(problem, result, _grade(grades, grader)) for problem, result, grades in ready)
-    finally:
-        orchestrator.close()
+    finally:  # left early, it leaves nothing running; the orchestrator is its caller's to close
+        orchestrator.drop(by_search)
     yield from (sample_of(problem, result, _grade(grades, grader)) for problem, result, grades in grading)
 
 

@@ -18,7 +18,6 @@ _BEFORE: dict[str, Any] = {
     "top_k": 0,
     "min_p": 0.0,
     "grouping": str(GroupingName.SPELLING),
-    "revision": 1,
 }
 """What counts for a field that an older version's `config.json` lacks: how searches ran before there was the field.
 

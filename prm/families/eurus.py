@@ -29,7 +29,7 @@ from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Model, language_model_head, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
-from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step, without_label
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step, without_label
 from espalier.prm.policy_pair import TwinDecoder, log_ratio_head
 
 COEFFICIENT = 1e-3
@@ -56,26 +56,28 @@ class EurusPrm(PrmFamily):
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.mark_tokens = 1 + len(model.tokenizer.encode("Step 100: \n\n"))  # and the header's last, of the first step
+        self.max_special_tokens = 1 + len(
+            model.tokenizer.encode("Step 100: \n\n")
+        )  # and the header's last, of the first step
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem's turn and the opening of the assistant's, but for the last two tokens."""
         return self._prompt(problem)[:-2]
 
-    def read(self, path: StepPath) -> Reading:
+    def read(self, path: StepPath) -> ScoringInput:
         """The token before the step and the step's but the last: each is asked about the one after it."""
         number = len(path.steps)
         step = self._step(path.steps[-1], number)
         before = self._step(path.steps[-2], number - 1)[-1:] if number > 1 else self._prompt(path.problem)[-2:]
         ids, targets = (*before, *step[:-1]), (*before[1:], *step)
-        return Reading(ids, tuple(range(len(ids))), targets=targets)
+        return ScoringInput(ids, tuple(range(len(ids))), targets=targets)
 
-    def whole(self, path: StepPath) -> Reading:
+    def whole(self, path: StepPath) -> ScoringInput:
         """All of it at once: the sum over the whole path needs no score of the step before."""
         prompt = self._prompt(path.problem)
         steps = [i for number, step in enumerate(path.steps, start=1) for i in self._step(step, number)]
         ids, targets = (*prompt, *steps[:-1]), (prompt[-1], *steps)
-        return Reading(ids, tuple(range(len(prompt) - 2, len(ids))), whole=True, targets=targets)
+        return ScoringInput(ids, tuple(range(len(prompt) - 2, len(ids))), whole=True, targets=targets)
 
     def score(self, values: np.ndarray, before: float | None) -> float:
         """The sigmoid of the reward so far, within `LIMIT`: what the step before had, and this one's tokens."""

@@ -10,7 +10,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, without_label, without_marks
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, without_label, without_special_tokens
 from espalier.prm.families.spec import FamilySpec
 from espalier.prm.heads import probability_of, require_published_ids, stacked_head, take_layers, take_token_rows
 
@@ -39,7 +39,7 @@ class SpecifiedFamily(PrmFamily):
         self._begin_ids = [] if not spec.prompt.begin else [self._begin_id()]
         self._marks = self._tag_as_mark()
         label = encode(spec.step.text.replace("{step}", "").replace("{number}", "100"))
-        self.mark_tokens = len(label) + len(self._tag_ids) + len(self._between_ids)
+        self.max_special_tokens = len(label) + len(self._tag_ids) + len(self._between_ids)
 
     @property
     def identity(self) -> str:
@@ -53,7 +53,7 @@ class SpecifiedFamily(PrmFamily):
             text = text.rstrip()  # a space at the end belongs to the first step's first token
         return [*self._begin_ids, *self.model.tokenizer.encode(text)]
 
-    def read(self, path: StepPath) -> Reading:
+    def read(self, path: StepPath) -> ScoringInput:
         """The newest step and its tags, or the whole path where its text is tokenised as one."""
         if self._spec.step.encode == "whole":
             return self._encoded_whole(path)
@@ -64,13 +64,13 @@ class SpecifiedFamily(PrmFamily):
             ids += [*(self.model.tokenizer.encode(line) if line else []), *self._tag_ids]
             if line.strip() or not self._spec.step.lines:
                 read_at.append(len(ids) - 1)
-        return Reading(tuple(ids), tuple(read_at))
+        return ScoringInput(tuple(ids), tuple(read_at))
 
     def score(self, values: np.ndarray, before: float | None) -> float:
         """The scores of the step's lines as one."""
         return float(_REDUCE[self._spec.head.reduce](values[:, 0].tolist()))
 
-    def _encoded_whole(self, path: StepPath) -> Reading:
+    def _encoded_whole(self, path: StepPath) -> ScoringInput:
         steps = [self._step_text(step, i) + self._spec.step.tag for i, step in enumerate(path.steps, start=1)]
         text = self._prompt(path.problem) + self._spec.step.between.join(steps)
         encoded = self.model.tokenizer.encode(text)
@@ -80,10 +80,10 @@ class SpecifiedFamily(PrmFamily):
                 "is nowhere to read; is it the tokenizer this family needs?"
             )
         ids = (*self._begin_ids, *encoded)
-        return Reading(ids, (len(ids) - 1,), whole=True)
+        return ScoringInput(ids, (len(ids) - 1,), whole=True)
 
     def _prompt(self, problem: str) -> str:
-        spec, problem = self._spec, without_marks(problem, self._marks)
+        spec, problem = self._spec, without_special_tokens(problem, self._marks)
         if spec.prompt.kind == "text":
             return spec.prompt.text.replace("{problem}", problem)
         system = [] if spec.prompt.system is None else [{"role": "system", "content": spec.prompt.system}]
@@ -91,7 +91,9 @@ class SpecifiedFamily(PrmFamily):
 
     def _step_text(self, step: str, number: int) -> str:
         """The step as the file spells it; a number that it brings itself is not repeated."""
-        text = without_marks(step.strip() if self._spec.step.encode == "whole" else step.strip("\n"), self._marks)
+        text = without_special_tokens(
+            step.strip() if self._spec.step.encode == "whole" else step.strip("\n"), self._marks
+        )
         before, _, after = self._spec.step.text.replace("{number}", str(number)).partition("{step}")
         return before + without_label(text, before.strip()) + after
 

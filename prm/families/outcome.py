@@ -17,7 +17,7 @@ import torch
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step
 from espalier.prm.heads import stacked_head, take_layers
 
 INFO = FamilyInfo(
@@ -42,18 +42,18 @@ class OutcomeModel(PrmFamily):
     def __init__(self, model: Model, pad_id: int | None) -> None:
         self.model = model
         self._pad_id = pad_id
-        self.mark_tokens = len(model.tokenizer.encode(self._chat("", "a"))) - len(self.prompt_ids(""))
+        self.max_special_tokens = len(model.tokenizer.encode(self._chat("", "a"))) - len(self.prompt_ids(""))
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The problem's turn and the opening of the assistant's."""
         return self.model.tokenizer.encode(self.model.tokenizer.render_chat([{"role": "user", "content": problem}]))
 
-    def read(self, path: StepPath) -> Reading:
+    def read(self, path: StepPath) -> ScoringInput:
         """The whole answer up to its last token that is not padding, read there."""
         answer = "\n\n".join(stripped_step(step) for step in path.steps)
         ids = self.model.tokenizer.encode(self._chat(path.problem, answer))
         end = max((i for i, token in enumerate(ids) if token != self._pad_id), default=0)
-        return Reading(tuple(ids[: end + 1]), (end,), whole=True)
+        return ScoringInput(tuple(ids[: end + 1]), (end,), whole=True)
 
     def _chat(self, problem: str, answer: str) -> str:
         messages = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]

@@ -16,7 +16,7 @@ import torch
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step, without_marks
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step, without_special_tokens
 from espalier.prm.families.detect import rope_theta
 from espalier.prm.heads import probability_of, require_published_ids, require_token, stacked_head, take_layers
 
@@ -39,7 +39,7 @@ class QwenMathPrm(PrmFamily):
     """See the module."""
 
     info = INFO
-    mark_tokens = 0  # the one tag is in what is allowed for every family
+    max_special_tokens = 0  # the one tag is in what is allowed for every family
 
     def __init__(self, model: Model, tag_id: int) -> None:
         self.model = model
@@ -49,24 +49,24 @@ class QwenMathPrm(PrmFamily):
         """System message, the problem, and the opening of the assistant's turn."""
         return self.model.tokenizer.encode(self._prompt(problem))
 
-    def read(self, path: StepPath) -> Reading:
+    def read(self, path: StepPath) -> ScoringInput:
         """The step's ids and the tag, read at the tag."""
         ids = self.model.tokenizer.encode(self._step(path.steps[-1]))
-        return Reading((*ids, self._tag_id), (len(ids),))
+        return ScoringInput((*ids, self._tag_id), (len(ids),))
 
-    def whole(self, path: StepPath) -> Reading:
+    def whole(self, path: StepPath) -> ScoringInput:
         """The text as the model card has it, encoded at once."""
         text = self._prompt(path.problem) + "".join(self._step(step) + _TAG for step in path.steps)
         ids = self.model.tokenizer.encode(text)
-        return Reading(tuple(ids), (len(ids) - 1,), whole=True)
+        return ScoringInput(tuple(ids), (len(ids) - 1,), whole=True)
 
     def _prompt(self, problem: str) -> str:
-        user = {"role": "user", "content": without_marks(problem, (_TAG,))}
+        user = {"role": "user", "content": without_special_tokens(problem, (_TAG,))}
         return self.model.tokenizer.render_chat([{"role": "system", "content": _SYSTEM}, user])
 
     @staticmethod
     def _step(step: str) -> str:
-        return without_marks(stripped_step(step), (_TAG,))
+        return without_special_tokens(stripped_step(step), (_TAG,))
 
 
 def evidence(checkpoint: Checkpoint) -> str | None:

@@ -17,7 +17,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step, without_marks
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step, without_special_tokens
 from espalier.prm.heads import probability_of, require_published_ids, require_token, stacked_head, take_token_rows
 
 _GOOD, _BAD = "+", "-"
@@ -58,23 +58,23 @@ class RlhFlow(PrmFamily):
         self._open = opening
         self._marks = tuple(mark for mark in _TURN_MARKS if mark in first)
         encode = model.tokenizer.encode
-        self.mark_tokens = len(encode(self._open)) + len(encode(self._close))
+        self.max_special_tokens = len(encode(self._open)) + len(encode(self._close))
 
     def prompt_ids(self, problem: str) -> list[int]:
         """The beginning of the user's first turn: the first step goes into it too."""
         return self.model.tokenizer.encode(self._head + self._plain(problem))
 
-    def read(self, path: StepPath) -> Reading:
+    def read(self, path: StepPath) -> ScoringInput:
         """The user's turn and the assistant's header; the first step's turn is encoded with the problem."""
         if len(path.steps) == 1:
             return self.whole(path)
         ids = self.model.tokenizer.encode(self._open + self._plain(path.steps[-1]) + self._close)
-        return Reading(tuple(ids), (len(ids) - 1,))
+        return ScoringInput(tuple(ids), (len(ids) - 1,))
 
-    def whole(self, path: StepPath) -> Reading:
+    def whole(self, path: StepPath) -> ScoringInput:
         """The chat as the template renders it, encoded at once."""
         ids = self.model.tokenizer.encode(self._chat(self._plain(path.problem), tuple(map(self._plain, path.steps))))
-        return Reading(tuple(ids), (len(ids) - 1,), whole=True)
+        return ScoringInput(tuple(ids), (len(ids) - 1,), whole=True)
 
     def _chat(self, problem: str, steps: tuple[str, ...]) -> str:
         messages = [{"role": "user", "content": f"{problem} {steps[0]}"}]
@@ -84,7 +84,7 @@ class RlhFlow(PrmFamily):
 
     def _plain(self, text: str) -> str:
         # Templates of this kind trim what they are given; trimmed here, both ways of rendering agree under any.
-        return without_marks(stripped_step(text).strip(), self._marks)
+        return without_special_tokens(stripped_step(text).strip(), self._marks)
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> RlhFlow:

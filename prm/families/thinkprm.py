@@ -1,12 +1,12 @@
-r"""ThinkPRM: a generative verifier, which writes a critique of each step and then answers yes or no.
+r"""ThinkPRM: a generative verifier, which writes a rationale of each step and then answers yes or no.
 
 Layout: one turn of the user with the problem, the steps as `Step 1: …` on lines of their own, and the instruction;
-then, at the beginning of the answer, `\nLet's verify step by step:`. A critique ends where the model ends it, at
+then, at the beginning of the answer, `\nLet's verify step by step:`. A rationale ends where the model ends it, at
 `</think>`, at `Is the solution correct?`, at a step that there is not (`Step 4:` after three), or at its longest;
 `\nIs the solution correct?` is put after what came before that, and the score is P(" yes") against P(" no"), the mean
 over the chains. It judges the path as a whole, and a path's newest step has the path's score.
 
-The prompt, the ends of a critique, the verdict's lead-in, the two labels, their softmax and the mean are those of the
+The prompt, the ends of a rationale, the verdict's lead-in, the two labels, their softmax and the mean are those of the
 authors' `prm/thinkprm_api.py` and `utils/helper.py`; one greedy chain is their beam search's setting (`prm_temperature:
 0.0`). A `prm` object in config.json sets others: `chains`, `temperature` and `critique_tokens`.
 
@@ -17,13 +17,13 @@ question mark, whose own value is not among them: what is left is the label. So 
 P(" no"), and their softmax is the one here. A label of several tokens would be averaged over these; a tokenizer that
 has one is refused.
 
-What differs: a critique's own tokens are kept as they were drawn, and the lead-in's follow them, where their client
+What differs: a rationale's own tokens are kept as they were drawn, and the lead-in's follow them, where their client
 tokenises the whole text anew (a full stop and the newline after it are then one token). Of a token that reaches into
-one of the texts that end a critique nothing is kept, where theirs is cut within it. `4096` tokens a critique, which the
-longest of the 1,000 they trained on (3,669) fits in, where their limit is 8172. Steps are the search's, where theirs
-are what stands between labels `Step k:`; the step that there is not is found by number, where they compare the numbers
-as texts, so that of ten steps and more the tenth ends a critique. They also put `</think>` in no verdict's text, and so
-does this.
+one of the texts that end a rationale nothing is kept, where theirs is cut within it. `4096` tokens a rationale, which
+the longest of the 1,000 they trained on (3,669) fits in, where their limit is 8172. Steps are the search's, where
+theirs are what stands between labels `Step k:`; the step that there is not is found by number, where they
+compare the numbers as texts, so that of ten steps and more the tenth ends a rationale. They also put
+`</think>` in no verdict's text, and so does this.
 Source: arXiv:2504.16828, github.com/mukhal/ThinkPRM, and of github.com/sgl-project/sglang `lang/backend/
 runtime_endpoint.py` (`select`, `compute_normalized_prompt_logprobs`) and how its scheduler gives back the
 log-probabilities of a prompt. The class is any generator's, so the flag alone chooses it.
@@ -40,7 +40,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, StepPath
-from espalier.prm.generative import Critic, CritiqueSettings
+from espalier.prm.generative import GenerativeVerifier, RationaleSettings
 
 _PROMPT = (
     "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n{problem}\n\n"
@@ -66,17 +66,17 @@ INFO = FamilyInfo(
 )
 
 
-class ThinkPrm(Critic):
+class ThinkPrm(GenerativeVerifier):
     """See the module."""
 
     info = INFO
 
-    def __init__(self, model: Model, settings: CritiqueSettings, verdict_ids: tuple[int, int]) -> None:
+    def __init__(self, model: Model, settings: RationaleSettings, verdict_ids: tuple[int, int]) -> None:
         super().__init__(model, settings)
         encode = model.tokenizer.encode
         self.verdict_ids = verdict_ids
         self.lead_ids = tuple(encode(f"\n{_QUESTION}"))
-        self.mark_tokens = len(encode("Step 100: \n"))
+        self.max_special_tokens = len(encode("Step 100: \n"))
         self.closing_tokens = len(encode(self._text("", "{solution}").rpartition("{solution}")[2]))
 
     def prompt_ids(self, problem: str) -> list[int]:
@@ -90,7 +90,7 @@ class ThinkPrm(Critic):
         return tuple(self.model.tokenizer.encode(self._text(path.problem, solution)))
 
     def kept(self, path: StepPath, token_ids: list[int]) -> list[int]:
-        """The tokens wholly before the first of the texts that end a critique."""
+        """The tokens wholly before the first of the texts that end a rationale."""
         model = self.model
         written = token_ids[:-1] if token_ids[-1] in model.eos_token_ids else token_ids
         text = model.tokenizer.decode_bytes(written)
@@ -111,7 +111,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
 
     Raises:
         CheckpointError: when it is no generator, its `prm` object has an unknown key or value, its tokenizer has no
-            single token for a label, or its context leaves no room for a critique.
+            single token for a label, or its context leaves no room for a rationale.
     """
     if not checkpoint.architecture.endswith("ForCausalLM"):
         raise CheckpointError(
@@ -132,13 +132,13 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     family = ThinkPrm(replace(model, eos_token_ids=tuple(sorted(ends))), settings, (yes, no))
     if family.context <= family.closing_tokens:
         raise CheckpointError(
-            f"{checkpoint.folder}: critiques of {settings.tokens} tokens leave nothing of its context of "
+            f"{checkpoint.folder}: rationales of {settings.tokens} tokens leave nothing of its context of "
             f"{model.config.max_positions}; set a smaller prm.critique_tokens in its config.json"
         )
     return family
 
 
-def _settings(checkpoint: Checkpoint) -> CritiqueSettings:
+def _settings(checkpoint: Checkpoint) -> RationaleSettings:
     given = _USUAL | checkpoint.config.get("prm", {})
     chains, temperature, tokens = given["chains"], given["temperature"], given["critique_tokens"]
     whole = all(isinstance(value, int) and value >= 1 for value in (chains, tokens))
@@ -149,10 +149,10 @@ def _settings(checkpoint: Checkpoint) -> CritiqueSettings:
         )
     if chains > 1 and temperature == 0:
         raise CheckpointError(
-            f"{checkpoint.folder}: {chains} critiques at temperature 0 are all the same; set prm.temperature in "
+            f"{checkpoint.folder}: {chains} rationales at temperature 0 are all the same; set prm.temperature in "
             "config.json, or prm.chains to 1"
         )
-    return CritiqueSettings(tokens, chains, float(temperature))
+    return RationaleSettings(tokens, chains, float(temperature))
 
 
 def _label_id(checkpoint: Checkpoint, tokenizer: TextTokenizer, label: str) -> int:

@@ -17,7 +17,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, Reading, StepPath, stripped_step
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step
 from espalier.prm.heads import require_token, stacked_head, take_layers
 
 _SYSTEM = "You are a helpful assistant."
@@ -39,8 +39,8 @@ class UniversalPrm(PrmFamily):
     """See the module."""
 
     info = INFO
-    mark_tokens = 1
-    tail_tokens = 1
+    max_special_tokens = 1
+    max_probe_tokens = 1
 
     def __init__(self, model: Model, end_id: int) -> None:
         self.model = model
@@ -52,16 +52,16 @@ class UniversalPrm(PrmFamily):
         tokenizer = self.model.tokenizer
         return tokenizer.encode(tokenizer.render_chat([{"role": "system", "content": _SYSTEM}, user]))
 
-    def read(self, path: StepPath) -> Reading:
+    def read(self, path: StepPath) -> ScoringInput:
         """The step with its blank line, and the end token, read at the latter."""
         ids = self.model.tokenizer.encode(stripped_step(path.steps[-1]) + "\n\n")
-        return Reading((*ids, self._end_id), (len(ids),), tail=1)
+        return ScoringInput((*ids, self._end_id), (len(ids),), tail=1)
 
-    def whole(self, path: StepPath) -> Reading:
+    def whole(self, path: StepPath) -> ScoringInput:
         """The answer so far encoded at once, as the model card does."""
         answer = "".join(stripped_step(step) + "\n\n" for step in path.steps)
         ids = [*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer), self._end_id]
-        return Reading(tuple(ids), (len(ids) - 1,), tail=1, whole=True)
+        return ScoringInput(tuple(ids), (len(ids) - 1,), tail=1, whole=True)
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> UniversalPrm:

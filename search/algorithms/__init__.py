@@ -15,7 +15,7 @@ from espalier.search.algorithms.mcts import MonteCarloSearch
 from espalier.search.algorithms.particle import ParticleSearch
 from espalier.search.algorithms.rebase import RewardBalancedSearch
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
-from espalier.search.run.memory import Demand
+from espalier.search.run.memory import MemoryEstimate
 from espalier.search.tree import Node
 
 T = TypeVar("T")
@@ -27,21 +27,19 @@ class Entry:
 
     Attributes:
         make: the algorithm for a request with every default filled in, ready at a root.
-        demand: what it holds of either model at its widest moments, for such a request.
+        estimate: what it holds of either model at its widest moments, for such a request.
         vote: the vote it takes when the request names none.
         scored: whether it reads the verifier's scores.
         usual: values of the request's fields that it reads and the request may leave open.
         answers_suffice: whether scores of complete answers are all that it reads.
-        revision: goes up when the same request comes to choose otherwise, so that its results are not taken together.
     """
 
     make: Callable[[SearchRequest, Node], SearchAlgorithm]
-    demand: Callable[[SearchRequest], tuple[Demand, ...]]
+    estimate: Callable[[SearchRequest], tuple[MemoryEstimate, ...]]
     vote: Vote = Vote.WEIGHTED
     scored: Callable[[SearchRequest], bool] = lambda request: True
     usual: Mapping[str, int | float] = field(default_factory=dict)
     answers_suffice: bool = False
-    revision: int = 1
 
 
 def with_defaults(request: SearchRequest) -> SearchRequest:
@@ -49,11 +47,6 @@ def with_defaults(request: SearchRequest) -> SearchRequest:
     entry = _TABLE[request.algorithm]
     missing = {name: value for name, value in entry.usual.items() if getattr(request, name) is None}
     return replace(request, vote=request.vote or entry.vote, **missing)
-
-
-def revision(request: SearchRequest) -> int:
-    """How often the algorithm has come to choose otherwise for the same request; see `Entry`."""
-    return _TABLE[request.algorithm].revision
 
 
 def needs_verifier(request: SearchRequest) -> bool:
@@ -71,9 +64,9 @@ def algorithms_for_answers() -> list[str]:
     return [str(name) for name, entry in _TABLE.items() if entry.answers_suffice]
 
 
-def memory_demand(request: SearchRequest) -> tuple[Demand, ...]:
+def memory_estimate(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
     """What the search may hold of either model, at each of its widest moments."""
-    return _TABLE[request.algorithm].demand(with_defaults(request))
+    return _TABLE[request.algorithm].estimate(with_defaults(request))
 
 
 def make_algorithm(request: SearchRequest, root: Node) -> SearchAlgorithm:
@@ -104,42 +97,44 @@ def _independent(request: SearchRequest, root: Node) -> SearchAlgorithm:
     return IndependentPaths(root, request.candidates, needs_verifier(request))
 
 
-def _parting_paths(request: SearchRequest) -> tuple[Demand, ...]:
+def _parting_paths(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
     """Where independent paths part, the step they share keeps a tail until all of them have taken their next."""
-    return (Demand(paths=request.candidates, tails=request.candidates - 1),)
+    return (MemoryEstimate(paths=request.candidates, partial_blocks=request.candidates - 1),)
 
 
-def _kept_and_children(request: SearchRequest) -> tuple[Demand, ...]:
+def _kept_and_children(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
     """N kept paths, and a step's N*M children of theirs."""
-    return (Demand(paths=request.beam_width, steps=request.candidates),)
+    return (MemoryEstimate(paths=request.beam_width, steps=request.candidates),)
 
 
-def _rollouts(request: SearchRequest) -> tuple[Demand, ...]:
+def _rollouts(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
     """As above, and a rollout of each child, whose last step but one is held while the last is sampled."""
-    return (Demand(paths=request.beam_width, steps=request.candidates * (1 + _given(request.lookahead_steps))),)
+    return (MemoryEstimate(paths=request.beam_width, steps=request.candidates * (1 + _given(request.lookahead_steps))),)
 
 
-def _open_children(request: SearchRequest) -> tuple[Demand, ...]:
+def _open_children(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
     """All N*M samples of a round may be open paths, and be extended in the next."""
-    return (Demand(paths=request.candidates, steps=request.candidates),)
+    return (MemoryEstimate(paths=request.candidates, steps=request.candidates),)
 
 
-def _particles(request: SearchRequest) -> tuple[Demand, ...]:
+def _particles(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
     """N paths and their next steps; where a later iteration may branch off, each of their inner steps has a tail."""
     inner = request.max_steps if _given(request.iterations) > 1 else 0
-    return (Demand(paths=request.beam_width, steps=request.beam_width, tails=request.beam_width * inner),)
+    return (
+        MemoryEstimate(paths=request.beam_width, steps=request.beam_width, partial_blocks=request.beam_width * inner),
+    )
 
 
-def _tree(request: SearchRequest) -> tuple[Demand, ...]:
+def _tree(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
     """Every node of the tree, each one step; or at the end the one path that is carried on."""
-    return (Demand(paths=0, steps=_given(request.simulations) * request.expansion), Demand(paths=2))
+    return (MemoryEstimate(paths=0, steps=_given(request.simulations) * request.expansion), MemoryEstimate(paths=2))
 
 
 _TABLE: Mapping[AlgorithmName, Entry] = {
     AlgorithmName.GREEDY: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
     AlgorithmName.CHAIN: Entry(_independent, _parting_paths, Vote.MAJORITY, _unscored),
     AlgorithmName.MAJORITY: Entry(
-        _independent, _parting_paths, Vote.MAJORITY, _scored_by_its_vote, answers_suffice=True, revision=2
+        _independent, _parting_paths, Vote.MAJORITY, _scored_by_its_vote, answers_suffice=True
     ),
     AlgorithmName.BEST_OF_N: Entry(_independent, _parting_paths, answers_suffice=True),
     AlgorithmName.ADAPTIVE: Entry(
@@ -151,7 +146,6 @@ _TABLE: Mapping[AlgorithmName, Entry] = {
         _scored_by_its_vote,
         usual={"confidence": 0.95},
         answers_suffice=True,
-        revision=3,
     ),
     AlgorithmName.BEAM: Entry(
         lambda r, root: BeamSearch(root, r.beam_width, r.expansion, r.aggregation), _kept_and_children
@@ -192,6 +186,5 @@ _TABLE: Mapping[AlgorithmName, Entry] = {
         ),
         _open_children,
         usual={"rebase_temperature": 0.1},
-        revision=4,
     ),
 }

@@ -43,9 +43,9 @@ class AdaptivePaths:
     the gap with a score of 1 each; a naive one when a path has the score 1. Paths that give no answer are samples
     spent.
 
-    Answers are counted as they are `spelled`. What the ballot then asks a grouping is not asked here, where nothing may
-    wait: answers that may yet turn out to mean the same count as if they did, unless they are the leader's. So the
-    search may sample more than it had to, and never ends before its vote is decided.
+    Answers are counted as they are `spelled`. Whether two of them have the same value is found out in the vote, and not
+    here, where nothing may wait: answers that may yet turn out to be equal count as if they were, unless they are the
+    leader's. So the search may sample more than it had to, and never ends before its vote is decided.
     """
 
     def __init__(

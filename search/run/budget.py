@@ -19,7 +19,7 @@ class Budget:
         self._verifier_budget = request.verifier_budget if uses_verifier else None
         self._meter = meter
         self._generator_share = self._verifier_share = _UNLIMITED
-        self._stems: dict[Node, Node] = {}
+        self._round_roots: dict[Node, Node] = {}
         self._refused: set[Node] = set()
 
     @property
@@ -29,24 +29,24 @@ class Budget:
 
     def deal(self, paths: int) -> bool:
         """Begin a round of `paths` paths; whether there is at least a token of each model for each of them."""
-        self._stems.clear()
+        self._round_roots.clear()
         self._refused.clear()
         self._generator_share = self._left(self._generator_budget, self._meter.generated_tokens) // paths
         self._verifier_share = self._left(self._verifier_budget, self._meter.verifier_tree_tokens) // paths
         return min(self._generator_share, self._verifier_share) >= 1
 
-    def begin(self, node: Node, stem: Node) -> None:
-        """Note that `node` grew from `stem` in this round: what it takes counts from there."""
-        self._stems[node] = stem
+    def begin(self, node: Node, round_root: Node) -> None:
+        """Note that `node` grew from `round_root` in this round: what it takes counts from there."""
+        self._round_roots[node] = round_root
 
-    def generator_left(self, node: Node, stem: Node) -> int:
-        """Tokens that the path which has grown from `stem` to `node` in this round may still sample in it."""
-        return self._generator_share - (node.path_tokens() - stem.path_tokens())
+    def generator_left(self, node: Node, round_root: Node) -> int:
+        """Tokens that the path which has grown from `round_root` to `node` in this round may still sample in it."""
+        return self._generator_share - (node.path_tokens() - round_root.path_tokens())
 
     def verifier_left(self, node: Node) -> int:
         """Verifier tokens that the path of `node` may still take in this round."""
-        spent, step, stem = 0, node.parent, self._stems[node]
-        while step is not None and step is not stem:
+        spent, step, round_root = 0, node.parent, self._round_roots[node]
+        while step is not None and step is not round_root:
             spent, step = spent + step.verifier_tokens, step.parent
         return self._verifier_share - spent
 

@@ -162,7 +162,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     from espalier.prm.verifier import Verifier
     from espalier.search.run.generator import STEP_SYSTEM_PROMPT, Generator
     from espalier.search.run.orchestrator import Orchestrator
-    from espalier.search.voting.equivalence import make_grouping
+    from espalier.search.voting.equivalence import make_equivalence
 
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
@@ -193,8 +193,8 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
     generator = Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
     verifier = Verifier(engine, family, settings.verify_incremental) if family else None
-    grouping = make_grouping(settings.grouping, settings.grader_memory)
-    return Orchestrator(engine, generator, verifier, max_running=settings.max_running, grouping=grouping)
+    equivalence = make_equivalence(settings.grouping, settings.grader_memory)
+    return Orchestrator(engine, generator, verifier, max_running=settings.max_running, equivalence=equivalence)
 
 
 def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None) -> dict[str, Checkpoint]:

@@ -18,14 +18,12 @@ class UsageMeter:
     Attributes:
         clock: seconds, never going back.
         waited: seconds the search had waited before it was submitted.
-        timed_from_start: whether its time limit counts from its start.
         generator_alone_tokens: what the generator would have computed with every candidate read from the prompt on.
         verifier_alone_tokens: the same of the verifier.
     """
 
     clock: Callable[[], float] = time.monotonic
     waited: float = 0.0
-    timed_from_start: bool = False
     submitted: float = field(init=False)
     started: float | None = None
     first_step: float | None = None
@@ -47,11 +45,6 @@ class UsageMeter:
     def start(self) -> None:
         """The search left the queue."""
         self.started = self.clock()
-
-    def is_late(self, limit: float | None) -> bool:
-        """Whether `limit` seconds have passed since the search was submitted or started; never without a limit."""
-        since = self.started if self.timed_from_start else self.submitted
-        return limit is not None and since is not None and self.clock() - since >= limit
 
     def note_step(self) -> None:
         """A step was sampled."""

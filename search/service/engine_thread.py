@@ -36,7 +36,7 @@ class Orchestrator(Protocol):
         ...
 
     def submit(
-        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: SubmitOptions = USUAL
+        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, options: SubmitOptions = USUAL
     ) -> str:
         """Queue a search and return its id; `on_event` is called inside `step`."""
         ...
@@ -128,7 +128,7 @@ class EngineThread:
         self.loaded.result()
 
     def submit(
-        self, request: SearchRequest, on_end: Callable[[], None], progress: bool, terms: SubmitOptions = USUAL
+        self, request: SearchRequest, on_end: Callable[[], None], progress: bool, options: SubmitOptions = USUAL
     ) -> Search:
         """Start a search.
 
@@ -136,7 +136,7 @@ class EngineThread:
             request: a validated request.
             on_end: called once, on the event loop, when the orchestrator is done with the search, however it ended.
             progress: whether events other than `Finished` are wanted.
-            terms: its priority and the like.
+            options: its priority and the like.
 
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
@@ -149,7 +149,7 @@ class EngineThread:
 
         search = Search(request, self._event_capacity, ended)
         self._live.add(search)
-        self._commands.put_nowait(lambda orchestrator: self._submit(orchestrator, search, progress, terms))
+        self._commands.put_nowait(lambda orchestrator: self._submit(orchestrator, search, progress, options))
         return search
 
     def cancel(self, search: Search) -> None:
@@ -232,13 +232,13 @@ class EngineThread:
         except queue.Empty:
             return
 
-    def _submit(self, orchestrator: Orchestrator, search: Search, progress: bool, terms: SubmitOptions) -> None:
+    def _submit(self, orchestrator: Orchestrator, search: Search, progress: bool, options: SubmitOptions) -> None:
         def on_event(event: Event) -> None:
             if progress or isinstance(event, Finished):
                 self._post(search.deliver, event)
 
         try:
-            search.search_id = orchestrator.submit(search.request, on_event, terms)
+            search.search_id = orchestrator.submit(search.request, on_event, options)
         except Exception as error:  # this search's failure, not the engine's; `errors` decides what the client sees
             self._post(search.fail, error)
 

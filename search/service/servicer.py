@@ -89,10 +89,10 @@ class SolveServicer(SearchServiceServicer):
         self._engine.require_ready()
         request = checked_request(message)
         waited = await self._admission.acquire(message.priority, request.time_limit)
-        terms = SubmitOptions(message.priority, salt, waited)
+        options = SubmitOptions(message.priority, salt, waited)
         give_back = partial(self._admission.release, message.priority)
         try:
-            return self._engine.submit(request, give_back, progress, terms)
+            return self._engine.submit(request, give_back, progress, options)
         except BaseException:
             give_back()
             raise

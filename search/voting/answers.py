@@ -6,7 +6,6 @@ An answer is what a text says it is, in the words of the benchmarks and of the m
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 
 from espalier.search.voting.latex import undressed
 from espalier.search.voting.reading import letter_of, read
@@ -64,7 +63,6 @@ _CHOSEN = re.compile(
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:/\d+)?")
 
 
-@lru_cache(maxsize=1024)  # a search asks again after every round
 def extract_answer(text: str) -> str:
     r"""The answer a solution gives; empty when it gives none.
 

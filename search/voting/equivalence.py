@@ -1,12 +1,11 @@
-"""What the vote asks whether two answers that are spelled differently mean the same."""
+"""What a vote asks whether two answers whose texts differ have the same value."""
 
 import logging
 import os
-from concurrent.futures import Future
 from importlib.util import find_spec
 from typing import Protocol
 
-from espalier.search.request import SPELLING, GroupingName
+from espalier.search.request import GroupingName
 from espalier.search.voting.math_verify import DEFAULT_MEMORY_BYTES, Grader
 
 _MOST_WORKERS = 4  # each imports sympy when the first question comes, and holds some 100 MB
@@ -14,65 +13,48 @@ _MOST_WORKERS = 4  # each imports sympy when the first question comes, and holds
 log = logging.getLogger("espalier.search")
 
 
-class Grouping(Protocol):
-    """Tells whether answers mean the same, without making anybody wait; asked on one thread."""
+class Equivalence(Protocol):
+    """Tells whether two answers have the same value; asked by several threads at once."""
 
     @property
     def name(self) -> str:
         """Name and version, for results."""
         ...
 
-    def ask(self, one: str, other: str) -> "Future[bool] | None":
-        """Begin to tell whether `other` has the value of `one`, which was given earlier; None: it does not.
+    def equal(self, one: str, other: str) -> bool:
+        """Whether `other` has the value of `one`, which was given earlier. Returns within seconds.
 
-        The future may end in an error, which counts as a different answer.
+        It says yes only to equal values and may miss some: so the order may matter.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what it holds; asked again, it takes it up again."""
+        """Let go of what it holds, and end what is being asked; asked again, it starts again."""
         ...
 
 
-class BySpelling:
-    """Answers spelled differently are different."""
-
-    name = SPELLING
-
-    def ask(self, one: str, other: str) -> "Future[bool] | None":
-        """None."""
-        return None
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-class ByMathVerify:
-    """Answers are the same where math-verify says so, in a pool of processes that starts with the first question."""
+class MathVerify:
+    """Equivalence by math-verify, in child processes that start with the first question."""
 
     def __init__(self, memory_bytes: int = DEFAULT_MEMORY_BYTES, workers: int = 1) -> None:
         """Use so many processes, and for each that much memory at most; see `Grader`."""
         self._grader = Grader(workers, memory_bytes=memory_bytes)
-        self._name = self._grader.name
+        self.name = self._grader.name
 
-    @property
-    def name(self) -> str:
-        """`math-verify` and its version."""
-        return self._name
-
-    def ask(self, one: str, other: str) -> "Future[bool] | None":
-        """Ask a child process; one that dies or overstays ends the future in an error."""
-        return self._grader.compare(one, other)
+    def equal(self, one: str, other: str) -> bool:
+        """Ask a child process; one that dies or takes longer than its time limit says no."""
+        return self._grader.resolve(self._grader.compare(one, other)).correct
 
     def close(self) -> None:
         """End the processes, with what they are at."""
         self._grader.stop()
 
 
-def make_grouping(name: GroupingName, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Grouping:
-    """The grouping of that name; by spelling, with a warning, where math-verify is not installed."""
-    if name is GroupingName.MATH_VERIFY and find_spec("math_verify") is None:
-        log.warning("math-verify is not installed: answers are told apart by spelling; pip install math-verify")
-        return BySpelling()
-    workers = max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 4))
-    return BySpelling() if name is GroupingName.SPELLING else ByMathVerify(memory_bytes, workers)
+def make_equivalence(name: GroupingName, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Equivalence | None:
+    """The equivalence of that name; None for exact match, and with a warning where math-verify is not installed."""
+    if name is GroupingName.SPELLING:
+        return None
+    if find_spec("math_verify") is None:
+        log.warning("math-verify is not installed: answers must match exactly; pip install math-verify")
+        return None
+    return MathVerify(memory_bytes, workers=max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 4)))

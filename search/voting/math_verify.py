@@ -7,8 +7,9 @@ for more memory than it may have is refused it.
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import CancelledError, Future, TimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from multiprocessing import get_context
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from types import TracebackType
+from weakref import WeakSet
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -61,6 +63,8 @@ class Grader:
         self._timeout = timeout_seconds
         self._memory = memory_bytes
         self._pool = self._new_pool()
+        self._asked: WeakSet[Future[bool]] = WeakSet()
+        self._lock = threading.Lock()  # of the pool: threads of several votes ask
 
     def _new_pool(self) -> ProcessPool:
         return ProcessPool(
@@ -92,9 +96,15 @@ class Grader:
 
     def stop(self) -> None:
         """End the children now, and what they were at with them; the next answer starts others."""
+        with self._lock:
+            self._restart()
+
+    def _restart(self) -> None:
         self._pool.stop()
         self._pool.join()
         self._pool = self._new_pool()
+        for future in list(self._asked):  # the pool forgets those that it does not answer any more
+            future.cancel()
 
     def submit(self, gold: str, answer: str) -> "Future[bool]":
         """Start grading; give the future to `resolve`. An empty answer is wrong without asking a child."""
@@ -109,21 +119,24 @@ class Grader:
         return self._ask(is_same_value, one, other)
 
     def _ask(self, question: Callable[[str, str], bool], one: str, other: str) -> "Future[bool]":
-        try:
-            return self._schedule(question, one, other)
-        except RuntimeError:  # pebble's, of a pool whose children could not be started; perhaps they can be now
-            self.stop()
-        try:
-            return self._schedule(question, one, other)
-        except RuntimeError as error:
-            future: Future[bool] = Future()
-            future.set_exception(BrokenProcessPool(str(error)))
-            return future
+        with self._lock:
+            try:
+                return self._schedule(question, one, other)
+            except RuntimeError:  # pebble's, of a pool whose children could not be started; perhaps they can be now
+                self._restart()
+            try:
+                return self._schedule(question, one, other)
+            except RuntimeError as error:
+                future: Future[bool] = Future()
+                future.set_exception(BrokenProcessPool(str(error)))
+                return future
 
     def _schedule(self, question: Callable[[str, str], bool], one: str, other: str) -> "Future[bool]":
         # A queue whose `put` is interrupted may wake nobody any more, and `stop` would wait for ever.
         with interrupts_held(), _unseen_by_children():
-            return self._pool.schedule(question, args=[one, other], timeout=self._timeout)
+            future = self._pool.schedule(question, args=[one, other], timeout=self._timeout)
+        self._asked.add(future)
+        return future
 
     def resolve(self, future: "Future[bool]") -> Grade:
         """Wait for a grade; a grader that dies, overstays or runs out of memory counts as wrong, and says so."""
@@ -137,6 +150,8 @@ class Grader:
             return Grade(False, f"the grading process died with exit code {error.exitcode}")
         except BrokenProcessPool as error:
             return Grade(False, f"grading processes cannot be kept running: {error}")
+        except CancelledError:
+            return Grade(False, "grading was stopped")
 
     def grade(self, gold: str, answer: str) -> Grade:
         """Grade one answer."""

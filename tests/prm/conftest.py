@@ -41,9 +41,9 @@ def verifier_of(
 ) -> Callable[..., tuple[Engine, Verifier]]:
     """An engine and a verifier of a named family, or of a given one."""
 
-    def make(family: str | PrmFamily, oracle: bool = False, **options: Any) -> tuple[Engine, Verifier]:
+    def make(family: str | PrmFamily, full_rescore: bool = False, **options: Any) -> tuple[Engine, Verifier]:
         family = load_family(family) if isinstance(family, str) else family
         engine = make_engine("qwen2-tied", family.model, **{"kv_memory_bytes": 2**23, **options})
-        return engine, Verifier(engine, family, oracle)
+        return engine, Verifier(engine, family, full_rescore)
 
     return make

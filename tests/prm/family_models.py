@@ -95,7 +95,7 @@ def _reference(folder: Path, prm: Path) -> Path:
 
 
 def write_thinkprm(folder: Path, source: Path, **settings: float) -> Path:
-    """A generator with the two labels as tokens, whose critiques are short and often end in `</think>`."""
+    """A generator with the two labels as tokens, whose rationales are short and often end in `</think>`."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
     tokenizer.add_tokens([" yes", " no", "</think>"])
     config = AutoConfig.from_pretrained(source)

@@ -6,7 +6,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.work import Scored
 from espalier.prm.base import Verdict
-from espalier.prm.generative import Critiques
+from espalier.prm.generative import GenerativeVerification
 from espalier.prm.verifier import Verification, Verifier
 
 PROBLEM = "Tom starts with 38 coins. He finds 47 more.\nHow many has he?"
@@ -24,7 +24,7 @@ STEPS = {
 }
 
 
-def begin(engine: Engine, verifier: Verifier, problem: str = PROBLEM) -> Verification | Critiques:
+def begin(engine: Engine, verifier: Verifier, problem: str = PROBLEM) -> Verification | GenerativeVerification:
     """The verification of the problem, its root computed."""
     verification = verifier.begin("me", problem)
     verification.prefill()
@@ -34,7 +34,7 @@ def begin(engine: Engine, verifier: Verifier, problem: str = PROBLEM) -> Verific
     return verification
 
 
-def settle(engine: Engine, verification: Verification | Critiques) -> dict[Sequence, float]:
+def settle(engine: Engine, verification: Verification | GenerativeVerification) -> dict[Sequence, float]:
     """Run until every step that is being scored has its score."""
     scores: dict[Sequence, float] = {}
     while engine.busy:
@@ -48,7 +48,7 @@ def settle(engine: Engine, verification: Verification | Critiques) -> dict[Seque
 
 def score_step(
     engine: Engine,
-    verification: Verification | Critiques,
+    verification: Verification | GenerativeVerification,
     parent: Sequence,
     *steps: str,
     in_place: bool = False,
@@ -63,7 +63,7 @@ def score_step(
 
 
 def score_path(
-    engine: Engine, verification: Verification | Critiques, steps: list[str], in_place: bool = False
+    engine: Engine, verification: Verification | GenerativeVerification, steps: list[str], in_place: bool = False
 ) -> list[float]:
     """Score all steps of a path one after the other; its sequences are released."""
     scores: list[float] = []

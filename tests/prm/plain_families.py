@@ -151,8 +151,8 @@ def thinkprm_prompt(folder: Path, problem: str, steps: list[str]) -> str:
 
 
 @torch.inference_mode()
-def thinkprm(folder: Path, problem: str, steps: list[str], critiques: list[list[int]]) -> float:
-    """The mean over critiques, already cut, of the authors' verdict after them.
+def thinkprm(folder: Path, problem: str, steps: list[str], rationales: list[list[int]]) -> float:
+    """The mean over rationales, already cut, of the authors' verdict after them.
 
     The server that they ask appends `yes` and `no` to the text and averages the log-probabilities of what that adds to
     the question; they take the softmax of the two.
@@ -160,12 +160,12 @@ def thinkprm(folder: Path, problem: str, steps: list[str], critiques: list[list[
     model, prompt = _causal(folder), _encode(folder, thinkprm_prompt(folder, problem, steps))
     question = _encode(folder, "\nIs the solution correct?")
     scores = []
-    for critique in critiques:
+    for rationale in rationales:
         choices = []
         for label in ("yes", "no"):
             asked = _encode(folder, f"\nIs the solution correct? {label}")
             assert asked[: len(question)] == question
-            ids = torch.tensor([*prompt, *critique, *asked])
+            ids = torch.tensor([*prompt, *rationale, *asked])
             logs = torch.log_softmax(model(ids[None]).logits[0, :-1], dim=-1).gather(1, ids[1:, None])[:, 0]
             choices.append(logs[len(question) - len(asked) :].mean())
         scores.append(torch.softmax(torch.stack(choices), dim=0)[0].item())
@@ -173,12 +173,12 @@ def thinkprm(folder: Path, problem: str, steps: list[str], critiques: list[list[
 
 
 def thinkprm_greedy(folder: Path, problem: str, steps: list[str], most: int, ends: set[int]) -> list[int]:
-    """The most likely critique, the whole text fed anew for each token; up to `most` tokens or the first of `ends`."""
-    prompt, critique = _encode(folder, thinkprm_prompt(folder, problem, steps)), []
+    """The most likely rationale, the whole text fed anew for each token; up to `most` tokens or the first of `ends`."""
+    prompt, rationale = _encode(folder, thinkprm_prompt(folder, problem, steps)), []
     with torch.inference_mode():
-        while len(critique) < most and not ends.intersection(critique):
-            critique.append(int(_causal(folder)(torch.tensor([[*prompt, *critique]])).logits[0, -1].argmax()))
-    return critique
+        while len(rationale) < most and not ends.intersection(rationale):
+            rationale.append(int(_causal(folder)(torch.tensor([[*prompt, *rationale]])).logits[0, -1].argmax()))
+    return rationale
 
 
 @cache

@@ -1,4 +1,4 @@
-"""ThinkPRM: critiques of the whole path and the verdict after them, by themselves and in searches."""
+"""ThinkPRM: rationales of the whole path and the verdict after them, by themselves and in searches."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,11 +19,11 @@ from espalier.engine.work import Generated
 from espalier.prm.base import StepPath
 from espalier.prm.families import load_verifier
 from espalier.prm.families.thinkprm import ThinkPrm
-from espalier.prm.generative import Critiques
+from espalier.prm.generative import GenerativeVerification
 from espalier.prm.verifier import Verifier
-from espalier.search.request import SearchRequest
+from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import CritiqueLimits, Demand, PathLimits, worst_case_blocks
+from espalier.search.run.memory import MemoryEstimate, PathLimits, RationaleLimits, worst_case_blocks
 from espalier.search.run.orchestrator import Orchestrator
 
 Make = Callable[..., tuple[Engine, Verifier]]
@@ -33,7 +33,7 @@ requests_ = pytest.mark.parametrize("request_", [BEAM, BEST_OF_N], ids=["beam", 
 
 @pytest.fixture(scope="session")
 def folders(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny ThinkPRM by how it writes: one greedy critique, or three that are sampled."""
+    """A tiny ThinkPRM by how it writes: one greedy rationale, or three that are sampled."""
     root, source = tmp_path_factory.mktemp("thinkprm"), tiny_checkpoints["qwen2-untied"]
     return {name: write_thinkprm(root / name, source, **settings) for name, settings in SETTINGS.items()}
 
@@ -62,7 +62,7 @@ def search_with(
     return make
 
 
-def critiques_of(engine: Engine, verification: Critiques) -> tuple[list[Generated], float]:
+def rationales_of(engine: Engine, verification: GenerativeVerification) -> tuple[list[Generated], float]:
     """Run until the step that is being scored has its score; what was written for it, and the score."""
     written: list[Generated] = []
     while engine.busy:
@@ -76,30 +76,30 @@ def critiques_of(engine: Engine, verification: Critiques) -> tuple[list[Generate
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
-def test_a_score_is_the_mean_verdict_after_the_critiques_that_were_written(
+def test_a_score_is_the_mean_verdict_after_the_rationales_that_were_written(
     name: str, steps: list[str], verifier_of: Make, family_of: Callable[[str], ThinkPrm], folders: dict[str, Path]
 ):
     engine, verifier = verifier_of(family_of(name), max_batch_tokens=29)
     verification = begin(engine, verifier)
-    assert isinstance(verification, Critiques)
+    assert isinstance(verification, GenerativeVerification)
     scoring = verification.score(verification.root, tuple(steps), 10_000)
     assert scoring is not None
-    written, score = critiques_of(engine, verification)
+    written, score = rationales_of(engine, verification)
     release(engine, verification.root, scoring.sequence)
     tokenizer = plain_families.hf_tokenizer(folders[name])
     ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("</think>")}
-    critiques = [done.token_ids for done in written for _ in done.indices]
-    assert len(critiques) == (1 if name == "greedy" else 3)
-    assert all(ends.isdisjoint(critique[:-1]) for critique in critiques)
+    rationales = [done.token_ids for done in written for _ in done.indices]
+    assert len(rationales) == (1 if name == "greedy" else 3)
+    assert all(ends.isdisjoint(rationale[:-1]) for rationale in rationales)
     if name == "greedy":
-        assert critiques == [plain_families.thinkprm_greedy(folders[name], PROBLEM, steps, 20, ends)]
-    cut = [critique[:-1] if critique[-1] in ends else critique for critique in critiques]
-    assert all(len(one) == 20 for one, other in zip(critiques, cut, strict=True) if len(one) == len(other))
+        assert rationales == [plain_families.thinkprm_greedy(folders[name], PROBLEM, steps, 20, ends)]
+    cut = [rationale[:-1] if rationale[-1] in ends else rationale for rationale in rationales]
+    assert all(len(one) == 20 for one, other in zip(rationales, cut, strict=True) if len(one) == len(other))
     assert score == pytest.approx(plain_families.thinkprm(folders[name], PROBLEM, steps, cut), abs=1e-5)
     assert 0.001 < score < 0.999, "a degenerate verifier would prove nothing"
 
 
-def test_what_is_kept_of_a_critique_ends_before_the_first_text_that_ends_it(family_of: Callable[[str], ThinkPrm]):
+def test_what_is_kept_of_a_rationale_ends_before_the_first_text_that_ends_it(family_of: Callable[[str], ThinkPrm]):
     family = family_of("greedy")
     tokenizer, path = family.model.tokenizer, StepPath(PROBLEM, ("one", "two"))
     fine = "\nStep 1: fine.\n\nStep 2: fine.\n"
@@ -134,7 +134,7 @@ def test_the_tokens_of_a_score_are_those_that_were_computed_and_bounded_beforeha
     family = verifier.family
     assert isinstance(family, ThinkPrm)
     steps = ("38+47=85", "So 85")
-    most = len(family.text_ids(StepPath(PROBLEM, steps))) + family.critiques_cost
+    most = len(family.text_ids(StepPath(PROBLEM, steps))) + family.rationales_cost
     assert verification.score(verification.root, steps, most - 1) is None
     assert not engine.busy
     before = engine.stats()["verifier"].computed_tokens
@@ -147,12 +147,12 @@ def test_the_tokens_of_a_score_are_those_that_were_computed_and_bounded_beforeha
             if (verdict := verification.take(done)) is not None:
                 spent = verdict.late_tokens
     assert computed == engine.stats()["verifier"].computed_tokens - before
-    assert computed <= spent <= computed + 3, "the last token of each critique is written and never computed"
+    assert computed <= spent <= computed + 3, "the last token of each rationale is written and never computed"
     assert spent <= most
     release(engine, verification.root, scoring.sequence)
 
 
-def test_what_is_set_aside_for_a_score_covers_all_its_critiques_at_once(
+def test_what_is_set_aside_for_a_score_covers_all_its_rationales_at_once(
     verifier_of: Make, family_of: Callable[[str], ThinkPrm]
 ):
     engine, verifier = verifier_of(family_of("chains"), prefix_cache=False)
@@ -167,12 +167,12 @@ def test_what_is_set_aside_for_a_score_covers_all_its_critiques_at_once(
         most = max(most, engine.stats()["verifier"].live_blocks - before)
         for done in finished:
             verification.take(done)
-    limits = PathLimits(0, 0, 0, critiques=CritiqueLimits(text, 3, family.critique_tokens))
-    assert -(-text // size) < most <= worst_case_blocks([Demand(paths=1)], limits, size)
+    limits = PathLimits(0, 0, 0, rationales=RationaleLimits(text, 3, family.rationale_tokens))
+    assert -(-text // size) < most <= worst_case_blocks([MemoryEstimate(paths=1)], limits, size)
     release(engine, verification.root, scoring.sequence)
 
 
-def test_a_path_that_leaves_no_room_for_its_critique_has_no_score(
+def test_a_path_that_leaves_no_room_for_its_rationale_has_no_score(
     verifier_of: Make, family_of: Callable[[str], ThinkPrm]
 ):
     engine, verifier = verifier_of(family_of("greedy"))
@@ -188,23 +188,23 @@ def test_a_path_that_leaves_no_room_for_its_critique_has_no_score(
     release(engine, verification.root)
 
 
-def score_step_and_release(engine: Engine, verification: Critiques, step: str) -> None:
+def score_step_and_release(engine: Engine, verification: GenerativeVerification, step: str) -> None:
     _, sequence = score_step(engine, verification, verification.root, step)
     release(engine, sequence)
 
 
-def test_a_problem_that_leaves_no_room_is_refused_with_what_critiques_take(
+def test_a_problem_that_leaves_no_room_is_refused_with_what_rationales_take(
     verifier_of: Make, family_of: Callable[[str], ThinkPrm], search_with: Callable[..., Orchestrator]
 ):
     _, verifier = verifier_of(family_of("greedy"))
-    with pytest.raises(RequestTooLargeError, match=r"context is 1024, of which critiques leave \d+"):
+    with pytest.raises(RequestTooLargeError, match=r"context is 1024, of which rationales leave \d+"):
         verifier.begin("me", "3" * 990)
     orchestrator = search_with("greedy")
     assert orchestrator._verifier is not None
     family = orchestrator._verifier.family
     assert isinstance(family, ThinkPrm)
     family.settings = replace(family.settings, tokens=700)
-    with pytest.raises(RequestTooLargeError, match=r"context is 1024, of which critiques leave \d+"):
+    with pytest.raises(RequestTooLargeError, match=r"context is 1024, of which rationales leave \d+"):
         orchestrator.submit(replace(BEAM, problem="3" * 300))
 
 
@@ -218,7 +218,7 @@ def test_a_search_gives_the_same_scores_alone_in_company_and_with_scarce_memory(
     company = run(search_with(name, max_batch_tokens=300), *requests)
     assert list(map(nodes_of, company)) == list(map(nodes_of, alone))
     orchestrator = search_with(name)
-    blocks = orchestrator._worst_case(orchestrator._plan(request_))
+    blocks = orchestrator._resolve(request_, SubmitOptions()).blocks
     pools = {role: scheduler.pool for role, scheduler in orchestrator.engine.schedulers.items()}
     needed = sum(blocks[role] * pool.layout.block_bytes for role, pool in pools.items())
     memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "slab_bytes": 2**15}
@@ -235,24 +235,24 @@ def test_a_search_gives_the_same_scores_alone_in_company_and_with_scarce_memory(
         ends = {plain_families.hf_tokenizer(folders[name]).convert_tokens_to_ids(i) for i in ("</think>", "<|im_end|>")}
         for path in (paths[0], max(paths, key=len)):
             steps = [node.text for node in path]
-            critique = plain_families.thinkprm_greedy(folders[name], PROBLEM, steps, 20, ends)
-            cut = [critique[:-1] if critique[-1] in ends else critique]
+            rationale = plain_families.thinkprm_greedy(folders[name], PROBLEM, steps, 20, ends)
+            cut = [rationale[:-1] if rationale[-1] in ends else rationale]
             assert path[-1].score == pytest.approx(
                 plain_families.thinkprm(folders[name], PROBLEM, steps, cut), abs=1e-5
             )
 
 
-def test_another_seed_writes_other_critiques_and_the_same_text_gets_the_same_ones(
+def test_another_seed_writes_other_rationales_and_the_same_text_gets_the_same_ones(
     verifier_of: Make, family_of: Callable[[str], ThinkPrm]
 ):
     engine, verifier = verifier_of(family_of("chains"))
     texts = []
     for owner, seed in (("me", 1), ("you", 1), ("me", 2)):
         verification = verifier.begin(owner, PROBLEM, seed=seed)
-        assert isinstance(verification, Critiques)
+        assert isinstance(verification, GenerativeVerification)
         scoring = verification.score(verification.root, ("38+47=85",), 10_000)
         assert scoring is not None
-        written, _ = critiques_of(engine, verification)
+        written, _ = rationales_of(engine, verification)
         texts.append(sorted((done.indices, done.token_ids) for done in written))
         release(engine, verification.root, scoring.sequence)
     assert texts[0] == texts[1] != texts[2]
@@ -280,9 +280,9 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: C
         search_id = orchestrator.submit(BEST_OF_N)
         for _ in range(steps):
             orchestrator.step()
-        for search in orchestrator._searches():
-            verification = search._verification
-            assert isinstance(verification, Critiques)
+        for search in orchestrator._searches.values():
+            verification = search._tree._verification
+            assert isinstance(verification, GenerativeVerification)
             opened += bool(verification._written) + bool(verification._verdicts)
         orchestrator.cancel(search_id)
         while orchestrator.busy:
@@ -291,15 +291,15 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: C
     assert opened, "nothing was being read when a search was cancelled"
 
 
-def test_the_oracle_has_nothing_to_compare_and_says_so(verifier_of: Make, family_of: Callable[[str], ThinkPrm]):
+def test_the_full_rescore_has_nothing_to_compare_and_says_so(verifier_of: Make, family_of: Callable[[str], ThinkPrm]):
     with pytest.raises(CheckpointError, match=r"--verify-incremental: thinkprm reads the whole text for every step"):
-        verifier_of(family_of("greedy"), oracle=True)
+        verifier_of(family_of("greedy"), full_rescore=True)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"chains": 2}, "2 critiques at temperature 0 are all the same"),
+        ({"chains": 2}, "2 rationales at temperature 0 are all the same"),
         ({"chains": 0}, "whole numbers from 1"),
         ({"temperature": -1.0}, "a number from 0"),
         ({"tokens": 5}, "has chains and critique_tokens"),

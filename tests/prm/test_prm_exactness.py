@@ -169,4 +169,4 @@ def test_a_readings_marks_are_within_what_is_set_aside(name: str, load_family: C
         text = len(family.model.tokenizer.encode(step))
         added = len(family.whole(StepPath(PROBLEM, steps)).token_ids)
         added -= len(family.whole(StepPath(PROBLEM, steps[:2])).token_ids)
-        assert added <= text + family.mark_tokens + 4
+        assert added <= text + family.max_special_tokens + 4

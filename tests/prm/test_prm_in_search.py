@@ -12,13 +12,13 @@ from test_prm_exactness import STEPWISE
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, ScoreMismatchError
-from espalier.prm.base import PrmFamily, Reading, StepPath
+from espalier.prm.base import PrmFamily, ScoringInput, StepPath
 from espalier.prm.families.universal import UniversalPrm
 from espalier.prm.verifier import Verification, Verifier
-from espalier.search.request import AlgorithmName, SearchRequest, Vote
+from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import NodeRecord, SearchResult
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import Demand, worst_case_blocks
+from espalier.search.run.memory import MemoryEstimate, worst_case_blocks
 from espalier.search.run.orchestrator import Orchestrator
 
 BEAM = SearchRequest(
@@ -34,11 +34,11 @@ Make = Callable[..., Orchestrator]
 def search_with(load_family: Callable[[str], PrmFamily], make_engine: Callable[..., Engine]) -> Make:
     """An orchestrator over the talkative tiny generator and a verifier of a named family."""
 
-    def make(name: str, oracle: bool = False, **options: object) -> Orchestrator:
+    def make(name: str, full_rescore: bool = False, **options: object) -> Orchestrator:
         family = load_family(name)
         engine = make_engine("talker", family.model, **{"kv_memory_bytes": 2**23, **options})
         generator = Generator(engine, "", {"temperature": 1.0, "top_p": 1.0})
-        return Orchestrator(engine, generator, Verifier(engine, family, oracle))
+        return Orchestrator(engine, generator, Verifier(engine, family, full_rescore))
 
     return make
 
@@ -75,12 +75,12 @@ def nodes_of(result: SearchResult) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("request_", [BEAM, BEST_OF_N], ids=["beam", "best-of-n"])
 @pytest.mark.parametrize("name", STEPWISE)
-def test_a_searchs_scores_are_the_recipes_and_the_oracle_agrees(
+def test_a_searchs_scores_are_the_recipes_and_the_full_rescore_agrees(
     name: str, request_: SearchRequest, search_with: Make, family_folders: dict[str, Path]
 ):
     requests = [replace(request_, seed=seed) for seed in range(4)]
     plain = run(search_with(name, max_batch_tokens=64), *requests)
-    checked = run(search_with(name, oracle=True, max_batch_tokens=64), *requests)
+    checked = run(search_with(name, full_rescore=True, max_batch_tokens=64), *requests)
     assert list(map(nodes_of, checked)) == list(map(nodes_of, plain))
     for one, other in zip(plain, checked, strict=True):
         assert one.answer == other.answer
@@ -94,30 +94,30 @@ def test_a_searchs_scores_are_the_recipes_and_the_oracle_agrees(
         assert [node.score for node in path] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("oracle", [False, True])
+@pytest.mark.parametrize("full_rescore", [False, True])
 @pytest.mark.parametrize("request_", [BEAM, BEST_OF_N], ids=["beam", "best-of-n"])
 @pytest.mark.parametrize("name", ["universal-prm", "rlhflow", "math-shepherd", "eurus-prm", "outcome"])
 def test_no_search_holds_more_than_was_set_aside_for_it_and_scarce_memory_changes_nothing(
-    name: str, request_: SearchRequest, oracle: bool, search_with: Make
+    name: str, request_: SearchRequest, full_rescore: bool, search_with: Make
 ):
     if name == "outcome":
         request_ = BEST_OF_N
     requests = [replace(request_, seed=seed) for seed in range(4)]
-    ample = run(search_with(name, oracle, kv_memory_bytes=2**24, reserved_share=1.0), *requests)
-    orchestrator = search_with(name, oracle)
-    blocks = orchestrator._worst_case(orchestrator._plan(request_))
+    ample = run(search_with(name, full_rescore, kv_memory_bytes=2**24, reserved_share=1.0), *requests)
+    orchestrator = search_with(name, full_rescore)
+    blocks = orchestrator._resolve(request_, SubmitOptions()).blocks
     pools = {role: scheduler.pool for role, scheduler in orchestrator.engine.schedulers.items()}
     needed = sum(blocks[role] * pool.layout.block_bytes for role, pool in pools.items())
     memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "slab_bytes": 2**15}
-    scarce = search_with(name, oracle, reserved_share=0.0, **memory)
+    scarce = search_with(name, full_rescore, reserved_share=0.0, **memory)
     assert list(map(nodes_of, run(scarce, *requests))) == list(map(nodes_of, ample))
 
 
-@pytest.mark.parametrize("oracle", [False, True])
+@pytest.mark.parametrize("full_rescore", [False, True])
 def test_an_outcome_model_scores_the_complete_answers_of_best_of_n(
-    oracle: bool, search_with: Make, family_folders: dict[str, Path]
+    full_rescore: bool, search_with: Make, family_folders: dict[str, Path]
 ):
-    (result,) = run(search_with("outcome", oracle=oracle), BEST_OF_N)
+    (result,) = run(search_with("outcome", full_rescore=full_rescore), BEST_OF_N)
     paths = scored_paths(result)
     nodes = {node.node_id: node for node in result.nodes}
     complete = [node for node in result.nodes if node.termination in ("eos", "boxed")]
@@ -158,12 +158,12 @@ def test_a_score_that_differs_ends_the_search_with_the_numbers_and_leaves_nothin
 ):
     read = UniversalPrm.read
 
-    def forgetful(self: UniversalPrm, path: StepPath) -> Reading:
+    def forgetful(self: UniversalPrm, path: StepPath) -> ScoringInput:
         reading = read(self, path)
-        return reading if len(path.steps) == 1 else Reading(reading.token_ids[1:], (reading.read_at[0] - 1,), 1)
+        return reading if len(path.steps) == 1 else ScoringInput(reading.token_ids[1:], (reading.read_at[0] - 1,), 1)
 
     monkeypatch.setattr(UniversalPrm, "read", forgetful)
-    orchestrator = search_with("universal-prm", oracle=True)
+    orchestrator = search_with("universal-prm", full_rescore=True)
     with pytest.raises(ScoreMismatchError, match=r"universal-prm gives step 2 of a path 0\.\d+ step by step and 0\."):
         run(orchestrator, *(replace(BEAM, seed=seed) for seed in range(4)))
     orchestrator.close()
@@ -171,15 +171,14 @@ def test_a_score_that_differs_ends_the_search_with_the_numbers_and_leaves_nothin
 
 @pytest.mark.parametrize("name", ["universal-prm", "eurus-prm", "outcome"])
 def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: Make):
-    orchestrator = search_with(name, oracle=True)
+    orchestrator = search_with(name, full_rescore=True)
     opened = 0
     for steps in range(1, 60, 4):
         search_id = orchestrator.submit(BEST_OF_N)
         for _ in range(steps):
             orchestrator.step()
-        for entry in orchestrator._running.values():
-            assert entry.search is not None
-            verification = entry.search._verification
+        for search in orchestrator._searches.values():
+            verification = search._tree._verification
             assert isinstance(verification, Verification)
             opened += bool(verification._probes or verification._check)
         orchestrator.cancel(search_id)
@@ -190,11 +189,11 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: M
 
 
 def test_what_is_held_for_readings_only_is_set_aside_too(search_with: Make):
-    plain, checked = (search_with("universal-prm", oracle=oracle) for oracle in (False, True))
-    blocks = [orchestrator._worst_case(orchestrator._plan(BEAM))["verifier"] for orchestrator in (plain, checked)]
-    limits = plain._plan(BEAM).verifier_limits
+    plain, checked = (search_with("universal-prm", full_rescore=full_rescore) for full_rescore in (False, True))
+    blocks = [orchestrator._resolve(BEAM, SubmitOptions()).blocks["verifier"] for orchestrator in (plain, checked)]
+    limits = plain._resolve(BEAM, SubmitOptions()).verifier_limits
     assert limits is not None
     size = plain.engine.settings.block_size
-    without = worst_case_blocks([Demand(paths=2, steps=6)], replace(limits, tail_tokens=0), size)
+    without = worst_case_blocks([MemoryEstimate(paths=2, steps=6)], replace(limits, max_probe_tokens=0), size)
     assert blocks[0] == without + 8 * 2, "a block for the token, and a copy of the last one, for each of eight"
     assert blocks[1] > blocks[0] + limits.path_tokens // size

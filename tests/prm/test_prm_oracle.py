@@ -10,7 +10,7 @@ from test_prm_exactness import STEPWISE
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import ScoreMismatchError
-from espalier.prm.base import PrmFamily, Reading, StepPath
+from espalier.prm.base import PrmFamily, ScoringInput, StepPath
 from espalier.prm.families.qwen_math import QwenMathPrm
 from espalier.prm.families.rlhflow import RlhFlow
 from espalier.prm.verifier import Verifier
@@ -23,13 +23,13 @@ Make = Callable[..., tuple[Engine, Verifier]]
 def test_every_familys_scores_have_the_same_bits_as_the_whole_text(name: str, steps: str, verifier_of: Make):
     engine, verifier = verifier_of(name, max_batch_tokens=29)
     plain = score_path(engine, begin(engine, verifier), STEPS[steps])
-    engine, verifier = verifier_of(name, oracle=True, max_batch_tokens=29)
+    engine, verifier = verifier_of(name, full_rescore=True, max_batch_tokens=29)
     assert score_path(engine, begin(engine, verifier), STEPS[steps]) == plain
 
 
 def test_a_check_computes_the_whole_text_and_shares_nothing(verifier_of: Make):
     steps = STEPS["two steps"]
-    engine, verifier = verifier_of("qwen2.5-math-prm", oracle=True)
+    engine, verifier = verifier_of("qwen2.5-math-prm", full_rescore=True)
     score_path(engine, begin(engine, verifier), steps)
     whole = [verifier.family.whole(StepPath(PROBLEM, tuple(steps[:end]))).token_ids for end in (1, 2)]
     assert engine.stats()["verifier"].computed_tokens == len(whole[1]) + len(whole[0]) + len(whole[1])
@@ -37,7 +37,7 @@ def test_a_check_computes_the_whole_text_and_shares_nothing(verifier_of: Make):
 
 
 def test_siblings_are_checked_one_after_the_other(verifier_of: Make):
-    engine, verifier = verifier_of("universal-prm", oracle=True)
+    engine, verifier = verifier_of("universal-prm", full_rescore=True)
     verification = begin(engine, verifier)
     for step in ("So 85", "So 86", "So 87"):
         assert verification.score(verification.root, (step,), 100) is not None
@@ -50,11 +50,11 @@ def test_siblings_are_checked_one_after_the_other(verifier_of: Make):
 def test_a_family_that_forgets_the_answer_before_a_step_is_caught(verifier_of: Make, monkeypatch: pytest.MonkeyPatch):
     read = RlhFlow.read
 
-    def without_the_answer(self: RlhFlow, path: StepPath) -> Reading:
+    def without_the_answer(self: RlhFlow, path: StepPath) -> ScoringInput:
         reading = read(self, path)
         if reading.whole:
             return reading
-        return Reading(reading.token_ids[1:], (reading.read_at[0] - 1,))
+        return ScoringInput(reading.token_ids[1:], (reading.read_at[0] - 1,))
 
     monkeypatch.setattr(RlhFlow, "read", without_the_answer)
     caught(verifier_of, "rlhflow")
@@ -63,16 +63,16 @@ def test_a_family_that_forgets_the_answer_before_a_step_is_caught(verifier_of: M
 def test_a_family_that_reads_one_token_early_is_caught(verifier_of: Make, monkeypatch: pytest.MonkeyPatch):
     read = QwenMathPrm.read
 
-    def early(self: QwenMathPrm, path: StepPath) -> Reading:
+    def early(self: QwenMathPrm, path: StepPath) -> ScoringInput:
         reading = read(self, path)
-        return Reading(reading.token_ids, (reading.read_at[0] - (len(path.steps) > 1),))
+        return ScoringInput(reading.token_ids, (reading.read_at[0] - (len(path.steps) > 1),))
 
     monkeypatch.setattr(QwenMathPrm, "read", early)
     caught(verifier_of, "qwen2.5-math-prm")
 
 
 def test_a_parent_whose_kv_was_overwritten_is_caught(verifier_of: Make):
-    engine, verifier = verifier_of("token-classifier", oracle=True)
+    engine, verifier = verifier_of("token-classifier", full_rescore=True)
     verification = begin(engine, verifier)
     _, parent = score_step(engine, verification, verification.root, "38+47=85\n\n")
     engine.kv_pool.bytes.zero_()
@@ -86,7 +86,7 @@ def test_a_score_that_is_not_a_number_is_caught(verifier_of: Make, monkeypatch: 
         return float("nan")
 
     monkeypatch.setattr(QwenMathPrm, "score", nan)
-    engine, verifier = verifier_of("qwen2.5-math-prm", oracle=True)
+    engine, verifier = verifier_of("qwen2.5-math-prm", full_rescore=True)
     verification = begin(engine, verifier)
     with pytest.raises(ScoreMismatchError):
         score_step(engine, verification, verification.root, "So 85")
@@ -95,7 +95,7 @@ def test_a_score_that_is_not_a_number_is_caught(verifier_of: Make, monkeypatch: 
 
 def caught(verifier_of: Make, name: str) -> None:
     """The first step is right, the second is caught, and the error has both numbers."""
-    engine, verifier = verifier_of(name, oracle=True)
+    engine, verifier = verifier_of(name, full_rescore=True)
     verification = begin(engine, verifier)
     _, parent = score_step(engine, verification, verification.root, "38+47=85\n\n")
     with pytest.raises(ScoreMismatchError, match=rf"--verify-incremental: {name} gives step 2 of a path") as error:

@@ -12,7 +12,7 @@ from paths import PROBLEM, begin, score_step, settle
 from espalier.engine.engine import Engine
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.work import Score, Scored
-from espalier.prm.base import PrmFamily, StepPath, without_label, without_marks
+from espalier.prm.base import PrmFamily, StepPath, without_label, without_special_tokens
 from espalier.prm.families import load_verifier
 from espalier.prm.verifier import Verifier
 
@@ -89,7 +89,7 @@ def test_a_probes_tail_is_given_up_and_costs_its_own_tokens_only(verifier_of: Ma
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_verification_that_is_dropped_midway_leaves_nothing(steps: int, verifier_of: Make):
-    engine, verifier = verifier_of("universal-prm", oracle=True)
+    engine, verifier = verifier_of("universal-prm", full_rescore=True)
     verification = begin(engine, verifier)
     scoring = verification.score(verification.root, ("38+47=85",), 100)
     assert scoring is not None
@@ -136,9 +136,9 @@ def test_as_many_targets_as_reads_or_none(verifier_of: Make):
 
 
 def test_marks_are_spelt_as_plain_text_and_nothing_else_changes():
-    assert without_marks("a <extra_0> b", ("<extra_0>",)) == "a <extra 0> b"
-    assert without_marks("a <s> b", ("<s>",)) == "a < s> b"
-    assert without_marks("a_b <extra_1>", ("<extra_0>", "<s>")) == "a_b <extra_1>"
+    assert without_special_tokens("a <extra_0> b", ("<extra_0>",)) == "a <extra 0> b"
+    assert without_special_tokens("a <s> b", ("<s>",)) == "a < s> b"
+    assert without_special_tokens("a_b <extra_1>", ("<extra_0>", "<s>")) == "a_b <extra_1>"
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from espalier.engine.engine import Footprint
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored, StopCause
 from espalier.prm.verifier import Scoring, Verdict
 from espalier.search.algorithms import needs_verifier, with_defaults
-from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.memory import PathLimits, ResolvedRequest
 from espalier.search.run.search import RunningSearch
 from espalier.search.run.usage import UsageMeter
-from espalier.search.voting.equivalence import BySpelling
+from espalier.search.voting.vote import select
 
 PROMPT, VERIFIER_PROMPT = 5, 7
 """Tokens of any problem, as either model reads it."""
@@ -214,6 +214,8 @@ class Run:
                 return self.result
             if handed == stop_after:
                 self.search.stop(StopReason.CANCELLED)
+            if self.search.candidates is not None:
+                self.search.end(select(self.search.candidates, self.search.vote))
                 continue
             assert self.engine.ready, "it has no result, and waits for nothing"
             assert handed < 100_000, "it does not end"
@@ -223,12 +225,13 @@ class Run:
 
 def begin(request: SearchRequest, order: int, path_tokens: int = 40, verifier_room: int = 90) -> Run:
     """A search that has not started; `order` is the seed by which finished work is handed over."""
-    engine, meter = ScriptedEngine(random.Random(order)), UsageMeter()
+    engine = ScriptedEngine(random.Random(order))
     scored = needs_verifier(request)
     greedy = request.algorithm is AlgorithmName.GREEDY
     effective = replace(with_defaults(request), temperature=0.0 if greedy else 1.0, top_k=0, top_p=1.0, min_p=0.0)
     limits = PathLimits(PROMPT, path_tokens, min(request.max_step_tokens, path_tokens))
     room = PathLimits(VERIFIER_PROMPT, verifier_room, verifier_room) if scored else None
-    plan = ResolvedRequest("search", effective, limits, room)
+    plan = ResolvedRequest("search", effective, SubmitOptions(), limits, room)
     models = cast(Any, engine), engine.generator(), engine.verifier() if scored else None
-    return Run(RunningSearch(plan, *models, BySpelling(), meter, lambda event: None), engine, meter)
+    search = RunningSearch(plan, *models, lambda event: None)
+    return Run(search, engine, search.meter)

@@ -25,7 +25,7 @@ from espalier.experiments.bench.baselines.transformers_models import Transformer
 from espalier.search.request import AlgorithmName, Vote
 from espalier.search.result import Candidate
 from espalier.search.voting.answers import extract_answer
-from espalier.search.voting.vote import elect
+from espalier.search.voting.vote import select
 
 _DELIMITER = "\n\n"
 _MAX_ITERATIONS = 40
@@ -158,5 +158,5 @@ class SearchAndLearn:
 def _vote(beams: list[_Beam]) -> str:
     """The answer with the largest sum of scores; empty where there is none."""
     voters = [Candidate(i, extract_answer(beam.text), beam.score, 1, ()) for i, beam in enumerate(beams)]
-    best = elect(voters, Vote.WEIGHTED)
+    best = select(voters, Vote.WEIGHTED).best
     return best.answer if best else ""

@@ -35,7 +35,7 @@ def no_grader_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a benchmark of speed votes by spelling")
 
-    monkeypatch.setattr("espalier.search.voting.equivalence.ByMathVerify", refuse)
+    monkeypatch.setattr("espalier.search.voting.equivalence.MathVerify", refuse)
 
 
 def test_engine_benchmark_writes_rows_ratios_and_machine(bench, tmp_path):

@@ -1,7 +1,7 @@
 """The folders that keep the samples of an evaluation."""
 
 import json
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -116,17 +116,6 @@ def test_folder_from_before_answers_were_grouped_went_by_spelling(tmp_path: Path
     with pytest.raises(EspalierError, match=r'grouping is "spelling" there, "math-verify 0\.8" now'):
         RunFolder(tmp_path, {**whole_configuration(), "grouping": "math-verify 0.8"})
     RunFolder(tmp_path, whole_configuration())
-
-
-def test_samples_of_an_algorithm_that_came_to_choose_otherwise_are_not_mixed(make_orchestrator, tmp_path: Path):
-    orchestrator = make_orchestrator()
-    for algorithm, mixes in ((AlgorithmName.BEAM, True), (AlgorithmName.AUTO, False)):
-        new = run_configuration("some", replace(REQUEST, algorithm=algorithm), orchestrator)
-        folder = tmp_path / algorithm
-        folder.mkdir()
-        write_configuration(folder, {name: value for name, value in new.items() if name != "revision"})
-        with nullcontext() if mixes else pytest.raises(EspalierError, match="revision is 1 there, "):
-            RunFolder(folder, new)
 
 
 @pytest.mark.parametrize(("field", "own"), [("top_k", 20), ("min_p", 0.1)])

@@ -185,6 +185,24 @@ def test_interrupted_run_resumes_to_the_samples_of_an_uninterrupted_one(run, tmp
     assert sorted(map(outcome, parts.done())) == sorted(map(outcome, whole.done()))
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_it_leaves_open_an_orchestrator_that_it_did_not_open(
+    early: bool, run, make_orchestrator, monkeypatch: pytest.MonkeyPatch
+):
+    orchestrator, closed = make_orchestrator(), list[bool]()
+    monkeypatch.setattr(orchestrator, "close", lambda: closed.append(True))
+
+    def interrupt(_: Sample) -> None:
+        raise KeyboardInterrupt
+
+    if early:
+        with pytest.raises(KeyboardInterrupt):
+            run(orchestrator=orchestrator, on_sample=interrupt)
+    assert not orchestrator.busy
+    assert run(orchestrator=orchestrator).problems == len(PROBLEMS)
+    assert not closed
+
+
 def test_interruption_leaves_nothing_running(run, make_orchestrator):
     orchestrator = make_orchestrator()
 

@@ -111,7 +111,7 @@ def test_a_search_whose_time_is_over_in_the_queue_ends_there(make_orchestrator: 
     orchestrator, clock = make_orchestrator(max_running=1), Clock()
     monkeypatch.setattr(orchestrator, "_clock", clock)
     orchestrator.submit(BEAM)
-    waiting = orchestrator.submit(replace(BEAM, time_limit=1.0), terms=SubmitOptions(waited=0.75))
+    waiting = orchestrator.submit(replace(BEAM, time_limit=1.0), options=SubmitOptions(waited=0.75))
     assert orchestrator.step() == []
     clock.now += 0.25
     (result,) = orchestrator.step()

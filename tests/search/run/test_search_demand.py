@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.search.algorithms import memory_demand
+from espalier.search.algorithms import memory_estimate
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.memory import PathLimits, worst_case_blocks
 
@@ -28,12 +28,12 @@ LIMITS = PathLimits(prompt_tokens=10, path_tokens=20, step_tokens=6)
     ],
 )
 def test_the_worst_case_by_hand(algorithm: AlgorithmName, expected: int):
-    assert worst_case_blocks(memory_demand(dataclasses.replace(BEAM, algorithm=algorithm)), LIMITS, 4) == expected
+    assert worst_case_blocks(memory_estimate(dataclasses.replace(BEAM, algorithm=algorithm)), LIMITS, 4) == expected
 
 
 def test_a_step_is_no_longer_than_its_path():
     short = PathLimits(10, 20, 600)
-    assert worst_case_blocks(memory_demand(BEAM), short, 4) == 3 + 2 * (5 + 1) + 6 * (5 + 1)
+    assert worst_case_blocks(memory_estimate(BEAM), short, 4) == 3 + 2 * (5 + 1) + 6 * (5 + 1)
 
 
 def widest_moments(request: SearchRequest) -> list[tuple[int, int, int]]:
@@ -83,4 +83,4 @@ def test_the_worst_case_covers_sequences_that_share_nothing_but_the_prompt(
     one_step = max(blocks(prompt + done, step) for done in range(path - step + 1))
     for paths, steps, others in widest_moments(request):
         held = blocks(0, prompt) + paths * blocks(prompt, path) + steps * one_step + others
-        assert worst_case_blocks(memory_demand(request), PathLimits(prompt, path, step), block) >= held
+        assert worst_case_blocks(memory_estimate(request), PathLimits(prompt, path, step), block) >= held

@@ -132,7 +132,7 @@ def test_a_search_fails_while_an_urgent_one_takes_its_place(
     failing, ended = orchestrator.submit(fails(beam)), {}
     for step in range(10_000):
         if step == steps:
-            urgent = orchestrator.submit(beam, terms=SubmitOptions(1))
+            urgent = orchestrator.submit(beam, options=SubmitOptions(1))
         elif step > steps and not orchestrator.busy:
             break
         ended |= {result.search_id: result for result in orchestrator.step()} if orchestrator.busy else {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from scripted_grouping import ScriptedGrouping
+from scripted_equivalence import ScriptedEquivalence
 from search_runs import ADAPTIVE, BEAM, BEST_OF_N, GREEDY, MAJORITY, MCTS, outcome, outcome_alone, run
 
 from espalier.engine.errors import DeviceError, FatalError, NumericalError, PoolExhaustedError
@@ -18,9 +18,9 @@ from espalier.prm.verifier import Verification
 from espalier.search import algorithms
 from espalier.search.request import SearchRequest, SubmitOptions, Vote
 from espalier.search.result import CandidateDone, Event, Finished, SearchResult, Started, StepDone, StopReason
+from espalier.search.run import orchestrator as running_all
 from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.voting import vote as ballot
 from espalier.search.voting import vote as voting
 from espalier.search.voting.answers import extract_answer
 
@@ -115,10 +115,10 @@ def faulty(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch) -> Callable
         elif site == "take":
             take = fault.before(Verification.take, lambda self, done: done.work.owner == fault.victim)
             monkeypatch.setattr(Verification, "take", take)
-        elif site == "elect":
-            elect = fault.before(voting.elect, lambda candidates, vote, *_: vote is Vote.WEIGHTED)
-            for module in (running, ballot):
-                monkeypatch.setattr(module, "elect", elect)
+        elif site == "select":
+            select = fault.before(voting.select, lambda candidates, vote, *_: vote is Vote.WEIGHTED)
+            for module in (running, running_all):
+                monkeypatch.setattr(module, "select", select)
         return orchestrator, fault
 
     return make
@@ -129,7 +129,6 @@ def finish(
     fault: Fault,
     victim: SearchRequest,
     cancel_after: int | None = None,
-    between_steps: Callable[[], None] = lambda: None,
 ) -> tuple[SearchResult, list[SearchResult], list[Event]]:
     """Run the victim between two others: its result, theirs, and its events."""
     events: list[Event] = []
@@ -144,7 +143,6 @@ def finish(
             orchestrator.cancel(fault.victim)
         ended |= {result.search_id: result for result in orchestrator.step()}
         orchestrator.engine.check_integrity()
-        between_steps()
     return ended.pop(fault.victim), [ended.pop(first), ended.pop(last)], events
 
 
@@ -174,7 +172,7 @@ def expect_failed_alone(
         *((site, n) for site in ("release", "footprint") for n in (0,)),
         *((site, n) for site in ("generator prompt", "verifier prompt") for n in (1,)),
         *((site, n) for site in ("read", "take") for n in (0, 3)),
-        *((site, n) for site in ("ask", "tell", "finished", "kept", "elect") for n in (0, 1)),
+        *((site, n) for site in ("ask", "tell", "finished", "kept", "select") for n in (0, 1)),
         ("release", 3),
         ("open", 1),
     ],
@@ -182,7 +180,7 @@ def expect_failed_alone(
 def test_a_call_that_raises_ends_the_search_it_was_made_for(
     site: str, number: int, name: str, faulty: Callable, alone: Alone, caplog: pytest.LogCaptureFixture
 ):
-    if name == "best-of-n" and site in ("ask", "tell", "footprint", "elect") and number:
+    if name == "best-of-n" and site in ("ask", "tell", "footprint", "select") and number:
         pytest.skip("it has one round")
     orchestrator, fault = faulty(site, number)
     with caplog.at_level(logging.ERROR, "espalier.search"):
@@ -273,7 +271,7 @@ def test_a_fault_as_a_search_gives_way_to_an_urgent_one_is_its_own(site: str, fa
     ended: dict[str, SearchResult] = {}
     for _ in range(3):
         orchestrator.step()
-    urgent = orchestrator.submit(OTHERS[0], terms=SubmitOptions(1))
+    urgent = orchestrator.submit(OTHERS[0], options=SubmitOptions(1))
     while orchestrator.busy:
         ended |= {result.search_id: result for result in orchestrator.step()}
     assert fault.fired
@@ -283,20 +281,19 @@ def test_a_fault_as_a_search_gives_way_to_an_urgent_one_is_its_own(site: str, fa
 
 
 @pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("at_once", [False, True])
-def test_a_grouping_that_raises_ends_the_search_that_asked(
-    at_once: bool, number: int, make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
+def test_an_equivalence_that_raises_ends_the_search_that_asked(
+    number: int, make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
 ):
     words = {"0": "x+1", "1": "2\\sqrt{2}", "2": "\\sqrt{8}"}
     monkeypatch.setattr(running, "extract_answer", lambda text: words.get(extract_answer(text), ""))
-    grouping, fault = ScriptedGrouping(at_once=at_once), Fault(number, RuntimeError(SECRET))
-    monkeypatch.setattr(grouping, "ask", fault.before(grouping.ask, lambda *_: True))
-    orchestrator = make_orchestrator(grouping=grouping)
+    equivalence, fault = ScriptedEquivalence(), Fault(number, RuntimeError(SECRET))
+    monkeypatch.setattr(equivalence, "equal", fault.before(equivalence.equal, lambda *_: True))
+    orchestrator = make_orchestrator(equivalence=equivalence)
     victim = replace(MAJORITY, seed=1)
     assert victim.vote is None
-    result, others, events = finish(orchestrator, fault, victim, between_steps=grouping.answer)
+    result, others, events = finish(orchestrator, fault, victim)
     assert fault.fired
-    assert result.answer in words.values(), "what was found is voted on by spelling"
+    assert result.answer in words.values(), "what was found is voted on by exact match"
     fresh = make_orchestrator()
     expect_failed_alone(orchestrator, result, others, events, lambda request: outcome(run(fresh, request).only))
 

@@ -33,7 +33,7 @@ def test_a_look_ahead_takes_the_likeliest_tokens(make_orchestrator: Make, monkey
     monkeypatch.setattr(orchestrator.engine, "submit", note)
     search, _ = watched_search(orchestrator, replace(LOOKAHEAD, temperature=0.7))
     assert set(temperatures) == {0.0, 0.7}
-    assert temperatures.count(0.0) == sum(node.rollout for node in search._nodes) > 6
+    assert temperatures.count(0.0) == sum(node.rollout for node in search._tree.nodes) > 6
 
 
 def test_what_was_only_looked_at_is_never_an_answer_whenever_the_search_is_cut_short(
@@ -50,7 +50,7 @@ def test_what_was_only_looked_at_is_never_an_answer_whenever_the_search_is_cut_s
         search, told = watched_search(orchestrator, replace(LOOKAHEAD, lookahead_steps=1), cancel_after)
         assert search.result is not None
         answers = {candidate.node_id for candidate in search.result.candidates}
-        rollouts = [node for node in search._nodes if node.rollout]
+        rollouts = [node for node in search._tree.nodes if node.rollout]
         assert all("\\boxed" in node.text for node in rollouts)
         assert not {node.node_id for node in rollouts} & (answers | told)
         answered += bool(answers)
@@ -69,7 +69,7 @@ def watched_search(
 
     search_id = orchestrator.submit(request, watch)
     orchestrator.step()
-    search = orchestrator._running[search_id].search
+    search = orchestrator._searches[search_id]
     assert search is not None
     for step in range(10_000):
         if not orchestrator.busy:
@@ -91,9 +91,10 @@ def test_steps_that_are_equal_are_one_node_that_knows_which_samples_it_is(
     for seed in range(3):
         request = replace(BEAM, max_step_tokens=6, seed=seed)
         search, _ = watched_search(make_orchestrator(model, "classifier", max_batch_tokens=4), request)
-        merged += sum(node.termination is Termination.DUPLICATE for node in search._nodes)
-        for parent in {node.parent for node in search._nodes if node.parent}:
-            children = [n for n in search._nodes if n.parent is parent and n.termination is not Termination.DUPLICATE]
+        merged += sum(node.termination is Termination.DUPLICATE for node in search._tree.nodes)
+        for parent in {node.parent for node in search._tree.nodes if node.parent}:
+            siblings = [node for node in search._tree.nodes if node.parent is parent]
+            children = [node for node in siblings if node.termination is not Termination.DUPLICATE]
             assert sorted(draw for node in children for draw in node.draws) == list(range(parent.num_children))
             assert all(node.path[-1] == node.draws[0] == min(node.draws) for node in children)
     assert merged > 3
@@ -105,11 +106,11 @@ def test_only_what_the_algorithm_keeps_stays_in_memory(mine: SearchRequest, make
 
     def watch(event: Event) -> None:
         if isinstance(event, StepDone):
-            search = orchestrator._running[event.search_id].search
+            search = orchestrator._searches[event.search_id]
             assert search is not None
             open_ones = {node for node in search._algorithm.kept() if node.open}
-            assert set(search._growth) == open_ones
-            sequences = sum(bool(held) for g in search._growth.values() for held in (g.generator, g.verifier))
+            assert set(search._tree._states) == open_ones
+            sequences = sum(bool(held) for g in search._tree._states.values() for held in (g.generator, g.verifier))
             assert sum(stats.live_sequences for stats in orchestrator.engine.stats().values()) == sequences
 
     orchestrator.submit(mine, watch)

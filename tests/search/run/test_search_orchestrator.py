@@ -465,7 +465,9 @@ def test_searches_share_what_was_computed_of_a_prompt_under_the_same_salt_alone(
 
     def hits(salt: bytes) -> int:
         before = orchestrator.engine.stats()[role].cache_hits
-        orchestrator.submit(with_(BEAM, problem="How many coins are in the jar? " * 2), terms=SubmitOptions(salt=salt))
+        orchestrator.submit(
+            with_(BEAM, problem="How many coins are in the jar? " * 2), options=SubmitOptions(salt=salt)
+        )
         while orchestrator.busy:
             orchestrator.step()
         return orchestrator.engine.stats()[role].cache_hits - before

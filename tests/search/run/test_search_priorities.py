@@ -26,7 +26,7 @@ def finish(orchestrator: Orchestrator, *arrivals: tuple[int, SearchRequest, int]
     while len(ended) < len(arrivals):
         for i, (when, request, priority) in enumerate(arrivals):
             if when == step:
-                ids[orchestrator.submit(request, terms=SubmitOptions(priority))] = i
+                ids[orchestrator.submit(request, options=SubmitOptions(priority))] = i
         ended |= {ids[result.search_id]: result for result in orchestrator.step()}
         check_reserved(orchestrator.engine)
         if step % 8 == 0:
@@ -86,14 +86,14 @@ def test_the_last_of_the_smallest_priority_gives_way_and_goes_on_before_those_be
     orchestrator = make_orchestrator(max_running=3)
     long = replace(BEAM, beam_width=2, max_steps=8, max_tokens=90)
     names = {
-        orchestrator.submit(replace(long, problem=name), terms=SubmitOptions(priority)): name
+        orchestrator.submit(replace(long, problem=name), options=SubmitOptions(priority)): name
         for name, priority in (("middle", 1), ("first", 0), ("last", 0), ("waiting", 0))
     }
     orchestrator.step()
-    orchestrator.submit(URGENT, terms=SubmitOptions(2))
+    orchestrator.submit(URGENT, options=SubmitOptions(2))
     orchestrator.step()
     assert [names[entry.search_id] for entry in orchestrator._queue] == ["last", "waiting"]
-    orchestrator.submit(URGENT, terms=SubmitOptions(2))
+    orchestrator.submit(URGENT, options=SubmitOptions(2))
     orchestrator.step()
     assert [names[entry.search_id] for entry in orchestrator._queue] == ["first", "last", "waiting"]
     assert (orchestrator.running, orchestrator.waiting) == (3, 3)
@@ -104,13 +104,13 @@ def test_the_last_of_the_smallest_priority_gives_way_and_goes_on_before_those_be
 def test_nobody_gives_way_to_one_that_would_not_fit_even_then(make_orchestrator: Make):
     orchestrator = make_orchestrator(kv_memory_bytes=SMALL)
     wide = replace(BEST_OF_N, beam_width=next(width for width in range(2, 12) if takes_half(orchestrator, width)))
-    orchestrator.submit(wide, terms=SubmitOptions(5))
+    orchestrator.submit(wide, options=SubmitOptions(5))
     orchestrator.submit(replace(GREEDY, max_steps=5))
     orchestrator.step()
-    orchestrator.submit(wide, terms=SubmitOptions(5))
+    orchestrator.submit(wide, options=SubmitOptions(5))
     orchestrator.step()
     assert (orchestrator.running, preemptions(orchestrator)) == (2, 0)
-    orchestrator.submit(replace(GREEDY, problem="of no account"), terms=SubmitOptions(-1))
+    orchestrator.submit(replace(GREEDY, problem="of no account"), options=SubmitOptions(-1))
     while orchestrator.busy:
         orchestrator.step()
     assert preemptions(orchestrator) == 0
@@ -119,7 +119,7 @@ def test_nobody_gives_way_to_one_that_would_not_fit_even_then(make_orchestrator:
 def takes_half(orchestrator: Orchestrator, width: int) -> bool:
     """Whether two such searches do not fit at once."""
     pools, kv_pool = orchestrator.engine.admission.pools, orchestrator.engine.kv_pool
-    blocks = orchestrator._worst_case(orchestrator._plan(replace(BEST_OF_N, beam_width=width)))
+    blocks = orchestrator._resolve(replace(BEST_OF_N, beam_width=width), SubmitOptions()).blocks
     return sum(pools[role].slabs_for(count) for role, count in blocks.items()) > kv_pool.num_slabs / 2
 
 
@@ -132,7 +132,7 @@ def test_a_search_that_gave_way_can_be_cancelled_and_holds_nothing(
     low = orchestrator.submit(replace(BEST_OF_N, max_steps=10, max_tokens=100))
     for _ in range(steps):
         orchestrator.step()
-    high = orchestrator.submit(URGENT, terms=SubmitOptions(1))
+    high = orchestrator.submit(URGENT, options=SubmitOptions(1))
     orchestrator.step()
     orchestrator.cancel(low)
     ended = {result.search_id: result for result in orchestrator.step()}
@@ -149,7 +149,7 @@ def test_a_search_that_gave_way_ends_when_its_time_is_over(make_orchestrator: Ma
     low = orchestrator.submit(replace(BEST_OF_N, time_limit=5.0, max_steps=10, max_tokens=100))
     for _ in range(6):
         assert orchestrator.step() == []
-    orchestrator.submit(URGENT, terms=SubmitOptions(1))
+    orchestrator.submit(URGENT, options=SubmitOptions(1))
     orchestrator.step()
     now[0] += 5.0
     (result,) = orchestrator.step()
@@ -163,7 +163,7 @@ def test_closing_ends_those_that_gave_way_too(make_orchestrator: Make):
     orchestrator = make_orchestrator(max_running=1)
     orchestrator.submit(BEST_OF_N)
     orchestrator.step()
-    orchestrator.submit(URGENT, terms=SubmitOptions(1))
+    orchestrator.submit(URGENT, options=SubmitOptions(1))
     orchestrator.step()
     orchestrator.close()
     assert not orchestrator.busy

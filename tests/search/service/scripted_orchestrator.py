@@ -80,7 +80,7 @@ class ScriptedOrchestrator:
         self.submitted: queue.Queue[str] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
         self.ended: queue.Queue[str] = queue.Queue()
-        self.terms: dict[str, SubmitOptions] = {}
+        self.options: dict[str, SubmitOptions] = {}
         self.looks = 0
         self.flooded = 0
         self._flood_grew = threading.Condition()
@@ -99,7 +99,7 @@ class ScriptedOrchestrator:
         return len(self._live)
 
     def submit(
-        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, terms: SubmitOptions = USUAL
+        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, options: SubmitOptions = USUAL
     ) -> str:
         self._own_thread()
         validate(request)
@@ -109,7 +109,7 @@ class ScriptedOrchestrator:
             raise PoolTooSmallError(2**30, 2**20)
         search_id = f"s{next(self._numbers)}"
         effective = replace(request, vote=request.vote or Vote.WEIGHTED)
-        self.terms[search_id] = terms
+        self.options[search_id] = options
         self._live[search_id] = Running(search_id, effective, on_event or (lambda event: None))
         self.submitted.put(search_id)
         return search_id
@@ -173,7 +173,7 @@ class ScriptedOrchestrator:
 
     def _finish(self, search: Running, reason: StopReason) -> SearchResult:
         result = result_of(search.request, search.search_id, reason)
-        queued = USAGE.queue_seconds + self.terms[search.search_id].waited
+        queued = USAGE.queue_seconds + self.options[search.search_id].waited
         result = replace(result, usage=replace(USAGE, queue_seconds=queued))
         del self._live[search.search_id]  # first: who hears of the end may look at once whether it runs
         search.on_event(Finished(search.search_id, result))

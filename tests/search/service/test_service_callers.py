@@ -45,9 +45,9 @@ def test_priority_and_salt_reach_the_orchestrator(start, fake: ScriptedOrchestra
     with SearchClient(server.address) as client:
         first = client.solve(SearchRequest("solve"), PATIENCE, priority=7)
         second = client.solve(SearchRequest("solve"), PATIENCE)
-    terms, others = fake.terms[first.search_id], fake.terms[second.search_id]
-    assert (terms.priority, len(terms.salt)) == (7, 32)
-    assert (others.priority, others.salt) == (0, terms.salt)
+    options, others = fake.options[first.search_id], fake.options[second.search_id]
+    assert (options.priority, len(options.salt)) == (7, 32)
+    assert (others.priority, others.salt) == (0, options.salt)
 
 
 @pytest.mark.parametrize("priority", [-101, 101])

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from espalier.search.request import Aggregation, Vote
 from espalier.search.result import Candidate
 from espalier.search.tree import aggregate
-from espalier.search.voting.vote import elect
+from espalier.search.voting.vote import select
 
 
 def candidate(answer: str, score: float | None = None, multiplicity: int = 1, node_id: int = 0) -> Candidate:
     return Candidate(node_id, answer, score, multiplicity, ())
 
 
-def elected(vote: Vote, *candidates: Candidate) -> Candidate | None:
-    return elect(list(candidates), vote)
+def selected(vote: Vote, *candidates: Candidate) -> Candidate | None:
+    return select(candidates, vote).best
 
 
 @pytest.mark.parametrize(
@@ -47,55 +47,55 @@ def test_a_product_of_many_steps_is_that_of_math_prod(scores: list[float]):
 
 @pytest.mark.parametrize("vote", list(Vote))
 def test_nobody_is_elected_from_nothing(vote: Vote):
-    assert elected(vote) is None
+    assert selected(vote) is None
 
 
 @pytest.mark.parametrize("vote", list(Vote))
 def test_candidates_without_an_answer_never_win(vote: Vote):
-    assert elected(vote, candidate("", 1.0, 50), candidate("3", 0.1)) == candidate("3", 0.1)
-    assert elected(vote, candidate("", 1.0, 50)) is None
+    assert selected(vote, candidate("", 1.0, 50), candidate("3", 0.1)) == candidate("3", 0.1)
+    assert selected(vote, candidate("", 1.0, 50)) is None
 
 
 def test_naive_takes_the_best_scored_path():
-    assert elected(Vote.NAIVE, candidate("1", 0.6), candidate("1", 0.6), candidate("2", 0.7)).answer == "2"
+    assert selected(Vote.NAIVE, candidate("1", 0.6), candidate("1", 0.6), candidate("2", 0.7)).answer == "2"
 
 
 def test_weighted_takes_the_largest_sum_of_scores():
-    winner = elected(Vote.WEIGHTED, candidate("1", 0.3), candidate("2", 0.5), candidate("1", 0.4))
+    winner = selected(Vote.WEIGHTED, candidate("1", 0.3), candidate("2", 0.5), candidate("1", 0.4))
     assert winner == candidate("1", 0.4)
 
 
 def test_majority_takes_the_largest_group_whatever_the_scores():
-    winner = elected(Vote.MAJORITY, candidate("1", 0.9), candidate("2", 0.1), candidate("2", 0.2))
+    winner = selected(Vote.MAJORITY, candidate("1", 0.9), candidate("2", 0.1), candidate("2", 0.2))
     assert winner == candidate("2", 0.2)
 
 
 def test_merged_paths_count_each_in_sums_and_majorities_but_not_in_naive():
     field = [candidate("1", 0.5), candidate("2", 0.3, multiplicity=3)]
-    assert elected(Vote.WEIGHTED, *field).answer == "2"
-    assert elected(Vote.MAJORITY, *field).answer == "2"
-    assert elected(Vote.NAIVE, *field).answer == "1"
+    assert selected(Vote.WEIGHTED, *field).answer == "2"
+    assert selected(Vote.MAJORITY, *field).answer == "2"
+    assert selected(Vote.NAIVE, *field).answer == "1"
 
 
 def test_answers_spelled_differently_vote_together():
     field = [candidate("5", 0.4), candidate("1/2", 0.3), candidate("0.50", 0.2), candidate("$\\frac12$", 0.1)]
-    assert elected(Vote.WEIGHTED, *field) == candidate("1/2", 0.3)
+    assert selected(Vote.WEIGHTED, *field) == candidate("1/2", 0.3)
 
 
 def test_a_tied_majority_goes_to_the_better_scored_answer():
     field = [candidate("1", 0.2), candidate("2", 0.6), candidate("1", 0.5), candidate("2", 0.1)]
-    assert elected(Vote.MAJORITY, *field) == candidate("2", 0.6)
+    assert selected(Vote.MAJORITY, *field) == candidate("2", 0.6)
 
 
 @pytest.mark.parametrize("vote", list(Vote))
 def test_a_full_tie_goes_to_the_earlier_candidate(vote: Vote):
     field = [candidate("1", 0.5, node_id=7), candidate("2", 0.5, node_id=3)]
-    assert elected(vote, *field).node_id == 7
+    assert selected(vote, *field).node_id == 7
 
 
 def test_without_scores_the_majority_still_decides():
-    assert elected(Vote.MAJORITY, candidate("1"), candidate("2"), candidate("2")).answer == "2"
-    assert elected(Vote.MAJORITY, candidate("1"), candidate("2")).answer == "1"
+    assert selected(Vote.MAJORITY, candidate("1"), candidate("2"), candidate("2")).answer == "2"
+    assert selected(Vote.MAJORITY, candidate("1"), candidate("2")).answer == "1"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_without_scores_the_majority_still_decides():
 )
 def test_an_answer_and_the_same_with_its_unit_or_name_vote_together(same: tuple[str, ...]):
     others = [candidate("20"), candidate("20")]
-    winner = elected(Vote.MAJORITY, *others, *map(candidate, same))
+    winner = selected(Vote.MAJORITY, *others, *map(candidate, same))
     assert winner is not None
     assert winner.answer in same
 
@@ -120,11 +120,11 @@ def test_an_answer_and_the_same_with_its_unit_or_name_vote_together(same: tuple[
     [("10 cm", "10", "10 m"), ("x=5", "5", "y=5"), ("(C) 5", "C", "(C) 6"), ("18 cents", "18", "$18")],
 )
 def test_answers_whose_units_or_names_contradict_each_other_vote_apart(different: tuple[str, ...]):
-    winner = elected(Vote.MAJORITY, *map(candidate, different), candidate("20"), candidate("20"))
+    winner = selected(Vote.MAJORITY, *map(candidate, different), candidate("20"), candidate("20"))
     assert winner is not None
     assert winner.answer == "20"
 
 
 def test_a_percentage_votes_with_its_hundredth_part_and_not_with_its_number():
     fifths = candidate("20%"), candidate("0.2"), candidate("1/5")
-    assert elected(Vote.MAJORITY, candidate("20"), candidate("20"), *fifths) in fifths
+    assert selected(Vote.MAJORITY, candidate("20"), candidate("20"), *fifths) in fifths

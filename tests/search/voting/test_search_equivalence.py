@@ -1,12 +1,15 @@
 """Searches wait for their vote without holding anything, and without holding up anybody."""
 
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import pytest
-from scripted_grouping import ScriptedGrouping
+from scripted_equivalence import ScriptedEquivalence
 from search_runs import BEAM, MAJORITY, crowd, outcome, run
 
 from espalier.search.request import GroupingName, SearchRequest
@@ -14,7 +17,7 @@ from espalier.search.result import CandidateDone, Event, Finished, SearchResult,
 from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting.answers import extract_answer
-from espalier.search.voting.equivalence import ByMathVerify, BySpelling, make_grouping
+from espalier.search.voting.equivalence import MathVerify, make_equivalence
 
 Make = Callable[..., Orchestrator]
 
@@ -39,8 +42,8 @@ def until_voting(orchestrator: Orchestrator) -> None:
 
 @pytest.mark.usefixtures("formulas")
 def test_a_search_that_waits_for_its_vote_holds_nothing(make_orchestrator: Make):
-    grouping, events = ScriptedGrouping(lambda one, other: True), list[Event]()
-    orchestrator = make_orchestrator(grouping=grouping)
+    equivalence, events = ScriptedEquivalence(lambda one, other: True, at_once=False), list[Event]()
+    orchestrator = make_orchestrator(equivalence=equivalence)
     orchestrator.submit(SPLIT, events.append)
     until_voting(orchestrator)
     assert (orchestrator.running, orchestrator.voting, orchestrator.busy) == (0, 1, True)
@@ -48,8 +51,8 @@ def test_a_search_that_waits_for_its_vote_holds_nothing(make_orchestrator: Make)
     assert set(orchestrator.engine.admission.reserved_blocks.values()) <= {0}
     assert orchestrator.step() == []
     results: list[SearchResult] = []
+    equivalence.let_go()
     while orchestrator.busy:
-        grouping.answer()
         results += orchestrator.step()
     (result,) = results
     assert (result.stop_reason, result.grader) == (StopReason.FINISHED, "script 1")
@@ -58,18 +61,18 @@ def test_a_search_that_waits_for_its_vote_holds_nothing(make_orchestrator: Make)
 
 @pytest.mark.usefixtures("formulas")
 def test_what_is_called_equal_wins_together(make_orchestrator: Make):
-    by_spelling = run(make_orchestrator(), SPLIT).only
-    assert (by_spelling.answer, by_spelling.grader) == ("x+1", "spelling")
-    roots = ScriptedGrouping(lambda one, other: "sqrt" in one and "sqrt" in other, at_once=True)
-    together = run(make_orchestrator(grouping=roots), SPLIT).only
+    by_exact_match = run(make_orchestrator(), SPLIT).only
+    assert (by_exact_match.answer, by_exact_match.grader) == ("x+1", "spelling")
+    roots = ScriptedEquivalence(lambda one, other: "sqrt" in one and "sqrt" in other)
+    together = run(make_orchestrator(equivalence=roots), SPLIT).only
     assert (together.answer, together.grader) == ("2\\sqrt{2}", "script 1")
-    assert [c.steps for c in together.candidates] == [c.steps for c in by_spelling.candidates]
+    assert [c.steps for c in together.candidates] == [c.steps for c in by_exact_match.candidates]
 
 
 @pytest.mark.usefixtures("formulas")
 def test_others_grow_while_one_votes(make_orchestrator: Make):
-    grouping = ScriptedGrouping()
-    orchestrator = make_orchestrator(grouping=grouping, max_running=1)
+    equivalence = ScriptedEquivalence(at_once=False)
+    orchestrator = make_orchestrator(equivalence=equivalence, max_running=1)
     voter = orchestrator.submit(SPLIT)
     until_voting(orchestrator)
     others = {orchestrator.submit(replace(MAJORITY, beam_width=1, seed=seed)) for seed in range(3)}
@@ -84,7 +87,7 @@ def test_others_grow_while_one_votes(make_orchestrator: Make):
 
 @pytest.mark.usefixtures("formulas")
 def test_with_votes_alone_a_step_rests_briefly(make_orchestrator: Make):
-    orchestrator = make_orchestrator(grouping=ScriptedGrouping())
+    orchestrator = make_orchestrator(equivalence=ScriptedEquivalence(at_once=False))
     orchestrator.submit(SPLIT)
     until_voting(orchestrator)
     started = time.monotonic()
@@ -95,8 +98,11 @@ def test_with_votes_alone_a_step_rests_briefly(make_orchestrator: Make):
 
 
 @pytest.mark.usefixtures("formulas")
-def test_a_time_limit_ends_a_vote_by_spelling(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch):
-    orchestrator, now = make_orchestrator(grouping=ScriptedGrouping(lambda one, other: True)), [0.0]
+def test_a_time_limit_ends_a_vote_by_exact_match(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch):
+    orchestrator, now = (
+        make_orchestrator(equivalence=ScriptedEquivalence(lambda one, other: True, at_once=False)),
+        [0.0],
+    )
     monkeypatch.setattr(orchestrator, "_clock", lambda: now[0])
     orchestrator.submit(replace(SPLIT, time_limit=5.0))
     until_voting(orchestrator)
@@ -109,8 +115,8 @@ def test_a_time_limit_ends_a_vote_by_spelling(make_orchestrator: Make, monkeypat
 
 
 @pytest.mark.usefixtures("formulas")
-def test_a_vote_that_never_ends_is_ended_by_spelling(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch):
-    orchestrator, now = make_orchestrator(grouping=ScriptedGrouping()), [0.0]
+def test_a_vote_that_never_ends_is_ended_by_exact_match(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch):
+    orchestrator, now = make_orchestrator(equivalence=ScriptedEquivalence(at_once=False)), [0.0]
     monkeypatch.setattr(orchestrator, "_clock", lambda: now[0])
     orchestrator.submit(SPLIT)
     until_voting(orchestrator)
@@ -122,9 +128,9 @@ def test_a_vote_that_never_ends_is_ended_by_spelling(make_orchestrator: Make, mo
 
 
 @pytest.mark.usefixtures("formulas")
-def test_a_search_cancelled_at_its_vote_answers_by_spelling(make_orchestrator: Make):
-    grouping = ScriptedGrouping()
-    orchestrator = make_orchestrator(grouping=grouping)
+def test_a_search_cancelled_at_its_vote_answers_by_exact_match(make_orchestrator: Make):
+    equivalence = ScriptedEquivalence(at_once=False)
+    orchestrator = make_orchestrator(equivalence=equivalence)
     search_id = orchestrator.submit(SPLIT)
     until_voting(orchestrator)
     orchestrator.cancel(search_id)
@@ -138,8 +144,8 @@ def test_a_search_cancelled_at_its_vote_answers_by_spelling(make_orchestrator: M
 def test_a_search_stopped_while_it_grows_does_not_wait_for_a_vote(
     late: bool, make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
 ):
-    grouping, now, told = ScriptedGrouping(), [0.0], set[str]()
-    orchestrator = make_orchestrator(grouping=grouping)
+    equivalence, now, told = ScriptedEquivalence(at_once=False), [0.0], set[str]()
+    orchestrator = make_orchestrator(equivalence=equivalence)
     monkeypatch.setattr(orchestrator, "_clock", lambda: now[0])
 
     def note(event: Event) -> None:
@@ -156,44 +162,68 @@ def test_a_search_stopped_while_it_grows_does_not_wait_for_a_vote(
         orchestrator.cancel(search_id)
     (result,) = orchestrator.step()
     assert result.stop_reason is (StopReason.DEADLINE if late else StopReason.CANCELLED)
-    assert (result.answer in told, result.grader, grouping.asked) == (True, "spelling", [])
+    assert (result.answer in told, result.grader, equivalence.asked) == (True, "spelling", [])
 
 
 @pytest.mark.usefixtures("formulas")
 def test_closing_ends_votes_and_closes_the_grouping(make_orchestrator: Make):
-    grouping, events = ScriptedGrouping(), list[Event]()
-    orchestrator = make_orchestrator(grouping=grouping)
+    equivalence, events = ScriptedEquivalence(at_once=False), list[Event]()
+    orchestrator = make_orchestrator(equivalence=equivalence)
     orchestrator.submit(SPLIT, events.append)
     until_voting(orchestrator)
     orchestrator.close()
     assert isinstance(events[-1], Finished)
-    assert (orchestrator.busy, grouping.closed) == (False, 1)
+    assert not orchestrator.busy
+    assert equivalence.closed
 
 
 @pytest.mark.usefixtures("formulas")
 def test_votes_change_nothing_in_how_others_grow(make_orchestrator: Make):
     alone = run(make_orchestrator(), BEAM).only
-    grouping = ScriptedGrouping(at_once=True)
-    watched = run(make_orchestrator(grouping=grouping, kv_memory_bytes=2**23), SPLIT, BEAM, *crowd(6))
+    equivalence = ScriptedEquivalence()
+    watched = run(make_orchestrator(equivalence=equivalence, kv_memory_bytes=2**23), SPLIT, BEAM, *crowd(6))
     assert outcome(watched.results[1]) == outcome(alone)
-    assert grouping.asked
+    assert equivalence.asked
 
 
 @pytest.mark.usefixtures("formulas")
 def test_math_verify_finds_equal_formulas_and_its_processes_end_with_the_orchestrator(make_orchestrator: Make):
     others = set(multiprocessing.active_children())
-    orchestrator = make_orchestrator(grouping=(grouping := ByMathVerify()))
+    orchestrator = make_orchestrator(equivalence=(equivalence := MathVerify()))
     for _ in range(2):  # closed, it can be used again
         result = run(orchestrator, SPLIT).only
-        assert (result.answer, result.grader) == ("2\\sqrt{2}", grouping.name)
+        assert (result.answer, result.grader) == ("2\\sqrt{2}", equivalence.name)
         assert len(set(multiprocessing.active_children()) - others) == 1
         orchestrator.close()
         assert set(multiprocessing.active_children()) == others
 
 
+@pytest.mark.parametrize("error", [TimeoutError(), MemoryError(), BrokenProcessPool()])
+def test_a_question_that_fails_says_that_the_answers_differ(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    failed = Future[bool]()
+    failed.set_exception(error)
+    equivalence = MathVerify()
+    monkeypatch.setattr(equivalence._grader, "compare", lambda one, other: failed)
+    assert not equivalence.equal("x", "x")
+
+
+def test_closing_ends_a_question_that_is_asked_on_another_thread():
+    equivalence, verdicts = MathVerify(), list[bool]()
+    endless = "x^{9^{9^{9}}}", "x^{9^{9^{8}}}+1"
+    thread = threading.Thread(target=lambda: verdicts.append(equivalence.equal(*endless)))
+    thread.start()
+    deadline = time.monotonic() + 60
+    while thread.is_alive():
+        equivalence.close()
+        assert time.monotonic() < deadline
+        thread.join(0.5)
+    assert verdicts == [False]
+    equivalence.close()
+
+
 def test_plain_numbers_start_no_process(make_orchestrator: Make):
     others = set(multiprocessing.active_children())
-    orchestrator = make_orchestrator(grouping=ByMathVerify())
+    orchestrator = make_orchestrator(equivalence=MathVerify())
     requests: list[SearchRequest] = [replace(MAJORITY, seed=seed) for seed in range(4)]
     for result in run(orchestrator, *requests, BEAM).results:
         assert result.grader == "spelling"
@@ -201,10 +231,10 @@ def test_plain_numbers_start_no_process(make_orchestrator: Make):
     orchestrator.close()
 
 
-def test_groupings_are_made_by_name(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    assert isinstance(make_grouping(GroupingName.SPELLING), BySpelling)
-    assert isinstance(math_verify := make_grouping(GroupingName.MATH_VERIFY), ByMathVerify)
+def test_equivalences_are_made_by_name(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    assert make_equivalence(GroupingName.SPELLING) is None
+    assert isinstance(math_verify := make_equivalence(GroupingName.MATH_VERIFY), MathVerify)
     assert math_verify.name.split()[0] == "math-verify"
     monkeypatch.setattr("espalier.search.voting.equivalence.find_spec", lambda name: None)
-    assert isinstance(make_grouping(GroupingName.MATH_VERIFY), BySpelling)
+    assert make_equivalence(GroupingName.MATH_VERIFY) is None
     assert "math-verify is not installed" in caplog.text

@@ -1,0 +1,373 @@
+"""Grows the tree of one search: samples the steps that are asked for, and has each of them scored."""
+
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import NoEmbeddingError
+from espalier.engine.memory.sequences import Sequence
+from espalier.engine.scheduling.role_policy import VERIFIER
+from espalier.engine.work import Done, Generate, Generated, Sampling, StopCause, stream_key
+from espalier.prm.generative import GenerativeVerification
+from espalier.prm.verifier import Verification, Verifier
+from espalier.search.algorithms.base import Expand, viable
+from espalier.search.run.budget import Budget
+from espalier.search.run.generator import Generator
+from espalier.search.run.memory import ResolvedRequest
+from espalier.search.run.usage import UsageMeter
+from espalier.search.tree import Node, Termination, is_degenerate
+from espalier.search.voting.answers import last_boxed
+
+
+@dataclass(slots=True, eq=False)
+class NodeState:
+    """A node's sequences, and what waits for its score.
+
+    `to_end` tells a step of an independent path from one that was asked for by itself. `verified` is False while the
+    node's own verifier tokens are not computed; children are scored after it, so that they share its KV and no token is
+    read twice. `expected` children are still being sampled.
+    """
+
+    to_end: bool
+    generator: Sequence | None = None
+    verifier: Sequence | None = None
+    verified: bool = False
+    expected: int = 0
+    unscored_children: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingExpansion:
+    """What a piece of generator work is for: the number of its first child among its siblings, and how it was asked.
+
+    `round_root` is the node that the round began from: what the round may spend on a path counts from there.
+    """
+
+    first_child: int
+    to_end: bool
+    greedy: bool
+    round_root: Node
+
+
+class TreeExpander:
+    """Holds the sequences of a search's nodes in the engine, and extends them.
+
+    A round begins with what the algorithm asks for, and is over when `outstanding` is 0: every sampled step then has
+    its score or is known to have none.
+
+    Attributes:
+        nodes: all nodes in order of creation, the root first.
+        settled: the nodes of this round that are done, in the order in which they became so.
+        outstanding: children asked for in this round that are not done.
+        sampled_from: nodes that have children of their own, those that only look ahead not counted.
+    """
+
+    def __init__(
+        self,
+        resolved: ResolvedRequest,
+        engine: Engine,
+        generator: Generator,
+        verifier: Verifier | None,
+        meter: UsageMeter,
+        on_complete: Callable[[Node], None],
+    ) -> None:
+        """Make the root of a tree; `on_complete` is told of every path that gives an answer, once it has its score."""
+        self.root = Node(0, None, ())
+        self.nodes: list[Node] = [self.root]
+        self.settled: list[Node] = []
+        self.outstanding = 0
+        self.sampled_from: set[Node] = set()
+        self._resolved = resolved
+        self._request = resolved.request
+        self._owner = resolved.search_id
+        self._engine = engine
+        self._generator = generator
+        self._verifier = verifier if resolved.verifier_limits else None
+        self._whole_answers = self._verifier is not None and self._verifier.family.info.whole_answers
+        self._verification: Verification | GenerativeVerification | None = None
+        self._meter = meter
+        self._on_complete = on_complete
+        self._budget = Budget(resolved.request, meter, self._verifier is not None)
+        self._states: dict[Node, NodeState] = {}
+        self._by_verifier: dict[Sequence, Node] = {}
+        self._by_generator: dict[Sequence, Node] = {}
+        self._siblings: dict[tuple[Node, str, Termination | None], Node] = {}
+        self._expansions: dict[Generate, PendingExpansion] = {}
+
+    def open(self) -> None:
+        """Open the root's sequences, and have the verifier read the problem where its budget covers that."""
+        root = self._states[self.root] = NodeState(to_end=False)
+        request, salt = self._request, self._resolved.options.salt
+        root.generator, prompt = self._generator.open(self._owner, request.problem, salt)
+        self._meter.generator_tree_tokens += prompt
+        self._by_generator[root.generator] = self.root
+        if self._verifier:
+            begun = self._verifier.begin(self._owner, request.problem, salt, request.seed)
+            self._verification, root.verifier = begun, begun.root
+            self.root.verifier_tokens = begun.prompt_tokens
+            self._meter.verifier_tree_tokens += begun.prompt_tokens
+            self._by_verifier[begun.root] = self.root
+            if self._budget.covers_the_problem:
+                begun.prefill()
+
+    def begin_round(self, asked: Several[Expand]) -> bool:
+        """Sample what is asked for; False, and nothing is sampled, where the budget has no token for each path."""
+        self.outstanding = sum(expand.children for expand in asked)
+        if not self._budget.deal(self.outstanding):
+            return False
+        for expand in asked:
+            self._generate(expand.node, expand.children, expand.to_end, expand.greedy, expand.node, in_place=False)
+        return True
+
+    def handle(self, done: Done) -> None:
+        """Take in one piece of finished work."""
+        if done.work.sequence.role == VERIFIER:
+            self._on_verified(done)
+        elif isinstance(done, Generated):
+            self._meter.generator_tokens += done.computed_tokens
+            self._on_generated(done)
+
+    def observe(self) -> None:
+        """Note in the meter what the tree holds."""
+        held = [s for state in self._states.values() for s in (state.generator, state.verifier) if s is not None]
+        self._meter.observe(self._engine.footprint(held))
+
+    def end_round(self, kept: Collection[Node]) -> None:
+        """Release what the algorithm does not keep, and get ready for its next round."""
+        self.settled = []
+        self._siblings.clear()
+        self._expansions.clear()
+        self.keep(kept)
+
+    def keep(self, kept: Collection[Node]) -> None:
+        """Release the sequences of all other nodes; complete paths need none either."""
+        for node in list(self._states):
+            if node not in kept or not node.open:
+                self._release(node)
+
+    def stop(self, mark: Termination) -> None:
+        """Drop all work, release everything, and mark what might still have grown."""
+        self._engine.cancel(self._owner)
+        if self._verification is not None:
+            self._verification.close()
+        self._cut_off(mark)
+        self.keep(())
+
+    def abandon(self) -> None:
+        """As `stop`, after a fault: whatever was lost track of is released too, and late work is not taken in."""
+        self._verification = None
+        self._engine.abandon(self._owner)
+        self._cut_off(Termination.CANCELLED)
+        self._states.clear()
+
+    def _cut_off(self, mark: Termination) -> None:
+        for node in self._states:
+            if node.open and node is not self.root:
+                node.termination = mark
+
+    def _generate(
+        self, node: Node, children: int, to_end: bool, greedy: bool, round_root: Node, in_place: bool
+    ) -> None:
+        state = self._states[node]
+        sequence = state.generator
+        assert sequence is not None, "the node's generator sequence was released"
+        first = node.num_children
+        node.num_children += children
+        state.expected += children
+        if not greedy:
+            self.sampled_from.add(node)
+        request = self._request
+        temperature = 0.0 if greedy else request.temperature or 0.0
+        filters = temperature, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
+        samplings = tuple(
+            Sampling(*filters, key=stream_key(request.seed, request.problem, (*node.path, i)))
+            for i in range(first, first + children)
+        )
+        limits = self._resolved.generator_limits
+        left = min(
+            limits.step_tokens, limits.path_tokens - node.path_tokens(), self._budget.generator_left(node, round_root)
+        )
+        self._by_generator[sequence] = node
+        merge = request.merge_duplicates
+        work = self._generator.generate(self._owner, sequence, samplings, left, in_place, merge)
+        self._expansions[work] = PendingExpansion(first, to_end, greedy, round_root)
+
+    def _on_generated(self, done: Generated) -> None:
+        parent = self._by_generator[done.work.sequence]
+        above, count, expansion = self._states[parent], len(done.indices), self._expansions[done.work]
+        draws = tuple(expansion.first_child + i for i in done.indices)
+        node = Node(len(self.nodes), parent, (*parent.path, draws[0]), draws=draws)
+        node.rollout = expansion.greedy or parent.rollout
+        node.text, node.num_tokens, node.log_probability = done.text, len(done.token_ids), done.log_probability
+        node.own_tokens, node.multiplicity = done.own_tokens, count
+        self.nodes.append(node)
+        self._budget.begin(node, expansion.round_root)
+        self._meter.note_step()
+        self._meter.nodes += count
+        self._meter.duplicates += count - 1
+        self._meter.generated_tokens += count * node.num_tokens
+        state = NodeState(expansion.to_end, generator=done.sequence)
+        above.expected -= count
+        if done.work.in_place:
+            above.generator = None
+        self._states[node] = state
+        node.termination = self._termination(node, done.cause, expansion)
+        if not state.to_end:
+            self.outstanding -= count - 1
+            # Only alike ends merge: the same text may be a complete answer here and cut off there.
+            alike = parent, node.text, node.termination
+            if self._request.merge_duplicates and (duplicate := self._siblings.setdefault(alike, node)) is not node:
+                self._merge(node, duplicate)
+                return
+        elif node.termination is None:
+            self._generate(node, count, expansion.to_end, expansion.greedy, expansion.round_root, in_place=count == 1)
+        if not self._verifier:
+            self._mark_verified(node)
+        elif above.verified:
+            self._score(node)
+        else:
+            above.unscored_children.append(node)
+        self._give_up_path_sequences(parent)
+
+    def _give_up_path_sequences(self, node: Node) -> None:
+        """Release what an inner node of independent paths holds once its children hold what they need of it."""
+        state = self._states[node]
+        if not state.to_end or state.expected:
+            return
+        if state.generator is not None:
+            self._engine.release(state.generator)
+            state.generator = None
+        if state.verified and state.verifier is not None:
+            self._engine.release(state.verifier)
+            state.verifier = None
+
+    def _merge(self, node: Node, duplicate: Node) -> None:
+        """Count a sibling with the same text and end on the one that is there already.
+
+        The one that stays takes the lower path of the two and what was sampled there, so that what grows from it does
+        not depend on which of them was finished first.
+        """
+        if node.path < duplicate.path:
+            one, other = self._states[node], self._states[duplicate]
+            one.generator, other.generator = other.generator, one.generator
+            for name in ("path", "num_tokens", "own_tokens", "log_probability"):
+                mine, theirs = getattr(node, name), getattr(duplicate, name)
+                setattr(node, name, theirs)
+                setattr(duplicate, name, mine)
+        duplicate.draws = tuple(sorted((*duplicate.draws, *node.draws)))
+        node.termination = Termination.DUPLICATE
+        duplicate.multiplicity += node.multiplicity
+        self._meter.duplicates += 1
+        self._release(node)
+        self.outstanding -= 1
+
+    def _termination(self, node: Node, cause: StopCause, expansion: PendingExpansion) -> Termination | None:
+        if cause is StopCause.EOS:
+            # An end without a word of its own still ends what was said before it.
+            return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
+        if cause is StopCause.DELIMITER and last_boxed(node.text) is not None:
+            return Termination.BOXED
+        if (cause is not StopCause.DELIMITER or expansion.to_end) and self._budget.generator_left(
+            node, expansion.round_root
+        ) <= 0:
+            return Termination.BUDGET
+        if cause is not StopCause.DELIMITER or node.depth >= self._request.max_steps:
+            return Termination.LENGTH
+        if node.path_tokens() >= self._resolved.generator_limits.path_tokens:
+            return Termination.LENGTH
+        return Termination.DEGENERATE if is_degenerate([step.text for step in node.lineage()]) else None
+
+    def _score(self, node: Node) -> None:
+        """Queue the node's step for scoring, its parent being verified.
+
+        A step without text has no score, one that was cut off needs none, and one that is too long for the verifier or
+        holds tokens it cannot be fed ends its path. A verifier of whole answers reads nothing until there is one, and
+        then all of it after the problem.
+        """
+        assert self._verification is not None
+        assert node.parent is not None
+        state = self._states[node]
+        if not self._has_score(node):
+            self._mark_verified(node)
+            return
+        parent = self._states[self.root if self._whole_answers else node.parent]
+        # Along a path of its own, a node takes over its parent's sequence: nobody else will extend it.
+        take_over = state.to_end and parent.to_end and node.parent.multiplicity == 1
+        scoring = None
+        if parent.verifier is not None:
+            room, share = self._verifier_room(parent.verifier), self._budget.verifier_left(node)
+            steps = [step for step in node.lineage() if step.text.strip()]
+            try:
+                scoring = self._verification.score(
+                    parent.verifier,
+                    tuple(step.text for step in steps),
+                    min(room, share),
+                    in_place=take_over,
+                    before=steps[-2].score if len(steps) > 1 else None,
+                )
+            except NoEmbeddingError:
+                share = room  # the step cannot be read, however much of it there may be
+            if scoring is None and share < room:
+                self._budget.refuse(node)
+        if scoring is None:
+            if not state.to_end:
+                node.termination = self._budget.why_unscored(node)
+            self._mark_verified(node)
+            return
+        if take_over:
+            parent.verifier = None
+        state.verifier = scoring.sequence
+        self._by_verifier[scoring.sequence] = node
+        node.verifier_tokens = scoring.num_tokens
+        self._meter.verifier_tree_tokens += node.verifier_tokens
+
+    def _has_score(self, node: Node) -> bool:
+        return node.complete if self._whole_answers else bool(node.text.strip()) and viable(node)
+
+    def _verifier_room(self, sequence: Sequence) -> int:
+        limits = self._resolved.verifier_limits
+        assert limits is not None
+        return min(limits.prompt_tokens + limits.path_tokens - self._engine.length(sequence), limits.step_tokens)
+
+    def _on_verified(self, done: Done) -> None:
+        assert self._verification is not None
+        if not self._verification.is_check(done):
+            self._meter.verifier_tokens += done.computed_tokens
+        if (verdict := self._verification.take(done)) is not None:
+            node = self._by_verifier[verdict.sequence]
+            node.score = verdict.score
+            node.verifier_tokens += verdict.late_tokens
+            self._meter.verifier_tree_tokens += verdict.late_tokens
+            self._mark_verified(node)
+
+    def _mark_verified(self, node: Node) -> None:
+        """The verifier is done with the node: let its children be scored, and count it as grown where it has ended."""
+        state = self._states[node]
+        state.verified = True
+        waiting, state.unscored_children = state.unscored_children, []
+        for child in waiting:
+            self._score(child)
+        if state.to_end and node.termination is None:
+            self._give_up_path_sequences(node)
+        if node is not self.root and not (state.to_end and node.termination is None):
+            self._settle(node)
+
+    def _settle(self, node: Node) -> None:
+        """Count a node that is verified and, on a path of its own, ended."""
+        state = self._states[node]
+        read = [node] if self._whole_answers else [step for step in node.lineage() if step.text.strip()]
+        unscored = self._verifier and any(step.score is None for step in read)
+        if unscored and state.to_end and node.complete:
+            node.termination = self._budget.why_unscored(node)  # the path has no score
+        self.outstanding -= node.multiplicity if state.to_end else 1
+        self.settled.append(node)
+        if node.complete and not node.rollout:
+            self._on_complete(node)
+
+    def _release(self, node: Node) -> None:
+        if (state := self._states.pop(node, None)) is None:
+            return
+        for sequence in (state.generator, state.verifier):
+            if sequence is not None:
+                self._engine.release(sequence)
