@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,7 @@ class Generate:
         delimiter: text that ends a step once the step has other content; empty for no such stop.
         in_place: extend the sequence itself instead of forking it; needs exactly one sampling.
         merge_equal: whether samplings that draw the same tokens are one child.
+        tag: what the work is for, whatever its owner likes; comes back with it and is never looked at.
     """
 
     owner: Hashable
@@ -71,6 +73,7 @@ class Generate:
     delimiter: str = "\n\n"
     in_place: bool = False
     merge_equal: bool = True
+    tag: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +113,7 @@ class Score:
         token_ids: the new tokens; may be empty, to compute the sequence's pending tokens.
         read_at: indices into `token_ids`, ascending.
         targets: for each read, the token that the head is asked about; empty for a head that takes none.
+        tag: as in `Generate`.
     """
 
     owner: Hashable
@@ -117,6 +121,7 @@ class Score:
     token_ids: tuple[int, ...]
     read_at: tuple[int, ...]
     targets: tuple[int, ...] = ()
+    tag: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

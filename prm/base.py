@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -169,12 +169,14 @@ def without_label(text: str, label: str) -> str:
 class Verdict(NamedTuple):
     """A verifier sequence whose work is done, and the score of the step it ends in; None where nothing was read.
 
-    `late_tokens` are those that scoring took beside the `Scoring`'s: how many was not known before.
+    `late_tokens` are those that scoring took beside the `Scoring`'s: how many was not known before. `tag` is what the
+    scoring was asked with.
     """
 
     sequence: Sequence
     score: float | None
     late_tokens: int = 0
+    tag: Any = None
 
 
 class Scoring(NamedTuple):

@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -109,6 +110,7 @@ class _Rationales:
         unread: chains without a verdict.
         scores: of the chains that have one, in order of arrival.
         spent: tokens written and read so far.
+        tag: what the step was scored with.
     """
 
     sequence: Sequence
@@ -117,6 +119,7 @@ class _Rationales:
     unwritten: int
     unread: int
     spent: int
+    tag: Any
     scores: list[float] = field(default_factory=list)
 
 
@@ -150,8 +153,7 @@ class GenerativeVerification:
         self._problem = problem
         self._salt = salt
         self._seed = seed
-        self._written: dict[Generate, _Rationales] = {}
-        self._verdicts: dict[Score, tuple[_Rationales, int]] = {}
+        self._opened: set[Sequence] = set()  # texts that rationales follow, and what verdicts are read on
 
     def prefill(self) -> None:
         """Queue the computation of the problem, which texts then take from the prefix cache."""
@@ -164,6 +166,7 @@ class GenerativeVerification:
         max_tokens: int,
         in_place: bool = False,
         before: float | None = None,
+        tag: Any = None,
     ) -> Scoring | None:
         """Queue the rationales of the path of `steps`; see `Verification.score`.
 
@@ -182,9 +185,10 @@ class GenerativeVerification:
         sequence = parent if in_place else self._engine.fork(parent, 1)[0]
         text = self._engine.open(VERIFIER, list(ids), self._salt, self._owner)
         samplings = family.samplings(self._seed, path)
-        work = Generate(self._owner, text, samplings, family.settings.tokens, delimiter="")
+        self._opened.add(text)
         chains = len(samplings)
-        self._written[work] = _Rationales(sequence, path, text, chains, chains, spent=len(ids))
+        rationales = _Rationales(sequence, path, text, chains, chains, len(ids), tag)
+        work = Generate(self._owner, text, samplings, family.settings.tokens, delimiter="", tag=rationales)
         self._engine.submit(work)
         return Scoring(sequence, 0)
 
@@ -193,17 +197,17 @@ class GenerativeVerification:
         if isinstance(done, Generated):
             self._read_verdict(done)
             return None
-        if done.work not in self._verdicts:
+        if done.work.tag is None:  # the problem
             return Verdict(done.work.sequence, None)
-        rationale, chains = self._verdicts.pop(done.work)
-        self._engine.release(done.work.sequence)
+        rationale, chains = done.work.tag
+        self._release(done.work.sequence)
         rationale.scores += [self._family.score(done.values, None)] * chains
         rationale.unread -= chains
         if rationale.unread:
             return None
         # The exact sum does not depend on which chain was read first.
         mean = math.fsum(rationale.scores) / len(rationale.scores)
-        return Verdict(rationale.sequence, mean, rationale.spent)
+        return Verdict(rationale.sequence, mean, rationale.spent, rationale.tag)
 
     def is_check(self, done: Done) -> bool:
         """Whether this work only checks a score: nothing here does."""
@@ -211,25 +215,24 @@ class GenerativeVerification:
 
     def close(self) -> None:
         """Release what was opened for rationales and verdicts, their work being dropped."""
-        for rationale in self._written.values():
-            self._engine.release(rationale.text)
-        for work in self._verdicts:
-            self._engine.release(work.sequence)
-        self._written.clear()
-        self._verdicts.clear()
+        for sequence in list(self._opened):
+            self._release(sequence)
 
     def _read_verdict(self, done: Generated) -> None:
         """Feed what is kept of a rationale, and what leads to its verdict, after the text."""
-        rationale, lead = self._written[done.work], self._family.lead_ids
+        rationale: _Rationales = done.work.tag
+        lead = self._family.lead_ids
         kept = self._family.kept(rationale.path, done.token_ids)
         self._engine.release(done.sequence)
         sequence = self._engine.fork(rationale.text, 1)[0]
         rationale.unwritten -= len(done.indices)
         if not rationale.unwritten:
-            del self._written[done.work]
-            self._engine.release(rationale.text)
+            self._release(rationale.text)
         ids = (*kept, *lead)
         rationale.spent += done.own_tokens + len(ids)
-        work = Score(self._owner, sequence, ids, (len(ids) - 1,))
-        self._verdicts[work] = rationale, len(done.indices)
-        self._engine.submit(work)
+        self._opened.add(sequence)
+        self._engine.submit(Score(self._owner, sequence, ids, (len(ids) - 1,), tag=(rationale, len(done.indices))))
+
+    def _release(self, sequence: Sequence) -> None:
+        self._opened.discard(sequence)
+        self._engine.release(sequence)

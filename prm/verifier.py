@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, RequestTooLargeError
@@ -19,7 +20,7 @@ class Verifier:
 
     Attributes:
         family: how the model reads.
-        full-rescore check: whether every score is also computed from the whole text, and must be the same.
+        full_rescore: whether every score is also computed from the whole text, and must be the same.
         reopened: how often a path's tokens did not begin with its parent's and were computed anew.
     """
 
@@ -79,12 +80,14 @@ class _Step:
         sequence: what its path will be continued from.
         tail: what is still to be fed on a fork of it, None when this work reads.
         before: the score of the step before.
+        tag: what the step was scored with.
     """
 
     sequence: Sequence
     path: StepPath
     tail: Score | None
     before: float | None
+    tag: Any
 
 
 class Verification:
@@ -108,7 +111,6 @@ class Verification:
         self._owner = owner
         self._problem = problem
         self._salt = salt
-        self._steps: dict[Score, _Step] = {}
         self._probes: set[Sequence] = set()
         self._checks: deque[tuple[Verdict, StepPath]] = deque()
         self._check: Check | None = None
@@ -124,6 +126,7 @@ class Verification:
         max_tokens: int,
         in_place: bool = False,
         before: float | None = None,
+        tag: Any = None,
     ) -> Scoring | None:
         """Queue the scoring of the newest of `steps`, the tokens of those before it being computed.
 
@@ -133,6 +136,7 @@ class Verification:
             max_tokens: the most tokens the step may take.
             in_place: extend `parent` itself instead of a fork of it; `parent` is the new step's from here on.
             before: the score of the step before.
+            tag: comes back with the verdict.
 
         Returns:
             The sequence of the new step, or None when the step is longer than `max_tokens`: such a step has no score,
@@ -154,7 +158,7 @@ class Verification:
         else:
             start = reading.read_at[0]
             sequence = self._reopened(reading.token_ids[:start], parent if in_place else None)
-        self._submit(sequence, path, reading, start, before)
+        self._submit(reading, start, _Step(sequence, path, None, before, tag))
         return Scoring(sequence, max(added, 1))
 
     def take(self, done: Done) -> Verdict | None:
@@ -162,8 +166,8 @@ class Verification:
         assert isinstance(done, Scored), "nothing is generated here"
         if self._check is not None and done.work is self._check.work:
             return self._take_check(done)
-        step = self._steps.pop(done.work, None)
-        if step is None:
+        step: _Step | None = done.work.tag
+        if step is None:  # the problem
             return Verdict(done.work.sequence, None)
         if step.tail is not None:
             self._probe(step)
@@ -172,7 +176,7 @@ class Verification:
             self._probes.remove(done.work.sequence)
             self._engine.release(done.work.sequence)
         score = self._family.score(done.values, step.before)
-        verdict = Verdict(step.sequence, score)
+        verdict = Verdict(step.sequence, score, tag=step.tag)
         if not self._verifier.full_rescore:
             return verdict
         self._checks.append((verdict, step.path))
@@ -190,7 +194,6 @@ class Verification:
         if self._check is not None:
             self._engine.release(self._check.work.sequence)
         self._probes.clear()
-        self._steps.clear()
         self._checks.clear()
         self._check = None
 
@@ -215,19 +218,16 @@ class Verification:
             self._engine.release(taken_over)
         return self._engine.open(VERIFIER, list(token_ids), self._salt, self._owner)
 
-    def _submit(
-        self, sequence: Sequence, path: StepPath, reading: ScoringInput, start: int, before: float | None
-    ) -> None:
+    def _submit(self, reading: ScoringInput, start: int, step: _Step) -> None:
         """Submit the ids from `start` on: all with their reads, or what is kept first and the tail after it."""
         end = len(reading.token_ids) - reading.tail
         ids, read_at = reading.token_ids[start:], tuple(i - start for i in reading.read_at)
         if not reading.tail:
-            work, tail = Score(self._owner, sequence, ids, read_at, reading.targets), None
+            work = Score(self._owner, step.sequence, ids, read_at, reading.targets, step)
         else:
-            work = Score(self._owner, sequence, ids[: end - start], ())
             tail_at = tuple(i - end for i in reading.read_at)
-            tail = Score(self._owner, sequence, reading.token_ids[end:], tail_at, reading.targets)
-        self._steps[work] = _Step(sequence, path, tail, before)
+            tail = Score(self._owner, step.sequence, reading.token_ids[end:], tail_at, reading.targets)
+            work = Score(self._owner, step.sequence, ids[: end - start], (), tag=replace(step, tail=tail))
         self._engine.submit(work)
 
     def _probe(self, step: _Step) -> None:
@@ -235,9 +235,7 @@ class Verification:
         assert step.tail is not None
         fork = self._engine.fork(step.sequence, 1)[0]
         self._probes.add(fork)
-        work = Score(self._owner, fork, step.tail.token_ids, step.tail.read_at, step.tail.targets)
-        self._steps[work] = _Step(step.sequence, step.path, None, step.before)
-        self._engine.submit(work)
+        self._engine.submit(replace(step.tail, sequence=fork, tag=replace(step, tail=None)))
 
     def _start_check(self) -> None:
         """Check one score at a time, so that a check never holds more than one path's memory."""

@@ -8,7 +8,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import NoEmbeddingError
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.scheduling.role_policy import VERIFIER
-from espalier.engine.work import Done, Generate, Generated, Sampling, StopCause, stream_key
+from espalier.engine.work import Done, Generated, Sampling, StopCause, stream_key
 from espalier.prm.generative import GenerativeVerification
 from espalier.prm.verifier import Verification, Verifier
 from espalier.search.algorithms.base import Expand, viable
@@ -39,11 +39,12 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class PendingExpansion:
-    """What a piece of generator work is for: the number of its first child among its siblings, and how it was asked.
+    """What a piece of generator work is for: the node it extends, the number of its first child, and how it was asked.
 
     `round_root` is the node that the round began from: what the round may spend on a path counts from there.
     """
 
+    node: Node
     first_child: int
     to_end: bool
     greedy: bool
@@ -90,10 +91,7 @@ class TreeExpander:
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, self._verifier is not None)
         self._states: dict[Node, NodeState] = {}
-        self._by_verifier: dict[Sequence, Node] = {}
-        self._by_generator: dict[Sequence, Node] = {}
         self._siblings: dict[tuple[Node, str, Termination | None], Node] = {}
-        self._expansions: dict[Generate, PendingExpansion] = {}
 
     def open(self) -> None:
         """Open the root's sequences, and have the verifier read the problem where its budget covers that."""
@@ -101,13 +99,11 @@ class TreeExpander:
         request, salt = self._request, self._resolved.options.salt
         root.generator, prompt = self._generator.open(self._owner, request.problem, salt)
         self._meter.generator_tree_tokens += prompt
-        self._by_generator[root.generator] = self.root
         if self._verifier:
             begun = self._verifier.begin(self._owner, request.problem, salt, request.seed)
             self._verification, root.verifier = begun, begun.root
             self.root.verifier_tokens = begun.prompt_tokens
             self._meter.verifier_tree_tokens += begun.prompt_tokens
-            self._by_verifier[begun.root] = self.root
             if self._budget.covers_the_problem:
                 begun.prefill()
 
@@ -137,7 +133,6 @@ class TreeExpander:
         """Release what the algorithm does not keep, and get ready for its next round."""
         self.settled = []
         self._siblings.clear()
-        self._expansions.clear()
         self.keep(kept)
 
     def keep(self, kept: Collection[Node]) -> None:
@@ -188,14 +183,14 @@ class TreeExpander:
         left = min(
             limits.step_tokens, limits.path_tokens - node.path_tokens(), self._budget.generator_left(node, round_root)
         )
-        self._by_generator[sequence] = node
+        expansion = PendingExpansion(node, first, to_end, greedy, round_root)
         merge = request.merge_duplicates
-        work = self._generator.generate(self._owner, sequence, samplings, left, in_place, merge)
-        self._expansions[work] = PendingExpansion(first, to_end, greedy, round_root)
+        self._generator.generate(self._owner, sequence, samplings, left, in_place, merge, expansion)
 
     def _on_generated(self, done: Generated) -> None:
-        parent = self._by_generator[done.work.sequence]
-        above, count, expansion = self._states[parent], len(done.indices), self._expansions[done.work]
+        expansion: PendingExpansion = done.work.tag
+        parent, count = expansion.node, len(done.indices)
+        above = self._states[parent]
         draws = tuple(expansion.first_child + i for i in done.indices)
         node = Node(len(self.nodes), parent, (*parent.path, draws[0]), draws=draws)
         node.rollout = expansion.greedy or parent.rollout
@@ -305,6 +300,7 @@ class TreeExpander:
                     min(room, share),
                     in_place=take_over,
                     before=steps[-2].score if len(steps) > 1 else None,
+                    tag=node,
                 )
             except NoEmbeddingError:
                 share = room  # the step cannot be read, however much of it there may be
@@ -318,7 +314,6 @@ class TreeExpander:
         if take_over:
             parent.verifier = None
         state.verifier = scoring.sequence
-        self._by_verifier[scoring.sequence] = node
         node.verifier_tokens = scoring.num_tokens
         self._meter.verifier_tree_tokens += node.verifier_tokens
 
@@ -335,7 +330,7 @@ class TreeExpander:
         if not self._verification.is_check(done):
             self._meter.verifier_tokens += done.computed_tokens
         if (verdict := self._verification.take(done)) is not None:
-            node = self._by_verifier[verdict.sequence]
+            node = verdict.tag or self.root
             node.score = verdict.score
             node.verifier_tokens += verdict.late_tokens
             self._meter.verifier_tree_tokens += verdict.late_tokens

@@ -115,12 +115,12 @@ class Generator:
         samplings: tuple[Sampling, ...],
         max_tokens: int,
         in_place: bool,
-        merge_equal: bool = True,
-    ) -> Generate:
-        """Queue one step for each sampling, and return the work that was queued; see `Generate`."""
-        work = Generate(owner, parent, samplings, max_tokens, in_place=in_place, merge_equal=merge_equal)
+        merge_equal: bool,
+        tag: Any,
+    ) -> None:
+        """Queue one step for each sampling; see `Generate`."""
+        work = Generate(owner, parent, samplings, max_tokens, in_place=in_place, merge_equal=merge_equal, tag=tag)
         self._engine.submit(work)
-        return work
 
 
 def _configured(defaults: dict[str, Any], name: str, default: float, least: float, most: float) -> float:

@@ -92,18 +92,19 @@ class ScriptedEngine:
         samplings: tuple[Sampling, ...],
         max_tokens: int,
         in_place: bool,
-        merge_equal: bool = True,
-    ) -> Generate:
+        merge_equal: bool,
+        tag: Any,
+    ) -> None:
         assert not parent.released
         assert max_tokens >= 1, "a step of no tokens"
-        work = Generate(owner, cast(Any, parent), samplings, max_tokens, in_place=in_place, merge_equal=merge_equal)
+        ways = {"in_place": in_place, "merge_equal": merge_equal, "tag": tag}
+        work = Generate(owner, cast(Any, parent), samplings, max_tokens, **ways)
         alike: dict[tuple[str, ...], list[int]] = {}
         for i, sampling in enumerate(samplings):
             alike.setdefault(draw(parent, sampling, max_tokens), []).append(i)
         for tokens, indices in alike.items():
             lower = [other for other, at in alike.items() if at[0] < indices[0]]
             self.ready.append(lambda t=tokens, i=tuple(indices), o=lower: self._generated(work, parent, t, i, o))
-        return work
 
     def _generated(
         self, work: Generate, parent: Row, tokens: tuple[str, ...], indices: tuple[int, ...], lower: list[tuple]
@@ -145,7 +146,13 @@ class ScriptedVerification:
         self.engine.ready.append(lambda: Scored(work, np.zeros((0, 1), np.float32), VERIFIER_PROMPT))
 
     def score(
-        self, parent: Row, steps: tuple[str, ...], max_tokens: int, in_place: bool = False, before: float | None = None
+        self,
+        parent: Row,
+        steps: tuple[str, ...],
+        max_tokens: int,
+        in_place: bool = False,
+        before: float | None = None,
+        tag: Any = None,
     ) -> Scoring | None:
         assert not parent.released
         tokens = verifier_tokens(steps[-1])
@@ -154,12 +161,13 @@ class ScriptedVerification:
         row = parent if in_place else self.engine.row("verifier")
         row.text, row.length = parent.text + steps[-1], parent.length + tokens
         score = _random("score", row.text).choice((0.1, 0.4, 0.4, 0.9))
-        work = Score(self.owner, cast(Any, row), tuple(range(tokens)), (tokens - 1,))
+        work = Score(self.owner, cast(Any, row), tuple(range(tokens)), (tokens - 1,), tag=tag)
         self.engine.ready.append(lambda: Scored(work, np.array([[score]], np.float32), tokens))
         return Scoring(cast(Any, row), tokens)
 
     def take(self, done: Scored) -> Verdict:
-        return Verdict(done.work.sequence, float(done.values[0, 0]) if len(done.values) else None)
+        score = float(done.values[0, 0]) if len(done.values) else None
+        return Verdict(done.work.sequence, score, tag=done.work.tag)
 
     def is_check(self, done: Scored) -> bool:
         return False
