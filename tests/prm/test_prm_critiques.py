@@ -283,7 +283,7 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: C
         for search in orchestrator._searches.values():
             verification = search._tree._verification
             assert isinstance(verification, GenerativeVerification)
-            opened += bool(verification._written) + bool(verification._verdicts)
+            opened += bool(verification._opened)
         orchestrator.cancel(search_id)
         while orchestrator.busy:
             orchestrator.step()

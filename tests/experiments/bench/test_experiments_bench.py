@@ -160,7 +160,7 @@ def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_pat
     def stop(_: object) -> None:
         raise RuntimeError("seen enough")
 
-    monkeypatch.setattr(accuracy, "load_orchestrator", lambda _: None)
+    monkeypatch.setattr(accuracy, "load_orchestrator", lambda _: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(accuracy, "run_configuration", lambda *_: {})
     monkeypatch.setattr(
         accuracy, "evaluate", lambda _, problems, *a, **k: taken.extend(p.level for p in problems) or stop(None)
