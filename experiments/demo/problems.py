@@ -1,8 +1,11 @@
 r"""Running-quantity word problems: made without end for training, and 500 of them held out as the benchmark.
 
-A problem is an opening value and a list of signed operands, one sentence each. Its solution has one equation a step:
+A problem is an opening value and a list of signed operands, one sentence each, which letters count. Its solution has
+one equation a step:
 
-    38+47=85 <delimiter> 85-12=73 <delimiter> \boxed{73}
+    Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does Tom have now?
+
+    (a) 38+47=85 <delimiter> (b) 85-12=73 <delimiter> \boxed{73}
 
 Which side of the split a problem falls on is a function of its numbers alone, so no training problem can share the
 numbers of a benchmark problem, whatever words surround them and whichever benchmark is drawn.
@@ -76,7 +79,7 @@ class Problem:
         """The reference solution's steps, without delimiters."""
         values = self.values
         equations = [equation(value, operand) for value, operand in zip(values, self.operands, strict=False)]
-        return [*equations, boxed(values[-1])]
+        return [*map(lettered, range(len(equations)), equations), boxed(values[-1])]
 
     @property
     def held_out(self) -> bool:
@@ -94,6 +97,11 @@ def equation(left: int, operand: int, result: int | None = None) -> str:
     """Returns the step `left±operand=result`; the right result unless another is given."""
     result = left + operand if result is None else result
     return f"{left}{'+' if operand > 0 else '-'}{abs(operand)}={result}"
+
+
+def lettered(index: int, text: str) -> str:
+    """Returns `(a) text` for index 0, `(b) text` for 1, and so on."""
+    return f"({chr(ord('a') + index)}) {text}"
 
 
 def boxed(value: int) -> str:
@@ -134,7 +142,7 @@ def _tell(rng: random.Random, theme: Theme, start: int, operands: tuple[int, ...
         return template.format(name=holder, who=who, items=items, n=n)
 
     changes = [say(theme.gains if operand > 0 else theme.losses, abs(operand)) for operand in operands]
-    return " ".join([say(theme.openings, start), *changes, say(theme.questions)])
+    return " ".join([say(theme.openings, start), *map(lettered, range(len(changes)), changes), say(theme.questions)])
 
 
 def make_problem(rng: random.Random, difficulty: Difficulty, *, held_out: bool = False) -> Problem:

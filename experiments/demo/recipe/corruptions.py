@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
-from espalier.experiments.demo.problems import Problem, boxed, equation, max_value
+from espalier.experiments.demo.problems import Problem, boxed, equation, lettered, max_value
 from espalier.experiments.demo.recipe.oracle import label_steps
 
 Write = Callable[[random.Random, int, int, Sequence[int]], tuple[str, int]]
@@ -52,15 +52,16 @@ STRUCTURE_SHARE = 0.1
 
 def slipped_steps(rng: random.Random, problem: Problem) -> list[str]:
     """Returns a solution's steps with one step gone wrong, the rest carried on from there."""
-    operands = list(problem.operands)
-    slip_at = rng.randrange(len(operands) + 1)
+    places = list(enumerate(problem.operands))
+    slip_at = rng.randrange(len(places) + 1)
     if rng.random() < STRUCTURE_SHARE:
-        at = rng.randrange(len(operands))
-        operands = operands[:at] + operands[at + 1 :] if rng.random() < 0.5 else operands[: at + 1] + operands[at:]
+        at = rng.randrange(len(places))
+        places = places[:at] + places[at + 1 :] if rng.random() < 0.5 else places[: at + 1] + places[at:]
         slip_at = -1
+    by_place = rng.random() < 0.5  # else letters go on one by one whatever was skipped or repeated
     value = problem.start
     steps: list[str] = []
-    for index, operand in enumerate(operands):
+    for index, (place, operand) in enumerate(places):
         if index == slip_at:
             writers, weights = zip(*_WRITERS, strict=True)
             (write,) = rng.choices(writers, weights)
@@ -70,8 +71,8 @@ def slipped_steps(rng: random.Random, problem: Problem) -> list[str]:
             if result < 0:
                 return steps
             step, value = equation(value, operand), result
-        steps.append(step)
-    answer = slip_number(rng, value) if slip_at == len(operands) else value
+        steps.append(lettered(place if by_place else index, step))
+    answer = slip_number(rng, value) if slip_at == len(places) else value
     return [*steps, boxed(answer)]
 
 

@@ -16,12 +16,12 @@ from espalier.experiments.demo.recipe.networks import GENERATOR as GENERATOR_FOL
 from espalier.experiments.demo.recipe.networks import TEMPERATURE
 from espalier.experiments.demo.recipe.tokenizer import chat_prompt
 
-_EQUATION = re.compile(r"(\d+)([+-])(\d+)=(\d+)")
+_EQUATION = re.compile(r"(?:\([a-z]\) )?(\d+)([+-])(\d+)=(\d+)")
 _BOXED = re.compile(r"\\boxed\{(\d+)\}")
 
 
 def parse_equation(step: str) -> tuple[int, int, int] | None:
-    """Returns left operand, signed right operand and result of `a+b=c` or `a-b=c`, or None for any other text."""
+    """Returns left operand, signed right operand and result of `(a) 1+2=3` or `3-2=1`, or None for any other text."""
     match = _EQUATION.fullmatch(step.strip())
     if match is None:
         return None
