@@ -6,8 +6,8 @@ from espalier.experiments.demo.problems import MAX_OPERATIONS, MIN_OPERATIONS, T
 from espalier.experiments.demo.templates import HE, ITEMS, SHE, THEMES
 
 DOMAIN = (
-    f"a quantity that changes, one sentence for each of {MIN_OPERATIONS} to {MAX_OPERATIONS} operations, "
-    "as in the demo benchmark"
+    f"a quantity that changes, one sentence for each of {MIN_OPERATIONS} to {MAX_OPERATIONS} operations, lettered (a), "
+    "(b), (c), as in the demo benchmark"
 )
 """In a few words."""
 _LARGEST = max(TRAINING_OPERANDS)
@@ -30,6 +30,7 @@ _OPENINGS, _CHANGES, _QUESTIONS = (
         lambda theme: theme.questions,
     )
 )
+_LETTER = re.compile(r"\(([a-z])\) ")
 _WORDS = {
     word.lower()
     for theme in THEMES
@@ -41,11 +42,15 @@ _WORDS = {
 
 def not_taught(problem: str) -> list[str]:
     """What the generator was never taught of a problem, in words; empty where it was taught to read all of it."""
-    words = dict.fromkeys(re.findall(r"[^\W\d_]+", problem))
+    words = dict.fromkeys(re.findall(r"[^\W\d_]+", _LETTER.sub("", problem)))
     if unknown := [word for word in words if word.lower() not in _WORDS]:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
         return [f"the words {', '.join(unknown[:_SHOWN])}{more}"]
     sentences = [sentence.strip() for sentence in re.findall(r"[^.?!]+[.?!]*", problem) if sentence.strip()]
+    letters = [match[1] if (match := _LETTER.match(sentence)) else "" for sentence in sentences[1:-1]]
+    if letters != [chr(ord("a") + index) for index in range(len(letters))]:
+        return ["changes that are not lettered (a), (b), (c)"]
+    sentences = [_LETTER.sub("", sentence) for sentence in sentences]
     kinds = [_OPENINGS, *[_CHANGES] * (len(sentences) - 2), _QUESTIONS]
     found = [
         f'the sentence "{sentence}" in this place'

@@ -37,9 +37,10 @@ def generator(work_dir: WorkDir = _WORK_DIR, pair: Pair = _HERE, seed: Seed = 0,
     from espalier.experiments.demo.recipe.networks import export_generator
     from espalier.experiments.demo.recipe.train_generator import PHASES, load_language_model, load_tokenizer, train
 
-    train(work_dir, seed, "generator", _with_steps(PHASES["generator"].schedule, steps))
+    for name in ("generator-base", "generator-reading"):
+        train(work_dir, seed, name, _with_steps(PHASES[name].schedule, steps))
     tokenizer = load_tokenizer(work_dir, seed)
-    export_generator(load_language_model(work_dir, tokenizer, "generator"), tokenizer, pair)
+    export_generator(load_language_model(work_dir, tokenizer, "generator-reading"), tokenizer, pair)
 
 
 @app.command()

@@ -73,16 +73,26 @@ class RowMaker:
         self.delimiter = delimiter_id(tokenizer)
         self.end = special_id(tokenizer, END)
         self.pad = special_id(tokenizer, PAD)
+        (self.equals,) = self.encode("=")
 
     def encode(self, text: str) -> list[int]:
         """Returns token ids; nothing is added."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def solution(self, problem: Problem) -> Row:
-        """Returns a language model's row: prompt, reference solution, end of turn; solution tokens are learned."""
+    def solution(self, problem: Problem, learn_results: bool = True) -> Row:
+        """Returns a language model's row: prompt, reference solution, end of turn; solution tokens are learned.
+
+        Without `learn_results`, all of the solution but the digits behind each `=`.
+        """
         prompt = self.encode(chat_prompt(problem.text))
         ids = [*prompt, *self.encode(DELIMITER.join(problem.steps)), self.end]
         labels = [IGNORED] * (len(prompt) - 1) + ids[len(prompt) :] + [IGNORED]
+        if not learn_results:
+            in_result = False
+            for index in range(len(prompt), len(ids) - 1):
+                in_result = (in_result or ids[index] == self.equals) and labels[index] != self.delimiter
+                if in_result:
+                    labels[index] = IGNORED
         return Row(ids, labels)
 
     def drill(self, rng: random.Random, length: int, operand_caps: Sequence[int]) -> Row:
@@ -146,6 +156,7 @@ class Curriculum:
         warm_operands: operand sizes of its first half.
         operands: operand sizes after it.
         prefer_long: whether longer problems are drawn more often.
+        results: share of the solutions that teach the results of their equations too.
     """
 
     warm_share: float = 0.25
@@ -155,6 +166,7 @@ class Curriculum:
     warm_operands: tuple[int, ...] = (50, 100)
     operands: tuple[int, ...] = TRAINING_OPERANDS
     prefer_long: bool = False
+    results: float = 1.0
 
     def drill_share(self, progress: float) -> float:
         """Share of a batch's rows that are drills."""
@@ -175,10 +187,12 @@ class Curriculum:
         return max(drawn, rng.randint(MIN_OPERATIONS, longest)) if self.prefer_long else drawn
 
 
-READING_CURRICULUM = Curriculum(warm_drills=0.5, drills=0.3)
-"""The generator's: more reading, less arithmetic."""
 BASE_CURRICULUM = Curriculum()
 """Short problems and small numbers first, then all lengths and sizes."""
+GENERATOR_CURRICULUM = Curriculum(warm_drills=0.5, drills=0.3)
+"""The same with fewer drills."""
+READING_CURRICULUM = Curriculum(warm_share=0.0, drills=0.03, prefer_long=True, results=0.25)
+"""Reading and writing down, and little arithmetic: most solutions do not teach their results."""
 LONG_CURRICULUM = Curriculum(warm_share=0.0, drills=0.35, prefer_long=True)
 """More of the same, longer problems first of all."""
 
@@ -189,7 +203,8 @@ def generator_batch(maker: RowMaker, rng: random.Random, tokens: int, progress: 
     operations = plan.draw_operations(rng, progress)
 
     def solution() -> Row:
-        return maker.solution(make_problem(rng, training_difficulty(rng, operations, caps)))
+        problem = make_problem(rng, training_difficulty(rng, operations, caps))
+        return maker.solution(problem, learn_results=plan.results == 1 or rng.random() < plan.results)
 
     problems = [solution()]
     count = max(2, tokens // len(problems[0].ids))

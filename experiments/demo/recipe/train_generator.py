@@ -1,7 +1,7 @@
 """Stages `generator` and `trunk`: teach language models to read running quantities and to calculate.
 
-The generator is small and taught to read more than to calculate, so that it slips in the arithmetic. What the verifier
-grows on is larger and taught both for longer.
+The generator is small and in the end taught to read more than to calculate, so that it slips in the arithmetic. What
+the verifier grows on is larger and taught both for longer.
 """
 
 import random
@@ -13,6 +13,7 @@ from transformers import Qwen2ForCausalLM
 
 from espalier.experiments.demo.recipe.batches import (
     BASE_CURRICULUM,
+    GENERATOR_CURRICULUM,
     LONG_CURRICULUM,
     READING_CURRICULUM,
     Batch,
@@ -50,7 +51,16 @@ class Phase:
 
 
 PHASES = {
-    "generator": Phase(GENERATOR_LAYERS, READING_CURRICULUM, Schedule(steps=2200, trunk=GENERATOR_LAYERS), "generator"),
+    "generator-base": Phase(
+        GENERATOR_LAYERS, GENERATOR_CURRICULUM, Schedule(steps=1000, trunk=GENERATOR_LAYERS), "generator"
+    ),
+    "generator-reading": Phase(
+        GENERATOR_LAYERS,
+        READING_CURRICULUM,
+        Schedule(steps=1000, trunk_lr=0.012, other_lr=1.2e-3, decay_share=0.9, warmup=20, trunk=GENERATOR_LAYERS),
+        "generator-reading",
+        "generator-base",
+    ),
     "trunk-base": Phase(TRUNK_LAYERS, BASE_CURRICULUM, Schedule(steps=1050), "generator"),
     "trunk-long": Phase(
         TRUNK_LAYERS,
@@ -60,7 +70,7 @@ PHASES = {
         "trunk-base",
     ),
 }
-"""By the names of their checkpoints; the trunk's two in order."""
+"""By the names of their checkpoints; two of each model, in order."""
 
 
 def load_tokenizer(work_dir: Path, seed: int) -> Tokenizer:
