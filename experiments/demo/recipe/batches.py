@@ -191,7 +191,7 @@ BASE_CURRICULUM = Curriculum()
 """Short problems and small numbers first, then all lengths and sizes."""
 GENERATOR_CURRICULUM = Curriculum(warm_drills=0.5, drills=0.3)
 """The same with fewer drills."""
-READING_CURRICULUM = Curriculum(warm_share=0.0, drills=0.03, prefer_long=True, results=0.25)
+READING_CURRICULUM = Curriculum(warm_share=0.0, drills=0.03, prefer_long=True, results=0.16)
 """Reading and writing down, and little arithmetic: most solutions do not teach their results."""
 LONG_CURRICULUM = Curriculum(warm_share=0.0, drills=0.35, prefer_long=True)
 """More of the same, longer problems first of all."""
