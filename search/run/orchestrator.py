@@ -100,6 +100,9 @@ class Orchestrator:
         self._searches: dict[str, RunningSearch] = {}  # all that are not over, in order of arrival
         self._arrivals = itertools.count()
         self._queue: list[RunningSearch] = []  # of these, who waits; the next one first
+        self._growing: list[RunningSearch] = []  # of these, who has a reservation
+        self._ended: list[RunningSearch] = []
+        self._next_due = math.inf  # the earliest time at which one of them has to be stopped
         self._voted: SimpleQueue[tuple[RunningSearch, Future[VoteResult]]] = SimpleQueue()
         self._vote_threads = ThreadPoolExecutor(_VOTE_THREADS, "espalier-vote")
 
@@ -111,7 +114,7 @@ class Orchestrator:
     @property
     def running(self) -> int:
         """Searches that grow."""
-        return len(self._growing())
+        return len(self._growing)
 
     @property
     def voting(self) -> int:
@@ -180,6 +183,7 @@ class Orchestrator:
         search = RunningSearch(resolved, self.engine, *models, on_event or _ignore, self._clock)
         search.arrival = next(self._arrivals)
         self._searches[search.search_id] = search
+        self._next_due = min(self._next_due, search.deadline)
         self._enqueue(search)
         return search.search_id
 
@@ -187,6 +191,7 @@ class Orchestrator:
         """End a search at the next step with what it has; ended and unknown ids are ignored."""
         if search := self._searches.get(search_id):
             search.cancelled = True
+            self._next_due = -math.inf
 
     def drop(self, search_ids: Iterable[str]) -> None:
         """End searches at once: each hears of its end as when it is cancelled, and no `step` returns it any more."""
@@ -211,10 +216,8 @@ class Orchestrator:
                 search = self._searches[str(done.work.owner)]
                 self._work_on(search, search.handle, done)
             self._take_votes()
-        ended = [search.result for search in self._searches.values() if search.result is not None]
-        for result in ended:
-            del self._searches[result.search_id]
-        return ended
+        ended, self._ended = self._ended, []
+        return [s.result for s in ended if s.result is not None and self._searches.pop(s.search_id, None)]
 
     def close(self) -> None:
         """Cancel every search and release everything; what is submitted later starts afresh."""
@@ -222,6 +225,7 @@ class Orchestrator:
             self.drop(list(self._searches))
         finally:
             self._searches.clear()
+            self._ended.clear()
             self._close_votes()
 
     # ---- one search
@@ -252,13 +256,22 @@ class Orchestrator:
         except Exception as error:
             search.fail(error)
             self._give_back(search)
+        if search.result is not None:
+            self._ended.append(search)
+        else:
+            self._next_due = min(self._next_due, search.deadline, search.vote_deadline)
 
     def _stop_cancelled_and_late(self) -> None:
         now = self._clock()
-        for search in [s for s in self._searches.values() if s.cancelled or now >= min(s.deadline, s.vote_deadline)]:
-            reason = StopReason.DEADLINE if now >= search.deadline else None
-            if search.result is None:
+        if now < self._next_due:
+            return
+        self._next_due = math.inf
+        for search in [search for search in self._searches.values() if search.result is None]:
+            if search.cancelled or now >= min(search.deadline, search.vote_deadline):
+                reason = StopReason.DEADLINE if now >= search.deadline else None
                 self._work_on(search, search.stop, StopReason.CANCELLED if search.cancelled else reason)
+            else:
+                self._next_due = min(self._next_due, search.deadline, search.vote_deadline)
 
     def _end_growth(self, search: RunningSearch) -> None:
         """Take back what a search that has grown holds, and begin its vote."""
@@ -274,9 +287,14 @@ class Orchestrator:
         if search.suspended:  # what it waited for came as it was suspended
             search.suspended = False
             self.engine.call_back(search.search_id)
+        self._release(search)
+
+    def _release(self, search: RunningSearch) -> None:
+        """Give back what was set aside for a search, which grows no longer."""
         if search.reservation:
             self.engine.admission.release(search.reservation)
             search.reservation = None
+            self._growing.remove(search)
 
     # ---- votes
 
@@ -292,7 +310,7 @@ class Orchestrator:
 
     def _take_votes(self) -> None:
         """End the searches whose votes are counted; wait for one, briefly, where nothing else is to be done."""
-        idle = bool(self._searches) and all(search.voting for search in self._searches.values())
+        idle = not (self._growing or self._queue or self._ended) and bool(self._searches)
         while True:
             try:
                 search, future = self._voted.get(block=idle, timeout=_REST_SECONDS)
@@ -315,9 +333,6 @@ class Orchestrator:
 
     # ---- the queue
 
-    def _growing(self) -> list[RunningSearch]:
-        return [search for search in self._searches.values() if search.reservation]
-
     def _enqueue(self, search: RunningSearch) -> None:
         """Put a search behind all of a larger priority, and those of its own that came before it."""
         bisect.insort(self._queue, search, key=lambda other: (-other.priority, other.arrival))
@@ -334,9 +349,9 @@ class Orchestrator:
 
     def _reserve(self, search: RunningSearch) -> bool:
         """Set memory aside for a search, taken from those of a smaller priority if need be, the last one first."""
-        growing, admission = self._growing(), self.engine.admission
-        blocks, places = search.resolved.blocks, self._max_running - len(growing)
-        behind = [other for other in growing if other.priority < search.priority]
+        admission = self.engine.admission
+        blocks, places = search.resolved.blocks, self._max_running - len(self._growing)
+        behind = [other for other in self._growing if other.priority < search.priority]
         given = [other.reservation for other in behind if other.reservation]
         if behind and (places + len(behind) < 1 or not admission.would_fit(blocks, given)):
             behind = []  # it is of no use that they give way
@@ -344,6 +359,8 @@ class Orchestrator:
         while True:
             if places > 0:
                 search.reservation = admission.try_reserve(blocks, search.search_id, search.priority)
+            if search.reservation:
+                self._growing.append(search)
             if search.reservation or not behind:
                 return search.reservation is not None
             self._suspend(behind.pop())
@@ -353,8 +370,8 @@ class Orchestrator:
         """Put a search that grows back into the queue, without any memory."""
         self._work_on(search, self.engine.set_aside, search.search_id)
         if search.reservation:  # else a fault has ended it
-            self.engine.admission.release(search.reservation)
-            search.reservation, search.suspended = None, True
+            self._release(search)
+            search.suspended = True
             self._enqueue(search)
 
     # ---- what a request comes to
