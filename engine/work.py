@@ -114,6 +114,7 @@ class Score:
         read_at: indices into `token_ids`, ascending.
         targets: for each read, the token that the head is asked about; empty for a head that takes none.
         tag: as in `Generate`.
+        head: which of the model's heads to read; empty for its own, see `Model`.
     """
 
     owner: Hashable
@@ -122,6 +123,7 @@ class Score:
     read_at: tuple[int, ...]
     targets: tuple[int, ...] = ()
     tag: Any = None
+    head: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
