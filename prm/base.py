@@ -77,8 +77,8 @@ class PrmFamily(ABC):
     Attributes:
         info: what the family is.
         model: decoder, tokenizer and the head, whose values `score` reduces.
-        mark_tokens: most tokens that a step takes beside its own text, those of its tail included.
-        tail_tokens: most tokens of a reading's tail.
+        max_special_tokens: most tokens that a step takes beside its own text, those of its tail included.
+        max_probe_tokens: most tokens of a reading's tail.
         rounding: by how much the sums that `score` makes of a path's steps and of a whole path may differ.
     """
 

@@ -41,7 +41,7 @@ SPELLING = "spelling"
 
 
 class GroupingName(StrEnum):
-    """What may tell equal answers from different ones in a vote; see `grouping`."""
+    """What may tell equal answers from different ones in a vote; see `RuntimeSettings.grouping`."""
 
     MATH_VERIFY = "math-verify"
     SPELLING = SPELLING

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval
@@ -175,4 +176,8 @@ def _field(name: str, annotation: Any, default: Any) -> Field:
     of_type = {type(item): item for item in metadata}
     optional = type(None) in options
     (kind,) = [k for k in options if k is not type(None)] if optional else [kind]
+    if of_type.get(Option) and not (
+        kind in _KINDS or kind is Path or (isinstance(kind, type) and issubclass(kind, StrEnum))
+    ):
+        raise TypeError(f"{name} is {kind}; an option is {', '.join(k.__name__ for k in _KINDS)}, a Path or a StrEnum")
     return Field(name, kind, optional, default, of_type.get(Interval), of_type.get(Option))

@@ -26,10 +26,10 @@ from espalier.kernels.cpu.linear import (
     PANEL,
     ROWS,
     multiply_part,
+    output_buffer,
     pack,
     panels_of,
     parts_of,
-    product,
     room_for_weights,
     stored_rows,
     unit,
@@ -441,9 +441,9 @@ class CpuLayers:
         wide = s.num_heads * s.head_dim
         mixed = np.empty(rows * wide, np.float32)
         buffers = _Buffers(
-            hidden=product(rows, stride),
+            hidden=output_buffer(rows, stride),
             normed=stored_rows(rows, width),
-            qkv=product(rows, qkv_stride),
+            qkv=output_buffer(rows, qkv_stride),
             mixed=mixed,
             attended=stored_rows(rows, wide) if PACKS else mixed,
             gated=stored_rows(rows, inner),

@@ -59,11 +59,11 @@ def entries() -> tuple[Entry, ...]:
     """Every family that comes with Espalier, in the order they are asked in."""
     return (
         Entry(qwen_math.INFO, qwen_math.evidence, qwen_math.load),
-        _adapted("reasonflux-prm"),
-        _adapted("skywork-o1-open-prm"),
+        _bundled_spec("reasonflux-prm"),
+        _bundled_spec("skywork-o1-open-prm"),
         Entry(rlhflow.INFO, _by_flag_only, rlhflow.load),
-        _adapted("versaprm"),
-        _adapted("math-shepherd"),
+        _bundled_spec("versaprm"),
+        _bundled_spec("math-shepherd"),
         Entry(token_classifier.INFO, token_classifier.evidence, token_classifier.load),
         Entry(token_classifier.PURE_INFO, _by_flag_only, token_classifier.load_pure),
         Entry(outcome.INFO, outcome.evidence, outcome.load),
@@ -83,7 +83,7 @@ def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool 
 
     Raises:
         CheckpointError: when no family fits or the class alone does not tell, listing what to choose from.
-        AdapterError: for a spec file that is wrong.
+        FamilySpecError: for a spec file that is wrong.
     """
     if family is not None:
         return _named(family)
@@ -164,7 +164,7 @@ def _entry(name: str) -> Entry:
     raise CheckpointError(f"--verifier-family {name!r} is none of {known}, and no spec file ending in .toml")
 
 
-def _adapted(name: str) -> Entry:
+def _bundled_spec(name: str) -> Entry:
     return _from_spec(read_spec(Path(__file__).with_name(f"{name}.toml")))
 
 

@@ -48,7 +48,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from espalier.engine.errors import AdapterError
+from espalier.engine.errors import FamilySpecError
 
 _PLACEHOLDERS = {"prompt.text": {"problem"}, "step.text": {"step", "number"}}
 _EXPECTED = {
@@ -137,23 +137,23 @@ def read_spec(file: Path) -> FamilySpec:
     """Read a spec file.
 
     Raises:
-        AdapterError: naming the file and the key, when it cannot be read, has an unknown key, or a value it cannot
+        FamilySpecError: naming the file and the key, when it cannot be read, has an unknown key, or a value it cannot
             have.
     """
     try:
         text = file.read_text(encoding="utf-8")
         raw = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise AdapterError(f"cannot read {file}: {error}") from error
+        raise FamilySpecError(f"cannot read {file}: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise AdapterError(f"{file} is not valid TOML: {error}") from error
+        raise FamilySpecError(f"{file} is not valid TOML: {error}") from error
     raw = {"step": {}} | raw | {"file": file, "digest": hashlib.sha256(text.encode()).hexdigest()[:16]}
     try:
         spec = FamilySpec.model_validate(raw)
     except ValidationError as error:
-        raise AdapterError(f"{file}: {_wrong(error.errors()[0])}") from None
+        raise FamilySpecError(f"{file}: {_wrong(error.errors()[0])}") from None
     if wrong := _senseless(spec):
-        raise AdapterError(f"{file}: {wrong}")
+        raise FamilySpecError(f"{file}: {wrong}")
     return spec
 
 

@@ -6,7 +6,7 @@ complete path has. It is a function of its request, its root and the nodes it wa
 order within `tell`, of a clock, or of randomness other than `algorithms.draws`.
 
 `kept` says what stays alive. After each `tell` the sequences of every other node are released, for good, and nodes that
-nothing was sampled from are marked as pruned (`algorithms.pruning`). What is not kept cannot be asked for again.
+nothing was sampled from are marked as pruned (`search.tree.prune`). What is not kept cannot be asked for again.
 """
 
 from collections.abc import Sequence

@@ -210,10 +210,10 @@ class TreeExpander:
         node.termination = self._termination(node, done.cause, expansion)
         if not state.to_end:
             self.outstanding -= count - 1
-            # Only alike ends merge: the same text may be a complete answer here and cut off there.
+            # Siblings merge when they ended in the same way too: the same text may be a complete answer or cut off.
             alike = parent, node.text, node.termination
-            if self._request.merge_duplicates and (duplicate := self._siblings.setdefault(alike, node)) is not node:
-                self._merge(node, duplicate)
+            if self._request.merge_duplicates and (kept := self._siblings.setdefault(alike, node)) is not node:
+                self._merge(node, kept)
                 return
         elif node.termination is None:
             self._generate(node, count, expansion.to_end, expansion.greedy, expansion.round_root, in_place=count == 1)
@@ -237,24 +237,24 @@ class TreeExpander:
             self._engine.release(state.verifier)
             state.verifier = None
 
-    def _merge(self, node: Node, duplicate: Node) -> None:
-        """Count a sibling with the same text and end on the one that is there already.
+    def _merge(self, duplicate: Node, kept: Node) -> None:
+        """Let `kept` stand for a sibling with the same text and end that was finished after it.
 
-        The one that stays takes the lower path of the two and what was sampled there, so that what grows from it does
-        not depend on which of them was finished first.
+        `kept` takes the lower path of the two and what was sampled there, so that what grows from it does not depend on
+        which of them was finished first.
         """
-        if node.path < duplicate.path:
-            one, other = self._states[node], self._states[duplicate]
+        if duplicate.path < kept.path:
+            one, other = self._states[duplicate], self._states[kept]
             one.generator, other.generator = other.generator, one.generator
             for name in ("path", "num_tokens", "own_tokens", "log_probability"):
-                mine, theirs = getattr(node, name), getattr(duplicate, name)
-                setattr(node, name, theirs)
-                setattr(duplicate, name, mine)
-        duplicate.draws = tuple(sorted((*duplicate.draws, *node.draws)))
-        node.termination = Termination.DUPLICATE
-        duplicate.multiplicity += node.multiplicity
+                mine, theirs = getattr(duplicate, name), getattr(kept, name)
+                setattr(duplicate, name, theirs)
+                setattr(kept, name, mine)
+        kept.draws = tuple(sorted((*kept.draws, *duplicate.draws)))
+        duplicate.termination = Termination.DUPLICATE
+        kept.multiplicity += duplicate.multiplicity
         self._meter.duplicates += 1
-        self._release(node)
+        self._release(duplicate)
         self.outstanding -= 1
 
     def _termination(self, node: Node, cause: StopCause, expansion: PendingExpansion) -> Termination | None:

@@ -44,7 +44,7 @@ class PathLimits:
         prompt_tokens: tokens before the first step.
         path_tokens: most tokens of one path after the prompt.
         step_tokens: most tokens of one step.
-        tail_tokens: most tokens that are fed after a step and given up again.
+        max_probe_tokens: most tokens that are fed after a step and given up again.
         rationales: how a path is scored by rationales of its whole text, which `path_tokens` count too; None where the
             tokens of its steps are read.
     """

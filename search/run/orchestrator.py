@@ -286,7 +286,7 @@ class Orchestrator:
             self._queue.remove(search)
         if search.suspended:  # what it waited for came as it was suspended
             search.suspended = False
-            self.engine.call_back(search.search_id)
+            self.engine.resume_owner(search.search_id)
         self._release(search)
 
     def _release(self, search: RunningSearch) -> None:
@@ -343,7 +343,7 @@ class Orchestrator:
             self._queue.remove(search)
             if search.suspended:
                 search.suspended = False
-                self._work_on(search, self.engine.call_back, search.search_id)
+                self._work_on(search, self.engine.resume_owner, search.search_id)
             else:
                 self._work_on(search, search.start)
 
@@ -368,7 +368,7 @@ class Orchestrator:
 
     def _suspend(self, search: RunningSearch) -> None:
         """Put a search that grows back into the queue, without any memory."""
-        self._work_on(search, self.engine.set_aside, search.search_id)
+        self._work_on(search, self.engine.suspend, search.search_id)
         if search.reservation:  # else a fault has ended it
             self._release(search)
             search.suspended = True

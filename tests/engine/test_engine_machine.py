@@ -229,8 +229,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(OWNERS))
     def preempt(self, owner: str) -> None:
         self.count()
-        self.engine.set_aside(owner)
-        self.engine.call_back(owner)
+        self.engine.suspend(owner)
+        self.engine.resume_owner(owner)
         for scheduler in self.engine.schedulers.values():
             assert scheduler.table.blocks_of(owner) == 0
 

@@ -11,7 +11,7 @@ from paths import STEPS, begin, score_path
 from tiny_models import edit_json
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import AdapterError, CheckpointError
+from espalier.engine.errors import CheckpointError, FamilySpecError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.experiments.bench.prm_table import MARKERS, family_table
 from espalier.prm import families
@@ -259,17 +259,17 @@ def test_a_wrong_adapter_file_is_refused_naming_the_file_and_the_key(
     changes: dict[str, str | None], problem: str, adapter_file: Callable[..., Path]
 ):
     file = adapter_file(changes)
-    with pytest.raises(AdapterError, match=problem) as error:
+    with pytest.raises(FamilySpecError, match=problem) as error:
         read_spec(file)
     assert str(file) in str(error.value)
 
 
 def test_an_adapter_file_that_is_no_toml_or_is_not_there_is_refused(tmp_path: Path, family_folders: dict[str, Path]):
     file = tmp_path / "mine.toml"
-    with pytest.raises(AdapterError, match=f"cannot read {file}"):
+    with pytest.raises(FamilySpecError, match=f"cannot read {file}"):
         chosen(family_folders["qwen2.5-math-prm"], str(file))
     file.write_text("name = ")
-    with pytest.raises(AdapterError, match="not valid TOML"):
+    with pytest.raises(FamilySpecError, match="not valid TOML"):
         read_spec(file)
 
 
