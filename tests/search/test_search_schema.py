@@ -94,7 +94,7 @@ def test_a_kind_of_option_that_no_command_line_could_read_is_refused_at_once():
     class Listed:
         words: Annotated[tuple[str, ...], Option("Some words.")] = ()
 
-    with pytest.raises(TypeError, match="words is .*; an option is int, float, bool, str, a Path or a StrEnum"):
+    with pytest.raises(TypeError, match=r"words is .*; an option is int, float, bool, str, a Path or a StrEnum"):
         declared(Listed)
 
 
