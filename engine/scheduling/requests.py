@@ -50,7 +50,7 @@ class RunningRequest:
         start: length of the sequence before the first sampled token.
         shared: sampled tokens that were computed before it diverged from another branch.
         extra_tokens: tokens computed for it besides the sampled ones: its parent's pending tokens, and tokens computed
-            again after its KV was evicted.
+            again after a preemption freed its KV.
     """
 
     work: Generate

@@ -27,7 +27,7 @@ DEAD = "the engine has stopped, and the server with it; it needs a restart"
 STOPPING = "the server is shutting down"
 
 
-class Orchestrator(Protocol):
+class OrchestratorLike(Protocol):
     """What the service needs of the orchestrator; all of it is called on one thread."""
 
     @property
@@ -93,10 +93,10 @@ class EngineThread:
         closed: done when the orchestrator is closed and the thread ends: True where all went in order.
     """
 
-    def __init__(self, load: Callable[[], Orchestrator], max_searches: int, event_capacity: int) -> None:
+    def __init__(self, load: Callable[[], OrchestratorLike], max_searches: int, event_capacity: int) -> None:
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._commands: queue.Queue[Callable[[Orchestrator], None]] = queue.Queue(6 * max_searches + 1)
+        self._commands: queue.Queue[Callable[[OrchestratorLike], None]] = queue.Queue(6 * max_searches + 1)
         self._event_capacity = event_capacity
         self._live: set[Search] = set()
         self._stop_asked = False  # the event loop's
@@ -217,14 +217,14 @@ class EngineThread:
         self._post(self._set_over)
         return clean & _survives(orchestrator.close, "the orchestrator could not be closed")
 
-    def _serve(self, orchestrator: Orchestrator) -> None:
+    def _serve(self, orchestrator: OrchestratorLike) -> None:
         self._post(self.loaded.set_result, None)
         while self._running:
             self._run_commands(orchestrator, wait=not orchestrator.busy)
             if self._running and orchestrator.busy:
                 orchestrator.step()
 
-    def _run_commands(self, orchestrator: Orchestrator, wait: bool) -> None:
+    def _run_commands(self, orchestrator: OrchestratorLike, wait: bool) -> None:
         try:
             while True:
                 self._commands.get(block=wait)(orchestrator)
@@ -232,7 +232,7 @@ class EngineThread:
         except queue.Empty:
             return
 
-    def _submit(self, orchestrator: Orchestrator, search: Search, progress: bool, options: SubmitOptions) -> None:
+    def _submit(self, orchestrator: OrchestratorLike, search: Search, progress: bool, options: SubmitOptions) -> None:
         def on_event(event: Event) -> None:
             if progress or isinstance(event, Finished):
                 self._post(search.deliver, event)
@@ -242,11 +242,11 @@ class EngineThread:
         except Exception as error:  # this search's failure, not the engine's; `errors` decides what the client sees
             self._post(search.fail, error)
 
-    def _cancel(self, orchestrator: Orchestrator, search: Search) -> None:
+    def _cancel(self, orchestrator: OrchestratorLike, search: Search) -> None:
         if search.search_id is not None:
             orchestrator.cancel(search.search_id)
 
-    def _leave(self, orchestrator: Orchestrator) -> None:
+    def _leave(self, orchestrator: OrchestratorLike) -> None:
         self._running = False
 
 

@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from espalier.engine.errors import EspalierError
-from espalier.search.service.engine_thread import EngineThread, Orchestrator
+from espalier.search.service.engine_thread import EngineThread, OrchestratorLike
 from espalier.search.service.errors import ErrorInterceptor
 from espalier.search.service.servicer import SolveServicer
 from espalier.search.service.settings import ServerSettings
@@ -37,7 +37,7 @@ class Server:
     Health says NOT_SERVING until the orchestrator is loaded, once the engine has died, and from the start of `drain`.
     """
 
-    def __init__(self, load: Callable[[], Orchestrator], settings: ServerSettings) -> None:
+    def __init__(self, load: Callable[[], OrchestratorLike], settings: ServerSettings) -> None:
         self._settings = settings
         self.engine = EngineThread(load, settings.max_searches, settings.event_buffer)
         self._servicer = SolveServicer(self.engine, settings)
@@ -117,7 +117,7 @@ class Server:
 
 
 def serve(
-    load: Callable[[], Orchestrator], settings: ServerSettings, ready: Callable[[str], None] | None = None
+    load: Callable[[], OrchestratorLike], settings: ServerSettings, ready: Callable[[str], None] | None = None
 ) -> int:
     """Serve until SIGTERM or SIGINT, or until the engine dies; call it on the main thread.
 
@@ -140,7 +140,7 @@ def serve(
 
 
 async def _serve(
-    load: Callable[[], Orchestrator], settings: ServerSettings, ready: Callable[[str], None] | None
+    load: Callable[[], OrchestratorLike], settings: ServerSettings, ready: Callable[[str], None] | None
 ) -> int:
     stopping = asyncio.Event()
     _stop_on_signals(stopping)

@@ -9,7 +9,7 @@ from typing import Any
 
 from espalier.search.request import SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StopReason
-from espalier.search.service.admission import Admission
+from espalier.search.service.call_queue import CallQueue
 from espalier.search.service.callers import Salts, caller_of
 from espalier.search.service.convert import checked_request, event_to_wire, fit_event, fit_result, result_to_wire
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
@@ -29,9 +29,9 @@ class SolveServicer(SearchServiceServicer):
     """
 
     def __init__(self, engine: EngineThread, settings: ServerSettings) -> None:
-        self._engine = engine
+        self._engine_thread = engine
         self._settings = settings
-        self._admission = Admission(settings.max_searches, settings.max_queue, settings.queue_seconds)
+        self._call_queue = CallQueue(settings.max_searches, settings.max_queue, settings.queue_seconds)
         self._salts = Salts()
         self._calls = 0
         self._draining = False
@@ -77,7 +77,7 @@ class SolveServicer(SearchServiceServicer):
             finally:
                 # Also reached when the client cancels, vanishes or runs out of time. The search keeps its slot until
                 # the orchestrator has ended it, so that slots tell the truth about what the engine holds.
-                self._engine.cancel(search)
+                self._engine_thread.cancel(search)
         finally:
             self._calls -= 1
             if self._calls == 0:
@@ -86,13 +86,13 @@ class SolveServicer(SearchServiceServicer):
     async def _start(self, message: pb.SolveProblemRequest, salt: bytes, progress: bool) -> Search:
         if self._draining:
             raise NotReadyError(STOPPING)
-        self._engine.require_ready()
+        self._engine_thread.require_ready()
         request = checked_request(message)
-        waited = await self._admission.acquire(message.priority, request.time_limit)
+        waited = await self._call_queue.acquire(message.priority, request.time_limit)
         options = SubmitOptions(message.priority, salt, waited)
-        give_back = partial(self._admission.release, message.priority)
+        give_back = partial(self._call_queue.release, message.priority)
         try:
-            return self._engine.submit(request, give_back, progress, options)
+            return self._engine_thread.submit(request, give_back, progress, options)
         except BaseException:
             give_back()
             raise

@@ -9,7 +9,7 @@ from collections import Counter
 from espalier.search.service.errors import BusyError
 
 
-class Admission:
+class CallQueue:
     """A bounded queue in front of a fixed number of slots: by priority, and of equals who came first.
 
     Who goes before somebody who holds a slot does not wait for them: it is let in as if they were not there, and the
