@@ -36,15 +36,15 @@ class Aggregation(StrEnum):
     MEAN = "mean"
 
 
-SPELLING = "spelling"
+EXACT_MATCH = "exact-match"
 """Name of what tells answers apart where their canonical spellings do."""
 
 
-class GroupingName(StrEnum):
+class AnswerEquivalence(StrEnum):
     """What may tell equal answers from different ones in a vote; see `grouping`."""
 
     MATH_VERIFY = "math-verify"
-    SPELLING = SPELLING
+    EXACT_MATCH = EXACT_MATCH
 
 
 class Vote(StrEnum):

@@ -136,7 +136,7 @@ class SearchResult:
 
     `answer` is empty when no path gave one; that is an outcome, not an error. `configuration` is the request with every
     default filled in, `digests` the sha256 digests of both models' files. `grader` is what told equal answers from
-    different ones in the vote: "math-verify" and its version, or "spelling" where no more was needed, wanted, or
+    different ones in the vote: "math-verify" and its version, or "exact-match" where no more was needed, wanted, or
     possible in time. `rounds` are what the algorithm asked for and was told; see `trace`. They stay where the search
     ran. `error` says why it failed, where it did.
     """
@@ -156,7 +156,7 @@ class SearchResult:
     error: str = ""
 
     @property
-    def elected_path(self) -> set[int]:
+    def selected_path(self) -> set[int]:
         """Ids of the nodes on the best candidate's path, the root included; empty without one."""
         parents = {node.node_id: node.parent_id for node in self.nodes}
         node_id = self.best.node_id if self.best else None

@@ -8,7 +8,7 @@ A trace is one JSON object; this is version 1.
     configuration   the request with every default filled in
     digests         sha256 of each model's files, by role
     stop_reason     finished, budget, deadline, cancelled or failed
-    answer, score   the elected ones; an empty answer and null where there is none
+    answer, score   of the selected path; an empty answer and null where there is none
     grader          what told equal answers from different ones in the vote, with its version
     usage      what it cost; see `Usage`
     nodes           every node as it ended, the root first: node_id, parent_id, path, text, score, termination,

@@ -12,7 +12,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
 from espalier.engine.models.options import LoadFormat, Quantization
-from espalier.search.request import GroupingName
+from espalier.search.request import AnswerEquivalence
 from espalier.search.schema import Option, parse_size, violations
 
 if TYPE_CHECKING:
@@ -108,10 +108,10 @@ class RuntimeSettings:
         Option("Generator's system message; default: the checkpoint's own, else one that asks for steps."),
     ] = None
     threads: Annotated[int | None, Interval(ge=1), Option("CPU threads; default: all cores.")] = None
-    grouping: Annotated[
-        GroupingName,
+    answer_equivalence: Annotated[
+        AnswerEquivalence,
         Option("What tells equal answers from others in the vote; math-verify also finds 2\\sqrt{2} in \\sqrt{8}."),
-    ] = GroupingName.MATH_VERIFY
+    ] = AnswerEquivalence.MATH_VERIFY
     grader_memory: Annotated[
         int,
         Interval(ge=64 * 2**20),  # below some 16 MiB sympy cannot even read an answer, and all would count as different
@@ -193,7 +193,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
     generator = Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
     verifier = Verifier(engine, family, settings.verify_incremental) if family else None
-    equivalence = make_equivalence(settings.grouping, settings.grader_memory)
+    equivalence = make_equivalence(settings.answer_equivalence, settings.grader_memory)
     return Orchestrator(engine, generator, verifier, max_running=settings.max_running, equivalence=equivalence)
 
 

@@ -71,9 +71,9 @@ def verifier_limits(
     generator's vocabulary that is about as many tokens as were sampled; in another one, allow twice as many. A step
     that still does not fit is cut off the search.
     """
-    percent, marks = (125, 4 + max_special_tokens) if same_vocabulary else (200, 8 + max_special_tokens)
-    path = generator.path_tokens * percent // 100 + marks * max_steps
-    step = generator.step_tokens * percent // 100 + marks
+    percent, extra = (125, 4 + max_special_tokens) if same_vocabulary else (200, 8 + max_special_tokens)
+    path = generator.path_tokens * percent // 100 + extra * max_steps
+    step = generator.step_tokens * percent // 100 + extra
     return PathLimits(prompt_tokens, min(path, context - prompt_tokens), step, max_probe_tokens)
 
 

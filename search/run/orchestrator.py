@@ -26,7 +26,7 @@ from espalier.search.algorithms import (
     needs_verifier,
     with_defaults,
 )
-from espalier.search.request import SPELLING, USUAL, AlgorithmName, SearchRequest, SubmitOptions, Vote, validate
+from espalier.search.request import EXACT_MATCH, USUAL, AlgorithmName, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import Event, SearchResult, StopReason
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import (
@@ -134,8 +134,9 @@ class Orchestrator:
         dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
         if self._verifier:
             digests["verifier_family"] = self._verifier.family.identity
-        prompt, grouping = self._generator.system_prompt, self._equivalence.name if self._equivalence else SPELLING
-        return digests | {"dtype": dtype, "device": device, "system_prompt": prompt, "grouping": grouping}
+        prompt = self._generator.system_prompt
+        equivalence = self._equivalence.name if self._equivalence else EXACT_MATCH
+        return digests | {"dtype": dtype, "device": device, "system_prompt": prompt, "answer_equivalence": equivalence}
 
     def effective(self, request: SearchRequest) -> SearchRequest:
         """The request with every default filled in: the algorithm's, the checkpoint's, and what a context holds.
@@ -394,8 +395,8 @@ class Orchestrator:
         family.model.require_embedded(VERIFIER, ids)
         prompt = len(ids)
         require_room(family, prompt)
-        marks = family.max_special_tokens, family.max_probe_tokens
-        limits = verifier_limits(generator, prompt, context, request.max_steps, self._same_vocabulary, *marks)
+        special_tokens = family.max_special_tokens, family.max_probe_tokens
+        limits = verifier_limits(generator, prompt, context, request.max_steps, self._same_vocabulary, *special_tokens)
         if isinstance(family, GenerativeVerifier):
             rationale = RationaleLimits(0, family.settings.chains, family.rationale_tokens)
             return with_rationales(limits, context, family.closing_tokens, rationale)

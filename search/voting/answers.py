@@ -100,7 +100,7 @@ def canonical(answer: str) -> str:
     return read(answer).key
 
 
-def spelled(answer: str) -> str:
+def exact_match_key(answer: str) -> str:
     """`canonical`, and beside it the name and unit, which may make another answer of the same value."""
     reading = read(answer)
     return f"{reading.key} {reading.mark}" if reading.mark else reading.key

@@ -296,11 +296,11 @@ def _parsed(formula: str) -> Any:
     from sympy import Basic, Float, MatrixBase, Rational
 
     # Units are read already: taken off once more, `5m` and `3t` would lose a variable.
-    spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
+    normalization = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
     try:
         found = parse(
             f"${_parseable(formula)}$",
-            [LatexExtractionConfig(normalization_config=spelling)],
+            [LatexExtractionConfig(normalization_config=normalization)],
             # Without limits of its own, whose end is a silent "wrong": the pool's limit kills, and says so.
             parsing_timeout=None,  # pyright: ignore[reportArgumentType]
             raise_on_error=True,

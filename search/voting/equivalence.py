@@ -5,7 +5,7 @@ import os
 from importlib.util import find_spec
 from typing import Protocol
 
-from espalier.search.request import GroupingName
+from espalier.search.request import AnswerEquivalence
 from espalier.search.voting.math_verify import DEFAULT_MEMORY_BYTES, Grader
 
 _MOST_WORKERS = 4  # each imports sympy when the first question comes, and holds some 100 MB
@@ -50,9 +50,9 @@ class MathVerify:
         self._grader.stop()
 
 
-def make_equivalence(name: GroupingName, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Equivalence | None:
+def make_equivalence(name: AnswerEquivalence, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Equivalence | None:
     """The equivalence of that name; None for exact match, and with a warning where math-verify is not installed."""
-    if name is GroupingName.SPELLING:
+    if name is AnswerEquivalence.EXACT_MATCH:
         return None
     if find_spec("math_verify") is None:
         log.warning("math-verify is not installed: answers must match exactly; pip install math-verify")

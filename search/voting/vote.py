@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from espalier.search.request import SPELLING, Vote
+from espalier.search.request import EXACT_MATCH, Vote
 from espalier.search.result import Candidate
-from espalier.search.voting.answers import canonical, is_number, spelled
+from espalier.search.voting.answers import canonical, exact_match_key, is_number
 from espalier.search.voting.equivalence import Equivalence
 from espalier.search.voting.reading import marks_agree, read
 
@@ -16,7 +16,7 @@ class VoteResult(NamedTuple):
     """The candidate whose answer won, None where no candidate has an answer, and what told the answers apart."""
 
     best: Candidate | None
-    grader: str = SPELLING
+    grader: str = EXACT_MATCH
 
 
 def select(
@@ -40,7 +40,7 @@ def select(
         equivalence: tells equal answers from different ones; None for exact match alone. It may be slow.
         given_up: asked between two questions; once it says yes, the vote goes by exact match alone.
     """
-    grader, group_of = SPELLING, dict[str, str]()
+    grader, group_of = EXACT_MATCH, dict[str, str]()
     if equivalence is not None and vote is not Vote.NAIVE and not is_decided(candidates, vote):
         grader, group_of = _equal_answers(candidates, equivalence, given_up)
     answered = [candidate for candidate in candidates if candidate.answer]
@@ -58,7 +58,7 @@ def is_decided(candidates: Sequence[Candidate], vote: Vote) -> bool:
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         if candidate.answer:
-            groups[spelled(candidate.answer)].append(candidate)
+            groups[exact_match_key(candidate.answer)].append(candidate)
     weights = sorted((_weight(group, vote) for group in groups.values()), reverse=True)
     return not weights or weights[0] > math.fsum(weights[1:])
 
@@ -76,13 +76,13 @@ def _equal_answers(
     for candidate in candidates:
         if candidate.answer:
             answers.setdefault(canonical(candidate.answer), candidate.answer)
-    grader, group_of, founders = SPELLING, dict[str, str](), list[str]()
+    grader, group_of, founders = EXACT_MATCH, dict[str, str](), list[str]()
     for key, answer in answers.items():
         for founder in founders:
             if is_number(founder) and is_number(key):
                 continue
             if given_up():
-                return SPELLING, {}
+                return EXACT_MATCH, {}
             grader = equivalence.name
             if equivalence.equal(answers[founder], answer):
                 group_of[key] = founder
