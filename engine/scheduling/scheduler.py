@@ -210,10 +210,10 @@ class Scheduler:
     ) -> list[int]:
         """Add the reads of `count` tokens from position `first` on; returns their rows of the batch, before `end`."""
         first -= item.base
-        reads = [i for i, place in enumerate(work.read_at) if 0 <= place - first < count]
+        reads = [i for i, place in enumerate(work.score_positions) if 0 <= place - first < count]
         output.reads += [item] * len(reads)
         output.read_targets += [work.targets[i] for i in reads if work.targets]
-        return [end - count + work.read_at[i] - first for i in reads]
+        return [end - count + work.score_positions[i] - first for i in reads]
 
     def launched(self, output: SchedulerOutput) -> None:
         """Count a step's tokens as computed, since the next step builds on them."""

@@ -5,8 +5,8 @@ r"""Family specs: a family of process reward models described in TOML, so that o
     architectures = ["Qwen2ForMyPrm"]      model classes in config.json; a * at the start stands for any beginning
     source = "https://…"                   where the format is written down
 
-    [evidence]                             of families that come along: all of it must hold for one to be chosen without
-                                           --verifier-family; a family of causal models has none
+    [detection]                            shipped families only: what a checkpoint must have for the family to be
+                                           detected without --verifier-family; left out for causal models
     tensors = ["score.0.weight"]           tensors the checkpoint has
     rope_theta = 1000000.0                 base of the rotary embedding
 
@@ -48,7 +48,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from espalier.engine.errors import AdapterError
+from espalier.engine.errors import FamilySpecError
 
 _PLACEHOLDERS = {"prompt.text": {"problem"}, "step.text": {"step", "number"}}
 _EXPECTED = {
@@ -66,7 +66,7 @@ class _Table(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class EvidenceTable(_Table):
+class DetectionTable(_Table):
     """What tells the family from a checkpoint."""
 
     tensors: list[str] = []
@@ -124,7 +124,7 @@ class FamilySpec(_Table):
     models: str = ""
     architectures: list[str] = []
     source: str = ""
-    evidence: EvidenceTable = EvidenceTable()
+    detection: DetectionTable = DetectionTable()
     prompt: Prompt = Prompt()
     step: Step
     head: Head = Head()
@@ -137,23 +137,23 @@ def read_spec(file: Path) -> FamilySpec:
     """Read a spec file.
 
     Raises:
-        AdapterError: naming the file and the key, when it cannot be read, has an unknown key, or a value it cannot
+        FamilySpecError: naming the file and the key, when it cannot be read, has an unknown key, or a value it cannot
             have.
     """
     try:
         text = file.read_text(encoding="utf-8")
         raw = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise AdapterError(f"cannot read {file}: {error}") from error
+        raise FamilySpecError(f"cannot read {file}: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise AdapterError(f"{file} is not valid TOML: {error}") from error
+        raise FamilySpecError(f"{file} is not valid TOML: {error}") from error
     raw = {"step": {}} | raw | {"file": file, "digest": hashlib.sha256(text.encode()).hexdigest()[:16]}
     try:
         spec = FamilySpec.model_validate(raw)
     except ValidationError as error:
-        raise AdapterError(f"{file}: {_wrong(error.errors()[0])}") from None
+        raise FamilySpecError(f"{file}: {_wrong(error.errors()[0])}") from None
     if wrong := _senseless(spec):
-        raise AdapterError(f"{file}: {wrong}")
+        raise FamilySpecError(f"{file}: {wrong}")
     return spec
 
 
