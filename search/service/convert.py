@@ -108,7 +108,7 @@ def request_to_wire(
 
 
 def request_from_wire(message: pb.SolveProblemRequest) -> tuple[SearchRequest, list[Violation]]:
-    """Convert a message to a request with defaults for absent fields; unknown enum values are returned as violations."""
+    """Convert a message to a request with defaults for absent fields; returns unknown enum values as violations."""
     violations: list[Violation] = []
     return _from_message(message, violations), violations
 
