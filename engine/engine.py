@@ -420,7 +420,7 @@ def _warn_of_missing_embeddings(role: str, model: Model) -> None:
 
 
 def _require_reads_in_order(work: Score) -> None:
-    reads = work.read_at
+    reads = work.score_positions
     if reads and (reads[0] < 0 or reads[-1] >= len(work.token_ids)):
         raise MisuseError("Score reads outside its own tokens")
     if any(one >= next_ for one, next_ in pairwise(reads)):

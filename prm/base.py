@@ -20,7 +20,7 @@ class FamilyInfo:
         architectures: model classes that `config.json` may name, `*` standing for any beginning.
         head: tensors that turn a hidden state into a number.
         layout: how a problem and its steps become text.
-        read_at: where a step's score is read.
+        score_positions: where a step's score is read.
         score: how what is read becomes a score in [0, 1].
         source: where this is written down.
         incremental: whether a step adds tokens to its parent's; else the path is read anew.
@@ -32,7 +32,7 @@ class FamilyInfo:
     architectures: tuple[str, ...]
     head: str
     layout: str
-    read_at: str
+    score_positions: str
     score: str
     source: str
     incremental: bool = True
@@ -52,7 +52,7 @@ class ScoringInput:
 
     Attributes:
         token_ids: what follows the tokens that the parent's path keeps; with `whole`, all of the path's.
-        read_at: indices into `token_ids`, ascending.
+        score_positions: indices into `token_ids`, ascending.
         tail: how many of the last ids are fed for the reading only, and not kept for the steps that follow; a reading
             with a tail reads within it.
         whole: whether `token_ids` begin where the path does. The text may then be tokenised as one: where the parent's
@@ -61,8 +61,8 @@ class ScoringInput:
     """
 
     token_ids: tuple[int, ...]
-    read_at: tuple[int, ...]
-    tail: int = 0
+    score_positions: tuple[int, ...]
+    num_probe_tokens: int = 0
     whole: bool = False
     targets: tuple[int, ...] = ()
 
@@ -134,13 +134,13 @@ def joined(family: PrmFamily, path: StepPath) -> ScoringInput:
     ids: tuple[int, ...] = tuple(family.prompt_ids(path.problem))
     for end in range(1, len(path.steps)):
         step = family.read(StepPath(path.problem, path.steps[:end]))
-        kept = step.token_ids[: len(step.token_ids) - step.tail]
+        kept = step.token_ids[: len(step.token_ids) - step.num_probe_tokens]
         ids = kept if step.whole else ids + kept
     last = family.read(path)
     if last.whole:
         return last
-    read_at = tuple(len(ids) + i for i in last.read_at)
-    return ScoringInput(ids + last.token_ids, read_at, last.tail, whole=True, targets=last.targets)
+    score_positions = tuple(len(ids) + i for i in last.score_positions)
+    return ScoringInput(ids + last.token_ids, score_positions, last.num_probe_tokens, whole=True, targets=last.targets)
 
 
 def stripped_step(step: str) -> str:
@@ -148,15 +148,15 @@ def stripped_step(step: str) -> str:
     return step.strip("\n")
 
 
-def without_special_tokens(text: str, marks: tuple[str, ...]) -> str:
+def without_special_tokens(text: str, special_tokens: tuple[str, ...]) -> str:
     """`text` with the family's own marks spelt so that they are plain text: `<extra_0>` becomes `<extra 0>`.
 
     A step that itself holds a mark must neither add a place to read nor end a turn.
     """
-    for mark in marks:
-        if mark in text:
-            plain = mark.replace("_", " ") if "_" in mark else f"{mark[0]} {mark[1:]}"
-            text = text.replace(mark, plain)
+    for token in special_tokens:
+        if token in text:
+            plain = token.replace("_", " ") if "_" in token else f"{token[0]} {token[1:]}"
+            text = text.replace(token, plain)
     return text
 
 

@@ -30,7 +30,7 @@ class Check:
         whole = family.whole(path)
         # Opened empty, so that nothing is taken from the prefix cache.
         sequence = engine.open(VERIFIER, [], owner=owner)
-        self.work = Score(owner, sequence, whole.token_ids, whole.read_at, whole.targets)
+        self.work = Score(owner, sequence, whole.token_ids, whole.score_positions, whole.targets)
         engine.submit(self.work)
         decoder = family.model.decoder
         # Where no row depends on the rest of its batch or on how its context came to be, both have equal bits.

@@ -78,14 +78,14 @@ class _Step:
 
     Attributes:
         sequence: what its path will be continued from.
-        tail: what is still to be fed on a fork of it, None when this work reads.
+        probe: what is still to be fed on a fork of it, None when this work reads.
         before: the score of the step before.
         tag: what the step was scored with.
     """
 
     sequence: Sequence
     path: StepPath
-    tail: Score | None
+    probe: Score | None
     before: float | None
     tag: Any
 
@@ -156,7 +156,7 @@ class Verification:
             sequence = parent if in_place else self._engine.fork(parent, 1)[0]
             start = 0
         else:
-            start = reading.read_at[0]
+            start = reading.score_positions[0]
             sequence = self._reopened(reading.token_ids[:start], parent if in_place else None)
         self._submit(reading, start, _Step(sequence, path, None, before, tag))
         return Scoring(sequence, max(added, 1))
@@ -169,7 +169,7 @@ class Verification:
         step: _Step | None = done.work.tag
         if step is None:  # the problem
             return Verdict(done.work.sequence, None)
-        if step.tail is not None:
+        if step.probe is not None:
             self._probe(step)
             return None
         if done.work.sequence in self._probes:
@@ -203,10 +203,10 @@ class Verification:
             return reading, True
         kept = tuple(self._engine.token_ids(parent))
         start = len(kept)
-        if reading.token_ids[:start] != kept or reading.read_at[0] < start:
+        if reading.token_ids[:start] != kept or reading.score_positions[0] < start:
             return reading, False
-        ids, read_at = reading.token_ids[start:], tuple(i - start for i in reading.read_at)
-        return ScoringInput(ids, read_at, reading.tail, targets=reading.targets), True
+        ids, score_positions = reading.token_ids[start:], tuple(i - start for i in reading.score_positions)
+        return ScoringInput(ids, score_positions, reading.num_probe_tokens, targets=reading.targets), True
 
     def _reopened(self, token_ids: tuple[int, ...], taken_over: Sequence | None) -> Sequence:
         """A sequence of its own for a path that is tokenised otherwise than its beginning was.
@@ -220,22 +220,22 @@ class Verification:
 
     def _submit(self, reading: ScoringInput, start: int, step: _Step) -> None:
         """Submit the ids from `start` on: all with their reads, or what is kept first and the tail after it."""
-        end = len(reading.token_ids) - reading.tail
-        ids, read_at = reading.token_ids[start:], tuple(i - start for i in reading.read_at)
-        if not reading.tail:
-            work = Score(self._owner, step.sequence, ids, read_at, reading.targets, step)
+        end = len(reading.token_ids) - reading.num_probe_tokens
+        ids, score_positions = reading.token_ids[start:], tuple(i - start for i in reading.score_positions)
+        if not reading.num_probe_tokens:
+            work = Score(self._owner, step.sequence, ids, score_positions, reading.targets, step)
         else:
-            tail_at = tuple(i - end for i in reading.read_at)
-            tail = Score(self._owner, step.sequence, reading.token_ids[end:], tail_at, reading.targets)
-            work = Score(self._owner, step.sequence, ids[: end - start], (), tag=replace(step, tail=tail))
+            positions = tuple(i - end for i in reading.score_positions)
+            probe = Score(self._owner, step.sequence, reading.token_ids[end:], positions, reading.targets)
+            work = Score(self._owner, step.sequence, ids[: end - start], (), tag=replace(step, probe=probe))
         self._engine.submit(work)
 
     def _probe(self, step: _Step) -> None:
         """Feed the tail of a step whose kept tokens are computed, on a fork that is given up afterwards."""
-        assert step.tail is not None
+        assert step.probe is not None
         fork = self._engine.fork(step.sequence, 1)[0]
         self._probes.add(fork)
-        self._engine.submit(replace(step.tail, sequence=fork, tag=replace(step, tail=None)))
+        self._engine.submit(replace(step.probe, sequence=fork, tag=replace(step, probe=None)))
 
     def _start_check(self) -> None:
         """Check one score at a time, so that a check never holds more than one path's memory."""

@@ -31,8 +31,8 @@ class WaitingRequest:
 
     def known_tokens(self, length: int) -> int:
         """How many of the sequence's tokens may come from the prefix cache: those before the first that is read."""
-        read_at = self.work.read_at if isinstance(self.work, Score) else ()
-        return self.base + read_at[0] if read_at else length
+        score_positions = self.work.score_positions if isinstance(self.work, Score) else ()
+        return self.base + score_positions[0] if score_positions else length
 
     def count_computed(self, tokens: int) -> None:
         """Charge `tokens` to it."""

@@ -213,13 +213,13 @@ class Scheduler:
     ) -> list[int]:
         """Add the reads of `count` tokens from position `first` on; returns their rows of the batch, before `end`."""
         first -= item.base
-        reads = [i for i, place in enumerate(work.read_at) if 0 <= place - first < count]
+        reads = [i for i, place in enumerate(work.score_positions) if 0 <= place - first < count]
         if reads:
             known = len(output.reads)
             output.reads_of_head.setdefault(work.head, []).extend(range(known, known + len(reads)))
         output.reads += [item] * len(reads)
         output.read_targets += [work.targets[i] if work.targets else None for i in reads]
-        return [end - count + work.read_at[i] - first for i in reads]
+        return [end - count + work.score_positions[i] - first for i in reads]
 
     def launched(self, output: SchedulerOutput) -> None:
         """Count a step's tokens as computed, since the next step builds on them."""

@@ -21,10 +21,10 @@ from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
 from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, thinkprm, token_classifier, universal
 from espalier.prm.families.detect import fits, rope_theta
 from espalier.prm.families.from_spec import info_of, load_from_spec
-from espalier.prm.families.spec import EvidenceTable, FamilySpec, read_spec
+from espalier.prm.families.spec import DetectionTable, FamilySpec, read_spec
 
 Load = Callable[[Checkpoint, torch.dtype, torch.device | str], PrmFamily]
-Evidence = Callable[[Checkpoint], str | None]
+Detect = Callable[[Checkpoint], str | None]
 """Why a checkpoint of the family's class is one of the family's; None where nothing says so."""
 
 
@@ -37,12 +37,12 @@ class Entry:
     """
 
     info: FamilyInfo
-    evidence: Evidence
+    detect: Detect
     load: Load | None
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FamilyMatch:
     """The family of a checkpoint, and why it is that one, in words for a user."""
 
     entry: Entry
@@ -58,22 +58,22 @@ class Choice:
 def entries() -> tuple[Entry, ...]:
     """Every family that comes with Espalier, in the order they are asked in."""
     return (
-        Entry(qwen_math.INFO, qwen_math.evidence, qwen_math.load),
-        _bundled_spec("reasonflux-prm"),
-        _bundled_spec("skywork-o1-open-prm"),
+        Entry(qwen_math.INFO, qwen_math.detect, qwen_math.load),
+        _shipped("reasonflux-prm"),
+        _shipped("skywork-o1-open-prm"),
         Entry(rlhflow.INFO, _by_flag_only, rlhflow.load),
-        _bundled_spec("versaprm"),
-        _bundled_spec("math-shepherd"),
-        Entry(token_classifier.INFO, token_classifier.evidence, token_classifier.load),
+        _shipped("versaprm"),
+        _shipped("math-shepherd"),
+        Entry(token_classifier.INFO, token_classifier.detect, token_classifier.load),
         Entry(token_classifier.PURE_INFO, _by_flag_only, token_classifier.load_pure),
-        Entry(outcome.INFO, outcome.evidence, outcome.load),
+        Entry(outcome.INFO, outcome.detect, outcome.load),
         Entry(universal.INFO, _by_flag_only, universal.load),
         Entry(eurus.INFO, _by_flag_only, None),
         Entry(thinkprm.INFO, _by_flag_only, thinkprm.load),
     )
 
 
-def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool = False) -> Choice:
+def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool = False) -> FamilyMatch:
     """The family of a checkpoint; no weights are read.
 
     Args:
@@ -88,10 +88,10 @@ def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool 
     if family is not None:
         return _named(family)
     if reference:
-        return Choice(_entry(eurus.INFO.name), "a reference model is given")
+        return FamilyMatch(_entry(eurus.INFO.name), "a reference model is given")
     for entry in entries():
-        if fits(checkpoint.architecture, entry.info.architectures) and (reason := entry.evidence(checkpoint)):
-            return Choice(entry, reason)
+        if fits(checkpoint.architecture, entry.info.architectures) and (reason := entry.detect(checkpoint)):
+            return FamilyMatch(entry, reason)
     raise CheckpointError(_unknown(checkpoint))
 
 
@@ -102,7 +102,7 @@ def families_of(architecture: str) -> tuple[str, ...]:
 
 def known_classes() -> tuple[str, ...]:
     """Classes that make a checkpoint a verifier without a flag; `*` stands for any beginning."""
-    known = (entry.info.architectures for entry in entries() if entry.evidence is not _by_flag_only)
+    known = (entry.info.architectures for entry in entries() if entry.detect is not _by_flag_only)
     return tuple(dict.fromkeys(name for names in known for name in names))
 
 
@@ -133,11 +133,11 @@ def load_verifier(
         raise CheckpointError(f"{entry.info.name} has no reference model; leave out --verifier-reference")
     else:
         loaded = entry.load(checkpoint, dtype, device)
-    _require_marks_embedded(checkpoint, loaded)
+    _require_layout_embedded(checkpoint, loaded)
     return loaded
 
 
-def _require_marks_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:
+def _require_layout_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:
     """Raise CheckpointError when the model has no embedding for what the family puts around problems and steps."""
     first, second = (StepPath("2", ("2",) * count) for count in (1, 2))
     try:
@@ -150,10 +150,10 @@ def _require_marks_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:
         ) from None
 
 
-def _named(family: str) -> Choice:
+def _named(family: str) -> FamilyMatch:
     if family.endswith(".toml"):
-        return Choice(_from_spec(read_spec(Path(family).expanduser())), f"--verifier-family {family}")
-    return Choice(_entry(family), f"--verifier-family {family}")
+        return FamilyMatch(_from_spec(read_spec(Path(family).expanduser())), f"--verifier-family {family}")
+    return FamilyMatch(_entry(family), f"--verifier-family {family}")
 
 
 def _entry(name: str) -> Entry:
@@ -164,20 +164,20 @@ def _entry(name: str) -> Entry:
     raise CheckpointError(f"--verifier-family {name!r} is none of {known}, and no spec file ending in .toml")
 
 
-def _bundled_spec(name: str) -> Entry:
+def _shipped(name: str) -> Entry:
     return _from_spec(read_spec(Path(__file__).with_name(f"{name}.toml")))
 
 
 def _from_spec(spec: FamilySpec) -> Entry:
-    evidence = partial(_spec_evidence, spec) if spec.evidence != EvidenceTable() else _by_flag_only
-    return Entry(info_of(spec), evidence, partial(load_from_spec, spec))
+    detect = partial(_spec_detection, spec) if spec.detection != DetectionTable() else _by_flag_only
+    return Entry(info_of(spec), detect, partial(load_from_spec, spec))
 
 
-def _spec_evidence(spec: FamilySpec, checkpoint: Checkpoint) -> str | None:
-    theta = spec.evidence.rope_theta
+def _spec_detection(spec: FamilySpec, checkpoint: Checkpoint) -> str | None:
+    theta = spec.detection.rope_theta
     if theta is not None and rope_theta(checkpoint) != theta:
         return None
-    tensors = spec.evidence.tensors if checkpoint.load_format is not LoadFormat.DUMMY else ()
+    tensors = spec.detection.tensors if checkpoint.load_format is not LoadFormat.DUMMY else ()
     if any(name not in checkpoint for name in tensors):
         return None
     said = [f"tensor {name}" for name in tensors]
@@ -203,7 +203,7 @@ def _unknown(checkpoint: Checkpoint) -> str:
             f"{checkpoint.folder} is a {name}, {whose}. Name a verifier's family with --verifier-family, or describe "
             "it in a spec file and give that; give a generator to --generator"
         )
-    named = ", ".join(entry.info.name for entry in entries() if entry.evidence is _by_flag_only)
+    named = ", ".join(entry.info.name for entry in entries() if entry.detect is _by_flag_only)
     return (
         f"{checkpoint.folder} is a {name or 'model without architecture'}; verifiers known by their class are "
         f"{', '.join(known_classes())}. Name another's family with --verifier-family ({named}), or describe it in an "

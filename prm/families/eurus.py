@@ -42,7 +42,7 @@ INFO = FamilyInfo(
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),
     head="`lm_head` of both models",
     layout="chat template, `Step {number}: {step}` and a blank line after a step",
-    read_at="every token from the header's last to the step's end, in both models",
+    score_positions="every token from the header's last to the step's end, in both models",
     score="sigmoid of 0.001 · (log p − log p of the reference), summed",
     source="arXiv:2412.01981 and the model card of PRIME-RL/EurusPRM-Stage2",
 )

@@ -37,7 +37,7 @@ class SpecifiedFamily(PrmFamily):
         self._tag_ids = tuple(encode(spec.step.tag))
         self._between_ids = tuple(encode(spec.step.between))
         self._begin_ids = [] if not spec.prompt.begin else [self._begin_id()]
-        self._marks = self._tag_as_mark()
+        self._special_tokens = self._special_tag()
         label = encode(spec.step.text.replace("{step}", "").replace("{number}", "100"))
         self.max_special_tokens = len(label) + len(self._tag_ids) + len(self._between_ids)
 
@@ -58,13 +58,13 @@ class SpecifiedFamily(PrmFamily):
         if self._spec.step.encode == "whole":
             return self._encoded_whole(path)
         ids = list(self._between_ids) if path.steps[:-1] else []
-        read_at: list[int] = []
+        score_positions: list[int] = []
         text = self._step_text(path.steps[-1], len(path.steps))
         for line in text.split("\n") if self._spec.step.lines else [text]:
             ids += [*(self.model.tokenizer.encode(line) if line else []), *self._tag_ids]
             if line.strip() or not self._spec.step.lines:
-                read_at.append(len(ids) - 1)
-        return ScoringInput(tuple(ids), tuple(read_at))
+                score_positions.append(len(ids) - 1)
+        return ScoringInput(tuple(ids), tuple(score_positions))
 
     def score(self, values: np.ndarray, before: float | None) -> float:
         """The scores of the step's lines as one."""
@@ -83,7 +83,7 @@ class SpecifiedFamily(PrmFamily):
         return ScoringInput(ids, (len(ids) - 1,), whole=True)
 
     def _prompt(self, problem: str) -> str:
-        spec, problem = self._spec, without_special_tokens(problem, self._marks)
+        spec, problem = self._spec, without_special_tokens(problem, self._special_tokens)
         if spec.prompt.kind == "text":
             return spec.prompt.text.replace("{problem}", problem)
         system = [] if spec.prompt.system is None else [{"role": "system", "content": spec.prompt.system}]
@@ -92,7 +92,7 @@ class SpecifiedFamily(PrmFamily):
     def _step_text(self, step: str, number: int) -> str:
         """The step as the file spells it; a number that it brings itself is not repeated."""
         text = without_special_tokens(
-            step.strip() if self._spec.step.encode == "whole" else step.strip("\n"), self._marks
+            step.strip() if self._spec.step.encode == "whole" else step.strip("\n"), self._special_tokens
         )
         before, _, after = self._spec.step.text.replace("{number}", str(number)).partition("{step}")
         return before + without_label(text, before.strip()) + after
@@ -107,7 +107,7 @@ class SpecifiedFamily(PrmFamily):
             "text of this family"
         )
 
-    def _tag_as_mark(self) -> tuple[str, ...]:
+    def _special_tag(self) -> tuple[str, ...]:
         """The tag, where it is a token of its own that a text could spell too."""
         tag = self._spec.step.tag
         alone = len(self._tag_ids) == 1 and self.model.tokenizer.token_id(tag) == self._tag_ids[0]
@@ -161,7 +161,7 @@ def info_of(spec: FamilySpec) -> FamilyInfo:
         architectures=tuple(spec.architectures),
         head=head,
         layout=f"{prompt}, `{_visible(spec.step.text)}`, `{_visible(spec.step.tag)}` after {of}{between}",
-        read_at=f"`{_visible(spec.step.tag)}`",
+        score_positions=f"`{_visible(spec.step.tag)}`",
         score=value + (f", {spec.head.reduce} of the lines" if spec.step.lines else ""),
         source=spec.source,
     )

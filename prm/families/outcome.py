@@ -26,7 +26,7 @@ INFO = FamilyInfo(
     architectures=("*ForSequenceClassification", "Qwen2ForRewardModel"),
     head="`score`, or `score.0` → ReLU → `score.2`",
     layout="chat template: the problem, and the whole answer as the closed turn of the assistant",
-    read_at="last token that is not `pad_token_id`",
+    score_positions="last token that is not `pad_token_id`",
     score="sigmoid of the logit, of whole answers only",
     source="the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwen2.5-Math-RM-72B",
     incremental=False,
@@ -60,7 +60,7 @@ class OutcomeModel(PrmFamily):
         return self.model.tokenizer.render_chat(messages, add_generation_prompt=False)
 
 
-def evidence(checkpoint: Checkpoint) -> str | None:
+def detect(checkpoint: Checkpoint) -> str | None:
     """Its own architecture."""
     return "its architecture"
 

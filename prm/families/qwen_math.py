@@ -29,7 +29,7 @@ INFO = FamilyInfo(
     architectures=("Qwen2ForProcessRewardModel",),
     head="`score.0` → ReLU → `score.2`",
     layout="chat template with a fixed system message, `<extra_0>` after a step",
-    read_at="`<extra_0>`",
+    score_positions="`<extra_0>`",
     score="softmax, label 1",
     source="arXiv:2501.07301 and the model card of Qwen/Qwen2.5-Math-PRM-7B",
 )
@@ -69,7 +69,7 @@ class QwenMathPrm(PrmFamily):
         return without_special_tokens(stripped_step(step), (_TAG,))
 
 
-def evidence(checkpoint: Checkpoint) -> str | None:
+def detect(checkpoint: Checkpoint) -> str | None:
     """Its own architecture; the other family of that architecture has another rotary base."""
     if rope_theta(checkpoint) >= 1e6:
         return None

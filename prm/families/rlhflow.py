@@ -22,7 +22,7 @@ from espalier.prm.heads import probability_of, require_published_ids, require_to
 
 _GOOD, _BAD = "+", "-"
 _IDS = {_GOOD: 10, _BAD: 12, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "ĊĊ": 271}
-_TURN_MARKS = ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|im_start|>", "<|im_end|>")
+_TURN_TOKENS = ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|im_start|>", "<|im_end|>")
 _PROBLEM, _STEP, _NEXT = "the problem", "a step", "the next"  # texts by which the template's own are found
 
 INFO = FamilyInfo(
@@ -31,7 +31,7 @@ INFO = FamilyInfo(
     architectures=("LlamaForCausalLM",),
     head="`lm_head` rows of `+`, `-`",
     layout="chat template, the first turn is the problem, a space and the first step, then a turn a step; answers `+`",
-    read_at="last token of the assistant's header, before the `+`",
+    score_positions="last token of the assistant's header, before the `+`",
     score="softmax, `+`",
     source="github.com/RLHFlow/RLHF-Reward-Modeling",
 )
@@ -56,7 +56,7 @@ class RlhFlow(PrmFamily):
         if not second.startswith(first) or close != self._close or not self._close or _GOOD not in opening:
             raise CheckpointError("the chat template of this verifier does not append turn to turn; rlhflow needs that")
         self._open = opening
-        self._marks = tuple(mark for mark in _TURN_MARKS if mark in first)
+        self._special_tokens = tuple(token for token in _TURN_TOKENS if token in first)
         encode = model.tokenizer.encode
         self.max_special_tokens = len(encode(self._open)) + len(encode(self._close))
 
@@ -84,7 +84,7 @@ class RlhFlow(PrmFamily):
 
     def _plain(self, text: str) -> str:
         # Templates of this kind trim what they are given; trimmed here, both ways of rendering agree under any.
-        return without_special_tokens(stripped_step(text).strip(), self._marks)
+        return without_special_tokens(stripped_step(text).strip(), self._special_tokens)
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> RlhFlow:

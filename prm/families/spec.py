@@ -5,8 +5,8 @@ r"""Family specs: a family of process reward models described in TOML, so that o
     architectures = ["Qwen2ForMyPrm"]      model classes in config.json; a * at the start stands for any beginning
     source = "https://…"                   where the format is written down
 
-    [evidence]                             of families that come along: all of it must hold for one to be chosen without
-                                           --verifier-family; a family of causal models has none
+    [detection]                            shipped families only: what a checkpoint must have for the family to be
+                                           detected without --verifier-family; left out for causal models
     tensors = ["score.0.weight"]           tensors the checkpoint has
     rope_theta = 1000000.0                 base of the rotary embedding
 
@@ -66,7 +66,7 @@ class _Table(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class EvidenceTable(_Table):
+class DetectionTable(_Table):
     """What tells the family from a checkpoint."""
 
     tensors: list[str] = []
@@ -124,7 +124,7 @@ class FamilySpec(_Table):
     models: str = ""
     architectures: list[str] = []
     source: str = ""
-    evidence: EvidenceTable = EvidenceTable()
+    detection: DetectionTable = DetectionTable()
     prompt: Prompt = Prompt()
     step: Step
     head: Head = Head()

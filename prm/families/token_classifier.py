@@ -36,7 +36,7 @@ INFO = FamilyInfo(
     architectures=("*ForTokenClassification",),
     head="`score`",
     layout="the problem as it is, a newline after a step; or as config.json's `prm` object says",
-    read_at="last token of the separator",
+    score_positions="last token of the separator",
     score="softmax, label 1",
     source="TRL's documentation of PRMTrainer",
 )
@@ -46,7 +46,7 @@ PURE_INFO = FamilyInfo(
     architectures=("*ForTokenClassification",),
     head="`score`",
     layout="the problem as it is, a newline after a step",
-    read_at="last token of the separator",
+    score_positions="last token of the separator",
     score="softmax, label 1: (1 + (p1 − p0)) / 2 of what PURE reads",
     source="arXiv:2504.15275, github.com/CJReinforce/PURE and the model card of jinachris/PURE-PRM-7B",
 )
@@ -91,7 +91,7 @@ class Pure(TokenClassifier):
         return stripped_step(step).rstrip()
 
 
-def evidence(checkpoint: Checkpoint) -> str | None:
+def detect(checkpoint: Checkpoint) -> str | None:
     """Its own architecture; a `prm` object in the configuration says the rest."""
     if "prm" in checkpoint.config:
         return "its architecture and the prm object of its config.json"

@@ -29,7 +29,7 @@ INFO = FamilyInfo(
     architectures=(),
     head="`score`, or `score.0` → ReLU → `score.2`; one value",
     layout="chat template with a fixed system message and `no reference answer`, a blank line after a step",
-    read_at="an end token after the step, which is not kept",
+    score_positions="an end token after the step, which is not kept",
     score="sigmoid",
     source="arXiv:2502.11520 and the model card of infly/Universal-PRM-7B",
 )
@@ -55,13 +55,13 @@ class UniversalPrm(PrmFamily):
     def read(self, path: StepPath) -> ScoringInput:
         """The step with its blank line, and the end token, read at the latter."""
         ids = self.model.tokenizer.encode(stripped_step(path.steps[-1]) + "\n\n")
-        return ScoringInput((*ids, self._end_id), (len(ids),), tail=1)
+        return ScoringInput((*ids, self._end_id), (len(ids),), num_probe_tokens=1)
 
     def whole(self, path: StepPath) -> ScoringInput:
         """The answer so far encoded at once, as the model card does."""
         answer = "".join(stripped_step(step) + "\n\n" for step in path.steps)
         ids = [*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer), self._end_id]
-        return ScoringInput(tuple(ids), (len(ids) - 1,), tail=1, whole=True)
+        return ScoringInput(tuple(ids), (len(ids) - 1,), num_probe_tokens=1, whole=True)
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> UniversalPrm:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from espalier.search.algorithms.base import Expand, path_score
 from espalier.search.request import Aggregation, Vote
 from espalier.search.tree import Node
-from espalier.search.voting.answers import extract_answer, is_number, spelled
+from espalier.search.voting.answers import exact_match_key, extract_answer, is_number
 
 Weight = TypeVar("Weight", int, float)
 
@@ -27,7 +27,7 @@ def leader_and_rival(weights: Mapping[str, Weight]) -> tuple[Weight, Weight]:
     """The largest weight of an answer, and the most that another can have, whichever of the others mean the same.
 
     Args:
-        weights: by spelling. Of two plain numbers it is certain that they are different answers.
+        weights: by exact match. Of two plain numbers it is certain that they are different answers.
     """
     leader = max(weights, key=lambda key: weights[key])
     numbers = [weight for key, weight in weights.items() if key != leader and is_number(key)]
@@ -73,7 +73,7 @@ class AdaptivePaths:
         self._complete += complete
         for node in complete:
             if answer := extract_answer(node.path_text()):
-                self._answers[node] = spelled(answer)
+                self._answers[node] = exact_match_key(answer)
         self._decided = self._is_decided()
 
     def finished(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which family a checkpoint is of, by what it holds; adapter files; the table in `prm/README.md`."""
+"""Which family a checkpoint is of, by what it holds; family specs; the table in `prm/README.md`."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from espalier.engine.errors import CheckpointError, FamilySpecError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.experiments.bench.prm_table import MARKERS, family_table
 from espalier.prm import families
-from espalier.prm.families import Choice, entries, identify, load_verifier
+from espalier.prm.families import FamilyMatch, entries, identify, load_verifier
 from espalier.prm.families.spec import read_spec
 from espalier.prm.verifier import Verifier
 
@@ -29,7 +29,7 @@ MINIMAL = {
 }
 
 
-def chosen(folder: Path, family: str | None = None, reference: bool = False) -> Choice:
+def chosen(folder: Path, family: str | None = None, reference: bool = False) -> FamilyMatch:
     return identify(Checkpoint(folder), family, reference)
 
 
@@ -44,8 +44,8 @@ def copy_of(family_folders: dict[str, Path], tmp_path: Path) -> Callable[[str], 
 
 
 @pytest.fixture
-def adapter_file(tmp_path: Path) -> Callable[..., Path]:
-    """Writes an adapter file of dotted keys and values as TOML has them."""
+def spec_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a family spec from dotted keys and values as TOML has them."""
 
     def write(changes: dict[str, str | None] | None = None, text: str = "") -> Path:
         merged = {key: value for key, value in (MINIMAL | (changes or {})).items() if value is not None}
@@ -64,18 +64,18 @@ def test_a_checkpoint_is_told_by_its_class_and_tensors_without_its_weights(
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(Checkpoint, "take", never)
-    choice = chosen(family_folders[name])
-    assert choice.info.name == name
-    assert "architecture" in choice.reason
+    match = chosen(family_folders[name])
+    assert match.info.name == name
+    assert "architecture" in match.reason
 
 
 @pytest.mark.parametrize("name", BY_FLAG)
 def test_a_class_that_could_be_another_family_or_a_generator_is_not_guessed(name: str, family_folders: dict[str, Path]):
     assert chosen(family_folders[name], name).info.name == name
     if name == "pure":
-        choice = chosen(family_folders[name])
-        assert choice.info.name == "token-classifier"
-        assert "--verifier-family pure" in choice.reason
+        match = chosen(family_folders[name])
+        assert match.info.name == "token-classifier"
+        assert "--verifier-family pure" in match.reason
         return
     with pytest.raises(CheckpointError, match=r"--verifier-family") as error:
         chosen(family_folders[name])
@@ -194,13 +194,13 @@ def test_a_template_that_does_not_append_is_refused(copy_of: Callable[[str], Pat
         load_verifier(Checkpoint(folder), torch.float32, "cpu", "rlhflow")
 
 
-def test_a_users_adapter_file_gives_the_scores_of_the_family_it_describes(
-    adapter_file: Callable[..., Path],
+def test_a_users_family_spec_gives_the_scores_of_the_family_it_describes(
+    spec_file: Callable[..., Path],
     family_folders: dict[str, Path],
     verifier_of: Callable[..., tuple[Engine, Verifier]],
 ):
     system = '"Please reason step by step, and put your final answer within \\\\boxed{}."'
-    file = adapter_file({"prompt.system": system, "head.unused": '["lm_head.weight"]'})
+    file = spec_file({"prompt.system": system, "head.unused": '["lm_head.weight"]'})
     folder = family_folders["qwen2.5-math-prm"]
     mine = load_verifier(Checkpoint(folder), torch.float32, "cpu", str(file))
     assert mine.name == "mine"
@@ -211,12 +211,12 @@ def test_a_users_adapter_file_gives_the_scores_of_the_family_it_describes(
     assert scores == score_path(engine, begin(engine, verifier), STEPS["eight steps"])
 
 
-def test_another_adapter_file_of_the_same_name_is_another_verifier(
-    adapter_file: Callable[..., Path], family_folders: dict[str, Path]
+def test_another_family_spec_of_the_same_name_is_another_verifier(
+    spec_file: Callable[..., Path], family_folders: dict[str, Path]
 ):
     identities = []
     for unused in ('["lm_head.weight"]', '["lm_head.weight", "other"]'):
-        file = adapter_file({"head.unused": unused})
+        file = spec_file({"head.unused": unused})
         family = load_verifier(Checkpoint(family_folders["qwen2.5-math-prm"]), torch.float32, "cpu", str(file))
         identities.append(family.identity)
     assert identities[0] != identities[1]
@@ -252,19 +252,19 @@ def test_another_adapter_file_of_the_same_name_is_another_verifier(
         ({"head.index": "2"}, r"head\.index is 2 and there are 2 labels"),
         ({"head.labels": "true"}, r"head\.labels is True and should be a whole number"),
         ({"ids.tokens": '{"+" = "x"}'}, r"ids\.tokens\.\+ is 'x' and should be a whole number"),
-        ({"evidence.rope_theta": '"big"'}, r"evidence\.rope_theta is 'big' and should be a number"),
+        ({"detection.rope_theta": '"big"'}, r"detection\.rope_theta is 'big' and should be a number"),
     ],
 )
-def test_a_wrong_adapter_file_is_refused_naming_the_file_and_the_key(
-    changes: dict[str, str | None], problem: str, adapter_file: Callable[..., Path]
+def test_a_wrong_family_spec_is_refused_naming_the_file_and_the_key(
+    changes: dict[str, str | None], problem: str, spec_file: Callable[..., Path]
 ):
-    file = adapter_file(changes)
+    file = spec_file(changes)
     with pytest.raises(FamilySpecError, match=problem) as error:
         read_spec(file)
     assert str(file) in str(error.value)
 
 
-def test_an_adapter_file_that_is_no_toml_or_is_not_there_is_refused(tmp_path: Path, family_folders: dict[str, Path]):
+def test_a_family_spec_that_is_no_toml_or_is_not_there_is_refused(tmp_path: Path, family_folders: dict[str, Path]):
     file = tmp_path / "mine.toml"
     with pytest.raises(FamilySpecError, match=f"cannot read {file}"):
         chosen(family_folders["qwen2.5-math-prm"], str(file))
@@ -273,8 +273,8 @@ def test_an_adapter_file_that_is_no_toml_or_is_not_there_is_refused(tmp_path: Pa
         read_spec(file)
 
 
-def test_an_adapter_that_names_a_token_the_tokenizer_lacks_is_refused(
-    adapter_file: Callable[..., Path], family_folders: dict[str, Path]
+def test_a_family_spec_that_names_a_token_the_tokenizer_lacks_is_refused(
+    spec_file: Callable[..., Path], family_folders: dict[str, Path]
 ):
     checkpoint = Checkpoint(family_folders["qwen2.5-math-prm"])
     for changes, problem in (
@@ -284,19 +284,19 @@ def test_an_adapter_that_names_a_token_the_tokenizer_lacks_is_refused(
     ):
         changes = {"head.unused": '["lm_head.weight"]'} | changes
         with pytest.raises(CheckpointError, match=problem):
-            load_verifier(checkpoint, torch.float32, "cpu", str(adapter_file(changes)))
+            load_verifier(checkpoint, torch.float32, "cpu", str(spec_file(changes)))
 
 
 def test_a_tag_that_the_text_swallows_is_an_error_and_not_a_wrong_place(
-    adapter_file: Callable[..., Path], family_folders: dict[str, Path]
+    spec_file: Callable[..., Path], family_folders: dict[str, Path]
 ):
     changes = {"prompt.kind": '"text"', "step.tag": '"\\n"', "step.text": '"{step}\\n"', "step.encode": '"whole"'}
-    file = adapter_file(changes | {"head.layers": '["score"]'})
+    file = spec_file(changes | {"head.layers": '["score"]'})
     with pytest.raises(CheckpointError, match=r"the tag '\\n' is merged with the text before it"):
         load_verifier(Checkpoint(family_folders["token-classifier"]), torch.float32, "cpu", str(file))
 
 
-def test_every_adapter_that_comes_along_is_one_of_the_families():
+def test_every_shipped_family_spec_is_one_of_the_families():
     files = sorted(file.stem for file in Path(families.__file__).parent.glob("*.toml"))
     names = {entry.info.name for entry in entries()}
     assert len(files) >= 2
