@@ -30,7 +30,7 @@ from espalier.engine.models.model import Model, language_model_head, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step, without_label
-from espalier.prm.policy_pair import TwinDecoder, log_ratio_head
+from espalier.prm.policy_pair import PolicyPairDecoder, log_ratio_head
 
 COEFFICIENT = 1e-3
 LIMIT = 36.0
@@ -113,7 +113,7 @@ def load(
     other, other_head = _load_one(reference, dtype, device)
     digest = hashlib.sha256((checkpoint.digest() + reference.digest()).encode()).hexdigest()
     ratio = log_ratio_head(head, other_head, COEFFICIENT)
-    return EurusPrm(Model(TwinDecoder(trunk, other), ratio, tokenizer, (), digest))
+    return EurusPrm(Model(PolicyPairDecoder(trunk, other), ratio, tokenizer, (), digest))
 
 
 def _load_one(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> tuple[Decoder, Linear]:
