@@ -65,7 +65,7 @@ class GenerativeVerifier(PrmFamily):
 
     @property
     def rationales_cost(self) -> int:
-        """Maximum tokens of a path's rationales, each counted twice: generated once, and computed once for its verdict."""
+        """Maximum tokens of a path's rationales, each counted twice: to generate it and to read its verdict."""
         return 2 * self.settings.chains * self.rationale_tokens
 
     @property

@@ -223,7 +223,7 @@ class Verification:
         return self._engine.open(VERIFIER, list(token_ids), self._salt, self._owner)
 
     def _submit(self, reading: ScoringInput, start: int, step: _Step) -> None:
-        """Submit the ids from `start` with their score positions; of ids with probe tokens, only the kept ones for now."""
+        """Submit the ids from `start` with their score positions; if there are probe tokens, only the kept ids."""
         end = len(reading.token_ids) - reading.num_probe_tokens
         ids, score_positions = reading.token_ids[start:], tuple(i - start for i in reading.score_positions)
         if not reading.num_probe_tokens:
