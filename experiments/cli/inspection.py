@@ -17,7 +17,7 @@ from espalier.engine.models.weights import named_files, weight_lists
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import FamilyMatch, families_of, identify, known_classes, load_verifier
-from espalier.prm.policy_pair import TwinDecoder
+from espalier.prm.policy_pair import PolicyPairDecoder
 from espalier.search.run.generator import STEP_SYSTEM_PROMPT, render_prompt
 
 PROBLEM = "What is 2 + 3 + 4?"
@@ -178,7 +178,7 @@ def _weight_bytes(model: Model, quantization: Quantization) -> int:
     if quantization is Quantization.NONE:
         return model.weight_bytes
     decoder = model.decoder
-    decoders = (decoder.first, decoder.second) if isinstance(decoder, TwinDecoder) else (decoder,)
+    decoders = (decoder.first, decoder.second) if isinstance(decoder, PolicyPairDecoder) else (decoder,)
     saved = 0
     for layers in (part.layers for part in decoders):
         for w in map(layers.weights, range(len(layers))):

@@ -1,9 +1,9 @@
-"""Process-reward-model families, one small file each, and the choice among them.
+"""Families of process reward models, one file each, and their detection.
 
-A family is chosen by the class that `config.json` names and then by configuration and tensors, never by a repository's
-name; `--verifier-family` overrules that. Where a class may as well be a generator's, only the flag chooses: several
-families and any generator share a base model's vocabulary, and scores read in another family's layout mean nothing.
-A user's own family is a spec file (`prm.families.spec`).
+The family of a checkpoint is detected from the class in `config.json`, then from its configuration and tensors, never
+from a repository's name; `--verifier-family` overrides it. If the class may also be a generator's, the flag is
+required: several families and any generator share a base model's vocabulary, and scores read in the wrong layout are
+meaningless. Users can add families as spec files (`prm.families.spec`).
 """
 
 from collections.abc import Callable
@@ -25,15 +25,17 @@ from espalier.prm.families.spec import DetectionTable, FamilySpec, read_spec
 
 Load = Callable[[Checkpoint, torch.dtype, torch.device | str], PrmFamily]
 Detect = Callable[[Checkpoint], str | None]
-"""Why a checkpoint of the family's class is one of the family's; None where nothing says so."""
+"""Returns the reason for which a checkpoint of the family's class belongs to the family; None if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A family that can be chosen.
+    """One family.
 
     Attributes:
-        load: None for a family of two models, which `load_verifier` loads by itself.
+        info: description of the family.
+        detect: detects the family in checkpoints of its class.
+        load: loads a checkpoint; None for the family with a reference model, which `load_verifier` loads itself.
     """
 
     info: FamilyInfo
@@ -43,20 +45,20 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class FamilyMatch:
-    """The family of a checkpoint, and why it is that one, in words for a user."""
+    """A family, and the user-readable reason for which it was chosen."""
 
     entry: Entry
     reason: str
 
     @property
     def info(self) -> FamilyInfo:
-        """What the family is."""
+        """Description of the family."""
         return self.entry.info
 
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    """Every family that comes with Espalier, in the order they are asked in."""
+    """All families that come with Espalier, in order of detection."""
     return (
         Entry(qwen_math.INFO, qwen_math.detect, qwen_math.load),
         _shipped("reasonflux-prm"),
@@ -74,16 +76,16 @@ def entries() -> tuple[Entry, ...]:
 
 
 def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool = False) -> FamilyMatch:
-    """The family of a checkpoint; no weights are read.
+    """Find the family of a checkpoint, without reading weights.
 
     Args:
-        checkpoint: the verifier's.
-        family: the name of a family, or a spec file ending in `.toml`; None goes by the checkpoint.
-        reference: whether a reference model is given too, which only the family of two models takes.
+        checkpoint: the verifier's checkpoint.
+        family: a family's name or a spec file ending in `.toml`; None detects the family.
+        reference: whether a reference model is also given, which implies the family that has one.
 
     Raises:
-        CheckpointError: when no family fits or the class alone does not tell, listing what to choose from.
-        FamilySpecError: for a spec file that is wrong.
+        CheckpointError: no family fits, or the class is ambiguous; lists the candidates.
+        FamilySpecError: the spec file is invalid.
     """
     if family is not None:
         return _named(family)
@@ -96,12 +98,12 @@ def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool 
 
 
 def families_of(architecture: str) -> tuple[str, ...]:
-    """Names of the families whose checkpoints may name this class, whatever else they hold."""
+    """Names of the families whose checkpoints may have this class."""
     return tuple(entry.info.name for entry in entries() if fits(architecture, entry.info.architectures))
 
 
 def known_classes() -> tuple[str, ...]:
-    """Classes that make a checkpoint a verifier without a flag; `*` stands for any beginning."""
+    """Classes whose checkpoints are detected as verifiers without a flag; a leading `*` matches any prefix."""
     known = (entry.info.architectures for entry in entries() if entry.detect is not _by_flag_only)
     return tuple(dict.fromkeys(name for names in known for name in names))
 
@@ -116,15 +118,15 @@ def load_verifier(
     """Load a process reward model.
 
     Args:
-        checkpoint: the verifier's.
-        dtype: of weights and KV.
-        device: where they go.
+        checkpoint: the verifier's checkpoint.
+        dtype: dtype of weights and KV.
+        device: device to load onto.
         family: see `identify`.
-        reference: the model an implicit PRM was trained from; None for every other family.
+        reference: the model that an implicit PRM was trained from; None for all other families.
 
     Raises:
-        CheckpointError: when no family fits, a tensor or token is missing, or a reference is given to a family that
-            has none.
+        CheckpointError: no family fits, a tensor or token is missing, or a reference is given to a family without one.
+        FamilySpecError: the spec file is invalid.
     """
     entry = identify(checkpoint, family, reference is not None).entry
     if entry.load is None:
@@ -138,15 +140,15 @@ def load_verifier(
 
 
 def _require_layout_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:
-    """Raise CheckpointError when the model has no embedding for what the family puts around problems and steps."""
+    """Raise CheckpointError if the model has no embedding for a token that the family adds to problems or steps."""
     first, second = (StepPath("2", ("2",) * count) for count in (1, 2))
     try:
         for ids in (family.prompt_ids(first.problem), family.read(first).token_ids, family.read(second).token_ids):
             family.model.require_embedded(VERIFIER, ids)
     except NoEmbeddingError as error:
         raise CheckpointError(
-            f"{checkpoint.folder} has no embedding for {name_tokens(error.tokens)}, which {family.name} reads with "
-            "every step; is tokenizer.json the one that belongs to these weights?"
+            f"{checkpoint.folder} has no embedding for {name_tokens(error.tokens)}, which {family.name} adds to "
+            "every path; is tokenizer.json the one that belongs to these weights?"
         ) from None
 
 
@@ -190,7 +192,7 @@ def _by_flag_only(checkpoint: Checkpoint) -> str | None:
 
 
 def _unknown(checkpoint: Checkpoint) -> str:
-    """What to say of a checkpoint that no family claims."""
+    """The error message for a checkpoint whose family cannot be detected."""
     name = checkpoint.architecture
     if name.endswith("ForCausalLM"):
         found = ", ".join(families_of(name))
@@ -206,6 +208,6 @@ def _unknown(checkpoint: Checkpoint) -> str:
     named = ", ".join(entry.info.name for entry in entries() if entry.detect is _by_flag_only)
     return (
         f"{checkpoint.folder} is a {name or 'model without architecture'}; verifiers known by their class are "
-        f"{', '.join(known_classes())}. Name another's family with --verifier-family ({named}), or describe it in an "
+        f"{', '.join(known_classes())}. Name another family with --verifier-family ({named}), or describe it in a "
         "spec file and give that"
     )

@@ -90,7 +90,7 @@ def test_a_class_that_could_be_another_family_or_a_generator_is_not_guessed(name
         ("versaprm", {"+": 10, "-": 12, "<|begin_of_text|>": 128000, "ĠĊĊĊĊ": 23535}),
     ],
 )
-def test_a_published_vocabulary_is_no_evidence_for_models_of_several_layouts_share_it(
+def test_a_published_vocabulary_detects_no_family_for_models_of_several_layouts_share_it(
     name: str, ids: dict[str, int], copy_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ):
     folder = copy_of(name)
@@ -128,7 +128,7 @@ def give_ids(folder: Path, ids: dict[str, int]) -> None:
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model} | blank))
 
 
-def test_a_reference_model_is_evidence_of_the_family_of_two(family_folders: dict[str, Path]):
+def test_a_reference_model_selects_the_family_of_two(family_folders: dict[str, Path]):
     assert chosen(family_folders["eurus-prm"], reference=True).info.name == "eurus-prm"
 
 
