@@ -3,7 +3,7 @@
 Contract. `Engine.step()` is the only place that runs a model: one batch of one model, whose finished work it returns;
 with `launch_ahead`, the work of the batch before. A batch's results are not needed before it is collected, so one
 batch of each model may be in flight; on a GPU launching one still waits here and there for small copies to it. `open`,
-`fork`, `submit` and `release` only change plain host data; `cancel`, `abandon` and `set_aside` first wait for all
+`fork`, `submit` and `release` only change plain host data; `cancel`, `abandon` and `suspend` first wait for all
 batches in flight. A `Sequence` handle belongs to the caller that opened, forked or was handed it, until `release`; its
 blocks may be shared and are never written while shared. A call that breaks these rules is refused by a typed error,
 and changes nothing. Nothing here knows what a search is.

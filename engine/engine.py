@@ -376,14 +376,14 @@ class Engine:
             assert scheduler.pool.live_blocks == 0, f"{role}: {scheduler.pool.live_blocks} blocks are still live"
             assert self.admission.reserved_blocks[role] == 0, f"{role}: a reservation was not released"
 
-    def set_aside(self, owner: Hashable) -> None:
-        """Give up all KV of `owner`'s sequences, and suspend its work until `call_back`, whatever room there is."""
+    def suspend(self, owner: Hashable) -> None:
+        """Give up all KV of `owner`'s sequences, and suspend its work until `resume_owner`, whatever room there is."""
         self._settle()
-        self._preemption.set_aside(owner)
+        self._preemption.suspend(owner)
 
-    def call_back(self, owner: Hashable) -> None:
-        """Let the work of `owner`, suspended by `set_aside`, go on as soon as there is room to compute its KV again."""
-        self._preemption.call_back(owner)
+    def resume_owner(self, owner: Hashable) -> None:
+        """Let the work of `owner`, suspended by `suspend`, go on as soon as there is room to compute its KV again."""
+        self._preemption.resume_owner(owner)
 
     def _scheduler(self, sequence: Sequence) -> Scheduler:
         if (scheduler := self.schedulers.get(sequence.role)) is None:
@@ -420,7 +420,7 @@ def _warn_of_missing_embeddings(role: str, model: Model) -> None:
 
 
 def _require_reads_in_order(work: Score) -> None:
-    reads = work.read_at
+    reads = work.score_positions
     if reads and (reads[0] < 0 or reads[-1] >= len(work.token_ids)):
         raise MisuseError("Score reads outside its own tokens")
     if any(one >= next_ for one, next_ in pairwise(reads)):

@@ -15,7 +15,7 @@ class CheckpointError(EspalierError):
     """A checkpoint is missing, unsupported, or does not hold what its configuration promises."""
 
 
-class AdapterError(CheckpointError):
+class FamilySpecError(CheckpointError):
     """A file that describes a family of process reward models holds an unknown key or a value it cannot have."""
 
 

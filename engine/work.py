@@ -111,17 +111,19 @@ class Score:
     Attributes:
         owner: the search that the work belongs to, by which `Engine.cancel` finds it.
         token_ids: the new tokens; may be empty, to compute the sequence's pending tokens.
-        read_at: indices into `token_ids`, ascending.
+        score_positions: indices into `token_ids`, ascending.
         targets: for each read, the token that the head is asked about; empty for a head that takes none.
         tag: as in `Generate`.
+        head: which of the model's heads to read; empty for its own, see `Model`.
     """
 
     owner: Hashable
     sequence: Sequence
     token_ids: tuple[int, ...]
-    read_at: tuple[int, ...]
+    score_positions: tuple[int, ...]
     targets: tuple[int, ...] = ()
     tag: Any = None
+    head: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +131,7 @@ class Scored:
     """The head's values of one Score.
 
     Attributes:
-        values: float32 `[len(read_at), k]`, a row for each position of `work.read_at`.
+        values: float32 `[len(score_positions), k]`, a row for each position of `work.score_positions`.
         computed_tokens: tokens whose KV was computed for it.
     """
 

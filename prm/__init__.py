@@ -1,9 +1,9 @@
-"""What a step is worth: process-reward-model families and incremental scoring.
+"""Process reward models: families of published checkpoints, and incremental scoring of steps.
 
-Contract. A family says which token ids follow those that a step's parent keeps, where to read, which of them are fed
-for the reading only, and how what is read becomes one score in [0, 1]. A step's tokens are computed once, on a fork
-of its parent's sequence; its score is stored by whoever asked for it, and never computed again. A family whose text
-is tokenised as a whole gives all ids of a path: they are compared with the parent's, and where those are no beginning
-of them the path is read anew. Who scores a step holds its parent's sequence, computed; what is opened for a reading
-only, the verification holds and gives up.
+Contract. A family defines which token ids a step appends to its parent's, at which positions to read, which of the ids
+are probe tokens (fed only to read the score, and not kept), and how the values read become a score in [0, 1]. The
+tokens of a step are computed once, on a fork of its parent's sequence; the caller stores the score. A family that
+tokenizes a path's text as a whole returns all ids of the path: if the parent's ids are not a prefix of them, the path
+is computed again. The caller holds the parent's computed sequence while a step is scored; the verification releases the
+sequences that it opened itself.
 """

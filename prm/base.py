@@ -1,4 +1,4 @@
-"""The contract of a process-reward-model family."""
+"""The interface of a process-reward-model family."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from espalier.engine.models.model import Model
 
 @dataclass(frozen=True, slots=True)
 class FamilyInfo:
-    """What there is to know of a family without loading one; the table in `prm/README.md` is made of these.
+    """Description of a family, available without loading one; the source of the table in `prm/README.md`.
 
     Attributes:
-        name: what `--verifier-family` takes.
-        models: published checkpoints, as they are spoken of.
-        architectures: model classes that `config.json` may name, `*` standing for any beginning.
-        head: tensors that turn a hidden state into a number.
-        layout: how a problem and its steps become text.
-        read_at: where a step's score is read.
-        score: how what is read becomes a score in [0, 1].
-        source: where this is written down.
-        incremental: whether a step adds tokens to its parent's; else the path is read anew.
-        whole_answers: whether only complete answers have a score: best-of-N works, searches that read steps do not.
+        name: value of `--verifier-family`.
+        models: names of published checkpoints.
+        architectures: model classes in `config.json`; a leading `*` matches any prefix.
+        head: tensors that map a hidden state to a number.
+        layout: how a problem and its steps are rendered as text.
+        score_positions: the token at which a step's score is read.
+        score: how the values read become a score in [0, 1].
+        source: where the format is documented.
+        incremental: whether a step only appends tokens to its parent's; else the path is computed again.
+        whole_answers: whether only complete answers have a score; searches that use step scores are then refused.
     """
 
     name: str
@@ -32,7 +32,7 @@ class FamilyInfo:
     architectures: tuple[str, ...]
     head: str
     layout: str
-    read_at: str
+    score_positions: str
     score: str
     source: str
     incremental: bool = True
@@ -40,7 +40,7 @@ class FamilyInfo:
 
 
 class StepPath(NamedTuple):
-    """A problem and the steps so far, the newest last; none of them is empty."""
+    """A problem and its steps so far, in order; none is empty."""
 
     problem: str
     steps: tuple[str, ...]
@@ -48,21 +48,21 @@ class StepPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoringInput:
-    """What the model is fed for the newest step of a path, and where its score is read.
+    """The tokens to feed for the newest step of a path, and where to read its score.
 
     Attributes:
-        token_ids: what follows the tokens that the parent's path keeps; with `whole`, all of the path's.
-        read_at: indices into `token_ids`, ascending.
-        tail: how many of the last ids are fed for the reading only, and not kept for the steps that follow; a reading
-            with a tail reads within it.
-        whole: whether `token_ids` begin where the path does. The text may then be tokenised as one: where the parent's
-            tokens turn out not to be a beginning of it, the path is read anew from what they have in common.
-        targets: for each read, the token whose log-probability is asked for; empty for heads that take none.
+        token_ids: ids that follow the kept ids of the parent's path; with `whole`, all ids of the path.
+        score_positions: indices into `token_ids`, ascending.
+        num_probe_tokens: number of ids at the end that are fed only to read the score and are not kept; if not 0, all
+            score positions are among them.
+        whole: whether `token_ids` start at the beginning of the path, because its text is tokenized as a whole. If the
+            parent's ids are not a prefix of them, the path is computed again after their common prefix.
+        targets: for each score position, the token whose log-probability is read; empty for heads without targets.
     """
 
     token_ids: tuple[int, ...]
-    read_at: tuple[int, ...]
-    tail: int = 0
+    score_positions: tuple[int, ...]
+    num_probe_tokens: int = 0
     whole: bool = False
     targets: tuple[int, ...] = ()
 
@@ -70,16 +70,16 @@ class ScoringInput:
 class PrmFamily(ABC):
     """How one family of process reward models reads a problem and its steps.
 
-    Tokens are append-only: a path's are those its parent keeps and then its own, so that the KV of a path's beginning
-    serves all of its continuations. A family that adds pieces encodes only the new step; one whose text is tokenised as
-    a whole says so in its `ScoringInput`.
+    A path's token ids are those kept by its parent followed by its own, so that all continuations of a path share its
+    KV. Most families encode only the new step; a family that tokenizes the text as a whole returns a `whole`
+    `ScoringInput`.
 
     Attributes:
-        info: what the family is.
-        model: decoder, tokenizer and the head, whose values `score` reduces.
-        mark_tokens: most tokens that a step takes beside its own text, those of its tail included.
-        tail_tokens: most tokens of a reading's tail.
-        rounding: by how much the sums that `score` makes of a path's steps and of a whole path may differ.
+        info: description of the family.
+        model: decoder, tokenizer and head; `score` reduces the head's values.
+        max_special_tokens: maximum tokens of a step besides its own text, including probe tokens.
+        max_probe_tokens: maximum probe tokens of a step.
+        rounding: maximum difference between scores computed step by step and from the whole path, from summation order.
     """
 
     info: FamilyInfo
@@ -90,87 +90,87 @@ class PrmFamily(ABC):
 
     @property
     def name(self) -> str:
-        """The family's name, as shown to users."""
+        """The family's name."""
         return self.info.name
 
     @property
     def context(self) -> int:
-        """Most tokens that a path may have."""
+        """Maximum tokens of a path."""
         return self.model.config.max_positions
 
     @property
     def identity(self) -> str:
-        """What tells its scores from those of any other family over the same weights."""
+        """Identifies its scores among those of other families with the same weights; recorded in results."""
         return self.info.name
 
     @abstractmethod
     def prompt_ids(self, problem: str) -> list[int]:
-        """Token ids that every path of the problem begins with, as far as is known before the first step."""
+        """Token ids of the part of the prompt that does not depend on the first step."""
 
     @abstractmethod
     def read(self, path: StepPath) -> ScoringInput:
-        """What to feed and where to read for the newest step of `path`, its parent's tokens being there."""
+        """Return the tokens to feed for the newest step of `path`, given that its parent's are computed."""
 
     def score(self, values: np.ndarray, before: float | None) -> float:
-        """The step's score in [0, 1] from what the head gave, float32 `[reads, k]`.
+        """Compute the step's score in [0, 1].
 
         Args:
-            values: in order of position.
-            before: the score of the step before, None for the first.
+            values: the head's output, float32 `[len(score_positions), k]`.
+            before: score of the previous step, None for the first step.
         """
         return float(values[0, 0])
 
     def whole(self, path: StepPath) -> ScoringInput:
-        """The whole path as one text, read for its newest step: what `read` must agree with.
+        """Return the whole path as one input, for the newest step; `read` must give the same score.
 
-        Its values give the step's score without that of the step before. Families that can build it in a way of its
-        own do, so that the two check each other.
+        Its values give the score without that of the previous step. Families override this where they can build the
+        text independently of `read`, so that each checks the other.
         """
         return joined(self, path)
 
 
 def joined(family: PrmFamily, path: StepPath) -> ScoringInput:
-    """The whole path put together from the readings of its steps."""
+    """Build the whole path by joining the inputs of its steps."""
     ids: tuple[int, ...] = tuple(family.prompt_ids(path.problem))
     for end in range(1, len(path.steps)):
         step = family.read(StepPath(path.problem, path.steps[:end]))
-        kept = step.token_ids[: len(step.token_ids) - step.tail]
+        kept = step.token_ids[: len(step.token_ids) - step.num_probe_tokens]
         ids = kept if step.whole else ids + kept
     last = family.read(path)
     if last.whole:
         return last
-    read_at = tuple(len(ids) + i for i in last.read_at)
-    return ScoringInput(ids + last.token_ids, read_at, last.tail, whole=True, targets=last.targets)
+    score_positions = tuple(len(ids) + i for i in last.score_positions)
+    return ScoringInput(ids + last.token_ids, score_positions, last.num_probe_tokens, whole=True, targets=last.targets)
 
 
 def stripped_step(step: str) -> str:
-    """A step's text without the newlines around it, which families put back in their own way."""
+    """Strip the newlines around a step; families add their own delimiters."""
     return step.strip("\n")
 
 
-def without_special_tokens(text: str, marks: tuple[str, ...]) -> str:
-    """`text` with the family's own marks spelt so that they are plain text: `<extra_0>` becomes `<extra 0>`.
+def without_special_tokens(text: str, special_tokens: tuple[str, ...]) -> str:
+    """Break up special tokens in `text`, so that they are encoded as plain text: `<extra_0>` becomes `<extra 0>`.
 
-    A step that itself holds a mark must neither add a place to read nor end a turn.
+    Otherwise a step could add a score position or end a chat turn.
     """
-    for mark in marks:
-        if mark in text:
-            plain = mark.replace("_", " ") if "_" in mark else f"{mark[0]} {mark[1:]}"
-            text = text.replace(mark, plain)
+    for token in special_tokens:
+        if token in text:
+            plain = token.replace("_", " ") if "_" in token else f"{token[0]} {token[1:]}"
+            text = text.replace(token, plain)
     return text
 
 
 def without_label(text: str, label: str) -> str:
-    """A step without the label that its family puts before it, where it brings it itself: `## Step 2: …`."""
+    """Strip the label that the family adds itself from a step that already has it, such as `## Step 2: …`."""
     own = text.lstrip("# ")
     return own[len(label) :].lstrip() if label and own.startswith(label) else text
 
 
 class Verdict(NamedTuple):
-    """A verifier sequence whose work is done, and the score of the step it ends in; None where nothing was read.
+    """A scored verifier sequence and the score of its last step, None if it has none.
 
-    `late_tokens` are those that scoring took beside the `Scoring`'s: how many was not known before. `tag` is what the
-    scoring was asked with.
+    `late_tokens` is the number of tokens computed in addition to `Scoring.num_tokens`, unknown at submission. `tag` is
+    the tag passed to the scoring call.
     """
 
     sequence: Sequence
@@ -180,7 +180,7 @@ class Verdict(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """A step that is being scored: the sequence that will hold it, and the tokens it adds to its parent's."""
+    """A step being scored: its sequence, and the number of tokens that it adds to its parent's."""
 
     sequence: Sequence
     num_tokens: int

@@ -1,4 +1,4 @@
-"""Verification by rationales: a generative verifier writes about the whole path, and its verdict is read at the end."""
+"""Generative verification: a verifier writes rationales about the whole path, each followed by a yes-or-no verdict."""
 
 import math
 from abc import abstractmethod
@@ -18,12 +18,12 @@ from espalier.prm.base import PrmFamily, Scoring, ScoringInput, StepPath, Verdic
 
 @dataclass(frozen=True, slots=True)
 class RationaleSettings:
-    """How rationales are written.
+    """How rationales are generated.
 
     Attributes:
-        tokens: most tokens of one; a longer one is cut there and judged by what it says so far.
-        chains: rationales of each path; its score is the mean of what they come to.
-        temperature: softmax temperature; 0 takes the most likely token.
+        tokens: maximum tokens of a rationale; a longer one is cut off and judged as it is.
+        chains: rationales per path; the score is the mean of their verdicts.
+        temperature: softmax temperature; 0 is greedy.
     """
 
     tokens: int
@@ -32,16 +32,16 @@ class RationaleSettings:
 
 
 class GenerativeVerifier(PrmFamily):
-    """How one generative verifier is asked, and how its verdict is read.
+    """A family that writes a rationale and then gives its verdict.
 
-    Nothing of a path's text serves the next step: what follows the steps stands between them and the rationale. So
-    every step is scored from the whole text, on sequences that are given up with its score.
+    The KV of a path does not serve its next step, because the prompt continues between the steps and the rationale.
+    Every step is therefore scored from the whole text, on sequences that are released with its score.
 
     Attributes:
-        settings: how rationales are written.
-        closing_tokens: most tokens between the last step and the rationale.
-        lead_ids: what is fed after a rationale; the verdict is the token that follows them.
-        verdict_ids: the tokens that say yes and no.
+        settings: how rationales are generated.
+        closing_tokens: maximum tokens between the last step and the rationale.
+        lead_ids: ids fed after a rationale; the verdict is the next token.
+        verdict_ids: ids of yes and no.
     """
 
     settings: RationaleSettings
@@ -55,62 +55,62 @@ class GenerativeVerifier(PrmFamily):
 
     @property
     def identity(self) -> str:
-        """The name and how rationales are written."""
+        """The name and the rationale settings."""
         return f"{self.name} {self.settings}"
 
     @property
     def context(self) -> int:
-        """Most tokens of a path's text: the rest of the model's context is for the rationale and its verdict."""
+        """Maximum tokens of a path's text: the model's context minus one rationale and its verdict."""
         return super().context - self.rationale_tokens
 
     @property
     def rationales_cost(self) -> int:
-        """Most tokens of all rationales of a path, each written once and read once more up to its verdict."""
+        """Maximum tokens of a path's rationales, each counted twice: to generate it and to read its verdict."""
         return 2 * self.settings.chains * self.rationale_tokens
 
     @property
     def rationale_tokens(self) -> int:
-        """Most tokens of one rationale and the lead-in to its verdict."""
+        """Maximum tokens of one rationale and the lead-in to its verdict."""
         return self.settings.tokens + len(self.lead_ids)
 
     @abstractmethod
     def text_ids(self, path: StepPath) -> tuple[int, ...]:
-        """Token ids of all that a rationale follows."""
+        """Token ids of the text before a rationale."""
 
     @abstractmethod
     def kept(self, path: StepPath, token_ids: list[int]) -> list[int]:
-        """What of a rationale's tokens its verdict is read after; no more than were given."""
+        """Return the prefix of a rationale's tokens after which its verdict is read."""
 
     def samplings(self, seed: int, path: StepPath) -> tuple[Sampling, ...]:
-        """How each rationale is drawn: by the request's seed and the path's text alone, whichever node it is of."""
+        """Sampling of each rationale, which depends only on the request's seed and the path's text."""
         text = "\x1f".join((path.problem, *path.steps))
         return tuple(
             Sampling(self.settings.temperature, key=stream_key(seed, text, (i,))) for i in range(self.settings.chains)
         )
 
     def read(self, path: StepPath) -> ScoringInput:
-        """The path's text and the lead-in to a verdict, as they would be read without a rationale between them."""
+        """The path's text and the lead-in to a verdict, without a rationale between them."""
         ids = (*self.text_ids(path), *self.lead_ids)
         return ScoringInput(ids, (len(ids) - 1,), whole=True)
 
     def score(self, values: np.ndarray, before: float | None) -> float:
-        """The softmax of the logits of yes and no, at yes."""
+        """Probability of yes: the softmax of the logits of yes and no."""
         yes, no = (float(values[0, i]) for i in self.verdict_ids)
         return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))
 
 
 @dataclass(slots=True, eq=False)
 class _Rationales:
-    """Where the rationales of one path stand.
+    """State of the rationales of one path.
 
     Attributes:
-        sequence: what stands for the step; it holds the problem alone.
-        text: the path's text, which all rationales follow.
-        unwritten: chains that are still being written.
-        unread: chains without a verdict.
-        scores: of the chains that have one, in order of arrival.
-        spent: tokens written and read so far.
-        tag: what the step was scored with.
+        sequence: the step's sequence; it holds only the problem.
+        text: sequence of the path's text, shared by all rationales.
+        unwritten: number of rationales still being generated.
+        unread: number of rationales without a verdict.
+        scores: verdicts so far, in order of arrival.
+        spent: tokens generated and computed so far.
+        tag: tag of the scoring call.
     """
 
     sequence: Sequence
@@ -124,14 +124,14 @@ class _Rationales:
 
 
 class GenerativeVerification:
-    """The verification of one problem's paths by rationales; used as `Verification` is.
+    """Verifies one problem's paths by rationales; has the interface of `Verification`.
 
-    A step's sequence is a fork of the root and adds nothing to it. Its text, rationales and verdicts have sequences of
-    their own, which go with its score. A rationale ends in tokens that its verdict must not see, so what is kept of it
-    is read once more on a fork of the text.
+    A step's sequence is a fork of the root and adds no tokens. Its text, rationales and verdicts use separate
+    sequences, released with its score. A rationale ends in tokens that its verdict must not see, so its kept prefix is
+    computed again on a fork of the text.
 
     Attributes:
-        root: the sequence that holds the problem; whoever began this releases it, as every sequence of a step.
+        root: sequence that holds the problem; the caller releases it, like the sequences of steps.
         prompt_tokens: its length.
     """
 
@@ -153,10 +153,10 @@ class GenerativeVerification:
         self._problem = problem
         self._salt = salt
         self._seed = seed
-        self._opened: set[Sequence] = set()  # texts that rationales follow, and what verdicts are read on
+        self._opened: set[Sequence] = set()  # sequences of texts and verdicts
 
     def prefill(self) -> None:
-        """Queue the computation of the problem, which texts then take from the prefix cache."""
+        """Submit the computation of the problem, which texts then take from the prefix cache."""
         self._engine.submit(Score(self._owner, self.root, (), ()))
 
     def score(
@@ -168,14 +168,14 @@ class GenerativeVerification:
         before: float | None = None,
         tag: Any = None,
     ) -> Scoring | None:
-        """Queue the rationales of the path of `steps`; see `Verification.score`.
+        """Submit the rationales of the path of `steps`; see `Verification.score`.
 
         Returns:
-            The sequence of the new step, or None when the text with the longest rationales is longer than `max_tokens`,
-            or does not fit in the model's context: such a step has no score.
+            The sequence of the new step; None if the text with the longest rationales exceeds `max_tokens` or the
+            model's context, so that the step gets no score.
 
         Raises:
-            NoEmbeddingError: when the text holds a token that the model has no embedding for; nothing is queued.
+            NoEmbeddingError: the text has a token without an embedding; nothing is submitted.
         """
         family, path = self._family, StepPath(self._problem, steps)
         ids = family.text_ids(path)
@@ -193,7 +193,7 @@ class GenerativeVerification:
         return Scoring(sequence, 0)
 
     def take(self, done: Done) -> Verdict | None:
-        """Take in finished work; the verdict when it was the last that its step needed, else None."""
+        """Process finished work; returns the verdict once the step is completely scored, else None."""
         if isinstance(done, Generated):
             self._read_verdict(done)
             return None
@@ -205,21 +205,21 @@ class GenerativeVerification:
         rationale.unread -= chains
         if rationale.unread:
             return None
-        # The exact sum does not depend on which chain was read first.
+        # fsum is exact, so the order of arrival does not matter.
         mean = math.fsum(rationale.scores) / len(rationale.scores)
         return Verdict(rationale.sequence, mean, rationale.spent, rationale.tag)
 
     def is_check(self, done: Done) -> bool:
-        """Whether this work only checks a score: nothing here does."""
+        """Whether this work belongs to a full-rescore check; always False here."""
         return False
 
     def close(self) -> None:
-        """Release what was opened for rationales and verdicts, their work being dropped."""
+        """Release the sequences of rationales and verdicts; their work must have been cancelled."""
         for sequence in list(self._opened):
             self._release(sequence)
 
     def _read_verdict(self, done: Generated) -> None:
-        """Feed what is kept of a rationale, and what leads to its verdict, after the text."""
+        """Compute the kept prefix of a rationale and the lead-in to its verdict, after the text."""
         rationale: _Rationales = done.work.tag
         lead = self._family.lead_ids
         kept = self._family.kept(rationale.path, done.token_ids)

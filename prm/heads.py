@@ -1,6 +1,6 @@
-"""What turns a hidden state into a number: linear layers of a checkpoint, or two rows of a language model's head.
+"""Heads that map hidden states to scores: linear layers of a checkpoint, or some rows of a language model's head.
 
-Probabilities are taken in float32 whatever the weights are in.
+Probabilities are computed in float32 for any dtype of the weights.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
 
 Output = Callable[[torch.Tensor], torch.Tensor]
-"""Logits, float32 `[R, labels]`, to scores, float32 `[R, 1]`."""
+"""Maps logits, float32 `[R, labels]`, to scores, float32 `[R, 1]`."""
 
 
 def probability_of(index: int) -> Output:
-    """The probability of one label among all of them."""
+    """Softmax probability of the label `index`."""
 
     def output(logits: torch.Tensor) -> torch.Tensor:
         return torch.softmax(logits, dim=-1)[:, index : index + 1]
@@ -29,7 +29,7 @@ def probability_of(index: int) -> Output:
 
 
 def stacked_head(layers: list[Linear], output: Output) -> Head:
-    """Linear layers with a ReLU between each two, and what makes scores of the last one's logits."""
+    """Linear layers with a ReLU between them, followed by `output`."""
 
     def head(hidden: torch.Tensor) -> torch.Tensor:
         for layer in layers[:-1]:
@@ -42,17 +42,17 @@ def stacked_head(layers: list[Linear], output: Output) -> Head:
 def take_layers(
     checkpoint: Checkpoint, names: tuple[str, ...], decoder: Decoder, labels: int, bias: bool | None = True
 ) -> list[Linear]:
-    """The linear layers `NAME.weight` and `NAME.bias`, all as wide as the hidden state, to `labels` logits.
+    """Load linear layers `NAME.weight` and `NAME.bias`; the inner ones are as wide as the hidden state.
 
     Args:
-        checkpoint: where they are.
-        names: the layers, first to last.
-        decoder: gives the hidden state.
-        labels: values of the last layer.
-        bias: whether each has a bias; None where some checkpoints of the family do.
+        checkpoint: the checkpoint to load from.
+        names: names of the layers, first to last.
+        decoder: produces the hidden states.
+        labels: output size of the last layer.
+        bias: whether the layers have biases; None if that differs between checkpoints of the family.
 
     Raises:
-        CheckpointError: when a layer is missing or of another shape.
+        CheckpointError: a layer is missing or has a wrong shape.
     """
     layers: list[Linear] = []
     inputs = decoder.config.hidden_size
@@ -69,14 +69,14 @@ def take_layers(
 
 
 def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: list[int]) -> Linear:
-    """The language model head's rows of some tokens only: the logits of the others are never asked for.
+    """Load only the language model head's rows of the given tokens, as no other logits are needed.
 
     Raises:
-        CheckpointError: when the head is untied and missing, or has no row for a token.
+        CheckpointError: the head is untied and missing, or has no row for a token.
     """
     if (rows := decoder.config.vocab_size) <= max(token_ids):
         raise CheckpointError(
-            f"{checkpoint.folder} has {rows} rows of lm_head, and the token that a score is read of has the id "
+            f"{checkpoint.folder} has {rows} rows of lm_head, but the scores are read from the token id "
             f"{max(token_ids)}; is tokenizer.json the one that belongs to these weights?"
         )
     if decoder.config.tied:
@@ -88,10 +88,10 @@ def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: list[in
 
 
 def require_token(checkpoint: Checkpoint, tokenizer: TextTokenizer, token: str, why: str) -> int:
-    """The id of a token.
+    """Return the id of a token.
 
     Raises:
-        CheckpointError: when the tokenizer does not have it.
+        CheckpointError: the tokenizer does not have it.
     """
     if (token_id := tokenizer.token_id(token)) is None:
         raise CheckpointError(f"the tokenizer of {checkpoint.folder} has no token {token}, {why}")
@@ -101,16 +101,16 @@ def require_token(checkpoint: Checkpoint, tokenizer: TextTokenizer, token: str, 
 def require_published_ids(
     checkpoint: Checkpoint, tokenizer: TextTokenizer, vocabulary: int, tokens: dict[str, int]
 ) -> None:
-    """Check ids where the checkpoint's vocabulary is as large as the published one: another id there is another text.
+    """Check that tokens have their published ids, if the vocabulary has its published size.
 
     Raises:
-        CheckpointError: when a token has another id than the published one.
+        CheckpointError: a token's id differs from the published one.
     """
     if not vocabulary or checkpoint.config.get("vocab_size") != vocabulary:
         return
     for token, expected in tokens.items():
         if (found := tokenizer.token_id(token)) != expected:
             raise CheckpointError(
-                f"the tokenizer of {checkpoint.folder} gives {token!r} the id {found}, and published checkpoints of "
-                f"this family have {expected}: is tokenizer.json the one that belongs to these weights?"
+                f"the tokenizer of {checkpoint.folder} gives {token!r} the id {found}, but published checkpoints of "
+                f"this family have {expected}; is tokenizer.json the one that belongs to these weights?"
             )

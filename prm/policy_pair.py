@@ -1,4 +1,4 @@
-"""Two trunks as one decoder: their layers share a block's KV, and each token's hidden states lie side by side."""
+"""A policy and its reference model as one decoder: they share KV blocks, and their hidden states are concatenated."""
 
 from dataclasses import replace
 
@@ -12,23 +12,23 @@ from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear
 
 _ROWS = 256
-"""Rows whose logits are held at once: 150,000 of them in float32 for each of two models."""
+"""Maximum rows whose logits are held at once: with a vocabulary of 150,000, float32, for two models."""
 
 
-class TwinDecoder(Decoder):
-    """Runs two decoders on the same tokens; the first's layers come first in the KV layout."""
+class PolicyPairDecoder(Decoder):
+    """Runs two decoders on the same tokens; the KV layout has the first one's layers first."""
 
     def __init__(self, first: Decoder, second: Decoder) -> None:
         """Join two decoders.
 
         Raises:
-            CheckpointError: when their KV or vocabularies are of different shapes.
+            CheckpointError: their KV shapes or vocabulary sizes differ.
         """
         one, other = first.config, second.config
         for name in ("num_kv_heads", "head_dim", "vocab_size"):
             if getattr(one, name) != getattr(other, name):
                 raise CheckpointError(
-                    f"the verifier's {name} is {getattr(one, name)} and its reference's {getattr(other, name)}; give "
+                    f"the verifier's {name} is {getattr(one, name)}, its reference's is {getattr(other, name)}; give "
                     "--verifier-reference the model that the verifier was trained from"
                 )
         self.first = first
@@ -46,7 +46,7 @@ class TwinDecoder(Decoder):
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kvs: list[LayerKV], batch: AttentionBatch
     ) -> torch.Tensor:
-        """See `Decoder.forward`; returns `[T, hidden of the first + hidden of the second]`."""
+        """See `Decoder.forward`; returns `[T, hidden size of the first + of the second]`."""
         layers = self.first.config.num_layers
         first = self.first.forward(token_ids, positions, layer_kvs[:layers], batch)
         second = self.second.forward(token_ids, positions, layer_kvs[layers:], batch)
@@ -54,7 +54,7 @@ class TwinDecoder(Decoder):
 
 
 def log_ratio_head(first: Linear, second: Linear, coefficient: float) -> Head:
-    """`coefficient` times the log-probability of a given token under the first model less that under the second."""
+    """`coefficient` times the difference of a target token's log-probabilities, first model minus second."""
     width = first.in_features
 
     def head(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Incremental verification: a node's verifier sequence is its parent's plus the node's step."""
+"""Incremental verification: the sequence of a step is a fork of its parent's, extended by the step's tokens."""
 
 from collections import deque
 from collections.abc import Hashable
@@ -16,19 +16,19 @@ from espalier.prm.generative import GenerativeVerification, GenerativeVerifier
 
 
 class Verifier:
-    """Scores steps through an engine, each step's tokens exactly once.
+    """Scores steps on the engine, computing each step's tokens exactly once.
 
     Attributes:
-        family: how the model reads.
-        full_rescore: whether every score is also computed from the whole text, and must be the same.
-        reopened: how often a path's tokens did not begin with its parent's and were computed anew.
+        family: how the model reads a path.
+        full_rescore: whether every score is also computed from the whole text and compared.
+        reopened: number of times a path was computed again because its parent's ids were not a prefix of its own.
     """
 
     def __init__(self, engine: Engine, family: PrmFamily, full_rescore: bool = False) -> None:
-        """Make a verifier.
+        """Create a verifier.
 
         Raises:
-            CheckpointError: when `full_rescore` is asked of a generative family, which reads nothing step by step.
+            CheckpointError: `full_rescore` is set for a generative family, which is not incremental.
         """
         if full_rescore and isinstance(family, GenerativeVerifier):
             raise CheckpointError(
@@ -43,16 +43,16 @@ class Verifier:
     def begin(
         self, owner: Hashable, problem: str, salt: bytes = b"", seed: int = 0
     ) -> "Verification | GenerativeVerification":
-        """Open a verifier sequence that holds the problem, for the paths of `owner`; `salt` as in `Engine.open`.
+        """Open a verifier sequence with the problem, for the paths of `owner`.
 
         Args:
-            owner: whose work it is.
-            problem: its text.
-            salt: prefixes are shared with sequences of the same salt only.
-            seed: of the request; what a generative family writes goes by it.
+            owner: owner of the work.
+            problem: the problem's text.
+            salt: prefixes are shared only with sequences of the same salt; see `Engine.open`.
+            seed: the request's seed, used by generative families.
 
         Raises:
-            RequestTooLargeError: when the problem alone fills the verifier's context.
+            RequestTooLargeError: the problem alone fills the verifier's context.
         """
         ids = self.family.prompt_ids(problem)
         require_room(self.family, len(ids))
@@ -63,7 +63,7 @@ class Verifier:
 
 
 def require_room(family: PrmFamily, prompt_tokens: int) -> None:
-    """Raise RequestTooLargeError when a problem of so many tokens leaves no room for a path."""
+    """Raise RequestTooLargeError if a problem of `prompt_tokens` leaves no room for a path."""
     limit, own = family.context, family.model.config.max_positions
     if prompt_tokens >= limit:
         rationales = f", of which rationales leave {limit}" if limit < own else ""
@@ -74,29 +74,29 @@ def require_room(family: PrmFamily, prompt_tokens: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Where a step that is being scored stands.
+    """State of a step that is being scored.
 
     Attributes:
-        sequence: what its path will be continued from.
-        tail: what is still to be fed on a fork of it, None when this work reads.
-        before: the score of the step before.
-        tag: what the step was scored with.
+        sequence: the sequence from which its path will be continued.
+        probe: probe tokens still to be fed on a fork of it, None if this work reads the score.
+        before: score of the previous step.
+        tag: tag of the scoring call.
     """
 
     sequence: Sequence
     path: StepPath
-    tail: Score | None
+    probe: Score | None
     before: float | None
     tag: Any
 
 
 class Verification:
-    """The verification of one problem's paths.
+    """Verifies the paths of one problem.
 
-    Whatever `score` submits comes back to `take`; a step may take several pieces of work one after the other.
+    Pass all finished work of `score` to `take`; one step may need several pieces of work in sequence.
 
     Attributes:
-        root: the sequence that holds the problem; whoever began this releases it, as every sequence of a step.
+        root: sequence that holds the problem; the caller releases it, like the sequences of steps.
         prompt_tokens: its length.
     """
 
@@ -116,7 +116,7 @@ class Verification:
         self._check: Check | None = None
 
     def prefill(self) -> None:
-        """Queue the computation of the problem, so that its forks share it."""
+        """Submit the computation of the problem, which its forks share."""
         self._engine.submit(Score(self._owner, self.root, (), ()))
 
     def score(
@@ -128,22 +128,22 @@ class Verification:
         before: float | None = None,
         tag: Any = None,
     ) -> Scoring | None:
-        """Queue the scoring of the newest of `steps`, the tokens of those before it being computed.
+        """Submit the scoring of the last of `steps`; those before it are computed in `parent`.
 
         Args:
-            parent: the verifier sequence of the path so far.
-            steps: texts of the path's steps, none empty; with or without their delimiters.
-            max_tokens: the most tokens the step may take.
-            in_place: extend `parent` itself instead of a fork of it; `parent` is the new step's from here on.
-            before: the score of the step before.
-            tag: comes back with the verdict.
+            parent: verifier sequence of the path so far.
+            steps: texts of the path's steps, none empty; with or without delimiters.
+            max_tokens: maximum tokens of the step.
+            in_place: extend `parent` itself instead of a fork; `parent` then belongs to the new step.
+            before: score of the previous step.
+            tag: returned with the verdict.
 
         Returns:
-            The sequence of the new step, or None when the step is longer than `max_tokens`: such a step has no score,
-            and is not cut short to get one.
+            The sequence of the new step; None if the step exceeds `max_tokens`: such a step gets no score, and is not
+            truncated.
 
         Raises:
-            NoEmbeddingError: when the step holds a token that the model has no embedding for; nothing is queued.
+            NoEmbeddingError: the step has a token without an embedding; nothing is submitted.
         """
         path = StepPath(self._problem, steps)
         read = self._family.read(path)
@@ -156,20 +156,24 @@ class Verification:
             sequence = parent if in_place else self._engine.fork(parent, 1)[0]
             start = 0
         else:
-            start = reading.read_at[0]
+            start = reading.score_positions[0]
             sequence = self._reopened(reading.token_ids[:start], parent if in_place else None)
         self._submit(reading, start, _Step(sequence, path, None, before, tag))
         return Scoring(sequence, max(added, 1))
 
     def take(self, done: Done) -> Verdict | None:
-        """Take in finished work; the verdict when it was the last that its step needed, else None."""
+        """Process finished work; returns the verdict once the step is completely scored, else None.
+
+        Raises:
+            ScoreMismatchError: the full-rescore check found a different score.
+        """
         assert isinstance(done, Scored), "nothing is generated here"
         if self._check is not None and done.work is self._check.work:
             return self._take_check(done)
         step: _Step | None = done.work.tag
         if step is None:  # the problem
             return Verdict(done.work.sequence, None)
-        if step.tail is not None:
+        if step.probe is not None:
             self._probe(step)
             return None
         if done.work.sequence in self._probes:
@@ -184,11 +188,11 @@ class Verification:
         return None
 
     def is_check(self, done: Done) -> bool:
-        """Whether this work only checks a score: its tokens are nobody's."""
+        """Whether this work belongs to a full-rescore check; its tokens do not count as usage."""
         return self._check is not None and done.work is self._check.work
 
     def close(self) -> None:
-        """Release what was opened for readings only, their work being dropped."""
+        """Release sequences that were opened to read scores; their work must have been cancelled."""
         for sequence in self._probes:
             self._engine.release(sequence)
         if self._check is not None:
@@ -198,20 +202,20 @@ class Verification:
         self._check = None
 
     def _relative(self, parent: Sequence, reading: ScoringInput) -> tuple[ScoringInput, bool]:
-        """The reading in terms of what follows the parent's tokens, and whether it does follow them."""
+        """Make a whole input relative to the parent's ids; also returns whether these are a prefix of it."""
         if not reading.whole:
             return reading, True
         kept = tuple(self._engine.token_ids(parent))
         start = len(kept)
-        if reading.token_ids[:start] != kept or reading.read_at[0] < start:
+        if reading.token_ids[:start] != kept or reading.score_positions[0] < start:
             return reading, False
-        ids, read_at = reading.token_ids[start:], tuple(i - start for i in reading.read_at)
-        return ScoringInput(ids, read_at, reading.tail, targets=reading.targets), True
+        ids, score_positions = reading.token_ids[start:], tuple(i - start for i in reading.score_positions)
+        return ScoringInput(ids, score_positions, reading.num_probe_tokens, targets=reading.targets), True
 
     def _reopened(self, token_ids: tuple[int, ...], taken_over: Sequence | None) -> Sequence:
-        """A sequence of its own for a path that is tokenised otherwise than its beginning was.
+        """Open a new sequence for a path whose parent's ids are not a prefix of its own.
 
-        The prefix cache gives back the full blocks that are known.
+        Full blocks that are in the prefix cache are reused.
         """
         self._verifier.reopened += 1
         if taken_over is not None:
@@ -219,26 +223,26 @@ class Verification:
         return self._engine.open(VERIFIER, list(token_ids), self._salt, self._owner)
 
     def _submit(self, reading: ScoringInput, start: int, step: _Step) -> None:
-        """Submit the ids from `start` on: all with their reads, or what is kept first and the tail after it."""
-        end = len(reading.token_ids) - reading.tail
-        ids, read_at = reading.token_ids[start:], tuple(i - start for i in reading.read_at)
-        if not reading.tail:
-            work = Score(self._owner, step.sequence, ids, read_at, reading.targets, step)
+        """Submit the ids from `start` with their score positions; if there are probe tokens, only the kept ids."""
+        end = len(reading.token_ids) - reading.num_probe_tokens
+        ids, score_positions = reading.token_ids[start:], tuple(i - start for i in reading.score_positions)
+        if not reading.num_probe_tokens:
+            work = Score(self._owner, step.sequence, ids, score_positions, reading.targets, step)
         else:
-            tail_at = tuple(i - end for i in reading.read_at)
-            tail = Score(self._owner, step.sequence, reading.token_ids[end:], tail_at, reading.targets)
-            work = Score(self._owner, step.sequence, ids[: end - start], (), tag=replace(step, tail=tail))
+            positions = tuple(i - end for i in reading.score_positions)
+            probe = Score(self._owner, step.sequence, reading.token_ids[end:], positions, reading.targets)
+            work = Score(self._owner, step.sequence, ids[: end - start], (), tag=replace(step, probe=probe))
         self._engine.submit(work)
 
     def _probe(self, step: _Step) -> None:
-        """Feed the tail of a step whose kept tokens are computed, on a fork that is given up afterwards."""
-        assert step.tail is not None
+        """Feed the probe tokens of a step whose kept tokens are computed, on a fork that is released afterwards."""
+        assert step.probe is not None
         fork = self._engine.fork(step.sequence, 1)[0]
         self._probes.add(fork)
-        self._engine.submit(replace(step.tail, sequence=fork, tag=replace(step, tail=None)))
+        self._engine.submit(replace(step.probe, sequence=fork, tag=replace(step, probe=None)))
 
     def _start_check(self) -> None:
-        """Check one score at a time, so that a check never holds more than one path's memory."""
+        """Check one score at a time, so that a check holds the memory of one path only."""
         if self._check is None and self._checks:
             verdict, path = self._checks[0]
             assert verdict.score is not None

@@ -1,5 +1,5 @@
-"""What to grow: the tree, the algorithms, aggregation, answers, budgets and the orchestrator that runs many searches.
+"""Test-time search: request and result types, algorithms, voting, and the orchestrator that runs many searches.
 
-Contract. Algorithms are pure (`algorithms.base`): they see nodes and scores, never a device, a clock or a file. The
-orchestrator alone talks to the engine, holds the sequences of every node, and releases them.
+Contract. Algorithms are pure (`algorithms.base`): they see nodes and scores, never a device, a clock or a file. Only
+the orchestrator talks to the engine; it holds the KV sequences of every node and releases them.
 """

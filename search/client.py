@@ -1,4 +1,4 @@
-"""A client of the service that speaks in the search's own dataclasses and raises typed errors."""
+"""A Python client of the gRPC service: takes `SearchRequest`, returns `SearchResult`, raises typed errors."""
 
 from collections.abc import Generator
 from types import TracebackType
@@ -16,19 +16,19 @@ from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
 
 _OPTIONS = [
-    # A server may be set to send more than gRPC's default of 4 MiB: results with whole trees are large.
+    # Results with whole trees can exceed gRPC's default limit of 4 MiB.
     ("grpc.max_receive_message_length", 64 * 2**20),
-    # A proxy from the environment cannot carry this, and must not come between a machine and itself.
+    # HTTP proxies from the environment often do not support HTTP/2, and would also apply to localhost.
     ("grpc.enable_http_proxy", 0),
 ]
 
 
 class ServiceError(EspalierError):
-    """The server refused, failed, or could not be reached; the text says which and what to do.
+    """The server refused the call, failed, or could not be reached; the message says which and what to do.
 
     Attributes:
-        code: the gRPC status, such as `UNAVAILABLE`.
-        retry_seconds: when the server suggests to try again, None where it does not.
+        code: name of the gRPC status code, such as `UNAVAILABLE`.
+        retry_seconds: delay after which the server suggests a retry; None without a suggestion.
     """
 
     def __init__(self, code: str, text: str, retry_seconds: float | None = None) -> None:
@@ -38,7 +38,7 @@ class ServiceError(EspalierError):
 
 
 class SearchClient:
-    """Sends searches to one server. Safe to use from several threads; close it, or use it in a `with`.
+    """Sends searches to one server. Thread-safe; call `close`, or use it as a context manager.
 
     Example:
         with SearchClient("127.0.0.1:50051") as client:
@@ -46,7 +46,7 @@ class SearchClient:
     """
 
     def __init__(self, endpoint: str) -> None:
-        """Connect lazily to `endpoint`, written HOST:PORT."""
+        """Create a client for the server at `endpoint`, HOST:PORT; it connects on the first call."""
         self.endpoint = endpoint
         self._channel = grpc.insecure_channel(endpoint, options=_OPTIONS)
         self._stub: Any = SearchServiceStub(self._channel)
@@ -60,7 +60,7 @@ class SearchClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; searches still running are cancelled."""
+        """Close the connection; running searches are cancelled."""
         self._channel.close()
 
     def solve(
@@ -70,13 +70,14 @@ class SearchClient:
 
         Args:
             request: the problem and how to search it.
-            timeout: seconds after which to give up; the server then drops the search.
-            include_nodes: whether the result is to hold the search tree.
-            priority: among the server's searches, in [-100, 100]; a larger one goes first.
+            timeout: seconds to wait for the result, after which the server cancels the search; None waits without
+                limit.
+            include_nodes: whether the result includes the search tree.
+            priority: in [-100, 100]; the server runs searches of a larger priority first.
 
         Raises:
-            InvalidRequestError: the server's limits or rules forbid the request; lists every bad field.
-            ServiceError: anything else went wrong.
+            InvalidRequestError: a field breaks a rule or a limit of the server; lists every such field.
+            ServiceError: the call failed for any other reason.
         """
         message = request_to_wire(request, include_nodes, priority)
         call = self._stub.SolveProblem.future(message, timeout=timeout)
@@ -85,15 +86,15 @@ class SearchClient:
         except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
             raise self._typed(error, call) from None
         finally:
-            call.cancel()  # an interrupt must not leave the search running; no effect on a call that has ended
+            call.cancel()  # stops the search on an interrupt; no effect on a finished call
 
     def solve_stream(
         self, request: SearchRequest, timeout: float | None = None, include_nodes: bool = False
     ) -> Generator[Event, None, None]:
-        """Run one search and give its events as they come: `Started` first, `Finished` last.
+        """Run one search and yield its events as they arrive: `Started` first, `Finished` last.
 
-        Closing or dropping the iterator cancels the search. Arguments and errors are those of `solve`; errors are
-        raised while iterating.
+        Closing the generator cancels the search. Takes the arguments of `solve`, without `priority`; raises its errors
+        during iteration.
         """
         message = pb.SolveProblemStreamRequest(request=request_to_wire(request, include_nodes))
         call = self._stub.SolveProblemStream(message, timeout=timeout)
@@ -108,7 +109,7 @@ class SearchClient:
             call.cancel()
 
     def _typed(self, error: BaseException, call: Any) -> EspalierError:
-        """The typed error for what a call raised."""
+        """Convert an exception of a call to a typed error."""
         if isinstance(error, ValueError):
             return ServiceError("UNKNOWN", f"the server at {self.endpoint} speaks a newer espalier.v1: {error}")
         if isinstance(error, grpc.FutureCancelledError):
@@ -122,7 +123,7 @@ class SearchClient:
     def _text(self, code: grpc.StatusCode, details: str, from_server: bool) -> str:
         match code:
             case grpc.StatusCode.UNAVAILABLE if not from_server:
-                # gRPC's own words when nobody listens, instead of when an established connection breaks.
+                # gRPC's message when nothing listens on the port; without it, an established connection broke.
                 if "failed to connect" in details:
                     return f"no server at {self.endpoint}; start one with: espalier serve"
                 if "resolving" in details or "DNS" in details or "name resol" in details.lower():
@@ -138,10 +139,10 @@ class SearchClient:
 
 
 def _details(call: Any) -> tuple[list[Violation], float | None, bool]:
-    """What the status of a failed call carries: violations, retry delay, and whether it has details at all."""
+    """Read a failed call's status: its violations, its retry delay in seconds, and whether the server set details."""
     try:
         status = rpc_status.from_call(call)
-    except ValueError:  # the details contradict the status: not ours
+    except ValueError:  # details that contradict the status do not come from our server
         status = None
     if status is None:
         return [], None, False

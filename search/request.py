@@ -1,4 +1,4 @@
-"""What a caller asks for: one problem and how to search it."""
+"""The request for one search: the problem, the algorithm and its parameters."""
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -11,7 +11,7 @@ from espalier.search.schema import Option, violations
 
 
 class AlgorithmName(StrEnum):
-    """The search algorithms on offer."""
+    """Available search algorithms."""
 
     GREEDY = "greedy"
     CHAIN = "chain"
@@ -28,7 +28,7 @@ class AlgorithmName(StrEnum):
 
 
 class Aggregation(StrEnum):
-    """How the scores of a path's steps become the path's score."""
+    """How the scores of a path's steps are combined into the path's score."""
 
     LAST = "last"
     MIN = "min"
@@ -36,22 +36,22 @@ class Aggregation(StrEnum):
     MEAN = "mean"
 
 
-SPELLING = "spelling"
-"""Name of what tells answers apart where their canonical spellings do."""
+EXACT_MATCH = "exact-match"
+"""Name of comparing answers by their canonical text alone."""
 
 
-class GroupingName(StrEnum):
-    """What may tell equal answers from different ones in a vote; see `grouping`."""
+class AnswerEquivalence(StrEnum):
+    """How a vote decides that two answers are equal; see `voting.equivalence`."""
 
     MATH_VERIFY = "math-verify"
-    SPELLING = SPELLING
+    EXACT_MATCH = EXACT_MATCH
 
 
 class Vote(StrEnum):
-    """How complete answers elect one.
+    """How one answer is selected from the complete paths.
 
     `naive` takes the answer of the best-scored path, `weighted` the answer with the largest sum of path scores,
-    `majority` the answer that most paths give.
+    `majority` the answer given by most paths.
     """
 
     NAIVE = "naive"
@@ -61,9 +61,9 @@ class Vote(StrEnum):
 
 MAX_PROBLEM_BYTES = 32 * 1024
 MAX_CANDIDATES = 1024
-"""Children that one round may sample: N*M."""
+"""Limit on the children sampled in one round, N*M."""
 MAX_TREE_NODES = 4096
-"""Nodes that `mcts` may make: its simulations times M."""
+"""Limit on the nodes created by `mcts`: simulations times M."""
 
 _Count = Interval(ge=1, le=1024)
 
@@ -72,14 +72,18 @@ _Count = Interval(ge=1, le=1024)
 class SearchRequest:
     """One problem and the search to run on it.
 
-    `beam_width` is N, the paths kept after each step; `expansion` is M, the children each kept path samples, so a step
-    scores N*M candidates. (search-and-learn names these the other way round: its `n` is our N*M, its `beam_width` our
-    M.) For `best-of-n` and `majority`, N is the number of independent paths and M does not apply; `adaptive` samples M
-    of them at a time. `dvts` has N subtrees, `particle` N particles (and no M), `rebase` N*M samples a round, `mcts`
-    expands a leaf by M children (and has no N), and `auto` splits N*M into an N and M of its own.
+    `beam_width` is N, the number of paths kept after each step; `expansion` is M, the children sampled from each kept
+    path. A step scores N*M candidates. (search-and-learn's `n` is our N*M, and its `beam_width` is our M.) Their
+    meaning depends on the algorithm:
 
-    From `lookahead_steps` to `confidence`, a field is read by the algorithm it names alone, and None takes that
-    algorithm's usual value.
+    - `best-of-n`, `majority`: N independent paths; M is not used.
+    - `adaptive`: at most N independent paths, sampled M at a time.
+    - `dvts`: N subtrees of M children. `particle`: N particles; M is not used.
+    - `rebase`: N*M samples a round. `mcts`: M children per expanded leaf; N is not used.
+    - `auto`: chooses its own N and M with the same product.
+
+    Fields from `lookahead_steps` to `confidence` are used only by the algorithm that their help text names; None takes
+    that algorithm's default.
     """
 
     help_panel: ClassVar = "Search"
@@ -92,7 +96,7 @@ class SearchRequest:
         int,
         Interval(ge=1, le=256),
         Option(
-            "N: paths kept after each step, subtrees, particles, or independent paths. (search-and-learn: n is N·M.)",
+            "N: paths kept after each step, subtrees, particles, or independent paths. (search-and-learn's n is N·M.)",
             short="-N",
         ),
     ] = 4
@@ -100,107 +104,99 @@ class SearchRequest:
         int,
         Interval(ge=1, le=64),
         Option(
-            "M: children each kept path samples; a step scores N·M. adaptive: paths at a time. (search-and-learn: "
+            "M: children sampled from each kept path. adaptive: paths sampled at a time. (search-and-learn's "
             "beam_width.)",
             short="-M",
         ),
     ] = 4
     vote: Annotated[
         Vote | None,
-        Option(
-            "How complete answers become one; default: majority for majority, adaptive and one path, else weighted."
-        ),
+        Option("How to select the answer; default: majority for majority, adaptive and single paths, else weighted."),
     ] = None
-    aggregation: Annotated[Aggregation, Option("How the scores of a path's steps become the path's score.")] = (
-        Aggregation.LAST
-    )
+    aggregation: Annotated[Aggregation, Option("How to combine the scores of a path's steps.")] = Aggregation.LAST
     temperature: Annotated[
         float | None,
         Interval(ge=0, le=10),
-        Option("0 is greedy; default: the checkpoint's own, whatever its do_sample says, else 0.8."),
+        Option("Sampling temperature, 0 for greedy; default: generation_config.json's, ignoring do_sample, else 0.8."),
     ] = None
     top_k: Annotated[
         int | None,
         Interval(ge=0, le=2**31 - 1),
-        Option("Most likely tokens kept, 0 for all; default: the checkpoint's own."),
+        Option("Sample from the k most likely tokens, 0 for all; default: generation_config.json's, else 0."),
     ] = None
     top_p: Annotated[
         float | None,
         Interval(gt=0, le=1),
-        Option("Nucleus mass kept of those; default: the checkpoint's own, else 1."),
+        Option("Nucleus sampling: probability mass to keep; default: generation_config.json's, else 1."),
     ] = None
     min_p: Annotated[
         float | None,
         Interval(ge=0, le=1),
-        Option("Least share of the likeliest token's probability; default: the checkpoint's own, else 0."),
+        Option("Minimum probability relative to the most likely token; default: generation_config.json's, else 0."),
     ] = None
-    max_steps: Annotated[int, Interval(ge=1, le=128), Option("Depth limit, in steps.")] = 40
-    max_step_tokens: Annotated[int, Interval(ge=1, le=2048), Option("Limit on one step's tokens.")] = 256
+    max_steps: Annotated[int, Interval(ge=1, le=128), Option("Maximum depth, in steps.")] = 40
+    max_step_tokens: Annotated[int, Interval(ge=1, le=2048), Option("Maximum tokens of one step.")] = 256
     max_tokens: Annotated[
         int | None,
         Interval(ge=1, le=262_144),
-        Option("Limit on one path's tokens; default: 2048, or what the context leaves."),
+        Option("Maximum tokens of one path; default: 2048, or what the context leaves."),
     ] = None
     seed: Annotated[int, Interval(ge=0, le=2**63 - 1), Option("Seed of all sampling.")] = 0
     lookahead_steps: Annotated[
         int | None,
         Interval(ge=1, le=16),
-        Option("lookahead: greedy steps after which a child is scored; default: 1."),
+        Option("lookahead: greedy steps rolled out before a child is scored; default: 1."),
     ] = None
-    simulations: Annotated[
-        int | None, _Count, Option("mcts: walks down the tree, most of which expand a leaf; default: 32.")
-    ] = None
+    simulations: Annotated[int | None, _Count, Option("mcts: number of simulations; default: 32.")] = None
     exploration: Annotated[
         float | None,
         Interval(ge=0, le=100),
-        Option("mcts: weight of nodes that were seen little; default: 1.25."),
+        Option("mcts: PUCT exploration constant; default: 1.25."),
     ] = None
     rebase_temperature: Annotated[
         float | None,
         Interval(ge=0.001, le=100),
-        Option(
-            "rebase: softmax temperature by which scores share out the samples; small favours the best; default: 0.1."
-        ),
+        Option("rebase: softmax temperature over scores when samples are allocated; default: 0.1."),
     ] = None
     iterations: Annotated[
         int | None,
         Interval(ge=1, le=64),
-        Option("particle: runs of the filter, more than one for particle Gibbs; default: 1."),
+        Option("particle: iterations of the filter; more than one is particle Gibbs; default: 1."),
     ] = None
     confidence: Annotated[
         float | None,
         Interval(ge=0.5, le=1),
         Option(
-            "adaptive: stop when the majority's leader is first for good with this probability; with 1, when nothing "
+            "adaptive: stop when the leading answer is the true majority with this probability; with 1, when nothing "
             "can overtake it; default: 0.95."
         ),
     ] = None
     generator_budget: Annotated[
         int | None,
         Interval(ge=1, le=16 * 2**20),
-        Option("Limit on the tokens sampled in the whole search; default: none."),
+        Option("Maximum tokens sampled in the whole search; default: no limit."),
     ] = None
     verifier_budget: Annotated[
         int | None,
         Interval(ge=1, le=16 * 2**20),
-        Option("Limit on the verifier's tokens in the whole search, the problem's included; default: none."),
+        Option("Maximum verifier tokens in the whole search, including the problem; default: no limit."),
     ] = None
     time_limit: Annotated[
         float | None,
         Interval(gt=0, le=24 * 3600),
-        Option("Seconds after which a search ends with the best it has, counted from its submission; default: none."),
+        Option("Seconds from submission after which the search returns its best answer so far; default: no limit."),
     ] = None
     merge_duplicates: Annotated[
         bool,
         Option(
-            "Compute equal samples of a step once and count them; without, each is decoded and scored by itself: the "
-            "same distribution of answers for more work."
+            "Compute equal samples of a step once and count them. The distribution of answers does not change, "
+            "computing each by itself is just slower."
         ),
     ] = True
 
     @property
     def candidates(self) -> int:
-        """Children sampled in one round at most: N*M, but N for independent paths and particles, 1 for one path."""
+        """Maximum children sampled in one round: N*M, N for independent paths and particles, 1 for a single path."""
         match self.algorithm:
             case AlgorithmName.GREEDY | AlgorithmName.CHAIN:
                 return 1
@@ -214,15 +210,15 @@ class SearchRequest:
                 return self.beam_width * self.expansion
 
     def to_dict(self) -> dict[str, Any]:
-        """The request as plain JSON values."""
+        """Return the request as JSON-serializable values."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def validate(request: SearchRequest) -> None:
-    """Check every field of a request against its rule, and those together that have one in common.
+    """Check every field of a request, and the limits on products of fields.
 
     Raises:
-        InvalidRequestError: listing all violations.
+        InvalidRequestError: lists all violations.
     """
     found: list[Violation] = []
 
@@ -232,7 +228,7 @@ def validate(request: SearchRequest) -> None:
 
     size, tree = len(request.problem.encode(errors="replace")), (request.simulations or 1) * request.expansion
     valid = not any("\ud800" <= c <= "\udfff" for c in request.problem)
-    require(valid, "problem", "must be valid Unicode, and holds half a surrogate pair")
+    require(valid, "problem", "must be valid Unicode, has an unpaired surrogate")
     require(bool(request.problem.strip()), "problem", "must not be empty")
     require(size <= MAX_PROBLEM_BYTES, "problem", f"must be at most {MAX_PROBLEM_BYTES} bytes, is {size}")
     found += violations(request)
@@ -246,16 +242,16 @@ def validate(request: SearchRequest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """What whoever submits a search says of it; nothing here changes its result.
+    """Options of a submission that do not change its result.
 
     Attributes:
-        priority: searches of a larger one start first, take the place and memory of those of a smaller one where there
-            is no other, and keep theirs where others must give theirs up.
-        salt: prompts computed for one search are reused for another only under the same salt: give callers that must
-            not learn of each other, by how fast an answer comes, different ones.
-        waited: seconds it waited before it was submitted; its time in the queue and its time limit count them.
-        timed_from_start: whether its time limit counts from when it leaves the queue, and not from when it came: for
-            many that are submitted at once and that nobody waits for one by one.
+        priority: searches of a larger priority start first, may preempt searches of a smaller one for memory or a slot,
+            and are preempted last.
+        salt: cached prefixes are shared only between searches with the same salt. Use different salts for callers that
+            must not observe each other's prompts through timing.
+        waited: seconds that the search waited before submission; counted in its queue time and its time limit.
+        timed_from_start: whether the time limit starts when the search leaves the queue, not at submission. Use it for
+            batches submitted at once.
     """
 
     priority: int = 0

@@ -1,4 +1,4 @@
-"""What a search gives back: events while it runs and one result with its full usage."""
+"""What a search returns: events while it runs, then one result with its usage."""
 
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -11,7 +11,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One expansion; see `Expand`."""
+    """One expansion that the algorithm asked for; see `Expand`."""
 
     path: Path
     children: int
@@ -21,7 +21,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A node as it was when the algorithm was told of it; the search may change these later."""
+    """A node as it was passed to `tell`; the search may change it later."""
 
     path: Path
     termination: str
@@ -31,7 +31,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One `ask`, its `tell`, and the paths kept after it."""
+    """One round: what the algorithm asked for, what it was told, and the paths it kept."""
 
     asked: tuple[Asked, ...]
     told: tuple[Told, ...]
@@ -41,16 +41,16 @@ class Round:
 class StopReason(StrEnum):
     """Why a search ended."""
 
-    FINISHED = "finished"  # the algorithm had nothing left to grow
-    BUDGET = "budget"  # a token budget cut it short
-    DEADLINE = "deadline"  # its time limit did
+    FINISHED = "finished"  # the algorithm finished
+    BUDGET = "budget"  # a token budget was used up
+    DEADLINE = "deadline"  # the time limit passed
     CANCELLED = "cancelled"
-    FAILED = "failed"  # a model could not compute it, or a call made for it raised
+    FAILED = "failed"  # an error occurred; see `SearchResult.error`
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredStep:
-    """One step of a path: its text and the verifier's score in [0, 1], None where the search uses no verifier."""
+    """One step of a path: its text and the verifier's score in [0, 1]; None in searches without a verifier."""
 
     text: str
     score: float | None
@@ -58,7 +58,7 @@ class ScoredStep:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A complete path: the answer it gives, its aggregated score, and how many sampled paths merged into it."""
+    """A complete path: its answer, its aggregated score, and the number of sampled paths merged into it."""
 
     node_id: int
     answer: str
@@ -68,16 +68,16 @@ class Candidate:
 
     @property
     def text(self) -> str:
-        """The whole path as generated."""
+        """The generated text of the whole path."""
         return "".join(step.text for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """One node of the search tree as it ended, for display and traces.
+    """One node of the search tree at the end of the search, for display and traces.
 
-    `path` are its child indices from the root, `tokens` those sampled for it. `termination` is empty for an inner node,
-    else a `Termination`.
+    `path` holds the child indices from the root, `tokens` the number of tokens sampled for the node. `termination` is
+    a `Termination`, empty for an inner node.
     """
 
     node_id: int
@@ -97,17 +97,20 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a search cost.
+    """The cost of one search.
 
-    Token counts are tokens whose KV was computed for this search by that model, prompt included; `*_tree_tokens` counts
-    each token of the search tree once, and of siblings that begin alike their common beginning once. `generated_tokens`
-    counts what was sampled, alike or not; `nodes` the steps sampled, of which `duplicates` say the same as a sibling
-    and became one with it. `*_saved_tokens` are those that were not computed because paths share what they begin with:
-    with every candidate read from the prompt on, there would be so many more.
+    Tokens: `generator_tokens` and `verifier_tokens` are the tokens whose KV that model computed for this search,
+    including the prompt. `*_tree_tokens` counts every token of the search tree once; siblings that share a prefix count
+    it once. `generated_tokens` counts sampled tokens, including those of duplicates. `nodes` counts sampled steps;
+    `duplicates` of them were merged into an equal sibling. `*_saved_tokens` is how many more tokens would have been
+    computed if every candidate had been computed from the prompt on.
 
-    Blocks are counted at the search's widest moment, for both models together: `logical_blocks` as if no two sequences
-    shared any, `physical_blocks` as they are; bytes for both together and for each. Seconds count from the start of the
-    search, `first_step_seconds` to the first step sampled; `queue_seconds` came before.
+    Memory, at the search's peak, for both models together: `physical_blocks` is the number of KV blocks held,
+    `logical_blocks` the number that would be held if no two sequences shared any; bytes are given in total and per
+    role.
+
+    Seconds: `seconds` and `first_step_seconds` count from the start of the search, `queue_seconds` is the time before
+        it.
     """
 
     generator_tokens: int
@@ -134,11 +137,11 @@ class Usage:
 class SearchResult:
     """The outcome of one search.
 
-    `answer` is empty when no path gave one; that is an outcome, not an error. `configuration` is the request with every
-    default filled in, `digests` the sha256 digests of both models' files. `grader` is what told equal answers from
-    different ones in the vote: "math-verify" and its version, or "spelling" where no more was needed, wanted, or
-    possible in time. `rounds` are what the algorithm asked for and was told; see `trace`. They stay where the search
-    ran. `error` says why it failed, where it did.
+    `answer` is empty when no path gave one; that is not an error. `configuration` is the request with every default
+    filled in, `digests` holds the SHA-256 digest of each model's files. `grader` names how the vote compared answers:
+    "math-verify" with its version, or "exact-match" where math-verify was not needed, not enabled, or too slow.
+    `rounds` records the algorithm's requests and inputs (see `trace`); it is not serialized. `error` is the reason of a
+    failed search, else empty.
     """
 
     search_id: str
@@ -156,8 +159,8 @@ class SearchResult:
     error: str = ""
 
     @property
-    def elected_path(self) -> set[int]:
-        """Ids of the nodes on the best candidate's path, the root included; empty without one."""
+    def selected_path(self) -> set[int]:
+        """Node ids of the best candidate's path, including the root; empty without a candidate."""
         parents = {node.node_id: node.parent_id for node in self.nodes}
         node_id = self.best.node_id if self.best else None
         path: set[int] = set()
@@ -167,7 +170,7 @@ class SearchResult:
         return path
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values, without its rounds."""
+        """Return the result as JSON-serializable values, without `rounds`."""
         return asdict(replace(self, rounds=()))
 
 
@@ -181,12 +184,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One round of the algorithm is over.
+    """One round of the algorithm is complete.
 
     Attributes:
-        depth: of the deepest node kept so far, in steps.
-        scored: nodes told to the algorithm in this round.
-        kept: leaves that may grow and complete paths that vote, the last 256 where there are more.
+        depth: depth of the deepest node kept so far, in steps.
+        scored: number of nodes passed to the algorithm in this round.
+        kept: leaves that may be expanded and complete paths that vote; only the last 256 of them.
         best: the best candidate so far.
     """
 
@@ -199,7 +202,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class CandidateDone:
-    """A path became complete."""
+    """A path is complete."""
 
     search_id: str
     candidate: Candidate
@@ -207,7 +210,7 @@ class CandidateDone:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of every search."""
+    """The last event of a search; carries its result."""
 
     search_id: str
     result: SearchResult

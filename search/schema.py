@@ -1,9 +1,10 @@
-"""Requests and settings are declared once: a field of a dataclass says its type, default, range, help and flag.
+"""Declares the fields of requests and settings once: type, default, range, help text and flag of each.
 
     beam_width: Annotated[int, Interval(ge=1, le=256), Option("Paths kept after each step.", short="-N")] = 4
 
-From that follow `violations` and `from_values` here, the command line with its environment variables and files
-(`experiments.cli.schema_options`), and messages (`search.service.convert`, where the `.proto` has the same name).
+From the declarations follow validation (`violations`, `from_values`), the command line with its environment variables
+and configuration files (`experiments.cli.schema_options`), and protobuf conversion (`search.service.convert`) for
+fields of the same name in the `.proto`.
 """
 
 import re
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval
@@ -25,12 +27,12 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a person is told of a field, and how it is written where text is read.
+    """The command-line side of a field.
 
     Attributes:
-        help: what the field means, for `--help`.
-        short: a one-letter flag beside the long one, like `-N`.
-        parse: makes the value of a text; raises ValueError with the reason. None for what the type itself reads.
+        help: text for `--help`.
+        short: one-letter flag, like `-N`; None for none.
+        parse: converts text to the value and raises ValueError with the reason; None uses the field's type.
     """
 
     help: str
@@ -40,15 +42,15 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One declared field, taken apart.
+    """One declared field.
 
     Attributes:
-        name: of the attribute, the flag (with dashes) and the field of the message.
+        name: name of the attribute, of the flag (with dashes) and of the protobuf field.
         kind: its type, without None.
-        optional: whether None is a value too.
-        default: MISSING where there is none.
-        bounds: the range of a number; None for any.
-        option: None for a field that is no option of the command line.
+        optional: whether None is allowed.
+        default: its default, MISSING without one.
+        bounds: range of a number; None for any.
+        option: None for a field without a flag.
     """
 
     name: str
@@ -65,7 +67,7 @@ class Field:
 
     @property
     def range(self) -> str:
-        """The range in words, like `between 1 and 256`; empty for none."""
+        """The range as text, like `between 1 and 256`; empty without bounds."""
         if self.bounds is None:
             return ""
         low, above, high, below = self.bounds.ge, self.bounds.gt, self.bounds.le, self.bounds.lt
@@ -75,7 +77,7 @@ class Field:
         return " and ".join(f"{words} {self.show(end)}" for words, end in ends.items() if end is not None)
 
     def show(self, value: Any) -> str:
-        """A value for a person to read: a size in its unit, 2**63 - 1 as a power."""
+        """Format a value for messages: sizes with their unit, 2**63 - 1 as a power."""
         if not isinstance(value, int | float):
             return repr(value)
         if isinstance(value, int) and self.option and self.option.parse is parse_size:
@@ -85,7 +87,7 @@ class Field:
         return str(value)
 
     def violation(self, value: Any) -> str | None:
-        """What is wrong with a value, or None."""
+        """Return what is wrong with a value, None if it is valid."""
         from pydantic import ValidationError
 
         if value is None and self.optional:
@@ -104,25 +106,25 @@ class Field:
 
 @cache
 def declared(kind: type) -> tuple[Field, ...]:
-    """The fields of a dataclass, in order."""
+    """Return the fields of a declared dataclass, in order."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple(_field(f.name, hints[f.name], f.default) for f in fields(kind))
 
 
 def violations(value: object) -> list[Violation]:
-    """What breaks the rules of its own fields in an instance of a declared dataclass, in their order."""
+    """Validate an instance of a declared dataclass; returns the violations in field order."""
     found = ((field.name, field.violation(getattr(value, field.name))) for field in declared(type(value)))
     return [Violation(name, wrong) for name, wrong in found if wrong]
 
 
 def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
-    """An instance from plain values, as JSON, YAML and TOML have them.
+    """Create an instance from plain values, as JSON, YAML and TOML have them.
 
     Raises:
-        InvalidRequestError: listing the names that `kind` does not have, and the values that break a rule.
+        InvalidRequestError: lists unknown names and invalid values.
     """
     known = {field.name: field for field in declared(kind)}
-    wrong = [Violation(name, "is not known") for name in values if name not in known]
+    wrong = [Violation(name, "is unknown") for name in values if name not in known]
     typed: dict[str, Any] = {}
     for name, value in values.items():
         if (field := known.get(name)) is None:
@@ -144,10 +146,10 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `512M`, `1.5GiB` or `2GB`; units are powers of 1024.
+    """Parse a size such as `512M`, `1.5GiB` or `2GB`, in bytes; units are powers of 1024.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: the text is not a size.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if not match:
@@ -156,14 +158,14 @@ def parse_size(text: str) -> int:
 
 
 def size_text(count: int) -> str:
-    """A size as `parse_size` reads it, in the largest unit that divides it."""
+    """Format bytes as `parse_size` reads them, in the largest unit that divides them."""
     unit = next(unit for unit in ("T", "G", "M", "K", "") if count and count % _UNITS[unit] == 0) if count else ""
     return f"{count // _UNITS[unit]}{unit}"
 
 
 @cache
 def _adapter(field: Field) -> Any:
-    from pydantic import ConfigDict, TypeAdapter  # takes a tenth of a second to import
+    from pydantic import ConfigDict, TypeAdapter  # slow to import: 0.1 s
 
     rule: Any = field.kind if field.bounds is None else Annotated[field.kind, field.bounds]
     return TypeAdapter(rule, config=ConfigDict(strict=True, allow_inf_nan=False))
@@ -175,4 +177,8 @@ def _field(name: str, annotation: Any, default: Any) -> Field:
     of_type = {type(item): item for item in metadata}
     optional = type(None) in options
     (kind,) = [k for k in options if k is not type(None)] if optional else [kind]
+    if of_type.get(Option) and not (
+        kind in _KINDS or kind is Path or (isinstance(kind, type) and issubclass(kind, StrEnum))
+    ):
+        raise TypeError(f"{name} is {kind}; an option is {', '.join(k.__name__ for k in _KINDS)}, a Path or a StrEnum")
     return Field(name, kind, optional, default, of_type.get(Interval), of_type.get(Option))

@@ -1,4 +1,4 @@
-"""The Python entry: load the models once, then solve problems one by one or many at a time."""
+"""The Python API: load the models once, then solve problems one by one or in batches."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.schema import from_values
 
 OnProgress = Callable[[int, int, SearchResult], None]
-"""Called with how many searches have ended, how many there are, and the result of the one that just ended."""
+"""Called with the number of finished searches, the number of all searches, and the result that just arrived."""
 
 
 class Solver:
-    """A generator and a verifier on one engine, ready to search.
+    """A generator and a verifier on one engine.
 
-    Close it, or use it in a `with`. Several threads may call it; their calls run one after the other. To run many
-    searches at the same time, give them to one call of `solve_many`.
+    Call `close`, or use it as a context manager. Thread-safe, but concurrent calls run one after the other; use
+    `solve_many` to run searches concurrently.
 
-    Answers that are not plain numbers are compared by math-verify in spawned processes: a script needs the usual
-    guard, `if __name__ == "__main__"`, around what it does.
+    Answers that are not plain numbers are compared by math-verify in spawned processes, so scripts need the usual
+    `if __name__ == "__main__":` guard.
 
     Example:
         with Solver() as solver:
@@ -46,19 +46,20 @@ class Solver:
         """Load both models.
 
         Args:
-            generator: a folder, a Hugging Face id (`org/name` or `org/name@revision`) or a registered name; None takes
+            generator: a folder, a Hugging Face id (`org/name` or `org/name@revision`) or a registered name; None loads
                 the bundled generator.
-            verifier: the process reward model, named the same way; None takes the bundled one, "" none.
+            verifier: the process reward model, named the same way; None loads the bundled one, "" loads none.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             dtype: `auto`, `float32`, `bfloat16` or `float16`.
-            kv_memory: the pool of KV memory that both models share, in bytes or like `4G`; None chooses by the device.
-            max_running: searches that grow at the same time at most.
-            on_bytes: called with the bytes of weights loaded so far, and of all, while loading.
-            **settings: any other field of `RuntimeSettings`.
+            kv_memory: size of the KV pool shared by both models, in bytes or as text like `4G`; None depends on the
+                device.
+            max_running: maximum number of searches running at once.
+            on_bytes: called during loading with the bytes of weights loaded so far and the total.
+            **settings: other fields of `RuntimeSettings`.
 
         Raises:
-            CheckpointError: a checkpoint is missing, unsupported or incomplete, or the device is not there.
-            InvalidRequestError: a setting is unknown or breaks a rule.
+            CheckpointError: a checkpoint is missing, unsupported or incomplete, or the device is not available.
+            InvalidRequestError: a setting is unknown or invalid.
         """
         given = {"generator": generator, "verifier": verifier, "device": device, "dtype": dtype, "kv_memory": kv_memory}
         named = {name: value for name, value in given.items() if value is not None}
@@ -78,17 +79,17 @@ class Solver:
     def solve(
         self, problem: str | SearchRequest, *, on_event: Callable[[Event], None] | None = None, **request: Any
     ) -> SearchResult:
-        """Search for the answer of one problem.
+        """Search for the answer to one problem.
 
         Args:
-            problem: the problem's text, or a whole request.
-            on_event: called with each event of the search: its start, each step, each complete candidate, its result.
+            problem: the problem's text, or a `SearchRequest`.
+            on_event: called with each event: start, steps, complete candidates, result.
             **request: fields of `SearchRequest`, such as `algorithm="dvts", beam_width=4, expansion=4, seed=7`.
 
         Raises:
-            InvalidRequestError: listing every field that breaks a rule.
-            RequestTooLargeError: the search could never fit into the models' context or the KV pool.
-            EspalierError: the search failed; the text says why.
+            InvalidRequestError: lists every invalid field.
+            RequestTooLargeError: the search cannot fit into a model's context or the KV pool.
+            EspalierError: the search failed; the message says why.
         """
         (result,) = self._run([_request(problem, request)], on_event, None)
         if result.error:
@@ -98,26 +99,27 @@ class Solver:
     def solve_many(
         self, problems: Iterable[str | SearchRequest], *, on_progress: OnProgress | None = None, **request: Any
     ) -> list[SearchResult]:
-        """Search for the answers of many problems at the same time, on one engine.
+        """Search for the answers to many problems concurrently.
 
-        A time limit counts from the start of each search.
+        Time limits count from the start of each search.
 
         Args:
-            problems: texts, or whole requests.
-            on_progress: called as each search ends.
-            **request: fields of `SearchRequest`, the same for all.
+            problems: texts, or `SearchRequest`s.
+            on_progress: called when a search finishes.
+            **request: fields of `SearchRequest`, applied to all.
 
         Returns:
-            The results in the order of `problems`. A search that failed holds the reason in `error`; the others go on.
+            The results, in the order of `problems`. A failed search has its reason in `error` and does not stop the
+            others.
 
         Raises:
-            InvalidRequestError: a request breaks a rule; no search has started.
-            RequestTooLargeError: a search could never fit; no search has started.
+            InvalidRequestError: a request is invalid; no search has started.
+            RequestTooLargeError: a search cannot fit; no search has started.
         """
         return self._run([_request(problem, request) for problem in problems], None, on_progress)
 
     def close(self) -> None:
-        """End whatever runs and release the models; closing again does nothing."""
+        """Cancel running searches and release the models; closing twice is allowed."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -132,7 +134,7 @@ class Solver:
     ) -> list[SearchResult]:
         with self._lock:
             if self._closed:
-                raise MisuseError("the solver is closed; make another one")
+                raise MisuseError("the solver is closed; create a new one")
             ended: dict[str, SearchResult] = {}
             faults: list[Exception] = []
 
@@ -140,7 +142,9 @@ class Solver:
                 try:
                     if on_event:
                         on_event(event)
-                except Exception as error:  # the caller's own: it comes out of the call, and is no fault of the search
+                except (
+                    Exception
+                ) as error:  # raised by the caller's callback: re-raised below, the search itself is fine
                     faults.append(error)
 
             try:
@@ -154,12 +158,12 @@ class Solver:
                     if faults:
                         raise faults[0]
             except BaseException:
-                self._orchestrator.close()  # cancels all searches; it takes new ones afterwards
+                self._orchestrator.close()  # cancels all searches; new ones can be submitted afterwards
                 raise
             return [ended[search_id] for search_id in order]
 
 
 def _request(problem: str | SearchRequest, given: dict[str, Any]) -> SearchRequest:
-    """The request of one problem; algorithms, votes and aggregations may be named by their plain words."""
+    """Build the request of one problem; enums may be given by their string values."""
     base = {"problem": problem} if isinstance(problem, str) else problem.to_dict()
     return from_values(SearchRequest, base | given)

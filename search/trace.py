@@ -1,24 +1,24 @@
-"""Traces: the whole tree of a search and what its algorithm chose, as JSON that can be replayed.
+"""Traces: the search tree and every decision of the algorithm as JSON, which can be replayed without a model.
 
 A trace is one JSON object; this is version 1.
 
     schema          "espalier.trace"
-    version         1; another number means that a reader of this version must not guess
-    search_id       name of the search
+    version         1; readers must reject other numbers
+    search_id       id of the search
     configuration   the request with every default filled in
-    digests         sha256 of each model's files, by role
+    digests         SHA-256 digest of each model's files, by role
     stop_reason     finished, budget, deadline, cancelled or failed
-    answer, score   the elected ones; an empty answer and null where there is none
-    grader          what told equal answers from different ones in the vote, with its version
-    usage      what it cost; see `Usage`
-    nodes           every node as it ended, the root first: node_id, parent_id, path, text, score, termination,
-                    multiplicity, tokens; see `NodeRecord`
-    rounds          what passed between search and algorithm, in order:
+    answer, score   the selected answer and its score; empty and null without one
+    grader          how the vote compared answers, with its version
+    usage           the cost; see `Usage`
+    nodes           every node at the end of the search, the root first: node_id, parent_id, path, text, score,
+                    termination, multiplicity, tokens; see `NodeRecord`
+    rounds          exchanges between search and algorithm, in order:
         asked       expansions: path of the node, children, to_end, greedy; see `Expand`
-        told        nodes as they were then: path, termination ("" while it may grow), multiplicity, draws
-        kept        paths of what the algorithm kept
+        told        nodes at that time: path, termination ("" if it may be expanded), multiplicity, draws
+        kept        paths of the nodes that the algorithm kept
 
-A path is the list of child indices from the root, which is []. It names a node whatever the order of computation was.
+A path is the list of child indices from the root, whose own path is []. It does not depend on the order of computation.
 """
 
 import json
@@ -38,26 +38,26 @@ SCHEMA, VERSION = "espalier.trace", 1
 
 
 class TraceError(EspalierError):
-    """A trace cannot be read, or an algorithm does not choose as it says."""
+    """A trace cannot be read, or replaying it gives other decisions."""
 
 
 def trace_of(result: SearchResult) -> dict[str, Any]:
-    """The trace of a search that ran in this process, as JSON values."""
+    """Return the trace of a search that ran in this process, as JSON-serializable values."""
     kept = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "usage", "nodes")
     whole = asdict(result)
     return {"schema": SCHEMA, "version": VERSION, **{name: whole[name] for name in kept}, "rounds": whole["rounds"]}
 
 
 def write_trace(result: SearchResult, file: Path) -> None:
-    """Write the trace of `result` to `file`."""
+    """Write the trace of `result` to `file` as JSON."""
     file.write_text(json.dumps(trace_of(result), indent=1) + "\n")
 
 
 def read_trace(file: Path) -> dict[str, Any]:
-    """The trace in `file`.
+    """Read the trace in `file`.
 
     Raises:
-        TraceError: it is no trace, or one of another version.
+        TraceError: the file is not a trace, or has another version.
     """
     try:
         trace = json.loads(file.read_text())
@@ -71,13 +71,13 @@ def read_trace(file: Path) -> dict[str, Any]:
 
 
 def replay(trace: dict[str, Any]) -> int:
-    """Feed the algorithm of a trace what it was told, and check that it asks and keeps the same.
+    """Pass the recorded inputs of a trace to its algorithm and check that it makes the same decisions.
 
     Returns:
-        How many rounds there were.
+        The number of rounds.
 
     Raises:
-        TraceError: at the first choice that differs, or where the trace contradicts itself.
+        TraceError: a decision differs, or the trace is inconsistent.
     """
     try:
         return _Replay(trace).run()
@@ -95,7 +95,7 @@ class _Replay:
         self._algorithm = make_algorithm(from_values(SearchRequest, trace["configuration"]), self._root)
 
     def _grown(self, records: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, ...], Node]]:
-        """All nodes by path, without their ends: these come when they are told."""
+        """Create all nodes by path, without terminations, which are set when `tell` passes the node."""
         by_id = {0: self._root}
         yield (), self._root
         for record in records[1:]:

@@ -1,4 +1,4 @@
-"""The search tree: one node per step."""
+"""The search tree: one node per step, and functions on nodes."""
 
 import math
 from collections.abc import Collection, Container, Iterable, Sequence
@@ -10,7 +10,7 @@ from espalier.search.result import NodeRecord
 
 
 class Termination(StrEnum):
-    """Why a node has no future. Only `eos` and `boxed` are complete answers, and only complete answers vote."""
+    """Why a path ended at a node. Only `eos` and `boxed` are complete answers; only complete answers vote."""
 
     EOS = "eos"
     BOXED = "boxed"
@@ -27,22 +27,23 @@ class Node:
     """One step of one path.
 
     Attributes:
-        node_id: order of creation within its search; the root is 0. Depends on timing: use `path` where order matters.
-        parent: the node before it; None for the root, which holds no text.
-        path: child indices from the root, the same whatever runs beside the search.
-        text: the step, its delimiter included.
-        num_tokens: tokens sampled for it.
-        own_tokens: how many of these, its last ones, no sibling of a lower path has too.
-        score: the verifier's score of this step, None where it has none.
-        verifier_tokens: the step's tokens as the verifier reads them, the root's are the problem's; 0 where it was not
-            read.
-        log_probability: summed log-probability of its tokens under the generator.
-        multiplicity: sampled siblings with the same text and end, this one included; a beam cuts it to its places. Of
-            independent paths, how many have grown alike so far.
-        num_children: children asked for so far.
-        draws: which of its parent's samples it is, ascending: several where equal siblings became one. Empty where
-            nobody counted.
-        rollout: whether it was grown to look ahead only: neither it nor what grows from it is ever an answer.
+        node_id: order of creation within the search, 0 for the root. Depends on timing: use `path` where order matters.
+        parent: the parent node; None for the root, which holds no text.
+        path: child indices from the root; does not depend on timing.
+        text: the step's text, including its delimiter.
+        num_tokens: tokens sampled for the step.
+        own_tokens: how many of its last tokens are not shared with a sibling of a lower path.
+        score: the verifier's score of this step in [0, 1], None without one.
+        verifier_tokens: tokens of the step in the verifier's tokenization, the problem's for the root; 0 if the
+            verifier did not read it.
+        log_probability: sum of the log-probabilities of its tokens under the generator.
+        multiplicity: number of sampled siblings with the same text and termination, including this one; beam search
+            limits it to the places it gives the node. For independent paths, how many have sampled the same tokens so
+            far.
+        num_children: children requested so far.
+        draws: indices of the parent's samples that this node stands for, ascending; several after merging. Empty if not
+            tracked.
+        rollout: whether it was sampled for lookahead only; such a node and its descendants never become answers.
     """
 
     node_id: int
@@ -62,21 +63,21 @@ class Node:
 
     @property
     def depth(self) -> int:
-        """Steps from the root."""
+        """Depth in steps; 0 for the root."""
         return len(self.path)
 
     @property
     def complete(self) -> bool:
-        """Whether the path gives an answer."""
+        """Whether the path ends with an answer."""
         return self.termination in (Termination.EOS, Termination.BOXED)
 
     @property
     def open(self) -> bool:
-        """Whether the path may grow."""
+        """Whether the path may be expanded."""
         return self.termination is None
 
     def lineage(self) -> list["Node"]:
-        """The path's nodes from the first step to this one; the root is left out."""
+        """The path's nodes from the first step to this one, without the root."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -85,11 +86,11 @@ class Node:
         return nodes[::-1]
 
     def step_scores(self) -> list[float]:
-        """Scores of the path's steps, those without one left out."""
+        """Scores of the path's steps; steps without a score are skipped."""
         return [node.score for node in self.lineage() if node.score is not None]
 
     def path_text(self) -> str:
-        """The path's whole text."""
+        """The text of the whole path."""
         return "".join(node.text for node in self.lineage())
 
     def path_tokens(self) -> int:
@@ -97,7 +98,7 @@ class Node:
         return sum(node.num_tokens for node in self.lineage())
 
     def record(self) -> NodeRecord:
-        """The node as plain data."""
+        """Return the node as plain data."""
         return NodeRecord(
             node_id=self.node_id,
             parent_id=None if self.parent is None else self.parent.node_id,
@@ -111,18 +112,18 @@ class Node:
 
 
 def computed_once(nodes: Sequence[Node]) -> int:
-    """Generator tokens of a tree below the prompt, those that siblings begin with alike counted once.
+    """Count the generator tokens of a tree below the prompt, counting shared prefixes of siblings once.
 
-    A node's last token is computed only for its children. The first of `nodes` is the root.
+    The KV of a node's last token is computed only when the node has children. The first of `nodes` is the root.
     """
     parents = {node.parent for node in nodes}
     return sum(node.own_tokens - (node not in parents) for node in nodes[1:])
 
 
 def aggregate(step_scores: list[float], how: Aggregation) -> float | None:
-    """The path's score; None for a path without scored steps.
+    """Combine step scores into the path's score; None for a path without scored steps.
 
-    The product is taken in log space, where long paths do not underflow before the end.
+    The product is computed in log space to avoid underflow on long paths.
     """
     if not step_scores:
         return None
@@ -141,22 +142,22 @@ _ALIKE = 3
 
 
 def is_degenerate(steps: Sequence[str]) -> bool:
-    """Whether the last of `steps`, the texts of a path from its first, leads nowhere.
+    """Whether the last step of a path makes no progress: it is blank, or the third identical step in a row.
 
-    It does where it is blank, or repeats the step before it word for word for the second time in a row: a generator
-    that has said the same three times goes on saying it.
+    Args:
+        steps: texts of the path's steps, first to last.
     """
     last = steps[-1].split()
     return not last or (len(steps) >= _ALIKE and all(step.split() == last for step in steps[-_ALIKE:]))
 
 
 def prune(standing: Iterable[Node], kept: Collection[Node], sampled_from: Container[Node]) -> None:
-    """Mark as pruned the nodes of `standing` that are not kept: leaves that might have grown or voted.
+    """Mark leaves that are no longer kept as pruned.
 
     Args:
-        standing: nodes that were kept until now or told just now.
-        kept: what the algorithm keeps.
-        sampled_from: nodes that have children of their own, rollouts not counted; such a node is no leaf.
+        standing: nodes kept until now or passed to `tell` in this round.
+        kept: nodes that the algorithm keeps.
+        sampled_from: nodes with children, not counting rollouts; they are not leaves.
     """
     for node in set(standing).difference(kept):
         if (node.open or node.complete) and node not in sampled_from:

@@ -21,9 +21,11 @@ def drain(engine: Engine) -> list[Done]:
     return done
 
 
-def read(engine: Engine, sequence: Sequence, token_ids: list[int], read_at: list[int] | None = None) -> np.ndarray:
-    """Append tokens and return what the head gives at each of them, or at `read_at`."""
-    at = tuple(range(len(token_ids))) if read_at is None else tuple(read_at)
+def read(
+    engine: Engine, sequence: Sequence, token_ids: list[int], score_positions: list[int] | None = None
+) -> np.ndarray:
+    """Append tokens and return what the head gives at each of them, or at `score_positions`."""
+    at = tuple(range(len(token_ids))) if score_positions is None else tuple(score_positions)
     engine.submit(Score("reader", sequence, tuple(token_ids), at))
     (done,) = drain(engine)
     assert isinstance(done, Scored)

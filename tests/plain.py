@@ -51,13 +51,13 @@ def plain_classifier_scores(folder: Path, problem: str, steps: list[str], separa
     if chat:
         messages = [{"role": "user", "content": problem}]
         prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    ids, read_at = tokenizer.encode(prompt, add_special_tokens=False), []
+    ids, score_positions = tokenizer.encode(prompt, add_special_tokens=False), []
     for step in steps:
         ids += tokenizer.encode(step.strip("\n"), add_special_tokens=False)
         ids += tokenizer.encode(separator, add_special_tokens=False)
-        read_at.append(len(ids) - 1)
+        score_positions.append(len(ids) - 1)
     logits = model.eval()(torch.tensor([ids])).logits[0]
-    return torch.softmax(logits, dim=-1)[read_at, 1].tolist()
+    return torch.softmax(logits, dim=-1)[score_positions, 1].tolist()
 
 
 @torch.inference_mode()
@@ -69,10 +69,10 @@ def plain_math_prm_scores(folder: Path, problem: str, steps: list[str]) -> list[
     tokenizer = hf_tokenizer(folder)
     system = "Please reason step by step, and put your final answer within \\boxed{}."
     prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
-    ids, read_at = tokenizer.encode(prompt, add_special_tokens=False), []
+    ids, score_positions = tokenizer.encode(prompt, add_special_tokens=False), []
     for step in steps:
-        read_at.append(len(ids) + len(step_ids := tokenizer.encode(step.strip("\n"), add_special_tokens=False)))
+        score_positions.append(len(ids) + len(step_ids := tokenizer.encode(step.strip("\n"), add_special_tokens=False)))
         ids += [*step_ids, tokenizer.convert_tokens_to_ids("<extra_0>")]
-    hidden = model(torch.tensor([ids])).last_hidden_state[0, read_at]
+    hidden = model(torch.tensor([ids])).last_hidden_state[0, score_positions]
     inner = torch.relu(hidden @ weights["score.0.weight"].T + weights["score.0.bias"])
     return torch.softmax(inner @ weights["score.2.weight"].T + weights["score.2.bias"], dim=-1)[:, 1].tolist()

@@ -10,7 +10,7 @@ from espalier.engine.execution.batch import build_batch
 from espalier.engine.execution.sampling import SamplingBatch
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import SequenceTable
-from espalier.engine.models.model import Model
+from espalier.engine.models.model import Head, Model
 from espalier.engine.scheduling.requests import DecodeRows
 from espalier.engine.scheduling.scheduler import SchedulerOutput
 from espalier.kernels.layout import KVLayout
@@ -23,12 +23,12 @@ class BatchInFlight:
     """The results of a step that may still be computing, on the model's device.
 
     Attributes:
-        values: float32 `[reads, k]`, the head's values.
+        values: float32 `[reads of the head, k]`, for each head that is read.
         token_ids: int64 `[draws]`.
         log_probabilities: float32 `[draws]`, under the untempered model.
     """
 
-    values: torch.Tensor
+    values: list[torch.Tensor]
     token_ids: torch.Tensor
     log_probabilities: torch.Tensor
 
@@ -66,32 +66,32 @@ class ModelRunner:
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
 
-    def wait(self, batch: BatchInFlight) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def wait(self, batch: BatchInFlight) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """Wait for a batch; returns its values, token ids and log-probabilities as arrays.
 
         Raises:
             DeviceError: when the batch could not be computed.
         """
         try:
-            values, token_ids, log_probabilities = (
-                tensor.cpu().numpy() for tensor in (batch.values, batch.token_ids, batch.log_probabilities)
-            )
+            values = [tensor.cpu().numpy() for tensor in batch.values]
+            return values, batch.token_ids.cpu().numpy(), batch.log_probabilities.cpu().numpy()
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
-        return values, token_ids, log_probabilities
 
     def _device_error(self, error: Exception) -> DeviceError:
         """The error to raise for what torch says of a device that fails or has no memory left."""
         return DeviceError(self.role, str(self.model.decoder.device), error)
 
-    def _read(self, step: SchedulerOutput, hidden: torch.Tensor) -> torch.Tensor:
-        """The head's values at the rows that Scores read, float32 `[reads, k]`."""
-        if not step.reads:
-            return _NOTHING
-        read = hidden[torch.from_numpy(step.read_rows).to(hidden.device)]  # [reads, hidden]
-        if not step.read_targets:
-            return self._head(read).float()
-        return self._head(read, torch.tensor(step.read_targets, device=hidden.device)).float()
+    def _read(self, step: SchedulerOutput, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """What Scores read, float32 `[reads of the head, k]` for each head."""
+        values: list[torch.Tensor] = []
+        for name, places in step.reads_of_head.items():
+            rows = step.read_rows[places]
+            read = hidden[torch.from_numpy(rows).to(hidden.device)]  # [reads of the head, hidden]
+            asked = [step.read_targets[place] for place in places]
+            targets = () if asked[0] is None else (torch.tensor(asked, device=hidden.device),)
+            values.append(self._apply(self.model.head_named(name), read, *targets).float())
+        return values
 
     def _draw(self, step: SchedulerOutput, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and log-probabilities `[draws]`: one draw for each sampling of each branch."""
@@ -103,11 +103,12 @@ class ModelRunner:
             self._samplings = decode, SamplingBatch(decode.samplings, hidden.device, self._backend)
         if step.decode_rows is not None:
             hidden = hidden[torch.from_numpy(step.decode_rows).to(hidden.device, non_blocking=True)]
-        logits = self._head(hidden)  # [branches, vocabulary]
+        logits = self._apply(self.model.head, hidden)  # [branches, vocabulary]
         if len(decode.branch_of) != len(decode.branches):
             logits = logits[torch.from_numpy(decode.branch_of).to(logits.device)]  # [draws, vocabulary]
         return self._samplings[1].draw(logits, step.draw_positions)
 
+    @staticmethod
     @torch.inference_mode()
-    def _head(self, hidden: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
-        return self.model.head(hidden, *targets)
+    def _apply(head: Head, hidden: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
+        return head(hidden, *targets)

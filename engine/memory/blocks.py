@@ -25,9 +25,9 @@ class BlockPool:
     cached blocks never spread live ones over more slabs than the pool has.
     """
 
-    def __init__(self, owner: str, layout: KVLayout, kv_pool: KVPool, keeps_prefixes: bool = True) -> None:
+    def __init__(self, role: str, layout: KVLayout, kv_pool: KVPool, keeps_prefixes: bool = True) -> None:
         """Make a pool without slabs; unless it `keeps_prefixes`, no block stays cached without references."""
-        self.owner = owner
+        self.role = role
         self.hits = 0
         self.evictions = 0
         self.keeps_prefixes = keeps_prefixes
@@ -42,7 +42,7 @@ class BlockPool:
         self._live_in: dict[int, int] = {}  # by live slab; how many of its blocks are live
         self._candidates: list[int] = []  # a heap of live slabs that may have a free slot, each once
         self._in_candidates: set[int] = set()
-        kv_pool.register(owner, self)
+        kv_pool.register(role, self)
 
     @property
     def owned_slabs(self) -> int:
@@ -77,7 +77,7 @@ class BlockPool:
     @property
     def allocatable_blocks(self) -> int:
         """How often `allocate` would succeed now."""
-        slabs = self.live_slabs + self.kv_pool.available_to(self.owner, self.live_slabs)
+        slabs = self.live_slabs + self.kv_pool.available_to(self.role, self.live_slabs)
         return slabs * self.layout.blocks_per_slab - self.live_blocks
 
     def slabs_for(self, blocks: int) -> int:
@@ -92,7 +92,7 @@ class BlockPool:
         """
         if blocks > self.allocatable_blocks:
             raise PoolExhaustedError(
-                f"the {self.owner} needs {blocks} KV blocks and {self.allocatable_blocks} are free in a KV pool of "
+                f"the {self.role} needs {blocks} KV blocks and {self.allocatable_blocks} are free in a KV pool of "
                 f"{self.kv_pool.num_bytes} bytes; raise --kv-memory or run fewer searches at once",
                 owners,
             )
@@ -146,7 +146,7 @@ class BlockPool:
         for block in self._evictable.of(slab):
             self._evict(block)
         del self._free_slots[slab]
-        self.kv_pool.give_back(slab, self.owner)
+        self.kv_pool.give_back(slab, self.role)
         return True
 
     def check_integrity(self, tables: Iterable[np.ndarray]) -> None:
@@ -155,26 +155,26 @@ class BlockPool:
         expected = np.zeros_like(self.ref_counts)
         for table in tables:
             np.add.at(expected, table, 1)
-        assert (expected == self.ref_counts).all(), f"{self.owner}: reference counts differ from the block tables"
-        assert set(self._free_slots) == self.kv_pool.owned_by(self.owner), f"{self.owner}: slab owners differ"
+        assert (expected == self.ref_counts).all(), f"{self.role}: reference counts differ from the block tables"
+        assert set(self._free_slots) == self.kv_pool.owned_by(self.role), f"{self.role}: slab owners differ"
         live = set(np.flatnonzero(self.ref_counts).tolist())
-        assert len(live) == self.live_blocks, f"{self.owner}: live block count is wrong"
+        assert len(live) == self.live_blocks, f"{self.role}: live block count is wrong"
         kept = {block for slab in self._free_slots for block in self._evictable.of(slab)}
-        assert len(kept) == self.cached_blocks, f"{self.owner}: a block of another model's slab is cached"
-        assert not kept & live, f"{self.owner}: a live block is listed as evictable"
-        assert all(block in self.cache for block in kept), f"{self.owner}: a cached block has no hash"
+        assert len(kept) == self.cached_blocks, f"{self.role}: a block of another model's slab is cached"
+        assert not kept & live, f"{self.role}: a live block is listed as evictable"
+        assert all(block in self.cache for block in kept), f"{self.role}: a cached block has no hash"
         self._evictable.check_integrity({block // per_slab for block in live})
         self.cache.check_integrity(live | kept)
         used = live | kept
-        assert {block // per_slab for block in used} == set(self._free_slots), f"{self.owner}: holds an empty slab"
+        assert {block // per_slab for block in used} == set(self._free_slots), f"{self.role}: holds an empty slab"
         for slab, slots in self._free_slots.items():
             own = set(range(slab * per_slab, (slab + 1) * per_slab))
-            assert self._live_in.get(slab, 0) == len(own & live), f"{self.owner}: live blocks of slab {slab}"
-            assert len(set(slots)) == len(slots), f"{self.owner}: a block of slab {slab} is free twice"
-            assert own & used | set(slots) == own, f"{self.owner}: a block is lost"
-            assert not own & used & set(slots), f"{self.owner}: a block of slab {slab} is both free and used"
+            assert self._live_in.get(slab, 0) == len(own & live), f"{self.role}: live blocks of slab {slab}"
+            assert len(set(slots)) == len(slots), f"{self.role}: a block of slab {slab} is free twice"
+            assert own & used | set(slots) == own, f"{self.role}: a block is lost"
+            assert not own & used & set(slots), f"{self.role}: a block of slab {slab} is both free and used"
             if slots and own & live:
-                assert slab in self._candidates, f"{self.owner}: room in slab {slab} cannot be found"
+                assert slab in self._candidates, f"{self.role}: room in slab {slab} cannot be found"
 
     @property
     def _may_open(self) -> bool:
@@ -185,11 +185,11 @@ class BlockPool:
         """Free slots, at least one, of the slab that the next block should come from."""
         if slots := self._slots_of_a_live_slab():
             return slots
-        if self._may_open and self.kv_pool.free_slabs and self.owned_slabs < self.kv_pool.quota(self.owner):
+        if self._may_open and self.kv_pool.free_slabs and self.owned_slabs < self.kv_pool.quota(self.role):
             return self._open_slab()
         if slots := self._evict_from_a_live_slab():
             return slots
-        if self.kv_pool.free_slabs and self.owned_slabs < self.kv_pool.quota(self.owner):
+        if self.kv_pool.free_slabs and self.owned_slabs < self.kv_pool.quota(self.role):
             return self._open_slab()
         if (slab := self._evictable.oldest_idle_slab()) is not None:
             slots = self._free_slots[slab]
@@ -221,7 +221,7 @@ class BlockPool:
         return self._free_slots[slab]
 
     def _open_slab(self) -> list[int]:
-        slab = self.kv_pool.take(self.owner)
+        slab = self.kv_pool.take(self.role)
         if slab is None:
             self.require(1)
         assert slab is not None
@@ -267,7 +267,7 @@ class BlockPool:
             self._evictable.set_idle(slab)
             if len(slots) == self.layout.blocks_per_slab:
                 del self._free_slots[slab]
-                self.kv_pool.give_back(slab, self.owner)
+                self.kv_pool.give_back(slab, self.role)
 
     def _slab(self, block: int) -> int:
         return block // self.layout.blocks_per_slab

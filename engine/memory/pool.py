@@ -8,7 +8,7 @@ from espalier.engine.errors import PoolExhaustedError
 
 
 class SlabHolder(Protocol):
-    """An owner of slabs, such as `BlockPool`. It may hold idle slabs, which it gives back when asked."""
+    """A holder of slabs, such as `BlockPool`. It may hold idle slabs, which it gives back when asked."""
 
     @property
     def idle_slabs(self) -> int:
@@ -28,7 +28,7 @@ class SlabHolder(Protocol):
 class KVPool:
     """One uint8 tensor cut into equal slabs, each owned by one model or by none.
 
-    The KV pool knows bytes and owners, not blocks: a `BlockPool` takes slabs, lays its model's blocks out in them, and
+    The KV pool knows bytes and roles, not blocks: a `BlockPool` takes slabs, lays its model's blocks out in them, and
     gives a slab back when its last block is freed, or when a model needs it more than the prefix cache does.
     """
 
@@ -50,7 +50,7 @@ class KVPool:
             raise PoolExhaustedError(
                 f"{num_bytes / 2**20:.0f} MiB of KV memory could not be had on {device}; lower --kv-memory"
             ) from error
-        self._owner: list[str | None] = [None] * self.num_slabs
+        self._role_of: list[str | None] = [None] * self.num_slabs
         self._holders: dict[str, SlabHolder] = {}
         self._quotas: dict[str, int] = {}
         self._free = list(range(self.num_slabs - 1, -1, -1))  # a stack: the lowest slab is on top at first
@@ -67,54 +67,54 @@ class KVPool:
 
     @property
     def unreserved_slabs(self) -> int:
-        """Available slabs that no owner has reserved."""
+        """Available slabs that no role has reserved."""
         return self.available_slabs - sum(holder.unclaimed_slabs for holder in self._holders.values())
 
-    def set_quota(self, owner: str, slabs: int) -> None:
-        """Let `owner` hold `slabs` at most, as if the KV pool were split in advance; without quotas it is shared."""
-        self._quotas[owner] = slabs
+    def set_quota(self, role: str, slabs: int) -> None:
+        """Let `role` hold `slabs` at most, as if the KV pool were split in advance; without quotas it is shared."""
+        self._quotas[role] = slabs
 
-    def quota(self, owner: str) -> int:
-        """Slabs that `owner` may hold at most."""
-        return self._quotas.get(owner, self.num_slabs)
+    def quota(self, role: str) -> int:
+        """Slabs that `role` may hold at most."""
+        return self._quotas.get(role, self.num_slabs)
 
-    def available_to(self, owner: str, live: int) -> int:
-        """Slabs that `owner` could get beside its `live` ones."""
-        return min(self.available_slabs, self.quota(owner) - live)
+    def available_to(self, role: str, live: int) -> int:
+        """Slabs that `role` could get beside its `live` ones."""
+        return min(self.available_slabs, self.quota(role) - live)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the KV pool, whole slabs."""
         return self.num_slabs * self.slab_bytes
 
-    def register(self, owner: str, holder: SlabHolder) -> None:
-        """Name the holder of `owner`'s slabs."""
-        self._holders[owner] = holder
+    def register(self, role: str, holder: SlabHolder) -> None:
+        """Name the holder of `role`'s slabs."""
+        self._holders[role] = holder
 
-    def take(self, owner: str) -> int | None:
-        """Give a free or idle slab to `owner`; None when there is none."""
-        held = sum(held_by == owner for held_by in self._owner) if owner in self._quotas else 0
-        if held >= self.quota(owner) and not self._holders[owner].reclaim_idle_slab():
+    def take(self, role: str) -> int | None:
+        """Give a free or idle slab to `role`; None when there is none."""
+        held = sum(held_by == role for held_by in self._role_of) if role in self._quotas else 0
+        if held >= self.quota(role) and not self._holders[role].reclaim_idle_slab():
             return None
         if not self._free and not any(holder.reclaim_idle_slab() for holder in self._holders.values()):
             return None
         slab = self._free.pop()
-        self._owner[slab] = owner
+        self._role_of[slab] = role
         return slab
 
-    def give_back(self, slab: int, owner: str) -> None:
-        """Take `slab` back from `owner`, which has no block in it any more."""
-        assert self._owner[slab] == owner, f"slab {slab} belongs to {self._owner[slab]}, not {owner}"
-        self._owner[slab] = None
+    def give_back(self, slab: int, role: str) -> None:
+        """Take `slab` back from `role`, which has no block in it any more."""
+        assert self._role_of[slab] == role, f"slab {slab} belongs to {self._role_of[slab]}, not {role}"
+        self._role_of[slab] = None
         self._free.append(slab)
 
-    def owned_by(self, owner: str) -> set[int]:
-        """Slabs that `owner` holds."""
-        return {slab for slab, held_by in enumerate(self._owner) if held_by == owner}
+    def owned_by(self, role: str) -> set[int]:
+        """Slabs that `role` holds."""
+        return {slab for slab, held_by in enumerate(self._role_of) if held_by == role}
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every slab is either free once or owned once."""
         assert len(set(self._free)) == len(self._free), "a slab is free twice"
-        assert {s for s, owner in enumerate(self._owner) if owner is None} == set(self._free), (
-            "free list and owners differ"
+        assert {s for s, role in enumerate(self._role_of) if role is None} == set(self._free), (
+            "free list and roles differ"
         )

@@ -51,7 +51,7 @@ class SequenceTable:
         self._cache_seed = cache_seed
         self._seeds: dict[int, bytes] = {}  # by row; hashed into its prefixes
         self._unhashed: dict[int, list[bytes]] = {}  # by row; hashes of its blocks while the prefix cache lacks some
-        self._evicted: set[int] = set()  # rows whose KV was freed and not looked up in the cache since
+        self._preempted: set[int] = set()  # rows whose KV was freed and not looked up in the cache since
         self._of_owner: dict[Hashable, dict[Sequence, None]] = {}  # in order of arrival
         self.block_size = pool.layout.block_size
         self.tokens = np.zeros((rows, columns), dtype=np.int32)
@@ -110,7 +110,7 @@ class SequenceTable:
 
     def is_unmatched(self, row: int) -> bool:
         """Whether `match_prefix` or `register` has something to do for a row."""
-        return row in self._unhashed or row in self._evicted
+        return row in self._unhashed or row in self._preempted
 
     def drop_kv(self, owner: Hashable) -> None:
         """Free all KV of an owner's sequences, which keep their tokens, so that it can be computed again."""
@@ -118,7 +118,7 @@ class SequenceTable:
             self.pool.free(self.block_table(sequence)[::-1])
             self.computed[sequence.row] = self.num_blocks[sequence.row] = 0
             self._unhashed.pop(sequence.row, None)
-            self._evicted.add(sequence.row)
+            self._preempted.add(sequence.row)
 
     def drop_all(self) -> None:
         """Free all KV and forget its hashes, for a step failed and what its blocks hold is not certain."""
@@ -137,8 +137,8 @@ class SequenceTable:
             most: tokens that may come from the cache; later ones are computed even if the cache has them.
         """
         fresh = self.pool.keeps_prefixes and row in self._unhashed and not self.num_blocks[row]
-        if fresh or row in self._evicted:
-            self._evicted.discard(row)
+        if fresh or row in self._preempted:
+            self._preempted.discard(row)
             self._take_cached(row, most)
 
     def blocks_of(self, owner: Hashable) -> int:
@@ -201,15 +201,15 @@ class SequenceTable:
         self.blocks[row, :blocks] = self.blocks[source, :blocks]
         self.lengths[row], self.computed[row], self.num_blocks[row] = length, self.computed[source], blocks
         self.pool.share(self.blocks[row, :blocks])
-        if source in self._evicted:
-            self._evicted.add(row)
+        if source in self._preempted:
+            self._preempted.add(row)
         return self._own(Sequence(sequence.role, row, sequence.owner), self._seeds[source])
 
     def release(self, sequence: Sequence) -> None:
         """Drop the references of a sequence; blocks without others become free or cached."""
         sequence.released = True
         self._unhashed.pop(sequence.row, None)
-        self._evicted.discard(sequence.row)
+        self._preempted.discard(sequence.row)
         siblings = self._of_owner[sequence.owner]
         del siblings[sequence]
         if not siblings:

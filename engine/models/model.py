@@ -1,7 +1,7 @@
 """A loaded model: its decoder, head, tokenizer, and the token ids that end a generation."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,13 +21,36 @@ A head that gives the probability of given tokens takes their ids too, int64 `[R
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder with its head and tokenizer; `digest` is the checkpoint's."""
+    """A decoder with its heads and tokenizer.
+
+    Attributes:
+        decoder: token ids to hidden states.
+        head: what Generate samples from and Score reads.
+        tokenizer: of the decoder's vocabulary.
+        eos_token_ids: tokens that end a generation.
+        digest: of the checkpoint.
+        other_heads: further heads on the same hidden states, by the name that a Score gives, so that one model and one
+            KV serve both to generate and to verify.
+    """
 
     decoder: Decoder
     head: Head
     tokenizer: TextTokenizer
     eos_token_ids: tuple[int, ...]
     digest: str
+    other_heads: Mapping[str, Head] = field(default_factory=dict[str, Head])
+
+    def head_named(self, name: str) -> Head:
+        """One of `other_heads`, or `head` for an empty name.
+
+        Raises:
+            MisuseError: when the model has no such head.
+        """
+        if not name:
+            return self.head
+        if (head := self.other_heads.get(name)) is None:
+            raise MisuseError(f"the model has no head {name!r}; it has {', '.join(self.other_heads) or 'one only'}")
+        return head
 
     @property
     def config(self) -> DecoderConfig:

@@ -48,7 +48,7 @@ class Admission:
                 raise PoolTooSmallError(needed * self.kv_pool.slab_bytes, limit * self.kv_pool.slab_bytes)
 
     def rank(self, owner: Hashable) -> tuple[float, float]:
-        """A number by which owners are ordered, smaller first; owners without a reservation come last."""
+        """A sort key by which owners are ordered, smaller first; owners without a reservation come last."""
         return self._ranks.get(owner, (math.inf, math.inf))
 
     def try_reserve(self, blocks: Mapping[str, int], owner: Hashable = None, priority: int = 0) -> Reservation | None:

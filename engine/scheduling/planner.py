@@ -34,7 +34,7 @@ Target = TypeVar("Target", WaitingRequest, RunningRequest)
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Tokens of one sequence that a step computes, for waiting work or for a branch whose KV was evicted.
+    """Tokens of one sequence that a step computes, for waiting work or for a branch whose KV was freed by preemption.
 
     Attributes:
         target: the waiting work or the branch.

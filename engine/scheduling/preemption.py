@@ -21,7 +21,7 @@ class Preemption:
         self._schedulers = schedulers
         self._admission = admission
         self._preempted: dict[Hashable, dict[str, int]] = {}  # the blocks each held, by role
-        self._suspended: set[Hashable] = set()  # preempted owners that wait for `call_back`
+        self._suspended: set[Hashable] = set()  # preempted owners that wait for `resume_owner`
 
     def preempt(self, owner: Hashable) -> None:
         """Give up the KV of `owner` and pause its work until there is room."""
@@ -33,13 +33,13 @@ class Preemption:
             scheduler.drop_kv(owner)
             scheduler.planner.paused.add(owner)
 
-    def set_aside(self, owner: Hashable) -> None:
-        """Preempt `owner` until `call_back`, whatever room there is."""
+    def suspend(self, owner: Hashable) -> None:
+        """Preempt `owner` until `resume_owner`, whatever room there is."""
         self.preempt(owner)
         self._suspended.add(owner)
 
-    def call_back(self, owner: Hashable) -> None:
-        """Let `owner`, suspended by `set_aside`, resume once there is room."""
+    def resume_owner(self, owner: Hashable) -> None:
+        """Let `owner`, suspended by `suspend`, resume once there is room."""
         self._suspended.discard(owner)
 
     def make_room(self, needy: Hashable) -> bool:

@@ -31,8 +31,8 @@ class WaitingRequest:
 
     def known_tokens(self, length: int) -> int:
         """How many of the sequence's tokens may come from the prefix cache: those before the first that is read."""
-        read_at = self.work.read_at if isinstance(self.work, Score) else ()
-        return self.base + read_at[0] if read_at else length
+        score_positions = self.work.score_positions if isinstance(self.work, Score) else ()
+        return self.base + score_positions[0] if score_positions else length
 
     def count_computed(self, tokens: int) -> None:
         """Charge `tokens` to it."""
@@ -50,7 +50,7 @@ class RunningRequest:
         start: length of the sequence before the first sampled token.
         shared: sampled tokens that were computed before it diverged from another branch.
         extra_tokens: tokens computed for it besides the sampled ones: its parent's pending tokens, and tokens computed
-            again after its KV was evicted.
+            again after a preemption freed its KV.
     """
 
     work: Generate

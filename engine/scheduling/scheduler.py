@@ -21,7 +21,8 @@ class SchedulerOutput:
         plan: the tokens and the blocks for them.
         reads: the Score that each read belongs to.
         read_rows: int64 `[reads]`, the row of the batch that each read is of.
-        read_targets: tokens that the head is asked about, one for each read; empty for a head that takes none.
+        reads_of_head: indices of the reads of each head, by its name.
+        read_targets: for each read, the token that its head is asked about; None for a head that takes none.
         scored: Scores whose last read is in this step.
         opened: for each Generate whose pending tokens end in this step, the branch that it continues as.
         decode: the branches that a token is drawn for, None without any.
@@ -33,7 +34,8 @@ class SchedulerOutput:
     plan: StepPlan
     reads: list[WaitingRequest]
     read_rows: np.ndarray
-    read_targets: list[int]
+    reads_of_head: dict[str, list[int]]
+    read_targets: list[int | None]
     scored: list[WaitingRequest]
     opened: dict[WaitingRequest, RunningRequest]
     decode: DecodeRows | None = None
@@ -125,6 +127,7 @@ class Scheduler:
             raise MisuseError("an empty sequence has nothing to compute")
         self._require_fits(length + added)
         if isinstance(work, Score):
+            self._model.head_named(work.head)
             self._model.require_embedded(self.role, work.token_ids)
             self._model.require_embedded(self.role, work.targets)
         self._busy_rows.add(work.sequence.row)
@@ -176,7 +179,7 @@ class Scheduler:
         ends = plan.counts.cumsum()
         lengths = self.table.lengths[plan.rows]
         whole = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts) >= lengths
-        output = SchedulerOutput(plan, [], np.empty(0, np.int64), [], [], {})
+        output = SchedulerOutput(plan, [], np.empty(0, np.int64), {}, [], [], {})
         sampled, places = list(plan.branches), list(range(len(plan.branches)))
         read_rows: list[int] = []
         for i, chunk in enumerate(plan.chunks, start=len(plan.branches)):
@@ -210,10 +213,13 @@ class Scheduler:
     ) -> list[int]:
         """Add the reads of `count` tokens from position `first` on; returns their rows of the batch, before `end`."""
         first -= item.base
-        reads = [i for i, place in enumerate(work.read_at) if 0 <= place - first < count]
+        reads = [i for i, place in enumerate(work.score_positions) if 0 <= place - first < count]
+        if reads:
+            known = len(output.reads)
+            output.reads_of_head.setdefault(work.head, []).extend(range(known, known + len(reads)))
         output.reads += [item] * len(reads)
-        output.read_targets += [work.targets[i] for i in reads if work.targets]
-        return [end - count + work.read_at[i] - first for i in reads]
+        output.read_targets += [work.targets[i] if work.targets else None for i in reads]
+        return [end - count + work.score_positions[i] - first for i in reads]
 
     def launched(self, output: SchedulerOutput) -> None:
         """Count a step's tokens as computed, since the next step builds on them."""
@@ -228,13 +234,17 @@ class Scheduler:
         self.steps += 1
 
     def update(
-        self, output: SchedulerOutput, values: np.ndarray, token_ids: np.ndarray, log_probabilities: np.ndarray
+        self,
+        output: SchedulerOutput,
+        values: list[np.ndarray],
+        token_ids: np.ndarray,
+        log_probabilities: np.ndarray,
     ) -> list[Done]:
         """Take in a step's results and return the work that it finished.
 
         Args:
             output: the step.
-            values: float32 `[reads, k]`, what the head gave.
+            values: float32 `[reads of the head, k]`, for each of `output.reads_of_head`.
             token_ids: int64 `[draws]`.
             log_probabilities: float32 `[draws]`.
 
@@ -243,8 +253,9 @@ class Scheduler:
         """
         if owners := _owners_without_numbers(output, values, log_probabilities):
             raise NumericalError(self.role, owners)
-        for i, item in enumerate(output.reads):
-            item.values.append(values[i : i + 1])
+        for places, rows in zip(output.reads_of_head.values(), values, strict=True):
+            for place, row in zip(places, rows, strict=True):
+                output.reads[place].values.append(row[None])
         done: list[Done] = [_scored(item) for item in output.scored]
         if left := {id(item) for item in (*output.scored, *output.opened)}:
             self._waiting = [item for item in self._waiting if id(item) not in left]
@@ -363,12 +374,13 @@ class Scheduler:
 
 
 def _owners_without_numbers(
-    output: SchedulerOutput, values: np.ndarray, log_probabilities: np.ndarray
+    output: SchedulerOutput, values: list[np.ndarray], log_probabilities: np.ndarray
 ) -> frozenset[Hashable]:
     """Owners whose results are not numbers."""
     owners: set[Hashable] = set()
-    if np.isnan(values).any():
-        owners |= {output.reads[i].work.owner for i in np.flatnonzero(np.isnan(values).any(axis=1))}
+    for places, rows in zip(output.reads_of_head.values(), values, strict=True):
+        if np.isnan(rows).any():
+            owners |= {output.reads[places[i]].work.owner for i in np.flatnonzero(np.isnan(rows).any(axis=1))}
     if output.decode and not (finite := np.isfinite(log_probabilities)).all():
         owners |= {output.decode.branches[b].work.owner for b in output.decode.branch_of[~finite]}
     return frozenset(owners)

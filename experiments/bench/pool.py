@@ -9,7 +9,7 @@ from typing import Any
 from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.experiments.evaluation.benchmarks import load_benchmark
-from espalier.search.request import AlgorithmName, GroupingName, SearchRequest
+from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 SPLITS = {"25/75": 0.25, "50/50": 0.5, "75/25": 0.75}
@@ -110,7 +110,7 @@ class _Contestant:
                 kv_memory=memory,
                 reserved_share=reserved_share,
                 max_running=len(texts),
-                grouping=GroupingName.SPELLING,
+                answer_equivalence=AnswerEquivalence.EXACT_MATCH,
             )
         )
         kv_pool = self._orchestrator.engine.kv_pool

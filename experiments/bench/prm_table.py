@@ -27,7 +27,7 @@ def _cells(info: FamilyInfo) -> tuple[str, ...]:
     adds = "yes" if info.incremental else "no"
     if info.whole_answers:
         adds = "no: whole answers only"
-    spoken = (info.layout, info.head, info.read_at, info.score, info.source)
+    spoken = (info.layout, info.head, info.score_positions, info.score, info.source)
     return tuple(cell.replace("|", "\\|") for cell in (f"`{info.name}`", info.models, classes, adds, *spoken))
 
 

@@ -13,7 +13,7 @@ from espalier.experiments.bench.baselines.search_and_learn import SearchAndLearn
 from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
 from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
 from espalier.experiments.evaluation.statistics import wilson_interval
-from espalier.search.request import AlgorithmName, GroupingName, SearchRequest
+from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.voting.answers import canonical
 
@@ -46,7 +46,7 @@ def run(
     Every algorithm samples N*M candidates at a time. Espalier runs twice: as it is, and without merging equal samples,
     which is what a model that words its steps freely would see. The baseline, being slower, takes the first
     `peer_problems` of the same problems in each repetition. It runs on transformers and, with `vllm`, on vLLM as
-    generator and verifier, which goes on sampling from one seed throughout. Answers are compared by spelling, which
+    generator and verifier, which goes on sampling from one seed throughout. Answers are compared by exact match, which
     decides the demo benchmark's whole numbers.
 
     Returns:
@@ -102,7 +102,7 @@ def _peers(vllm: VllmProcess | None) -> dict[str, SearchAndLearn]:
 
 def _ours(problems: list[Problem], in_flight: int, request: SearchRequest) -> _Run:
     orchestrator = load_orchestrator(
-        RuntimeSettings(GENERATOR, VERIFIER, max_running=in_flight, grouping=GroupingName.SPELLING)
+        RuntimeSettings(GENERATOR, VERIFIER, max_running=in_flight, answer_equivalence=AnswerEquivalence.EXACT_MATCH)
     )
     gold = {}
     for problem in problems:

@@ -16,8 +16,8 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.weights import named_files, weight_lists
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.prm.base import PrmFamily, StepPath
-from espalier.prm.families import Choice, families_of, identify, known_classes, load_verifier
-from espalier.prm.policy_pair import TwinDecoder
+from espalier.prm.families import FamilyMatch, families_of, identify, known_classes, load_verifier
+from espalier.prm.policy_pair import PolicyPairDecoder
 from espalier.search.run.generator import STEP_SYSTEM_PROMPT, render_prompt
 
 PROBLEM = "What is 2 + 3 + 4?"
@@ -35,7 +35,7 @@ class Inspection:
         folder: where it is.
         architecture: the model class that `config.json` names.
         role: `generator` or `verifier`.
-        choice: the family of a verifier, and why it is that one.
+        match: the family of a verifier, and why it is that one.
         note: what a user should know besides, or empty.
         config: the decoder's shape.
         dtype: of weights and KV.
@@ -51,7 +51,7 @@ class Inspection:
     folder: Path
     architecture: str
     role: str
-    choice: Choice | None
+    match: FamilyMatch | None
     note: str
     config: DecoderConfig
     dtype: torch.dtype
@@ -86,8 +86,8 @@ def inspect_checkpoint(
     outline = _outline(name, hub)
     parse_decoder_config(outline.config)
     other = _outline(reference, hub) if reference else None
-    choice, note = _choose(outline, family, other is not None)
-    if choice is None:
+    match, note = _choose(outline, family, other is not None)
+    if match is None:
         model = load_generator(outline, dtype, "meta")
         system = outline.config.get("system_prompt", STEP_SYSTEM_PROMPT)
         prompt, readings = render_prompt(model.tokenizer, system, PROBLEM), ()
@@ -99,8 +99,8 @@ def inspect_checkpoint(
     return Inspection(
         folder=outline.folder,
         architecture=outline.architecture,
-        role=GENERATOR if choice is None else VERIFIER,
-        choice=choice,
+        role=GENERATOR if match is None else VERIFIER,
+        match=match,
         note=note,
         config=c,
         dtype=dtype,
@@ -142,7 +142,7 @@ def _has_weights(folder: Path) -> bool:
     return any(shard.is_file() for found in lists if found.is_file() for shard in named_files(found))
 
 
-def _choose(outline: Outline, family: str | None, has_reference: bool) -> tuple[Choice | None, str]:
+def _choose(outline: Outline, family: str | None, has_reference: bool) -> tuple[FamilyMatch | None, str]:
     """The family, None for a generator, and a note on what else it may be."""
     name = outline.architecture
     if family is not None or has_reference:
@@ -168,7 +168,7 @@ def _readings(family: PrmFamily, tokenizer: TextTokenizer) -> tuple[tuple[str, s
     shown = []
     for path in paths:
         reading = family.whole(path)
-        at = reading.read_at[-1]
+        at = reading.score_positions[-1]
         before = reading.token_ids[max(0, at - _BEFORE_A_READ) : at]
         shown.append((tokenizer.show(list(before)), tokenizer.show([reading.token_ids[at]])))
     return tuple(shown)
@@ -178,7 +178,7 @@ def _weight_bytes(model: Model, quantization: Quantization) -> int:
     if quantization is Quantization.NONE:
         return model.weight_bytes
     decoder = model.decoder
-    decoders = (decoder.first, decoder.second) if isinstance(decoder, TwinDecoder) else (decoder,)
+    decoders = (decoder.first, decoder.second) if isinstance(decoder, PolicyPairDecoder) else (decoder,)
     saved = 0
     for layers in (part.layers for part in decoders):
         for w in map(layers.weights, range(len(layers))):

@@ -104,10 +104,10 @@ def _table(inspection: "Inspection") -> "Table":
 
 
 def _rows(inspection: "Inspection") -> list[tuple[str, str]]:
-    choice, config = inspection.choice, inspection.config
-    rows = [("role", inspection.role if choice is None else f"{inspection.role}: {choice.info.name}")]
-    if choice:
-        rows += [("because of", choice.reason), ("score", choice.info.score)]
+    match, config = inspection.match, inspection.config
+    rows = [("role", inspection.role if match is None else f"{inspection.role}: {match.info.name}")]
+    if match:
+        rows += [("because of", match.reason), ("score", match.info.score)]
     if inspection.note:
         rows.append(("or", inspection.note))
     stored = "every tensor accounted for" if inspection.has_weights else "by config.json: there are no weight files"
@@ -138,13 +138,13 @@ def _decoder(config: "DecoderConfig") -> str:
 
 
 def _plain(inspection: "Inspection") -> dict[str, object]:
-    choice = inspection.choice
+    match = inspection.match
     return {
         "folder": str(inspection.folder),
         "architecture": inspection.architecture,
         "role": inspection.role,
-        "family": choice and choice.info.name,
-        "reason": choice and choice.reason,
+        "family": match and match.info.name,
+        "reason": match and match.reason,
         "note": inspection.note,
         "config": asdict(inspection.config),
         "dtype": _dtype(inspection),

@@ -146,11 +146,11 @@ def plot_tree(result: SearchResult, title: str, path: Path) -> None:
     tall = 0.32 * max(6.0, height + 2) + 1.4 * size / _POINTS * (heading.count("\n") + 1)
     figure, axes = plt.subplots(figsize=(width, tall), layout="constrained")
     for node in nodes:
-        elected = node.node_id in result.elected_path
+        selected = node.node_id in result.selected_path
         if node.parent_id is not None:
             ends = [node.depth - 1, node.depth], [rows[node.parent_id], rows[node.node_id]]
-            axes.plot(*ends, color="black" if elected else "silver", lw=2.0 if elected else 0.8, zorder=1)
-        _draw_box(axes, node, rows[node.node_id], elected)
+            axes.plot(*ends, color="black" if selected else "silver", lw=2.0 if selected else 0.8, zorder=1)
+        _draw_box(axes, node, rows[node.node_id], selected)
     axes.set_xlim(-0.5, depth + 0.5)
     axes.set_ylim(-1, height + 1)
     axes.axis("off")
@@ -159,7 +159,7 @@ def plot_tree(result: SearchResult, title: str, path: Path) -> None:
     plt.close(figure)
 
 
-def _draw_box(axes: "Axes", node: NodeRecord, row: float, elected: bool) -> None:
+def _draw_box(axes: "Axes", node: NodeRecord, row: float, selected: bool) -> None:
     from matplotlib import colormaps
 
     pruned = node.termination == "pruned"
@@ -174,11 +174,11 @@ def _draw_box(axes: "Axes", node: NodeRecord, row: float, elected: bool) -> None
         fontsize=7,
         family="monospace",
         color="black",
-        fontweight="bold" if elected else "normal",
+        fontweight="bold" if selected else "normal",
         bbox={
             "boxstyle": "round,pad=0.3",
             "facecolor": tuple(1 - fade * (1 - channel) for channel in (red, green, blue)),
-            "edgecolor": "black" if elected else "darkgrey",
+            "edgecolor": "black" if selected else "darkgrey",
             "linestyle": ":" if pruned else "-",
         },
         zorder=2,

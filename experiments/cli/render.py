@@ -62,7 +62,7 @@ def search_tree(result: SearchResult) -> Tree:
     for node in result.nodes:
         if node.termination != "duplicate":
             children[node.parent_id].append(node)
-    winners = result.elected_path
+    winners = result.selected_path
     root = Tree(Text("problem", style="bold"), guide_style="dim")
     _grow(root, 0, children, winners)
     return root

@@ -11,13 +11,13 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.evaluation.summary import Summary
-from espalier.search.request import GroupingName, SearchRequest
+from espalier.search.request import AnswerEquivalence, SearchRequest
 
 _BEFORE: dict[str, Any] = {
     **{f.name: f.default for f in fields(SearchRequest) if f.default not in (MISSING, None)},
     "top_k": 0,
     "min_p": 0.0,
-    "grouping": str(GroupingName.SPELLING),
+    "answer_equivalence": str(AnswerEquivalence.EXACT_MATCH),
 }
 """What counts for a field that an older version's `config.json` lacks: how searches ran before there was the field.
 

@@ -1,6 +1,7 @@
 """A decoder, from token ids to final hidden states, in one compiled call.
 
-All threads walk through the same phases, sharing the items.
+A forward pass is a row of phases (norm, product, attention, …), each cut into items, such as some rows of its result.
+The threads share out the items of a phase, and wait for each other at its end.
 """
 
 import math
@@ -14,22 +15,16 @@ import torch.nn.functional as F
 
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu.amx import aligned
-from espalier.kernels.cpu.attention import (
-    TOKENS_PER_ITEM,
-    UNLIMITED,
-    attend,
-    flat_kv_pool,
-    scratch_for,
-)
+from espalier.kernels.cpu.attention import TOKENS_PER_ITEM, UNLIMITED, attend, flat_kv_pool, scratch_for
 from espalier.kernels.cpu.linear import (
     PACKS,
     PANEL,
     ROWS,
     multiply_part,
+    output_buffer,
     pack,
     panels_of,
     parts_of,
-    product,
     room_for_weights,
     stored_rows,
     unit,
@@ -47,9 +42,9 @@ _PHASES = 9
 
 Another norm follows the last layer.
 """
-_FEW = 8
+_ROWS_PER_NORM = 8
 """Rows of one work item in phases with little work for each row."""
-_SOME = 32
+_ROWS_PER_ROTATION = 32
 """Rows of one work item that writes keys: neighbouring tokens of a sequence write the same cache lines."""
 Array = TypeVar("Array", torch.Tensor, np.ndarray)
 
@@ -121,7 +116,7 @@ def _embed_rows(
     """Write a few tokens' embeddings to the residual stream, and the cosines and sines of their positions."""
     (token_ids, positions), (embedding, norm, inverse, factor), (cos, sin) = tokens, outer, rotary
     width = len(norm)
-    for r in range(item * _FEW, min((item + 1) * _FEW, len(token_ids))):
+    for r in range(item * _ROWS_PER_NORM, min((item + 1) * _ROWS_PER_NORM, len(token_ids))):
         start = token_ids[r] * width
         given, written = embedding[start : start + width], hidden[r * stride : r * stride + width]
         for i in range(width):
@@ -134,7 +129,7 @@ def _embed_rows(
 
 @numba.njit
 def _norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray) -> None:
-    for r in range(item * _FEW, min((item + 1) * _FEW, len(out) // len(weight))):
+    for r in range(item * _ROWS_PER_NORM, min((item + 1) * _ROWS_PER_NORM, len(out) // len(weight))):
         rms_norm(x, r * x_stride, weight, eps, out, r * len(weight))
 
 
@@ -145,14 +140,14 @@ def _norm_and_store_rows(
     """As `_norm_rows`, but stored as the left side of a product."""
     width = len(weight)
     normed = np.empty(width, np.float32)
-    for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
+    for r in range(item * _ROWS_PER_NORM, min((item + 1) * _ROWS_PER_NORM, rows)):
         rms_norm(x, r * x_stride, weight, eps, normed, 0)
         unit.store_row(normed, 0, width, 0, width, out, r)
 
 
 @numba.njit
 def _store_rows(item: int, rows: int, width: int, x: np.ndarray, out: np.ndarray) -> None:
-    for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
+    for r in range(item * _ROWS_PER_NORM, min((item + 1) * _ROWS_PER_NORM, rows)):
         unit.store_row(x, r * width, width, 0, width, out, r)
 
 
@@ -187,7 +182,7 @@ def _rotate_and_store(
     """
     slab_stride, slots, block_size, heads, kv_heads, head_dim, stride = geometry
     (cos, sin), (blocks, offsets) = rotary, writes
-    for row in range(item * _SOME, min((item + 1) * _SOME, len(cos))):
+    for row in range(item * _ROWS_PER_ROTATION, min((item + 1) * _ROWS_PER_ROTATION, len(cos))):
         for head in range(heads + kv_heads):
             if len(head_norms):
                 at = row * stride + head * head_dim
@@ -208,7 +203,7 @@ def _rotate_and_store(
 @numba.njit
 def _add_rows(item: int, stride: int, bias: np.ndarray, out: np.ndarray) -> None:
     """Add `bias`, which may be empty, to a few rows of `out`."""
-    for r in range(item * _SOME, min((item + 1) * _SOME, len(out) // stride)):
+    for r in range(item * _ROWS_PER_ROTATION, min((item + 1) * _ROWS_PER_ROTATION, len(out) // stride)):
         for column in range(len(bias)):
             out[r * stride + column] += bias[column]
 
@@ -270,6 +265,12 @@ def _forward(
     rotary: tuple[np.ndarray, np.ndarray],
     output: np.ndarray,
 ) -> None:
+    """One thread's share of a forward pass; every thread of it runs this with the same arguments.
+
+    `counters` hold the next item of each phase, `places` where each layer's keys and values begin in a slab, `writes`
+    the batch rows and addresses of keys and values to store, `parts` into how many parts each kind of product's inner
+    dimension is cut, `rotary` cosines and sines; `output`, float32 `[T, hidden]`, receives the hidden states.
+    """
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
     hidden, normed, qkv, mixed, attended, gated = buffers
     qkv_parts, hidden_parts, gated_parts = parts
@@ -277,8 +278,8 @@ def _forward(
     stride = (width + PANEL - 1) // PANEL * PANEL
     inner = len(down_panels) // (len(norms) * stride)
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
-    tiles, few = (rows + ROWS - 1) // ROWS, (rows + _FEW - 1) // _FEW
-    some, packed = (rows + _SOME - 1) // _SOME, few if PACKS else 0
+    tiles, few = (rows + ROWS - 1) // ROWS, (rows + _ROWS_PER_NORM - 1) // _ROWS_PER_NORM
+    some, packed = (rows + _ROWS_PER_ROTATION - 1) // _ROWS_PER_ROTATION, few if PACKS else 0
     attend_items, attend_scratch = len(spans.items), scratch_for(geometry, spans)
     scratch, sums = unit.scratch(), aligned(2 * ROWS * PANEL)
     halves = sums[: ROWS * PANEL], sums[ROWS * PANEL :]
@@ -441,9 +442,9 @@ class CpuLayers:
         wide = s.num_heads * s.head_dim
         mixed = np.empty(rows * wide, np.float32)
         buffers = _Buffers(
-            hidden=product(rows, stride),
+            hidden=output_buffer(rows, stride),
             normed=stored_rows(rows, width),
-            qkv=product(rows, qkv_stride),
+            qkv=output_buffer(rows, qkv_stride),
             mixed=mixed,
             attended=stored_rows(rows, wide) if PACKS else mixed,
             gated=stored_rows(rows, inner),

@@ -158,7 +158,7 @@ def stored_rows(rows: int, inner: int) -> np.ndarray:
     return amx.aligned(unit.x_size(rows, inner))
 
 
-def product(rows: int, columns: int) -> np.ndarray:
+def output_buffer(rows: int, columns: int) -> np.ndarray:
     """Memory for `rows` rows of sums, `columns` apart, and for the rows that `unit` writes beyond them."""
     return amx.aligned(-(-rows // unit.TILE_ROWS) * unit.TILE_ROWS * columns)
 
@@ -177,7 +177,7 @@ def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: t
     """
     rows, inner = x.shape
     columns = panels.shape[0] * PANEL
-    out = torch.from_numpy(product(rows, columns)).view(-1, columns)
+    out = torch.from_numpy(output_buffer(rows, columns)).view(-1, columns)
     out[:rows] = 0
     if bias is not None:
         out[:rows, :out_features] = bias

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.cpu.linear import PACKS, PANEL, ROWS, pack, parts_of, product, store_all, stored_rows, unit
+from espalier.kernels.cpu.linear import PACKS, PANEL, ROWS, output_buffer, pack, parts_of, store_all, stored_rows, unit
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 
 _CHUNK = 256
@@ -91,7 +91,7 @@ def quantized_linear_cpu(x: torch.Tensor, weight: QuantizedWeight, bias: torch.T
     (rows, inner), out_features = x.shape, weight.shape[0]
     num_panels = len(weight.values)
     columns = num_panels * PANEL
-    out = torch.from_numpy(product(rows, columns)).view(-1, columns)
+    out = torch.from_numpy(output_buffer(rows, columns)).view(-1, columns)
     out[:rows] = 0
     if bias is not None:
         out[:rows, :out_features] = bias

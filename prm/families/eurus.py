@@ -1,20 +1,20 @@
-"""EurusPRM-Stage1 and -Stage2: an implicit process reward, of two language models.
+"""EurusPRM-Stage1 and -Stage2: implicit process rewards from two language models.
 
-A path's reward is a coefficient times the log-probability of its tokens under the PRM, less that under the model it was
-trained from; a step's is the reward of all tokens up to its end. Both models read the same tokens, so they run as one
-decoder over one KV layout (`prm.twin`). The score is the sigmoid of the reward, which orders paths as the reward does
-and is 0.5 where both models agree. Rewards beyond `LIMIT` count as that, and later steps count from there: so a score
-is never 0 or 1, and the next step's reward can be told from it.
+The reward of a path is a coefficient times the difference of its log-probabilities under the PRM and under the model it
+was trained from; the reward of a step is that of all tokens up to its end. Both models read the same tokens, so they
+run as one decoder over one KV layout (`prm.policy_pair`). The score is the sigmoid of the reward, which keeps the order
+of rewards and is 0.5 where both models agree. Rewards are clipped to `LIMIT`, and later steps continue from the clipped
+value, so that a score is never 0 or 1 and determines its reward.
 
-Layout: the problem as the user's turn, then `Step 1: …`, each step with the blank line after it, which counts as the
-step's. To be read for its first token a step needs the hidden state of the token before it, so the last token of a path
-is always fed with the step that follows. The last token of the assistant's header is counted with the first step, as in
-the authors' code: all paths of a problem have it in common.
+Layout: the problem as the user's turn, then `Step 1: …`; each step includes the blank line after it. The
+log-probability of a step's first token needs the hidden state of the token before it, so the last token of a path is
+fed with the next step. As in the authors' code, the last token of the assistant's header counts as part of the first
+step; it is the same for all paths of a problem.
 
 Source: the usage on the model card of PRIME-RL/EurusPRM-Stage2; arXiv:2412.01981 and arXiv:2502.01456; the coefficient
-is theirs. What differs: their code ends a step one token after its blank line (two, where a tokenizer merges the line
-with the full stop before it), and the last step with the end of the turn, so that a step's reward would depend on what
-follows it; here it ends with the blank line. Their rewards are the sums themselves.
+is theirs. Differences: their code ends a step one token after its blank line (two, if a tokenizer merges the line with
+the full stop before it), and the last step with the end of the turn, so a step's reward would depend on what follows;
+here it ends with the blank line. Their rewards are the sums, without the sigmoid.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ from espalier.engine.models.model import Model, language_model_head, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step, without_label
-from espalier.prm.policy_pair import TwinDecoder, log_ratio_head
+from espalier.prm.policy_pair import PolicyPairDecoder, log_ratio_head
 
 COEFFICIENT = 1e-3
 LIMIT = 36.0
-"""Largest size of a reward: the sigmoid of 37 is 1 in float64, and its logit not a number."""
+"""Maximum absolute reward: the sigmoid of 37 is 1 in float64, and its logit infinite."""
 
 INFO = FamilyInfo(
     name="eurus-prm",
@@ -42,30 +42,30 @@ INFO = FamilyInfo(
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),
     head="`lm_head` of both models",
     layout="chat template, `Step {number}: {step}` and a blank line after a step",
-    read_at="every token from the header's last to the step's end, in both models",
+    score_positions="every token from the header's last to the step's end, in both models",
     score="sigmoid of 0.001 · (log p − log p of the reference), summed",
     source="arXiv:2412.01981 and the model card of PRIME-RL/EurusPRM-Stage2",
 )
 
 
 class EurusPrm(PrmFamily):
-    """See the module."""
+    """The EurusPRM family; see the module."""
 
     info = INFO
-    rounding = 1e-9  # a path's sum is taken step by step, through the scores, or at once
+    rounding = 1e-9  # a path's reward is summed step by step, through the scores, or at once
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.max_special_tokens = 1 + len(
             model.tokenizer.encode("Step 100: \n\n")
-        )  # and the header's last, of the first step
+        )  # plus the header's last token in the first step
 
     def prompt_ids(self, problem: str) -> list[int]:
-        """The problem's turn and the opening of the assistant's, but for the last two tokens."""
+        """The problem's turn and the opening of the assistant's turn, without its last two tokens."""
         return self._prompt(problem)[:-2]
 
     def read(self, path: StepPath) -> ScoringInput:
-        """The token before the step and the step's but the last: each is asked about the one after it."""
+        """Feed the token before the step and the step without its last token; each is read for the token after it."""
         number = len(path.steps)
         step = self._step(path.steps[-1], number)
         before = self._step(path.steps[-2], number - 1)[-1:] if number > 1 else self._prompt(path.problem)[-2:]
@@ -73,16 +73,16 @@ class EurusPrm(PrmFamily):
         return ScoringInput(ids, tuple(range(len(ids))), targets=targets)
 
     def whole(self, path: StepPath) -> ScoringInput:
-        """All of it at once: the sum over the whole path needs no score of the step before."""
+        """The whole path at once, whose sum needs no score of the previous step."""
         prompt = self._prompt(path.problem)
         steps = [i for number, step in enumerate(path.steps, start=1) for i in self._step(step, number)]
         ids, targets = (*prompt, *steps[:-1]), (prompt[-1], *steps)
         return ScoringInput(ids, tuple(range(len(prompt) - 2, len(ids))), whole=True, targets=targets)
 
     def score(self, values: np.ndarray, before: float | None) -> float:
-        """The sigmoid of the reward so far, within `LIMIT`: what the step before had, and this one's tokens."""
+        """Sigmoid of the clipped reward: that of the previous step plus the log-ratios of this step's tokens."""
         reward = math.fsum(values[:, 0].tolist()) + (0.0 if before is None else _logit(before))
-        reward = max(min(reward, LIMIT), -LIMIT)  # in this order, what is not a number stays so
+        reward = max(min(reward, LIMIT), -LIMIT)  # this order keeps NaN
         return 1.0 / (1.0 + math.exp(-reward))
 
     def _prompt(self, problem: str) -> list[int]:
@@ -96,10 +96,10 @@ class EurusPrm(PrmFamily):
 def load(
     checkpoint: Checkpoint, reference: Checkpoint | None, dtype: torch.dtype, device: torch.device | str
 ) -> EurusPrm:
-    """Load a PRM and the model it was trained from.
+    """Load a PRM and its reference model.
 
     Raises:
-        CheckpointError: when there is no reference, or it does not fit.
+        CheckpointError: the reference model is missing or does not match.
     """
     if reference is None:
         raise CheckpointError(
@@ -113,7 +113,7 @@ def load(
     other, other_head = _load_one(reference, dtype, device)
     digest = hashlib.sha256((checkpoint.digest() + reference.digest()).encode()).hexdigest()
     ratio = log_ratio_head(head, other_head, COEFFICIENT)
-    return EurusPrm(Model(TwinDecoder(trunk, other), ratio, tokenizer, (), digest))
+    return EurusPrm(Model(PolicyPairDecoder(trunk, other), ratio, tokenizer, (), digest))
 
 
 def _load_one(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> tuple[Decoder, Linear]:

@@ -1,4 +1,4 @@
-"""A family made from a spec file."""
+"""Families defined by a spec file."""
 
 import math
 from collections.abc import Callable
@@ -22,13 +22,13 @@ _REDUCE: dict[str, Callable[[list[float]], float]] = {
 
 
 class SpecifiedFamily(PrmFamily):
-    """Reads problems and steps as a spec file says; see `prm.families.spec`."""
+    """Reads problems and steps as defined by a spec file; see `prm.families.spec`."""
 
     def __init__(self, spec: FamilySpec, model: Model) -> None:
-        """Prepare what every step needs.
+        """Prepare the tokens that every step needs.
 
         Raises:
-            CheckpointError: when the tokenizer does not have a token that the file names.
+            CheckpointError: the tokenizer lacks a token named in the spec.
         """
         self.info = info_of(spec)
         self.model = model
@@ -37,37 +37,37 @@ class SpecifiedFamily(PrmFamily):
         self._tag_ids = tuple(encode(spec.step.tag))
         self._between_ids = tuple(encode(spec.step.between))
         self._begin_ids = [] if not spec.prompt.begin else [self._begin_id()]
-        self._marks = self._tag_as_mark()
+        self._special_tokens = self._special_tag()
         label = encode(spec.step.text.replace("{step}", "").replace("{number}", "100"))
         self.max_special_tokens = len(label) + len(self._tag_ids) + len(self._between_ids)
 
     @property
     def identity(self) -> str:
-        """The name, and what the spec file holds."""
+        """The name and the digest of the spec file."""
         return f"{self.info.name} {self._spec.digest}"
 
     def prompt_ids(self, problem: str) -> list[int]:
-        """Everything before the first step."""
+        """Token ids of everything before the first step."""
         text = self._prompt(problem)
         if self._spec.step.encode == "whole":
-            text = text.rstrip()  # a space at the end belongs to the first step's first token
+            text = text.rstrip()  # a trailing space is part of the first step's first token
         return [*self._begin_ids, *self.model.tokenizer.encode(text)]
 
     def read(self, path: StepPath) -> ScoringInput:
-        """The newest step and its tags, or the whole path where its text is tokenised as one."""
+        """The newest step with its tags, or the whole path if the spec tokenizes it as a whole."""
         if self._spec.step.encode == "whole":
             return self._encoded_whole(path)
         ids = list(self._between_ids) if path.steps[:-1] else []
-        read_at: list[int] = []
+        score_positions: list[int] = []
         text = self._step_text(path.steps[-1], len(path.steps))
         for line in text.split("\n") if self._spec.step.lines else [text]:
             ids += [*(self.model.tokenizer.encode(line) if line else []), *self._tag_ids]
             if line.strip() or not self._spec.step.lines:
-                read_at.append(len(ids) - 1)
-        return ScoringInput(tuple(ids), tuple(read_at))
+                score_positions.append(len(ids) - 1)
+        return ScoringInput(tuple(ids), tuple(score_positions))
 
     def score(self, values: np.ndarray, before: float | None) -> float:
-        """The scores of the step's lines as one."""
+        """Combine the scores of the step's lines."""
         return float(_REDUCE[self._spec.head.reduce](values[:, 0].tolist()))
 
     def _encoded_whole(self, path: StepPath) -> ScoringInput:
@@ -83,16 +83,16 @@ class SpecifiedFamily(PrmFamily):
         return ScoringInput(ids, (len(ids) - 1,), whole=True)
 
     def _prompt(self, problem: str) -> str:
-        spec, problem = self._spec, without_special_tokens(problem, self._marks)
+        spec, problem = self._spec, without_special_tokens(problem, self._special_tokens)
         if spec.prompt.kind == "text":
             return spec.prompt.text.replace("{problem}", problem)
         system = [] if spec.prompt.system is None else [{"role": "system", "content": spec.prompt.system}]
         return self.model.tokenizer.render_chat([*system, {"role": "user", "content": problem}])
 
     def _step_text(self, step: str, number: int) -> str:
-        """The step as the file spells it; a number that it brings itself is not repeated."""
+        """Render the step as the spec says; a step number that it already has is not repeated."""
         text = without_special_tokens(
-            step.strip() if self._spec.step.encode == "whole" else step.strip("\n"), self._marks
+            step.strip() if self._spec.step.encode == "whole" else step.strip("\n"), self._special_tokens
         )
         before, _, after = self._spec.step.text.replace("{number}", str(number)).partition("{step}")
         return before + without_label(text, before.strip()) + after
@@ -107,8 +107,8 @@ class SpecifiedFamily(PrmFamily):
             "text of this family"
         )
 
-    def _tag_as_mark(self) -> tuple[str, ...]:
-        """The tag, where it is a token of its own that a text could spell too."""
+    def _special_tag(self) -> tuple[str, ...]:
+        """The tag, if it is a single special token that text could also contain."""
         tag = self._spec.step.tag
         alone = len(self._tag_ids) == 1 and self.model.tokenizer.token_id(tag) == self._tag_ids[0]
         return (tag,) if alone and not tag.isspace() else ()
@@ -117,10 +117,10 @@ class SpecifiedFamily(PrmFamily):
 def load_from_spec(
     spec: FamilySpec, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str
 ) -> SpecifiedFamily:
-    """Load a checkpoint as a spec file says.
+    """Load a checkpoint as defined by a spec file.
 
     Raises:
-        CheckpointError: when a tensor or a token that the file names is missing, or a published id differs.
+        CheckpointError: a tensor or token named in the spec is missing, or a token's id differs from the published one.
     """
     tokenizer = TextTokenizer(checkpoint)
     require_published_ids(checkpoint, tokenizer, spec.ids.vocabulary, spec.ids.tokens)
@@ -143,7 +143,7 @@ def load_from_spec(
 
 
 def info_of(spec: FamilySpec) -> FamilyInfo:
-    """What a spec file says of its family, in words."""
+    """Describe a spec's family."""
     prompt = "chat template" if spec.prompt.kind == "chat" else f"`{_visible(spec.prompt.text)}`"
     between = f", `{_visible(spec.step.between)}` between" if spec.step.between else ""
     of = "each line" if spec.step.lines else "a step"
@@ -161,7 +161,7 @@ def info_of(spec: FamilySpec) -> FamilyInfo:
         architectures=tuple(spec.architectures),
         head=head,
         layout=f"{prompt}, `{_visible(spec.step.text)}`, `{_visible(spec.step.tag)}` after {of}{between}",
-        read_at=f"`{_visible(spec.step.tag)}`",
+        score_positions=f"`{_visible(spec.step.tag)}`",
         score=value + (f", {spec.head.reduce} of the lines" if spec.step.lines else ""),
         source=spec.source,
     )

@@ -1,15 +1,14 @@
-"""Outcome reward models: one number for a complete answer, such as Skywork-Reward and Qwen2.5-Math-RM.
+"""Outcome reward models: one score for a complete answer, such as Skywork-Reward and Qwen2.5-Math-RM.
 
-Layout: the problem as the user's turn and the whole answer as the assistant's, through the chat template; read at the
-last token of it that is not config.json's `pad_token_id`, where transformers' `*ForSequenceClassification` read: a
-template may end in that very token. The score is the sigmoid of the logit: it orders answers as the logit does, and
-lies in [0, 1] so that a weighted vote means something. Steps have no score, so searches that choose among steps are
-refused.
+Layout: the problem as the user's turn and the whole answer as the assistant's, through the chat template. The score is
+read at the last token that is not config.json's `pad_token_id`, like transformers' `*ForSequenceClassification`; a
+template may end in that token. It is the sigmoid of the logit, which keeps the order and lies in [0, 1] for weighted
+votes. Steps have no score, so searches that use step scores are refused.
 
-The card of Qwen/Qwen2.5-Math-RM-72B gives its system message; its template puts in the same one where none is given.
+The model card of Qwen/Qwen2.5-Math-RM-72B gives a system message, which its chat template also adds by default.
 Source: the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwen2.5-Math-RM-72B; transformers 5.23,
-`modeling_layers.GenericForSequenceClassification`. (Older versions read the token before the first that is
-`pad_token_id`, which is another one where a template has it between turns.)
+`modeling_layers.GenericForSequenceClassification`. (Older versions read the token before the first `pad_token_id`,
+which is a different one if a template has it between turns.)
 """
 
 import torch
@@ -26,7 +25,7 @@ INFO = FamilyInfo(
     architectures=("*ForSequenceClassification", "Qwen2ForRewardModel"),
     head="`score`, or `score.0` → ReLU → `score.2`",
     layout="chat template: the problem, and the whole answer as the closed turn of the assistant",
-    read_at="last token that is not `pad_token_id`",
+    score_positions="last token that is not `pad_token_id`",
     score="sigmoid of the logit, of whole answers only",
     source="the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwen2.5-Math-RM-72B",
     incremental=False,
@@ -35,7 +34,7 @@ INFO = FamilyInfo(
 
 
 class OutcomeModel(PrmFamily):
-    """See the module."""
+    """The outcome-model family; see the module."""
 
     info = INFO
 
@@ -45,11 +44,11 @@ class OutcomeModel(PrmFamily):
         self.max_special_tokens = len(model.tokenizer.encode(self._chat("", "a"))) - len(self.prompt_ids(""))
 
     def prompt_ids(self, problem: str) -> list[int]:
-        """The problem's turn and the opening of the assistant's."""
+        """The problem's turn and the opening of the assistant's turn."""
         return self.model.tokenizer.encode(self.model.tokenizer.render_chat([{"role": "user", "content": problem}]))
 
     def read(self, path: StepPath) -> ScoringInput:
-        """The whole answer up to its last token that is not padding, read there."""
+        """The whole answer up to its last token that is not padding, where the score is read."""
         answer = "\n\n".join(stripped_step(step) for step in path.steps)
         ids = self.model.tokenizer.encode(self._chat(path.problem, answer))
         end = max((i for i, token in enumerate(ids) if token != self._pad_id), default=0)
@@ -60,8 +59,8 @@ class OutcomeModel(PrmFamily):
         return self.model.tokenizer.render_chat(messages, add_generation_prompt=False)
 
 
-def evidence(checkpoint: Checkpoint) -> str | None:
-    """Its own architecture."""
+def detect(checkpoint: Checkpoint) -> str | None:
+    """Detected by its architecture."""
     return "its architecture"
 
 
@@ -69,7 +68,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     """Load a reward model with one label.
 
     Raises:
-        CheckpointError: when it has another number of labels, or no chat template.
+        CheckpointError: the number of labels is not 1, or there is no chat template.
     """
     tokenizer = TextTokenizer(checkpoint)
     decoder = load_trunk(checkpoint, dtype, device)

@@ -1,14 +1,13 @@
 """Qwen2.5-Math-PRM (7B, 72B) and Qwen2.5-Math-7B-PRM800K: class `Qwen2ForProcessRewardModel`.
 
-Layout: ChatML with a fixed system message, the problem as the user's turn, and the assistant's turn as every step
-followed by the single token `<extra_0>` with nothing between. A step's score is read at its `<extra_0>`: a two-layer
-head with ReLU, softmax over two classes in float32, class 1. The closing `<|im_end|>` is never fed, so ids only ever
-grow.
+Layout: ChatML with a fixed system message, the problem as the user's turn, and the steps in the assistant's turn, each
+followed by the single token `<extra_0>` without separators. A step's score is read at its `<extra_0>`: a two-layer head
+with ReLU, softmax over two classes in float32, class 1. The closing `<|im_end|>` is never fed, so a step only appends
+tokens.
 
 The model card's example, ProcessBench's gsm8k-0, gives 1.0, 0.1904, 0.9766, 1.0 in bfloat16.
-Source: the usage on the model card of Qwen/Qwen2.5-Math-PRM-7B. What differs: newlines around a step are left out,
-which the card's steps do not have; an `<extra_0>` that a text holds itself is spelt as plain text and is no place to
-read.
+Source: the usage on the model card of Qwen/Qwen2.5-Math-PRM-7B. Differences: newlines around a step are stripped (the
+card's steps have none), and an `<extra_0>` within a text is encoded as plain text.
 """
 
 import torch
@@ -29,17 +28,17 @@ INFO = FamilyInfo(
     architectures=("Qwen2ForProcessRewardModel",),
     head="`score.0` → ReLU → `score.2`",
     layout="chat template with a fixed system message, `<extra_0>` after a step",
-    read_at="`<extra_0>`",
+    score_positions="`<extra_0>`",
     score="softmax, label 1",
     source="arXiv:2501.07301 and the model card of Qwen/Qwen2.5-Math-PRM-7B",
 )
 
 
 class QwenMathPrm(PrmFamily):
-    """See the module."""
+    """The Qwen2.5-Math-PRM family; see the module."""
 
     info = INFO
-    max_special_tokens = 0  # the one tag is in what is allowed for every family
+    max_special_tokens = 0  # the allowance for every family covers the tag
 
     def __init__(self, model: Model, tag_id: int) -> None:
         self.model = model
@@ -50,12 +49,12 @@ class QwenMathPrm(PrmFamily):
         return self.model.tokenizer.encode(self._prompt(problem))
 
     def read(self, path: StepPath) -> ScoringInput:
-        """The step's ids and the tag, read at the tag."""
+        """The step's ids and the tag, where the score is read."""
         ids = self.model.tokenizer.encode(self._step(path.steps[-1]))
         return ScoringInput((*ids, self._tag_id), (len(ids),))
 
     def whole(self, path: StepPath) -> ScoringInput:
-        """The text as the model card has it, encoded at once."""
+        """The text as on the model card, encoded at once."""
         text = self._prompt(path.problem) + "".join(self._step(step) + _TAG for step in path.steps)
         ids = self.model.tokenizer.encode(text)
         return ScoringInput(tuple(ids), (len(ids) - 1,), whole=True)
@@ -69,8 +68,8 @@ class QwenMathPrm(PrmFamily):
         return without_special_tokens(stripped_step(step), (_TAG,))
 
 
-def evidence(checkpoint: Checkpoint) -> str | None:
-    """Its own architecture; the other family of that architecture has another rotary base."""
+def detect(checkpoint: Checkpoint) -> str | None:
+    """Detected by its architecture; the other family of that architecture has a larger rotary base."""
     if rope_theta(checkpoint) >= 1e6:
         return None
     return "its architecture, with a rotary base of less than 1,000,000"
@@ -80,7 +79,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     """Load a `Qwen2ForProcessRewardModel` checkpoint.
 
     Raises:
-        CheckpointError: when a head tensor or the tag token is missing.
+        CheckpointError: a tensor of the head or the tag token is missing.
     """
     tokenizer = TextTokenizer(checkpoint)
     tag_id = require_token(checkpoint, tokenizer, _TAG, "where scores are read")

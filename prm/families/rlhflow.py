@@ -1,14 +1,13 @@
 """RLHFlow's Llama3.1-8B-PRM-Deepseek-Data and -Mistral-Data: a language model that answers each step with `+` or `-`.
 
-Layout: a chat in which the user's first turn is the problem, a space and the first step, every further turn one step,
-and the assistant's turns are `+`. A step's score is read where its answer is to begin, at the last token of the
-assistant's header, so one before the `+`: softmax over the logits of `+` and `-`. What is appended for the next step
-begins with the `+` that was not fed yet. The class and the vocabulary are those of any Llama 3, and of verifiers with
-other layouts, so the flag alone chooses it.
+Layout: a chat whose first user turn is the problem, a space and the first step; every further user turn is one step,
+and the assistant's turns are `+`. A step's score is read at the last token of the assistant's header, before the `+`:
+softmax over the logits of `+` and `-`. The `+` itself is fed with the next step. The class and the vocabulary are those
+of any Llama 3, so the family is chosen by the flag only.
 
-Source: github.com/RLHFlow/RLHF-Reward-Modeling, `math-rm/prm_evaluate.py`: one chat a step, closed by `+` and the
-turn's end, read three tokens before its end, which is the header's last. What differs: the space around a problem goes
-too, as a template takes it from the turn's ends anyway.
+Source: github.com/RLHFlow/RLHF-Reward-Modeling, `math-rm/prm_evaluate.py`: one chat per step, closed by `+` and the end
+of the turn, read three tokens before its end, which is the header's last token. Difference: blanks around a problem are
+stripped, as the template does with turns.
 """
 
 import torch
@@ -22,8 +21,8 @@ from espalier.prm.heads import probability_of, require_published_ids, require_to
 
 _GOOD, _BAD = "+", "-"
 _IDS = {_GOOD: 10, _BAD: 12, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "ĊĊ": 271}
-_TURN_MARKS = ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|im_start|>", "<|im_end|>")
-_PROBLEM, _STEP, _NEXT = "the problem", "a step", "the next"  # texts by which the template's own are found
+_TURN_TOKENS = ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|im_start|>", "<|im_end|>")
+_PROBLEM, _STEP, _NEXT = "the problem", "a step", "the next"  # placeholders that locate the template's own text
 
 INFO = FamilyInfo(
     name="rlhflow",
@@ -31,22 +30,22 @@ INFO = FamilyInfo(
     architectures=("LlamaForCausalLM",),
     head="`lm_head` rows of `+`, `-`",
     layout="chat template, the first turn is the problem, a space and the first step, then a turn a step; answers `+`",
-    read_at="last token of the assistant's header, before the `+`",
+    score_positions="last token of the assistant's header, before the `+`",
     score="softmax, `+`",
     source="github.com/RLHFlow/RLHF-Reward-Modeling",
 )
 
 
 class RlhFlow(PrmFamily):
-    """See the module."""
+    """The RLHFlow family; see the module."""
 
     info = INFO
 
     def __init__(self, model: Model) -> None:
-        """Find what the chat template puts around a turn.
+        """Find the text that the chat template puts around a turn.
 
         Raises:
-            CheckpointError: when the template does not just append what a longer chat adds.
+            CheckpointError: the template does not render a longer chat by appending to a shorter one.
         """
         self.model = model
         first = self._chat(_PROBLEM, (_STEP,))
@@ -56,23 +55,23 @@ class RlhFlow(PrmFamily):
         if not second.startswith(first) or close != self._close or not self._close or _GOOD not in opening:
             raise CheckpointError("the chat template of this verifier does not append turn to turn; rlhflow needs that")
         self._open = opening
-        self._marks = tuple(mark for mark in _TURN_MARKS if mark in first)
+        self._special_tokens = tuple(token for token in _TURN_TOKENS if token in first)
         encode = model.tokenizer.encode
         self.max_special_tokens = len(encode(self._open)) + len(encode(self._close))
 
     def prompt_ids(self, problem: str) -> list[int]:
-        """The beginning of the user's first turn: the first step goes into it too."""
+        """The start of the user's first turn, which the first step continues."""
         return self.model.tokenizer.encode(self._head + self._plain(problem))
 
     def read(self, path: StepPath) -> ScoringInput:
-        """The user's turn and the assistant's header; the first step's turn is encoded with the problem."""
+        """The user's turn and the assistant's header; the first step is encoded with the problem."""
         if len(path.steps) == 1:
             return self.whole(path)
         ids = self.model.tokenizer.encode(self._open + self._plain(path.steps[-1]) + self._close)
         return ScoringInput(tuple(ids), (len(ids) - 1,))
 
     def whole(self, path: StepPath) -> ScoringInput:
-        """The chat as the template renders it, encoded at once."""
+        """The chat as rendered by the template, encoded at once."""
         ids = self.model.tokenizer.encode(self._chat(self._plain(path.problem), tuple(map(self._plain, path.steps))))
         return ScoringInput(tuple(ids), (len(ids) - 1,), whole=True)
 
@@ -83,15 +82,15 @@ class RlhFlow(PrmFamily):
         return self.model.tokenizer.render_chat(messages)
 
     def _plain(self, text: str) -> str:
-        # Templates of this kind trim what they are given; trimmed here, both ways of rendering agree under any.
-        return without_special_tokens(stripped_step(text).strip(), self._marks)
+        # Templates of this kind strip turns; stripping here makes both renderings agree for any template.
+        return without_special_tokens(stripped_step(text).strip(), self._special_tokens)
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> RlhFlow:
     """Load a causal language model as a process reward model.
 
     Raises:
-        CheckpointError: when a token or the head is missing, or the template is of another kind.
+        CheckpointError: a token or the head is missing, or the chat template has another structure.
     """
     tokenizer = TextTokenizer(checkpoint)
     token_ids = [require_token(checkpoint, tokenizer, token, "whose logits are read") for token in (_GOOD, _BAD)]

@@ -1,43 +1,43 @@
-r"""Family specs: a family of process reward models described in TOML, so that one can be added without code.
+r"""Family specs: TOML files that define a family of process reward models without code.
 
-    name = "my-prm"                        what it is called
+    name = "my-prm"                        name of the family
     models = "Me/My-PRM-7B"                published checkpoints
-    architectures = ["Qwen2ForMyPrm"]      model classes in config.json; a * at the start stands for any beginning
-    source = "https://…"                   where the format is written down
+    architectures = ["Qwen2ForMyPrm"]      model classes in config.json; a leading * matches any prefix
+    source = "https://…"                   where the format is documented
 
-    [evidence]                             of families that come along: all of it must hold for one to be chosen without
-                                           --verifier-family; a family of causal models has none
-    tensors = ["score.0.weight"]           tensors the checkpoint has
+    [detection]                            shipped families only: what a checkpoint must have for the family to be
+                                           detected without --verifier-family; left out for causal models
+    tensors = ["score.0.weight"]           tensors in the checkpoint
     rope_theta = 1000000.0                 base of the rotary embedding
 
     [prompt]
-    kind = "chat"                          through the chat template; "text": as `text` says
-    system = "…"                           chat: the system message; left out: whatever the template does without one
-    text = "{problem}\n"                   text: {problem} stands for the problem
-    begin = ["bos_token", "<s>"]           text: the token before it, the first of these that the tokenizer has
+    kind = "chat"                          rendered by the chat template; "text": rendered by `text`
+    system = "…"                           chat: the system message; left out: the template's default
+    text = "{problem}\n"                   text: {problem} is replaced by the problem
+    begin = ["bos_token", "<s>"]           text: the first token, the first of these that the tokenizer has
 
     [step]
-    text = "Step {number}: {step}"         {step} stands for the step, {number} for 1, 2, …
-    tag = "<extra_0>"                      after each step; the score is read at the last of its tokens
-    between = "\n"                         between a tag and the next step
-    lines = false                          whether every line that is not blank has a tag of its own
-    encode = "pieces"                      each piece by itself; "whole": the path's text as one
+    text = "Step {number}: {step}"         {step} is replaced by the step, {number} by 1, 2, …
+    tag = "<extra_0>"                      text after each step; the score is read at its last token
+    between = "\n"                         text between a tag and the next step
+    lines = false                          whether every non-blank line of a step has its own tag
+    encode = "pieces"                      encode each piece separately; "whole": the path's text at once
 
     [head]
-    layers = ["score.0", "score.2"]        linear layers, a ReLU between each two; or instead
-    tokens = ["+", "-"]                    rows of the language model's head
-    labels = 2                             values of the last layer
+    layers = ["score.0", "score.2"]        linear layers with a ReLU between them; instead of `tokens`
+    tokens = ["+", "-"]                    rows of the language model's head; instead of `layers`
+    labels = 2                             output size of the last layer
     bias = true                            whether the layers have biases
-    output = "softmax"                     probability of label `index`; "sigmoid": of the only value
+    output = "softmax"                     probability of the label `index`; "sigmoid": of the only label
     index = 1
-    unused = ["lm_head.weight"]            tensors that are there and not needed
-    reduce = "min"                         of several lines' scores: min, mean or last
+    unused = ["lm_head.weight"]            tensors in the checkpoint that are not loaded
+    reduce = "min"                         how the scores of several lines are combined: min, mean or last
 
-    [ids]                                  published ids, checked where the vocabulary is as large as published
+    [ids]                                  published token ids, checked if the vocabulary has its published size
     vocabulary = 32000
     tokens = { "▁+" = 648 }
 
-There are no other placeholders and nothing is evaluated.
+There are no other placeholders, and no expressions are evaluated.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from espalier.engine.errors import AdapterError
+from espalier.engine.errors import FamilySpecError
 
 _PLACEHOLDERS = {"prompt.text": {"problem"}, "step.text": {"step", "number"}}
 _EXPECTED = {
@@ -59,22 +59,22 @@ _EXPECTED = {
     "int_type": "a whole number",
     "bool_type": "true or false",
 }
-"""By the type of pydantic's error."""
+"""Expected types in messages, by pydantic's error type."""
 
 
 class _Table(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class EvidenceTable(_Table):
-    """What tells the family from a checkpoint."""
+class DetectionTable(_Table):
+    """Properties of a checkpoint by which its family is detected."""
 
     tensors: list[str] = []
     rope_theta: float | None = None
 
 
 class Prompt(_Table):
-    """What comes before the first step."""
+    """How the text before the first step is rendered."""
 
     kind: Literal["chat", "text"] = "chat"
     system: str | None = None
@@ -83,7 +83,7 @@ class Prompt(_Table):
 
 
 class Step(_Table):
-    """How a step is written, and where its score is read."""
+    """How a step is rendered, and where its score is read."""
 
     text: str = "{step}"
     tag: str
@@ -93,7 +93,7 @@ class Step(_Table):
 
 
 class Head(_Table):
-    """What reads the score."""
+    """The head that computes scores."""
 
     layers: list[str] = []
     tokens: list[str] = []
@@ -106,25 +106,25 @@ class Head(_Table):
 
 
 class PublishedIds(_Table):
-    """Token ids as they were published."""
+    """Published token ids."""
 
     vocabulary: int = 0
     tokens: dict[str, int] = {}
 
 
 class FamilySpec(_Table):
-    """What a spec file says; see the module for each field.
+    """A parsed spec file; see the module for its fields.
 
     Attributes:
-        file: where it was read.
-        digest: of its text.
+        file: path of the file.
+        digest: digest of its text.
     """
 
     name: str
     models: str = ""
     architectures: list[str] = []
     source: str = ""
-    evidence: EvidenceTable = EvidenceTable()
+    detection: DetectionTable = DetectionTable()
     prompt: Prompt = Prompt()
     step: Step
     head: Head = Head()
@@ -137,28 +137,27 @@ def read_spec(file: Path) -> FamilySpec:
     """Read a spec file.
 
     Raises:
-        AdapterError: naming the file and the key, when it cannot be read, has an unknown key, or a value it cannot
-            have.
+        FamilySpecError: the file cannot be read, or has an unknown key or an invalid value; names the file and the key.
     """
     try:
         text = file.read_text(encoding="utf-8")
         raw = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise AdapterError(f"cannot read {file}: {error}") from error
+        raise FamilySpecError(f"cannot read {file}: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise AdapterError(f"{file} is not valid TOML: {error}") from error
+        raise FamilySpecError(f"{file} is not valid TOML: {error}") from error
     raw = {"step": {}} | raw | {"file": file, "digest": hashlib.sha256(text.encode()).hexdigest()[:16]}
     try:
         spec = FamilySpec.model_validate(raw)
     except ValidationError as error:
-        raise AdapterError(f"{file}: {_wrong(error.errors()[0])}") from None
+        raise FamilySpecError(f"{file}: {_wrong(error.errors()[0])}") from None
     if wrong := _senseless(spec):
-        raise AdapterError(f"{file}: {wrong}")
+        raise FamilySpecError(f"{file}: {wrong}")
     return spec
 
 
 def _wrong(error: Any) -> str:
-    """What a value that breaks its field's rule is, for a person to read."""
+    """Describe a validation error for users."""
     key, kind = ".".join(map(str, error["loc"])), error["type"]
     if kind == "extra_forbidden":
         return f"unknown key {key!r}; known are {', '.join(_keys(FamilySpec))}"
@@ -169,7 +168,7 @@ def _wrong(error: Any) -> str:
 
 
 def _keys(table: type[BaseModel], before: str = "") -> list[str]:
-    """The keys of a table and of those in it, but what the reader adds."""
+    """The keys of a table and its subtables, except those set by the reader."""
     keys: list[str] = []
     for name, field in table.model_fields.items():
         inner = field.annotation
@@ -181,7 +180,7 @@ def _keys(table: type[BaseModel], before: str = "") -> list[str]:
 
 
 def _senseless(spec: FamilySpec) -> str | None:
-    """What is well spelt and means nothing, or None."""
+    """Check combinations of values; returns the first problem, None without one."""
     prompt, step, head = spec.prompt, spec.step, spec.head
     if not spec.name:
         return "name is empty"

@@ -1,32 +1,31 @@
-r"""ThinkPRM: a generative verifier, which writes a rationale of each step and then answers yes or no.
+r"""ThinkPRM: a generative verifier that writes a rationale about each step and then answers yes or no.
 
-Layout: one turn of the user with the problem, the steps as `Step 1: …` on lines of their own, and the instruction;
-then, at the beginning of the answer, `\nLet's verify step by step:`. A rationale ends where the model ends it, at
-`</think>`, at `Is the solution correct?`, at a step that there is not (`Step 4:` after three), or at its longest;
-`\nIs the solution correct?` is put after what came before that, and the score is P(" yes") against P(" no"), the mean
-over the chains. It judges the path as a whole, and a path's newest step has the path's score.
+Layout: one user turn with the problem, the steps as `Step 1: …` on separate lines, and the instruction; the answer
+starts with `\nLet's verify step by step:`. A rationale ends at an end-of-sequence token, at `</think>`, at `Is the
+solution correct?`, at a step beyond the last (`Step 4:` after three), or at its maximum length. `\nIs the solution
+correct?` is appended to the text before that, and the score is P(" yes") against P(" no"), averaged over the chains.
+The verdict is about the whole path, so a path's newest step gets the path's score.
 
-The prompt, the ends of a rationale, the verdict's lead-in, the two labels, their softmax and the mean are those of the
-authors' `prm/thinkprm_api.py` and `utils/helper.py`; one greedy chain is their beam search's setting (`prm_temperature:
-0.0`). A `prm` object in config.json sets others: `chains`, `temperature` and `critique_tokens`.
+The prompt, the ends of a rationale, the lead-in to the verdict, the two labels, their softmax and the mean are those of
+the authors' `prm/thinkprm_api.py` and `utils/helper.py`; one greedy chain is the setting of their beam search
+(`prm_temperature: 0.0`). A `prm` object in config.json overrides `chains`, `temperature` and `critique_tokens` (the
+maximum tokens of a rationale).
 
-Their verdict is a softmax, at temperature 1, over SGLang's length-normalised log-probabilities of the choices `yes` and
-`no` after `Is the solution correct? `. SGLang appends each choice to the text and tokenises that anew, so that the
-space becomes part of ` yes` and ` no`. It averages over the tokens from the last but one of the text before, the
-question mark, whose own value is not among them: what is left is the label. So the numbers are log P(" yes") and log
-P(" no"), and their softmax is the one here. A label of several tokens would be averaged over these; a tokenizer that
-has one is refused.
+Their verdict is a softmax, at temperature 1, over SGLang's length-normalized log-probabilities of the choices `yes` and
+`no` after `Is the solution correct? `. SGLang appends each choice to the text and tokenizes it again, so that the space
+becomes part of ` yes` and ` no`. It averages from the last but one token of the text before, the question mark, whose
+own value is not included; what remains is the label. The values are therefore log P(" yes") and log P(" no"), and their
+softmax is the one used here. A label of several tokens would be averaged over these; such a tokenizer is rejected.
 
-What differs: a rationale's own tokens are kept as they were drawn, and the lead-in's follow them, where their client
-tokenises the whole text anew (a full stop and the newline after it are then one token). Of a token that reaches into
-one of the texts that end a rationale nothing is kept, where theirs is cut within it. `4096` tokens a rationale, which
-the longest of the 1,000 they trained on (3,669) fits in, where their limit is 8172. Steps are the search's, where
-theirs are what stands between labels `Step k:`; the step that there is not is found by number, where they
-compare the numbers as texts, so that of ten steps and more the tenth ends a rationale. They also put
-`</think>` in no verdict's text, and so does this.
+Differences: a rationale's sampled tokens are kept and followed by those of the lead-in, whereas their client tokenizes
+the whole text again (which may merge a full stop with the newline after it). A token that overlaps the start of an
+ending text is dropped, whereas theirs is cut within it. A rationale has up to `4096` tokens, enough for the longest of
+their 1,000 training examples (3,669), whereas their limit is 8172. Steps are the search's, whereas theirs are split at
+the labels `Step k:`. The step beyond the last is found by number, whereas they compare numbers as strings, so that with
+ten or more steps the tenth ends a rationale. As in their code, `</think>` is never part of the text before a verdict.
 Source: arXiv:2504.16828, github.com/mukhal/ThinkPRM, and of github.com/sgl-project/sglang `lang/backend/
-runtime_endpoint.py` (`select`, `compute_normalized_prompt_logprobs`) and how its scheduler gives back the
-log-probabilities of a prompt. The class is any generator's, so the flag alone chooses it.
+runtime_endpoint.py` (`select`, `compute_normalized_prompt_logprobs`) and how its scheduler returns the
+log-probabilities of a prompt. The class is that of any generator, so the family is chosen by the flag only.
 """
 
 import re
@@ -58,16 +57,16 @@ INFO = FamilyInfo(
     models="launch/ThinkPRM-1.5B, -7B, -14B",
     architectures=("Qwen2ForCausalLM",),
     head="`lm_head`",
-    layout="chat template, the problem, `Step {number}: {step}` a line and the instruction; then a critique is written",
-    read_at="`Is the solution correct?` after the critique",
-    score="softmax, ` yes` against ` no`; mean over the critiques",
+    layout="chat template, the problem, `Step {number}: {step}` a line and the instruction, then a rationale",
+    score_positions="`Is the solution correct?` after the rationale",
+    score="softmax, ` yes` against ` no`; mean over the rationales",
     source="arXiv:2504.16828 and github.com/mukhal/ThinkPRM",
     incremental=False,
 )
 
 
 class ThinkPrm(GenerativeVerifier):
-    """See the module."""
+    """The ThinkPRM family; see the module."""
 
     info = INFO
 
@@ -84,13 +83,13 @@ class ThinkPrm(GenerativeVerifier):
         return self.model.tokenizer.encode(self._text(problem, "{solution}").rpartition("{solution}")[0])
 
     def text_ids(self, path: StepPath) -> tuple[int, ...]:
-        """The prompt, encoded as one."""
+        """The prompt, encoded at once."""
         steps = (_LABEL.sub("", step).strip() for step in path.steps)
         solution = "\n".join(f"Step {number}: {step}" for number, step in enumerate(steps, start=1))
         return tuple(self.model.tokenizer.encode(self._text(path.problem, solution)))
 
     def kept(self, path: StepPath, token_ids: list[int]) -> list[int]:
-        """The tokens wholly before the first of the texts that end a rationale."""
+        """The tokens that lie completely before the first text that ends a rationale."""
         model = self.model
         written = token_ids[:-1] if token_ids[-1] in model.eos_token_ids else token_ids
         text = model.tokenizer.decode_bytes(written)
@@ -100,7 +99,7 @@ class ThinkPrm(GenerativeVerifier):
         return written[: sum(at <= end for at in ends)]
 
     def _text(self, problem: str, solution: str) -> str:
-        # Not by str.format and not one after the other: either text may hold braces.
+        # Not by str.format or successive replacement: either text may contain braces.
         before, between, after = re.split(r"\{problem\}|\{solution\}", _PROMPT)
         content = f"{before}{problem}{between}{solution}{after}"
         return self.model.tokenizer.render_chat([{"role": "user", "content": content}]) + _OPENING
@@ -110,13 +109,13 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     """Load a generator that was trained to verify.
 
     Raises:
-        CheckpointError: when it is no generator, its `prm` object has an unknown key or value, its tokenizer has no
-            single token for a label, or its context leaves no room for a rationale.
+        CheckpointError: the checkpoint is no generator, its `prm` object has an unknown key or value, its tokenizer has
+            no single token for a label, or its context leaves no room for a rationale.
     """
     if not checkpoint.architecture.endswith("ForCausalLM"):
         raise CheckpointError(
-            f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}; {INFO.name} writes "
-            "and so is a *ForCausalLM: leave out --verifier-family, or give the checkpoint it is meant for"
+            f"{checkpoint.folder} is a {checkpoint.architecture or 'model without architecture'}; {INFO.name} "
+            "generates text and needs a *ForCausalLM; leave out --verifier-family, or give a checkpoint of that family"
         )
     settings = _settings(checkpoint)
     tokenizer = TextTokenizer(checkpoint)

@@ -1,20 +1,20 @@
-"""Token classifiers with two labels: as TRL's PRMTrainer makes them, and PURE.
+"""Token classifiers with two labels: those of TRL's PRMTrainer, and PURE.
 
-Layout: prompt, then each step's ids followed by the separator's; the score of a step is read at the separator's last
-token, as the probability of label 1. `config.json` may carry a `prm` object that says how the checkpoint was trained:
+Layout: the prompt, then each step's ids followed by the separator's ids. A step's score is the probability of label 1
+at the separator's last token. A `prm` object in `config.json` may say how the checkpoint was trained:
 
     prompt           `raw` (the problem as it is, TRL's default) or `chat` (through the chat template)
     step_separator   text after each step; TRL's default is one newline
     score            `p1`, the probability of label 1
 
-PURE's layout is TRL's: a solution is split at its blank lines, and what ends a step is given up for a single newline,
-whose token is read; spaces at a step's end go with it. It reads p1 - p0, from -1 to 1; as p0 = 1 - p1, the score here,
-p1, is half of that and a half: the same order, the same minimum of a path, and what it calls right is above 0.5. (For
-best-of-N and training the authors weigh the steps' rewards so that their sum is nearly the least; `--aggregation min`
-is that.)
+PURE has the same layout: a solution is split at its blank lines, and the end of each step, including trailing spaces,
+is replaced by one newline, at which the score is read. PURE's own score is p1 - p0, from -1 to 1; since p0 = 1 - p1,
+the score here, p1, is (1 + PURE's) / 2: the order and the minimum of a path are the same, and what PURE calls right is
+above 0.5. (For best-of-N and training, the authors weight the steps' rewards so that their sum is close to the minimum,
+which is `--aggregation min`.)
 Source: TRL's documentation of PRMTrainer and how its `tokenize_row` joins prompt, steps and separators; for PURE the
-model card of jinachris/PURE-PRM-7B, its evaluation, and the trainer of github.com/CJReinforce/PURE, which takes the
-blank line off each step of a sample and puts the token of `prm_step_separator`, a newline, in its place.
+model card of jinachris/PURE-PRM-7B, its evaluation, and the trainer of github.com/CJReinforce/PURE, which strips the
+blank line of each step of a sample and inserts the token of `prm_step_separator`, a newline.
 """
 
 import torch
@@ -36,7 +36,7 @@ INFO = FamilyInfo(
     architectures=("*ForTokenClassification",),
     head="`score`",
     layout="the problem as it is, a newline after a step; or as config.json's `prm` object says",
-    read_at="last token of the separator",
+    score_positions="last token of the separator",
     score="softmax, label 1",
     source="TRL's documentation of PRMTrainer",
 )
@@ -46,14 +46,14 @@ PURE_INFO = FamilyInfo(
     architectures=("*ForTokenClassification",),
     head="`score`",
     layout="the problem as it is, a newline after a step",
-    read_at="last token of the separator",
+    score_positions="last token of the separator",
     score="softmax, label 1: (1 + (p1 − p0)) / 2 of what PURE reads",
     source="arXiv:2504.15275, github.com/CJReinforce/PURE and the model card of jinachris/PURE-PRM-7B",
 )
 
 
 class TokenClassifier(PrmFamily):
-    """See the module."""
+    """The token-classifier family; see the module."""
 
     def __init__(self, info: FamilyInfo, model: Model, separator: str, chat_prompt: bool) -> None:
         self.info = info
@@ -64,11 +64,11 @@ class TokenClassifier(PrmFamily):
 
     @property
     def identity(self) -> str:
-        """The name and the layout, which config.json may change."""
+        """The name and the layout, which config.json can change."""
         return f"{self.name} {'chat' if self._chat_prompt else 'raw'} {self._separator!r}"
 
     def prompt_ids(self, problem: str) -> list[int]:
-        """The problem, through the chat template or after the tokenizer's bos token if it has one."""
+        """The problem, through the chat template, or after the tokenizer's bos token if it has one."""
         tokenizer = self.model.tokenizer
         if self._chat_prompt:
             return tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": problem}]))
@@ -76,7 +76,7 @@ class TokenClassifier(PrmFamily):
         return tokenizer.encode((bos or "") + problem)
 
     def read(self, path: StepPath) -> ScoringInput:
-        """The step's ids and the separator's, read at the last."""
+        """The step's ids and the separator's, whose last token is read."""
         ids = self.model.tokenizer.encode(self._text(path.steps[-1])) + self._separator_ids
         return ScoringInput(tuple(ids), (len(ids) - 1,))
 
@@ -85,28 +85,28 @@ class TokenClassifier(PrmFamily):
 
 
 class Pure(TokenClassifier):
-    """See the module."""
+    """The PURE family; see the module."""
 
     def _text(self, step: str) -> str:
         return stripped_step(step).rstrip()
 
 
-def evidence(checkpoint: Checkpoint) -> str | None:
-    """Its own architecture; a `prm` object in the configuration says the rest."""
+def detect(checkpoint: Checkpoint) -> str | None:
+    """Detected by its architecture; an optional `prm` object in config.json defines the layout."""
     if "prm" in checkpoint.config:
         return "its architecture and the prm object of its config.json"
-    return "its architecture, in TRL's layout (--verifier-family pure takes spaces off the ends of steps)"
+    return "its architecture, in TRL's layout (--verifier-family pure strips spaces from the ends of steps)"
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> TokenClassifier:
     """Load a `*ForTokenClassification` checkpoint.
 
     Raises:
-        CheckpointError: when it does not have two labels, or its `prm` object has an unknown value.
+        CheckpointError: the number of labels is not 2, or its `prm` object has an unknown value.
     """
     settings = _TRL | checkpoint.config.get("prm", {})
     if settings["prompt"] not in _PROMPTS or settings["score"] not in _SCORES:
-        raise CheckpointError(f"{checkpoint.folder}: prm.prompt is one of {_PROMPTS}, prm.score one of {_SCORES}")
+        raise CheckpointError(f"{checkpoint.folder}: prm.prompt must be one of {_PROMPTS}, prm.score one of {_SCORES}")
     model = _load_model(checkpoint, dtype, device)
     return TokenClassifier(INFO, model, settings["step_separator"], settings["prompt"] == "chat")
 
@@ -115,7 +115,7 @@ def load_pure(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device |
     """Load a PURE checkpoint.
 
     Raises:
-        CheckpointError: when it does not have two labels.
+        CheckpointError: the number of labels is not 2.
     """
     return Pure(PURE_INFO, _load_model(checkpoint, dtype, device), _TRL["step_separator"], chat_prompt=False)
 

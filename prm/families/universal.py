@@ -1,14 +1,14 @@
-"""Universal-PRM-7B (AURORA): one number for a prefix of an answer, closed by an end token that is fed for it alone.
+"""Universal-PRM-7B (AURORA): scores a partial answer at an end token that is fed only for that.
 
-Layout: chat template with a system message; the user's turn is the problem and a reference answer, of which it is said
-that there is none; then the steps, each with the blank line after it. A step's score is the sigmoid of the head at an
-end-of-sequence token after it. The token is fed on a fork of the path and given up: the steps that follow have the same
-tokens before them as if it had never been there.
+Layout: chat template with a system message; the user's turn is the problem and the statement that there is no reference
+answer; then the steps, each with the blank line after it. A step's score is the sigmoid of the head at an
+end-of-sequence token after it. That token is a probe token: it is fed on a fork of the path and not kept, so it does
+not precede later steps.
 
-The head's tensors are taken as `score` or as `score.0`, `score.2`, with one value; the published checkpoint's own names
-could not be looked at where this was written, so the family is only chosen by its flag.
-Source: the usage on the model card of infly/Universal-PRM-7B, one text a step, as here; arXiv:2502.11520. The card puts
-a reference answer there where one is known.
+The head's tensors are loaded as `score`, or as `score.0` and `score.2`, with one label. The tensor names of the
+published checkpoint are unverified, so the family is chosen by the flag only.
+Source: the usage on the model card of infly/Universal-PRM-7B, one text per step, as here; arXiv:2502.11520. The card
+gives a reference answer where one is known.
 """
 
 import torch
@@ -29,14 +29,14 @@ INFO = FamilyInfo(
     architectures=(),
     head="`score`, or `score.0` → ReLU → `score.2`; one value",
     layout="chat template with a fixed system message and `no reference answer`, a blank line after a step",
-    read_at="an end token after the step, which is not kept",
+    score_positions="an end token after the step, which is not kept",
     score="sigmoid",
     source="arXiv:2502.11520 and the model card of infly/Universal-PRM-7B",
 )
 
 
 class UniversalPrm(PrmFamily):
-    """See the module."""
+    """The Universal-PRM family; see the module."""
 
     info = INFO
     max_special_tokens = 1
@@ -47,28 +47,28 @@ class UniversalPrm(PrmFamily):
         self._end_id = end_id
 
     def prompt_ids(self, problem: str) -> list[int]:
-        """System message, the problem with its missing reference, and the opening of the assistant's turn."""
+        """System message, the problem without a reference answer, and the opening of the assistant's turn."""
         user = {"role": "user", "content": problem + _NO_REFERENCE}
         tokenizer = self.model.tokenizer
         return tokenizer.encode(tokenizer.render_chat([{"role": "system", "content": _SYSTEM}, user]))
 
     def read(self, path: StepPath) -> ScoringInput:
-        """The step with its blank line, and the end token, read at the latter."""
+        """The step with its blank line, and the end token, where the score is read."""
         ids = self.model.tokenizer.encode(stripped_step(path.steps[-1]) + "\n\n")
-        return ScoringInput((*ids, self._end_id), (len(ids),), tail=1)
+        return ScoringInput((*ids, self._end_id), (len(ids),), num_probe_tokens=1)
 
     def whole(self, path: StepPath) -> ScoringInput:
-        """The answer so far encoded at once, as the model card does."""
+        """The answer so far, encoded at once as on the model card."""
         answer = "".join(stripped_step(step) + "\n\n" for step in path.steps)
         ids = [*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer), self._end_id]
-        return ScoringInput(tuple(ids), (len(ids) - 1,), tail=1, whole=True)
+        return ScoringInput(tuple(ids), (len(ids) - 1,), num_probe_tokens=1, whole=True)
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> UniversalPrm:
-    """Load a trunk with a head of one value.
+    """Load a trunk with a head of one label.
 
     Raises:
-        CheckpointError: when the head or the tokenizer's end token is missing.
+        CheckpointError: the head or the tokenizer's end token is missing.
     """
     tokenizer = TextTokenizer(checkpoint)
     if (end := tokenizer.special_token("eos_token")) is None:

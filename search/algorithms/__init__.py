@@ -1,4 +1,4 @@
-"""Search algorithms, one file each, and the table of them by name: an algorithm is one file and one row."""
+"""Search algorithms, one file each, and their registry: adding an algorithm takes one file and one entry."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What there is to know of an algorithm.
+    """One registered algorithm.
 
     Attributes:
-        make: the algorithm for a request with every default filled in, ready at a root.
-        estimate: what it holds of either model at its widest moments, for such a request.
-        vote: the vote it takes when the request names none.
-        scored: whether it reads the verifier's scores.
-        usual: values of the request's fields that it reads and the request may leave open.
-        answers_suffice: whether scores of complete answers are all that it reads.
+        make: creates the algorithm for a resolved request and a root.
+        estimate: upper bounds on what it holds of either model at its peaks, for a resolved request.
+        vote: the default vote.
+        scored: whether it uses the verifier's scores.
+        usual: defaults of the optional request fields that it uses.
+        answers_suffice: whether it uses scores of complete answers only.
     """
 
     make: Callable[[SearchRequest, Node], SearchAlgorithm]
@@ -43,34 +43,34 @@ class Entry:
 
 
 def with_defaults(request: SearchRequest) -> SearchRequest:
-    """The request with its vote, and the fields that its algorithm reads, filled in where it leaves them open."""
+    """Fill in the request's vote and the fields that its algorithm uses, where they are None."""
     entry = _TABLE[request.algorithm]
     missing = {name: value for name, value in entry.usual.items() if getattr(request, name) is None}
     return replace(request, vote=request.vote or entry.vote, **missing)
 
 
 def needs_verifier(request: SearchRequest) -> bool:
-    """Whether the search reads the verifier's scores."""
+    """Whether the search uses the verifier's scores."""
     return _TABLE[request.algorithm].scored(with_defaults(request))
 
 
 def answers_suffice(request: SearchRequest) -> bool:
-    """Whether the search reads no scores, or those of complete answers only."""
+    """Whether the search uses no scores, or only those of complete answers."""
     return _TABLE[request.algorithm].answers_suffice or not needs_verifier(request)
 
 
 def algorithms_for_answers() -> list[str]:
-    """Names of the algorithms that read scores, and of complete answers only."""
+    """Names of the algorithms that use scores, but only those of complete answers."""
     return [str(name) for name, entry in _TABLE.items() if entry.answers_suffice]
 
 
 def memory_estimate(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
-    """What the search may hold of either model, at each of its widest moments."""
+    """Upper bounds on what the search holds of either model, one for each of its peaks."""
     return _TABLE[request.algorithm].estimate(with_defaults(request))
 
 
 def make_algorithm(request: SearchRequest, root: Node) -> SearchAlgorithm:
-    """The algorithm a request asks for, ready at `root`."""
+    """Create the algorithm of a resolved request, starting at `root`."""
     return _TABLE[request.algorithm].make(with_defaults(request), root)
 
 
@@ -80,7 +80,7 @@ def _given(value: T | None) -> T:
 
 
 def _longest_path(request: SearchRequest) -> int:
-    """The most tokens a path may have."""
+    """Maximum tokens of a path."""
     longest = request.max_steps * request.max_step_tokens
     return longest if request.max_tokens is None else min(longest, request.max_tokens)
 
@@ -98,27 +98,27 @@ def _independent(request: SearchRequest, root: Node) -> SearchAlgorithm:
 
 
 def _parting_paths(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
-    """Where independent paths part, the step they share keeps a tail until all of them have taken their next."""
+    """Where independent paths diverge, their shared step holds a partial block until each has sampled its next step."""
     return (MemoryEstimate(paths=request.candidates, partial_blocks=request.candidates - 1),)
 
 
 def _kept_and_children(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
-    """N kept paths, and a step's N*M children of theirs."""
+    """N kept paths, and N*M children of a step."""
     return (MemoryEstimate(paths=request.beam_width, steps=request.candidates),)
 
 
 def _rollouts(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
-    """As above, and a rollout of each child, whose last step but one is held while the last is sampled."""
+    """As above, plus a rollout of each child, whose last step but one is held while the last is sampled."""
     return (MemoryEstimate(paths=request.beam_width, steps=request.candidates * (1 + _given(request.lookahead_steps))),)
 
 
 def _open_children(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
-    """All N*M samples of a round may be open paths, and be extended in the next."""
+    """All N*M samples of a round may be open paths, and be extended in the next round."""
     return (MemoryEstimate(paths=request.candidates, steps=request.candidates),)
 
 
 def _particles(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
-    """N paths and their next steps; where a later iteration may branch off, each of their inner steps has a tail."""
+    """N paths and their next steps; a later iteration may branch at any inner step, so each holds a partial block."""
     inner = request.max_steps if _given(request.iterations) > 1 else 0
     return (
         MemoryEstimate(paths=request.beam_width, steps=request.beam_width, partial_blocks=request.beam_width * inner),
@@ -126,7 +126,7 @@ def _particles(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
 
 
 def _tree(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
-    """Every node of the tree, each one step; or at the end the one path that is carried on."""
+    """Every node of the tree as one step; or, at the end, the one path sampled to completion."""
     return (MemoryEstimate(paths=0, steps=_given(request.simulations) * request.expansion), MemoryEstimate(paths=2))
 
 

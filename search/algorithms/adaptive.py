@@ -1,4 +1,4 @@
-"""Adaptive best-of-N: sample no more paths than the vote needs."""
+"""Adaptive best-of-N: stops sampling paths when the vote is decided."""
 
 import math
 from collections import defaultdict
@@ -8,26 +8,28 @@ from typing import TypeVar
 from espalier.search.algorithms.base import Expand, path_score
 from espalier.search.request import Aggregation, Vote
 from espalier.search.tree import Node
-from espalier.search.voting.answers import extract_answer, is_number, spelled
+from espalier.search.voting.answers import exact_match_key, extract_answer, is_number
 
 Weight = TypeVar("Weight", int, float)
 
 
 def leader_stays_first(first: int, second: int) -> float:
-    """The probability that the answer with most votes is the one the generator gives more often.
+    """Probability that the answer with the most votes is the more likely one of the two leading answers.
 
-    Of the two answers ahead, with a uniform prior on their ratio: the mass of Beta(first + 1, second + 1) above one
-    half (Aggarwal et al., 2023, "Let's Sample Step by Step"), which for whole numbers is a binomial sum.
+    With a uniform prior on their ratio, this is the mass of Beta(first + 1, second + 1) above one half (Aggarwal et
+    al., 2023, "Let's Sample Step by Step"), which is a binomial sum for whole numbers.
     """
     tosses = first + second + 1
     return sum(math.comb(tosses, heads) for heads in range(first + 1)) / 2**tosses
 
 
 def leader_and_rival(weights: Mapping[str, Weight]) -> tuple[Weight, Weight]:
-    """The largest weight of an answer, and the most that another can have, whichever of the others mean the same.
+    """Return the largest weight of an answer, and an upper bound on that of any other.
+
+    The bound assumes that other answers are equal to each other, except plain numbers, which are known to differ.
 
     Args:
-        weights: by spelling. Of two plain numbers it is certain that they are different answers.
+        weights: weights of answers by their exact-match key.
     """
     leader = max(weights, key=lambda key: weights[key])
     numbers = [weight for key, weight in weights.items() if key != leader and is_number(key)]
@@ -36,16 +38,15 @@ def leader_and_rival(weights: Mapping[str, Weight]) -> tuple[Weight, Weight]:
 
 
 class AdaptivePaths:
-    """At most N independent paths, sampled M at a time, until nothing can change the vote any more, or hardly anything.
+    """Up to N independent paths, sampled M at a time until the vote is decided.
 
-    A majority is decided when the paths not sampled yet could not lift another answer to the leader's votes, or when
-    `leader_stays_first` reaches a `confidence` below 1; a weighted vote when the paths not sampled yet could not close
-    the gap with a score of 1 each; a naive one when a path has the score 1. Paths that give no answer are samples
-    spent.
+    A majority vote is decided when the remaining paths could not lift another answer to the leader's count, or when
+    `leader_stays_first` reaches a `confidence` below 1; a weighted vote when they could not close the gap with scores
+    of 1; a naive one when a path has the score 1. Paths without an answer use up samples.
 
-    Answers are counted as they are `spelled`. Whether two of them have the same value is found out in the vote, and not
-    here, where nothing may wait: answers that may yet turn out to be equal count as if they were, unless they are the
-    leader's. So the search may sample more than it had to, and never ends before its vote is decided.
+    Answers are counted by exact match, as comparing values would block the engine thread. Answers that may turn out
+    equal in the vote count as equal unless one of them is the leader's, so the search may sample more than necessary
+    but never stops before its vote is decided.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class AdaptivePaths:
         self._decided = False
 
     def ask(self) -> Sequence[Expand]:
-        """The next M paths, or as many as are left."""
+        """The next M paths, or all remaining ones."""
         return [Expand(self._root, min(self._batch, self._left), to_end=True)]
 
     def tell(self, nodes: Sequence[Node]) -> None:
@@ -73,15 +74,15 @@ class AdaptivePaths:
         self._complete += complete
         for node in complete:
             if answer := extract_answer(node.path_text()):
-                self._answers[node] = spelled(answer)
+                self._answers[node] = exact_match_key(answer)
         self._decided = self._is_decided()
 
     def finished(self) -> bool:
-        """When the vote is decided or the paths are spent."""
+        """Whether the vote is decided or all paths are sampled."""
         return self._decided or not self._left
 
     def kept(self) -> Sequence[Node]:
-        """The complete paths, and the root while more may come."""
+        """The complete paths, and the root while more paths may be sampled."""
         return [*([] if self.finished() else [self._root]), *self._complete]
 
     def _is_decided(self) -> bool:
@@ -99,7 +100,7 @@ class AdaptivePaths:
         first, second = leader_and_rival({key: sum(n.multiplicity for n in group) for key, group in votes.items()})
         if first > second + self._left:
             return True
-        # A probability below 1 may round to it.
+        # A probability below 1 may round to 1.
         return self._confidence < 1.0 and leader_stays_first(first, second) >= self._confidence
 
     def _score(self, node: Node) -> float:

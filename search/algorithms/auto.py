@@ -1,4 +1,4 @@
-"""Choosing the search, its N and its M by how hard the first steps look and by what tokens are left."""
+"""Chooses the search, its N and its M by the scores of the first steps and the remaining token budget."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -13,59 +13,60 @@ from espalier.search.tree import Node
 EASY = 0.9
 """Mean score of the first steps from which a problem counts as easy.
 
-On 450 fresh problems of the demo recipe, none of its benchmark's. With 16 candidates a step, 250 problems: of 133 easy
-ones 8 subtrees of 2 solved 123, REBASE 123 and a 4 x 4 beam 115; of 117 others 101, 102 and 104. With 64, 200 problems:
-of 110 easy ones 32 subtrees of 2 solved 104, REBASE 103 and an 8 x 8 beam 97; of 90 others 70, 72 and 65.
+Measured on 450 fresh problems of the demo recipe, outside its benchmark. With 16 candidates a step, 250 problems: of
+133 easy ones, 8 subtrees of 2 solved 123, REBASE 123 and a 4 x 4 beam 115; of 117 others 101, 102 and 104. With 64
+candidates, 200 problems: of 110 easy ones, 32 subtrees of 2 solved 104, REBASE 103 and an 8 x 8 beam 97; of 90 others
+70, 72 and 65.
 """
 MARGIN = 0.8
-"""Share of what a budget leaves that paths may be expected to take: some grow longer than the first.
+"""Share of the remaining budget that paths are expected to use, as some grow longer than the first.
 
-On 125 fresh problems within 300, 600, 1200 and 2400 tokens, 0.6, 0.8 and 1 solved 428, 433 and 427 of the 500 (with a
-beam in REBASE's place).
+Measured on 125 fresh problems within 300, 600, 1200 and 2400 tokens (500 runs): 0.6, 0.8 and 1 solved 428, 433 and
+427 (with a beam in place of REBASE).
 """
 _PILOT = 2
 
 
 def first_scores(nodes: Sequence[Node], aggregation: Aggregation) -> list[float]:
-    """Scores of sampled steps: equal siblings counted each, those cut short as 0."""
+    """Scores of the sampled steps: each merged sibling counts, steps that were cut off score 0."""
     return [s for n in nodes for s in n.multiplicity * [path_score(n, aggregation) if viable(n) else 0.0]]
 
 
 def many_subtrees(candidates: int) -> tuple[int, int]:
-    """N subtrees of M children each, N*M at most `candidates`: as many as leave each at least two to choose of."""
+    """N and M for as many subtrees as possible of at least two children each, N*M at most `candidates`."""
     subtrees = max(1, candidates // 2)
     return subtrees, candidates // subtrees
 
 
 class AutoSearch:
-    """Picks the search, its N and its M by the scores of the first steps and by what a path costs.
+    """Chooses the search, its N and its M by the scores of the first steps and by the cost of a path.
 
-    After Snell et al., 2024 (compute-optimal scaling): on problems that the generator finds easy, samples that do not
-    compete do best, because what fails there is the choice between them: a search drives into what the verifier
-    overrates. On harder ones a search does best, because good steps are rare and have to be found. The verifier's own
-    scores tell which is which. They average the scores of whole sampled answers and compare with other problems; here
-    the first steps of this problem are all there is. They search harder problems by a beam; here REBASE does
-    that, which goes on from all that look good and not from the N best alone (Wu et al., 2024).
+    After Snell et al., 2024 (compute-optimal scaling): on problems that are easy for the generator, samples that do not
+    compete work best, because selection fails there: a search prefers what the verifier overrates. On harder problems,
+    a search works best, because good steps are rare. The verifier's scores tell which is the case. Snell et al. average
+    the scores of whole answers and compare problems; here only the first steps of this problem are available. They use
+    a beam on harder problems; here REBASE is used, which continues from all promising steps instead of the N best (Wu
+    et al., 2024).
 
-    The rule: with a mean score of the first steps of at least `EASY` they are the first round of diverse subtrees
-    (DVTS), as many as leave each two children to choose of; below it, of REBASE. Subtrees of two, and not independent
-    paths, because a step that goes wrong once in ten spoils most paths of ten steps. Of the request's N and M only the
-    product counts: a step of either search samples about so many candidates, so both cost the same tokens.
+    Rule: if the mean score of the first steps is at least `EASY`, they become the first round of diverse subtrees
+        (DVTS),
+    as many as possible with two children each; otherwise, of REBASE. Subtrees of two are better than independent paths
+    because a step that fails once in ten spoils most paths of ten steps. Only the product of the request's N and M
+    matters: both searches sample about that many candidates per step, so they cost the same tokens.
 
-    Where a budget might not pay for N*M paths, one subtree of two grows to its end first. It gives an answer early, it
-    votes, and it tells what a path costs here: the rest has as many candidates a step as `MARGIN` of what is left will
-    pay for, at most N*M. So a small budget buys few whole paths and not many beginnings. Nothing is sampled twice.
-    Steps of the pilot that the verifier did not read, for want of tokens or because they were cut short, count as if it
-    had read what was sampled: otherwise a pilot that it read nothing of would promise paths that cost nothing.
+    If a budget might not cover N*M paths, one subtree of two (the pilot) runs to its end first. It gives an early
+    answer, votes, and measures the cost of a path; the rest gets as many candidates per step as `MARGIN` of the
+    remaining budget covers, at most N*M. A small budget thus buys a few whole paths instead of many incomplete ones. No
+    sample is drawn twice. Pilot steps that the verifier did not read, because they were cut off or over budget, count
+    as if it had read them; otherwise an unread pilot would suggest paths without cost.
 
     Args:
-        root: of the tree.
+        root: root of the tree.
         candidates: N*M of the request.
-        aggregation: how a path's score comes of its steps'.
-        temperature: of REBASE.
-        budgets: limits on the search's tokens, the generator's and the verifier's, which pays for the problem too; None
-            for none.
-        longest_path: the most tokens that a path may have.
+        aggregation: how step scores are combined.
+        temperature: softmax temperature of REBASE.
+        budgets: token limits of the generator and of the verifier, whose limit includes the problem; None for no limit.
+        longest_path: maximum tokens of a path.
     """
 
     uses_scores = True
@@ -90,13 +91,13 @@ class AutoSearch:
         self._chosen: SearchAlgorithm | None = None
 
     def ask(self) -> Sequence[Expand]:
-        """The pilot's steps, then all first steps, then what the chosen search asks for."""
+        """The pilot's steps, then all first steps, then the requests of the chosen search."""
         if self._pilot and not self._pilot.finished():
             return self._pilot.ask()
         return self._chosen.ask() if self._chosen else [Expand(self._root, self._candidates)]
 
     def tell(self, nodes: Sequence[Node]) -> None:
-        """Tell the pilot, and see what it cost; or choose a search by its first round, and tell it."""
+        """Pass nodes to the pilot and measure its cost; or choose a search after the first round, and pass them on."""
         if self._chosen is None:
             self._first_scores += first_scores([node for node in nodes if node.parent is self._root], self._aggregation)
         if self._pilot and not self._pilot.finished():
@@ -111,24 +112,24 @@ class AutoSearch:
         self._chosen.tell(nodes)
 
     def finished(self) -> bool:
-        """When the chosen search is, or the pilot where nothing is left for another."""
+        """Whether the chosen search is finished, or the pilot if the budget allows no other."""
         return self._chosen.finished() if self._chosen else self._candidates == 0
 
     def kept(self) -> Sequence[Node]:
-        """What the pilot keeps, and the root until a search is chosen or what that search keeps."""
+        """What the pilot keeps, plus the root until a search is chosen, then what that search keeps."""
         rest = self._chosen.kept() if self._chosen else [] if self.finished() else [self._root]
         return [*(self._pilot.kept() if self._pilot else []), *rest]
 
     @cached_property
     def _pilot(self) -> DiverseTreeSearch | None:
-        """The subtree that grows first; None where there is none. Made at the first `ask`, when the root is read."""
+        """The subtree that runs first, None without one. Created at the first `ask`, when the root has been read."""
         tight = any(left is not None and left < self._candidates * self._longest_path for left in self._left())
         if not tight or self._candidates <= _PILOT:
             return None
         return DiverseTreeSearch(self._root, 1, _PILOT, self._aggregation)
 
     def _affordable(self) -> int:
-        """Candidates a step that the budgets pay for, each as much as the pilot's: an even number, or N*M."""
+        """Candidates per step that the budgets cover at the pilot's cost: an even number, or N*M."""
         most = self._candidates
         for left, cost in zip(self._left(), (self._sampled, self._readable), strict=True):
             if left is not None:
@@ -136,7 +137,7 @@ class AutoSearch:
         return max(0, most)
 
     def _left(self) -> list[int | None]:
-        """What is left of either budget."""
+        """What remains of each budget, in tokens."""
         spent = self._sampled, self._root.verifier_tokens + self._read
         return [None if budget is None else budget - gone for budget, gone in zip(self._budgets, spent, strict=True)]
 

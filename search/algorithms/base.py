@@ -1,12 +1,12 @@
-"""The contract of a search algorithm: pure ask and tell.
+"""The contract of search algorithms: a pure ask-and-tell interface.
 
-The orchestrator calls `ask`, grows what it asks for, calls `tell` with all nodes so grown, and goes on until
-`finished`. An algorithm sees nodes and scores only; of a node it may set the `multiplicity`, to the votes that a
-complete path has. It is a function of its request, its root and the nodes it was told: never of a node's number, of the
-order within `tell`, of a clock, or of randomness other than `algorithms.draws`.
+The orchestrator calls `ask`, expands the requested nodes, passes all resulting nodes to `tell`, and repeats until
+`finished`. An algorithm sees nodes and scores only. It may set the `multiplicity` of a complete node to the number of
+its votes, and nothing else. Its decisions are a function of its request, its root and the nodes it was told; they must
+not depend on node ids, the order within `tell`, a clock, or randomness other than `algorithms.draws`.
 
-`kept` says what stays alive. After each `tell` the sequences of every other node are released, for good, and nodes that
-nothing was sampled from are marked as pruned (`algorithms.pruning`). What is not kept cannot be asked for again.
+`kept` lists the nodes to keep. After each `tell`, the sequences of all other nodes are released permanently, and leaves
+among them are marked as pruned (`tree.prune`). A node that was not kept cannot be requested again.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from espalier.search.tree import Node, aggregate
 
 @dataclass(frozen=True, slots=True)
 class Expand:
-    """A node to extend by `children` new children. A node may be extended again in a later round, if it was kept.
+    """A request for `children` new children of a node. A kept node may be expanded again in a later round.
 
     Attributes:
-        to_end: grow each child step by step to its end, as one independent path; `tell` gets the leaves, paths that
-            drew the same tokens as one leaf with their multiplicity. Otherwise each child is one step, and siblings
-            with the same text are merged into one with their multiplicity.
-        greedy: look ahead: take the likeliest tokens, whatever the request's temperature. Such a child is marked as a
-            rollout and never becomes an answer.
+        to_end: sample each child step by step to its end, as an independent path; `tell` gets the leaves, and paths
+            with the same tokens as one leaf with a multiplicity. Otherwise each child is one step, and siblings with
+            the same text are merged into one with a multiplicity.
+        greedy: sample at temperature 0, whatever the request's. The children are marked as rollouts, which never become
+            answers.
     """
 
     node: Node
@@ -36,7 +36,7 @@ class Expand:
 
 
 class SearchAlgorithm(Protocol):
-    """See the module.
+    """The interface of an algorithm; see the module.
 
     Attributes:
         uses_scores: whether nodes must be scored before `tell`.
@@ -45,28 +45,28 @@ class SearchAlgorithm(Protocol):
     uses_scores: bool
 
     def ask(self) -> Sequence[Expand]:
-        """What to grow next, no node twice; at least one expansion unless finished."""
+        """Expansions to run next, each node at most once; at least one unless finished."""
         ...
 
     def tell(self, nodes: Sequence[Node]) -> None:
-        """Take in every node of the last `ask`, ordered by path; duplicates of a sibling are left out."""
+        """Take every node of the last `ask`, ordered by path; merged duplicates are left out."""
         ...
 
     def finished(self) -> bool:
-        """Whether there is nothing left to ask."""
+        """Whether there is nothing left to request."""
         ...
 
     def kept(self) -> Sequence[Node]:
-        """What it may expand later, the root too, and the complete paths that vote."""
+        """Nodes that may be expanded later, possibly including the root, and the complete paths that vote."""
         ...
 
 
 def path_score(node: Node, how: Aggregation) -> float:
-    """The score of the path that ends in `node`, complete or not; 0 for one without scored steps."""
+    """Score of the path that ends in `node`, complete or not; 0 for a path without scored steps."""
     score = aggregate(node.step_scores(), how)
     return 0.0 if score is None else score
 
 
 def viable(node: Node) -> bool:
-    """Whether the path gives an answer or may come to give one."""
+    """Whether the path has an answer or may still reach one."""
     return node.open or node.complete

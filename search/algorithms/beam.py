@@ -1,4 +1,4 @@
-"""Beam search over steps, guided by the verifier."""
+"""Beam search over steps, scored by the verifier."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from espalier.search.tree import Node
 
 
 def fill_places(ranked: Iterable[Node], places: int) -> list[Node]:
-    """The first of `ranked` that fit: a node takes as many places as it has equal siblings, or as many as are left."""
+    """Fill `places` from `ranked`: a node takes a place for each of its merged siblings, as far as places are left."""
     taken: list[Node] = []
     for node in ranked:
         if not places:
@@ -20,12 +20,11 @@ def fill_places(ranked: Iterable[Node], places: int) -> list[Node]:
 
 
 class BeamSearch:
-    """Keeps the N best paths after each step; each samples M children (Snell et al., 2024).
+    """Keeps the N best paths after each step and samples M children from each (Snell et al., 2024).
 
-    Equal siblings are one node with a multiplicity: it takes as many of the N places as there are of it and samples M
-    children for each, so merging saves computation and changes no outcome. A complete path keeps its places and its
-    score, is not expanded again, and can still be overtaken; what it holds is not sampled for again. Equal scores keep
-    the lower path.
+    A node of merged siblings takes one place for each of them and samples M children per place, so merging does not
+    change the outcome. A complete path keeps its places and its score and is not expanded, but better paths can still
+    replace it. Ties go to the lower path.
     """
 
     uses_scores = True
@@ -38,20 +37,20 @@ class BeamSearch:
         self._kept: list[Node] | None = None
 
     def ask(self) -> Sequence[Expand]:
-        """N*M first steps, then M children for each place of a path that is not complete."""
+        """N*M first steps, then M children for each place of an incomplete path."""
         if self._kept is None:
             return [Expand(self._root, self._beam_width * self._expansion)]
         return [Expand(node, node.multiplicity * self._expansion) for node in self._kept if node.open]
 
     def tell(self, nodes: Sequence[Node]) -> None:
-        """Keep the N best of the new nodes and the complete paths."""
+        """Keep the N best among the new nodes and the complete paths."""
         complete = [node for node in self._kept or [] if node.complete]
         contenders = [*complete, *filter(viable, nodes)]
         ranked = sorted(contenders, key=lambda node: (-path_score(node, self._aggregation), node.path))
         self._kept = fill_places(ranked, self._beam_width)
 
     def finished(self) -> bool:
-        """When every kept path is complete."""
+        """Whether every kept path is complete."""
         return self._kept is not None and all(node.complete for node in self._kept)
 
     def kept(self) -> Sequence[Node]:

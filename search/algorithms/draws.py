@@ -1,18 +1,18 @@
-"""Randomness of the algorithms themselves: counter-based, so that the same request always draws the same."""
+"""Random draws for algorithms: counter-based, so the same request always gets the same draws."""
 
 import hashlib
 from collections.abc import Sequence
 
 
 def uniforms(seed: int, problem: str, label: str, round_number: int, count: int) -> list[float]:
-    """Draws in [0, 1) that depend on nothing but the arguments.
+    """Uniform draws in [0, 1) that depend only on the arguments.
 
     Args:
-        seed: the request's.
-        problem: its text.
-        label: what the draws are for, so that no two uses share any.
+        seed: the request's seed.
+        problem: the problem's text.
+        label: purpose of the draws; different purposes get independent draws.
         round_number: the counter.
-        count: how many.
+        count: number of draws.
     """
     texts = (f"{seed}\x1f{label}\x1f{round_number}\x1f{i}\x1f{problem}" for i in range(count))
     digests = (hashlib.sha256(text.encode()).digest() for text in texts)
@@ -20,20 +20,20 @@ def uniforms(seed: int, problem: str, label: str, round_number: int, count: int)
 
 
 def systematic(weights: Sequence[float], count: int, draw: float) -> list[int]:
-    """How often each index is taken by systematic resampling (Carpenter et al., 1999); sums to `count`.
+    """Systematic resampling (Carpenter et al., 1999): how often each index is drawn; sums to `count`.
 
-    Index i is expected `count * weights[i] / sum(weights)` times, and taken that often rounded down or up.
+    Index i has the expectation `count * weights[i] / sum(weights)`, and is drawn that often, rounded down or up.
 
     Args:
-        weights: not negative, not all 0.
-        count: how many are taken.
-        draw: one uniform in [0, 1).
+        weights: non-negative, not all 0.
+        count: number of draws.
+        draw: one uniform draw in [0, 1).
     """
     return picks(weights, [(draw + i) / count for i in range(count)])
 
 
 def picks(weights: Sequence[float], draws: Sequence[float]) -> list[int]:
-    """How often each index is taken when every draw in [0, 1) takes the one whose share of the weight it falls into."""
+    """Multinomial resampling: how often each index is drawn, given uniform draws in [0, 1)."""
     counts = [0] * len(weights)
     total = sum(weights)
     last = max(i for i, weight in enumerate(weights) if weight > 0)

@@ -9,13 +9,13 @@ from espalier.search.tree import Node
 
 
 class DiverseTreeSearch:
-    """N subtrees that never compete: each samples M children a step and goes on from the best one.
+    """N independent subtrees: each samples M children per step and continues from the best one.
 
-    Beeching et al., 2024 ("Scaling test-time compute with open models"), where it is called DVTS. The root samples N*M
-    first steps; the first M of them are the first subtree's, the next M the second's. Equal siblings are one node that
-    may stand for draws of several subtrees: it samples M children for each subtree that stands on it, dealt out in the
-    order of the subtrees, so each sees M draws of its own and merging changes no outcome. A subtree whose M children
-    were all cut short is lost; one whose best child is complete is done. Equal scores keep the earlier draw.
+    Beeching et al., 2024 ("Scaling test-time compute with open models"), who named it DVTS. The root samples N*M first
+    steps; the first M belong to the first subtree, the next M to the second. A node of merged siblings may belong to
+    several subtrees: it samples M children for each of them, assigned in the order of the subtrees, so each gets M
+    draws of its own and merging does not change the outcome. A subtree is lost if all its M children were cut off, and
+    done if its best child is complete. Ties go to the earlier draw.
     """
 
     uses_scores = True
@@ -27,12 +27,12 @@ class DiverseTreeSearch:
         self._told = False
 
     def ask(self) -> Sequence[Expand]:
-        """M children for each subtree that is not done."""
+        """M children for each unfinished subtree."""
         subtrees = Counter(tip for tip in self._tips if tip and tip.open)
         return [Expand(tip, count * self._expansion) for tip, count in subtrees.items()]
 
     def tell(self, nodes: Sequence[Node]) -> None:
-        """Deal the children out and move each subtree to the best of its own."""
+        """Assign the children to the subtrees, and move each subtree to its best child."""
         self._told = True
         drawn: dict[Node, list[tuple[int, Node]]] = {}
         for node in nodes:
@@ -46,11 +46,11 @@ class DiverseTreeSearch:
             node.multiplicity = count
 
     def finished(self) -> bool:
-        """When every subtree is done or lost."""
+        """Whether every subtree is done or lost."""
         return not any(tip and tip.open for tip in self._tips)
 
     def kept(self) -> Sequence[Node]:
-        """Where the subtrees stand."""
+        """The current node of each subtree."""
         return list(dict.fromkeys(tip for tip in self._tips if tip)) if self._told else []
 
     def _best(self, dealt: list[tuple[int, Node]]) -> Node | None:

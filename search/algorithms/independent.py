@@ -7,12 +7,12 @@ from espalier.search.tree import Node
 
 
 class IndependentPaths:
-    """N paths sampled from the root to their ends.
+    """N paths sampled independently from the root to their ends.
 
     With one path this is a chain of thought (Wei et al., 2022), at temperature 0 greedy decoding; with a majority vote,
-    self-consistency (Wang et al., 2022); with the verifier's scores, best-of-N (Cobbe et al., 2021). Paths that have
-    drawn the same tokens so far are one node with a multiplicity, and part where they differ: the same distribution,
-    each token computed once.
+    self-consistency (Wang et al., 2022); with verifier scores, best-of-N (Cobbe et al., 2021). Paths that have sampled
+    the same tokens so far are one node with a multiplicity and fork where they diverge: the distribution is the same,
+    and each token is computed once.
     """
 
     def __init__(self, root: Node, paths: int, uses_scores: bool) -> None:
@@ -27,12 +27,12 @@ class IndependentPaths:
         return [Expand(self._root, self._paths, to_end=True)]
 
     def tell(self, nodes: Sequence[Node]) -> None:
-        """Take the paths that reached an answer."""
+        """Store the paths that reached an answer."""
         self._complete = [node for node in nodes if node.complete]
         self._done = True
 
     def finished(self) -> bool:
-        """After the one round."""
+        """Whether the only round is over."""
         return self._done
 
     def kept(self) -> Sequence[Node]:

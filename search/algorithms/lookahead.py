@@ -1,4 +1,4 @@
-"""Lookahead search: beam search whose children are judged by what would follow them."""
+"""Lookahead search: beam search that scores children after a rollout."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,9 @@ from espalier.search.tree import Node
 class LookaheadSearch:
     """Beam search that scores a child after k more greedy steps (Snell et al., 2024, 5.2).
 
-    Each open child is rolled out k steps at temperature 0, less where the rollout ends; the child's score is that of
-    the path to the rollout's end, the rollout's own steps included. A rollout that is cut short counts as far as it was
-    whole. Then the N best children stay, as in beam search, and the rollouts are dropped: what they said is sampled
-    anew, or not at all.
+    Each open child is rolled out for up to k steps at temperature 0; its score is that of the path to the rollout's
+    end, including the rollout's steps. If a rollout is cut off, its last whole step counts. Then the N best children
+    are kept as in beam search, and the rollouts are dropped; their steps are not reused.
     """
 
     uses_scores = True
@@ -27,12 +26,12 @@ class LookaheadSearch:
         self._aggregation = aggregation
         self._kept: list[Node] | None = None
         self._candidates: list[Node] = []
-        self._ends: dict[Node, Node] = {}  # of each candidate's rollout, so far
-        self._rolling: list[Node] = []  # candidates whose rollout goes on
+        self._ends: dict[Node, Node] = {}  # the current end of each candidate's rollout
+        self._rolling: list[Node] = []  # candidates with an unfinished rollout
         self._steps_left = 0
 
     def ask(self) -> Sequence[Expand]:
-        """A greedy step of each rollout, or else samples as beam search takes them."""
+        """A greedy step of each unfinished rollout, else the expansions of beam search."""
         if self._rolling:
             return [Expand(self._ends[node], 1, greedy=True) for node in self._rolling]
         if self._kept is None:
@@ -40,7 +39,7 @@ class LookaheadSearch:
         return [Expand(node, node.multiplicity * self._expansion) for node in self._kept if node.open]
 
     def tell(self, nodes: Sequence[Node]) -> None:
-        """Begin the rollouts, carry them on, or end them and keep the N best."""
+        """Start or continue the rollouts; when they have ended, keep the N best candidates."""
         if self._rolling:
             self._roll(nodes)
         else:
@@ -53,11 +52,11 @@ class LookaheadSearch:
             self._keep_the_best()
 
     def finished(self) -> bool:
-        """When every kept path is complete."""
+        """Whether every kept path is complete."""
         return not self._rolling and self._kept is not None and all(node.complete for node in self._kept)
 
     def kept(self) -> Sequence[Node]:
-        """The beam; while rollouts last, all children and the rollouts' ends."""
+        """The beam; during rollouts, all candidates and the rollouts' ends."""
         ends = [self._ends[node] for node in self._rolling]
         return list(dict.fromkeys([*self._candidates, *ends])) if self._rolling else self._kept or []
 

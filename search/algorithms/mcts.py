@@ -1,4 +1,4 @@
-"""Monte Carlo tree search with the verifier as the value."""
+"""Monte Carlo tree search with the verifier's scores as values."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ from espalier.search.tree import Node
 
 @dataclass(slots=True)
 class _Place:
-    """What the search knows of a node.
+    """Search statistics of a node.
 
     Attributes:
-        prior: share of its parent's samples that it is.
-        visits: values backed up through it, its own included.
-        total: their sum.
-        children: in order of path; empty where nothing was sampled from it.
-        barren: whether nothing below it is open or complete.
+        prior: its share of its parent's samples.
+        visits: number of values backed up through it, including its own.
+        total: sum of those values.
+        children: in path order; empty if not expanded.
+        barren: whether no descendant is open or complete.
     """
 
     node: Node
@@ -30,19 +30,19 @@ class _Place:
 
 
 class MonteCarloSearch:
-    """PUCT tree search over steps (Silver et al., 2017), with sampled steps as moves and the verifier's score as value.
+    """PUCT tree search over steps (Silver et al., 2017): sampled steps are actions, verifier scores are values.
 
-    A simulation walks down from the root to the child with the largest
+    A simulation descends from the root to the child with the largest
 
         Q + c * P * sqrt(visits of the parent) / (1 + visits of the child)
 
-    where Q is the mean of the values backed up through the child and P its prior: every sample of a step is as likely
-    as any other, so a child drawn m times of M has m / M. At an open leaf the simulation samples M children; each
-    child's path score, once for each sample of it, is backed up to all its ancestors, and 0 for one that is cut short.
-    At a complete path the simulation samples nothing and backs up the score again. Equal values take the lower path.
+    where Q is the mean of the values backed up through the child and P its prior: a child drawn m times out of M
+    samples has the prior m / M. At an open leaf, the simulation samples M children and backs up each child's path
+    score, once per sample, to all its ancestors; a child that was cut off has the value 0. At a complete path, it
+    samples nothing and backs up the path's score again. Ties go to the lower path.
 
-    The search ends when its simulations are spent, or nothing is open. Where no path is complete by then, one more is
-    sampled to its end from the open leaf that the most visited children lead to, so that there is an answer.
+    The search ends when all simulations are used or no leaf is open. If no path is complete by then, one path is
+    sampled to its end from the open leaf reached by the most visited children.
     """
 
     uses_scores = True
@@ -57,17 +57,17 @@ class MonteCarloSearch:
         self._left = simulations
         self._open: dict[Node, _Place] = {root: self._root}
         self._complete: list[Node] = []
-        self._walk: list[_Place] = []  # from the root to the leaf whose children are being sampled
+        self._walk: list[_Place] = []  # from the root to the leaf being expanded
         self._next: Expand | None = None
         self._simulate()
 
     def ask(self) -> Sequence[Expand]:
-        """M children of one leaf, or the one path that ends the search."""
+        """M children of one leaf, or the path that ends the search."""
         assert self._next is not None
         return [self._next]
 
     def tell(self, nodes: Sequence[Node]) -> None:
-        """Put the children into the tree, back their values up, and walk to the next leaf."""
+        """Add the children to the tree, back up their values, and descend to the next leaf."""
         assert self._next is not None
         self._complete += [node for node in nodes if node.complete]
         if self._next.to_end:
@@ -87,17 +87,17 @@ class MonteCarloSearch:
         self._simulate()
 
     def finished(self) -> bool:
-        """When there is no leaf to go to."""
+        """Whether there is no leaf left to expand."""
         return self._next is None
 
     def kept(self) -> Sequence[Node]:
-        """Every open leaf while simulations last, and the complete paths."""
+        """Every open leaf while simulations remain, and the complete paths."""
         if self._next is None or self._next.to_end:
             return [*([self._next.node] if self._next else []), *self._complete]
         return [*self._open, *self._complete]
 
     def _simulate(self) -> None:
-        """Spend simulations until one comes to an open leaf."""
+        """Run simulations until one reaches an open leaf."""
         self._next = None
         while self._left and self._open:
             self._left -= 1

@@ -1,4 +1,4 @@
-"""Particle filtering and particle Gibbs over steps, weighted by the verifier."""
+"""Particle filtering and particle Gibbs over steps, weighted by verifier scores."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from espalier.search.request import Aggregation, SearchRequest
 from espalier.search.tree import Node
 
 _CLIP = 1e-7
-"""Scores are held this far from 0 and 1, where the logit is infinite."""
+"""Scores are clipped to this distance from 0 and 1, where the logit is infinite."""
 
 
 def weigh(score: float) -> float:
-    """A particle's weight, up to a factor: softmax of the logit of its score, which is the odds."""
+    """Unnormalized weight of a particle: the odds of its score; normalized, the softmax of the scores' logits."""
     score = min(max(score, _CLIP), 1 - _CLIP)
     return score / (1 - score)
 
@@ -21,16 +21,16 @@ def weigh(score: float) -> float:
 class ParticleSearch:
     """N particles, each a path; after every step they are resampled in proportion to their weights.
 
-    Puri et al., 2025 ("Rollout Roulette"): the weight is the softmax of the logit of the path's score, complete
-    particles stay in the population and are resampled with the others. Resampling is systematic; once all particles are
-    complete there is no more of it, and the votes weigh them.
+    Puri et al., 2025 ("Rollout Roulette"): the weights are the softmax of the logits of the path scores. Complete
+    particles stay in the population and are resampled too. Resampling is systematic and stops when all particles are
+    complete; the vote then weighs them.
 
-    With several iterations this is particle Gibbs: each iteration after the first holds one path of the one before it
-    as its reference, drawn by weight, and grows N-1 free particles beside it, which are drawn from the whole population
-    one by one, the reference's step of the same depth included. An iteration ends when its free particles are complete;
-    the particles of every iteration vote, as often as they are there.
+    With several iterations this is particle Gibbs: each iteration after the first takes one path of the previous one as
+    its reference, drawn by weight, and runs N-1 free particles beside it. These are resampled independently from the
+    whole population, including the reference's step of the same depth. An iteration ends when its free particles are
+    complete. The particles of all iterations vote, with their counts.
 
-    Particles on the same node are kept as a count. A path that is cut short has no weight.
+    Particles on the same node are stored as a count. A path that was cut off has no weight.
     """
 
     uses_scores = True
@@ -41,7 +41,9 @@ class ParticleSearch:
         self._seed, self._problem = request.seed, request.problem
         self._aggregation: Aggregation = request.aggregation
         self._particles = particles
-        self._iterations_left = iterations if particles > 1 else 1  # a lone reference would only stand there
+        self._iterations_left = (
+            iterations if particles > 1 else 1
+        )  # with one particle there would be only the reference
         self._free: Counter[Node] = Counter({root: particles})
         self._reference: list[Node] = []
         self._depth = 0
@@ -49,11 +51,11 @@ class ParticleSearch:
         self._votes: Counter[Node] = Counter()
 
     def ask(self) -> Sequence[Expand]:
-        """One child for each free particle that is not complete."""
+        """One child for each incomplete free particle."""
         return [Expand(node, count) for node, count in self._free.items() if node.open]
 
     def tell(self, nodes: Sequence[Node]) -> None:
-        """Move the particles on, resample them, and begin another iteration where one is due."""
+        """Move and resample the particles, and start the next iteration when one ends."""
         self._rounds += 1
         self._depth += 1
         moved = Counter({node: count for node, count in self._free.items() if node.complete})
@@ -66,11 +68,11 @@ class ParticleSearch:
         self._count_votes()
 
     def finished(self) -> bool:
-        """When the last iteration has ended."""
+        """Whether the last iteration has ended."""
         return not self._iterations_left
 
     def kept(self) -> Sequence[Node]:
-        """Particles, all complete paths that vote, and whatever a later iteration may branch from."""
+        """The particles, all complete paths that vote, and nodes from which a later iteration may branch."""
         kept = dict.fromkeys((*self._votes, *self._free))
         if self._iterations_left > 1:
             kept |= dict.fromkeys((self._root, *(n for particle in self._free for n in particle.lineage())))
@@ -80,7 +82,7 @@ class ParticleSearch:
         return list(kept)
 
     def _reference_now(self) -> Node:
-        """The reference's step of this depth, its last one where it is shorter."""
+        """The reference's step at the current depth, or its last step if it is shorter."""
         return self._reference[min(self._depth, len(self._reference)) - 1]
 
     @staticmethod
@@ -88,11 +90,11 @@ class ParticleSearch:
         return all(node.complete for node in particles)
 
     def _resampled(self, population: Counter[Node]) -> Counter[Node]:
-        """As many free particles as there are, drawn from the population by weight."""
+        """Draw as many free particles as there are now from the population, by weight."""
         nodes = sorted(population, key=lambda node: node.path)
         weights = [population[node] * weigh(path_score(node, self._aggregation)) for node in nodes]
         if self._reference:
-            # One by one, as conditional resampling must be to leave the target distribution as it is.
+            # Independent draws: conditional resampling needs them to preserve the target distribution.
             free = self._particles - 1
             counts = picks(weights, self._draws("ancestors", free))
         else:
@@ -105,7 +107,7 @@ class ParticleSearch:
         self._iterations_left -= 1
         self._depth = 0
         if not population:
-            self._iterations_left = 0  # every path was cut short: there is nothing to refer to
+            self._iterations_left = 0  # every path was cut off: there is no reference
         if not self._iterations_left:
             self._free, self._reference = Counter(), []
             return

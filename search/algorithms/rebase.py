@@ -1,4 +1,4 @@
-"""Reward-balanced search: every round spends one budget of samples, shared out by the verifier's scores."""
+"""Reward-balanced search: every round distributes a budget of samples by verifier scores."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from espalier.search.tree import Node
 
 
 def apportion(budget: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers in proportion to `weights` that sum to `budget`: the method of largest remainders.
+    """Distribute `budget` in whole numbers in proportion to `weights`, by the method of largest remainders.
 
     Args:
-        budget: what is shared out.
-        weights: not negative, not all 0. Of equal remainders, the earlier is rounded up.
+        budget: total to distribute; the result sums to it.
+        weights: non-negative, not all 0. Of equal remainders, the earlier is rounded up.
     """
     total = math.fsum(weights)
     quotas = [budget * weight / total for weight in weights]
@@ -27,10 +27,10 @@ def apportion(budget: int, weights: Sequence[float]) -> list[int]:
 class RewardBalancedSearch:
     """REBASE (Wu et al., 2024, "Inference Scaling Laws", 3.1.2).
 
-    The root samples B first steps. In each round after that the open nodes share B samples, less one for each path that
-    is complete by then, in proportion to exp(score / T): good paths get many children, bad ones few or none. The paper
-    rounds each share on its own; here shares are rounded so that they sum to the budget. Equal siblings are one node
-    that gets the shares of all, so merging changes no outcome. Ties go to the lower path.
+    The root samples B first steps. In each later round, the open nodes share B samples, minus one for each complete
+    path, in proportion to exp(score / T). The paper rounds each share separately; here they are rounded so that they
+    sum to the budget. A node of merged siblings gets the shares of all of them, so merging does not change the outcome.
+    Ties go to the lower path.
     """
 
     uses_scores = True
@@ -43,11 +43,11 @@ class RewardBalancedSearch:
         self._complete: list[Node] = []
 
     def ask(self) -> Sequence[Expand]:
-        """Every open node's share."""
+        """Each open node's share of the samples."""
         return [Expand(node, share) for node, share in self._shares.items()]
 
     def tell(self, nodes: Sequence[Node]) -> None:
-        """Take the complete paths out of the budget and share out what is left of it."""
+        """Subtract complete paths from the budget, and distribute the rest."""
         self._complete += [node for node in nodes if node.complete]
         left = self._budget - sum(node.multiplicity for node in self._complete)
         copies = sorted(
@@ -65,9 +65,9 @@ class RewardBalancedSearch:
                 self._shares[node] = self._shares.get(node, 0) + share
 
     def finished(self) -> bool:
-        """When the budget is spent, or nothing is open."""
+        """Whether the budget is used up or no node is open."""
         return not self._shares
 
     def kept(self) -> Sequence[Node]:
-        """The open nodes that have a share, and the complete paths."""
+        """The open nodes with a share, and the complete paths."""
         return [*self._shares, *self._complete]

@@ -1,1 +1,1 @@
-"""One search and many: what a search may need, its growth, its limits, and who runs beside whom."""
+"""The search runtime: memory estimates, tree expansion, budgets, usage, and the orchestrator."""

@@ -1,4 +1,4 @@
-"""Grows the tree of one search: samples the steps that are asked for, and has each of them scored."""
+"""Expands the tree of one search: samples the requested steps and has each of them scored."""
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Several
@@ -22,11 +22,11 @@ from espalier.search.voting.answers import last_boxed
 
 @dataclass(slots=True, eq=False)
 class NodeState:
-    """A node's sequences, and what waits for its score.
+    """The KV sequences of a node, and its children that wait for its score.
 
-    `to_end` tells a step of an independent path from one that was asked for by itself. `verified` is False while the
-    node's own verifier tokens are not computed; children are scored after it, so that they share its KV and no token is
-    read twice. `expected` children are still being sampled.
+    `to_end` is set for steps of independent paths. `verified` is False until the verifier has computed the node's
+    tokens; children are scored after that, so that they share its KV and no token is computed twice. `expected` is the
+    number of children still being sampled.
     """
 
     to_end: bool
@@ -39,9 +39,9 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class PendingExpansion:
-    """What a piece of generator work is for: the node it extends, the number of its first child, and how it was asked.
+    """What one piece of generator work expands: the node, the index of its first child, and the options of the request.
 
-    `round_root` is the node that the round began from: what the round may spend on a path counts from there.
+    `round_root` is the node at which the round started; the path's share of the budgets counts from there.
     """
 
     node: Node
@@ -52,16 +52,16 @@ class PendingExpansion:
 
 
 class TreeExpander:
-    """Holds the sequences of a search's nodes in the engine, and extends them.
+    """Holds the KV sequences of a search's nodes and expands them.
 
-    A round begins with what the algorithm asks for, and is over when `outstanding` is 0: every sampled step then has
-    its score or is known to have none.
+    A round starts with the algorithm's expansions and ends when `outstanding` is 0; every sampled step then has a score
+    or is known to have none.
 
     Attributes:
         nodes: all nodes in order of creation, the root first.
-        settled: the nodes of this round that are done, in the order in which they became so.
-        outstanding: children asked for in this round that are not done.
-        sampled_from: nodes that have children of their own, those that only look ahead not counted.
+        settled: nodes finished in this round, in order of completion.
+        outstanding: children requested in this round that are not finished.
+        sampled_from: nodes with children, not counting rollouts.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TreeExpander:
         meter: UsageMeter,
         on_complete: Callable[[Node], None],
     ) -> None:
-        """Make the root of a tree; `on_complete` is told of every path that gives an answer, once it has its score."""
+        """Create the root of a tree; `on_complete` is called with every complete path once it has its score."""
         self.root = Node(0, None, ())
         self.nodes: list[Node] = [self.root]
         self.settled: list[Node] = []
@@ -94,7 +94,7 @@ class TreeExpander:
         self._siblings: dict[tuple[Node, str, Termination | None], Node] = {}
 
     def open(self) -> None:
-        """Open the root's sequences, and have the verifier read the problem where its budget covers that."""
+        """Open the root's sequences, and queue the problem's verifier prefill if the budget covers it."""
         root = self._states[self.root] = NodeState(to_end=False)
         request, salt = self._request, self._resolved.options.salt
         root.generator, prompt = self._generator.open(self._owner, request.problem, salt)
@@ -108,7 +108,7 @@ class TreeExpander:
                 begun.prefill()
 
     def begin_round(self, asked: Several[Expand]) -> bool:
-        """Sample what is asked for; False, and nothing is sampled, where the budget has no token for each path."""
+        """Start sampling the expansions; returns False, without sampling, if the budgets lack a token for each path."""
         self.outstanding = sum(expand.children for expand in asked)
         if not self._budget.deal(self.outstanding):
             return False
@@ -117,7 +117,7 @@ class TreeExpander:
         return True
 
     def handle(self, done: Done) -> None:
-        """Take in one piece of finished work."""
+        """Process one piece of finished engine work."""
         if done.work.sequence.role == VERIFIER:
             self._on_verified(done)
         elif isinstance(done, Generated):
@@ -125,24 +125,24 @@ class TreeExpander:
             self._on_generated(done)
 
     def observe(self) -> None:
-        """Note in the meter what the tree holds."""
+        """Update the meter with the tree's current KV footprint."""
         held = [s for state in self._states.values() for s in (state.generator, state.verifier) if s is not None]
         self._meter.observe(self._engine.footprint(held))
 
     def end_round(self, kept: Collection[Node]) -> None:
-        """Release what the algorithm does not keep, and get ready for its next round."""
+        """Release the nodes that the algorithm does not keep, and prepare the next round."""
         self.settled = []
         self._siblings.clear()
         self.keep(kept)
 
     def keep(self, kept: Collection[Node]) -> None:
-        """Release the sequences of all other nodes; complete paths need none either."""
+        """Release the sequences of all nodes but `kept`; complete paths are released too."""
         for node in list(self._states):
             if node not in kept or not node.open:
                 self._release(node)
 
     def stop(self, mark: Termination) -> None:
-        """Drop all work, release everything, and mark what might still have grown."""
+        """Cancel all work, release all sequences, and set `mark` as the termination of unfinished nodes."""
         self._engine.cancel(self._owner)
         if self._verification is not None:
             self._verification.close()
@@ -150,7 +150,7 @@ class TreeExpander:
         self.keep(())
 
     def abandon(self) -> None:
-        """As `stop`, after a fault: whatever was lost track of is released too, and late work is not taken in."""
+        """Like `stop`, after an error: also releases untracked sequences; results that arrive later are ignored."""
         self._verification = None
         self._engine.abandon(self._owner)
         self._cut_off(Termination.CANCELLED)
@@ -210,10 +210,10 @@ class TreeExpander:
         node.termination = self._termination(node, done.cause, expansion)
         if not state.to_end:
             self.outstanding -= count - 1
-            # Only alike ends merge: the same text may be a complete answer here and cut off there.
+            # Merge only equal terminations: the same text can be complete in one sample and cut off in another.
             alike = parent, node.text, node.termination
-            if self._request.merge_duplicates and (duplicate := self._siblings.setdefault(alike, node)) is not node:
-                self._merge(node, duplicate)
+            if self._request.merge_duplicates and (kept := self._siblings.setdefault(alike, node)) is not node:
+                self._merge(node, kept)
                 return
         elif node.termination is None:
             self._generate(node, count, expansion.to_end, expansion.greedy, expansion.round_root, in_place=count == 1)
@@ -226,7 +226,7 @@ class TreeExpander:
         self._give_up_path_sequences(parent)
 
     def _give_up_path_sequences(self, node: Node) -> None:
-        """Release what an inner node of independent paths holds once its children hold what they need of it."""
+        """Release the sequences of an inner node of independent paths once no child needs them."""
         state = self._states[node]
         if not state.to_end or state.expected:
             return
@@ -237,29 +237,29 @@ class TreeExpander:
             self._engine.release(state.verifier)
             state.verifier = None
 
-    def _merge(self, node: Node, duplicate: Node) -> None:
-        """Count a sibling with the same text and end on the one that is there already.
+    def _merge(self, duplicate: Node, kept: Node) -> None:
+        """Merge a sibling with the same text and termination into the node that was there first.
 
-        The one that stays takes the lower path of the two and what was sampled there, so that what grows from it does
-        not depend on which of them was finished first.
+        `kept` takes the lower path of the two and its sampled tokens, so that its descendants do not depend on which of
+        them finished first.
         """
-        if node.path < duplicate.path:
-            one, other = self._states[node], self._states[duplicate]
+        if duplicate.path < kept.path:
+            one, other = self._states[duplicate], self._states[kept]
             one.generator, other.generator = other.generator, one.generator
             for name in ("path", "num_tokens", "own_tokens", "log_probability"):
-                mine, theirs = getattr(node, name), getattr(duplicate, name)
-                setattr(node, name, theirs)
-                setattr(duplicate, name, mine)
-        duplicate.draws = tuple(sorted((*duplicate.draws, *node.draws)))
-        node.termination = Termination.DUPLICATE
-        duplicate.multiplicity += node.multiplicity
+                mine, theirs = getattr(duplicate, name), getattr(kept, name)
+                setattr(duplicate, name, theirs)
+                setattr(kept, name, mine)
+        kept.draws = tuple(sorted((*kept.draws, *duplicate.draws)))
+        duplicate.termination = Termination.DUPLICATE
+        kept.multiplicity += duplicate.multiplicity
         self._meter.duplicates += 1
-        self._release(node)
+        self._release(duplicate)
         self.outstanding -= 1
 
     def _termination(self, node: Node, cause: StopCause, expansion: PendingExpansion) -> Termination | None:
         if cause is StopCause.EOS:
-            # An end without a word of its own still ends what was said before it.
+            # An empty last step still completes the text before it.
             return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
         if cause is StopCause.DELIMITER and last_boxed(node.text) is not None:
             return Termination.BOXED
@@ -274,11 +274,11 @@ class TreeExpander:
         return Termination.DEGENERATE if is_degenerate([step.text for step in node.lineage()]) else None
 
     def _score(self, node: Node) -> None:
-        """Queue the node's step for scoring, its parent being verified.
+        """Queue the node's step for scoring; its parent has been verified.
 
-        A step without text has no score, one that was cut off needs none, and one that is too long for the verifier or
-        holds tokens it cannot be fed ends its path. A verifier of whole answers reads nothing until there is one, and
-        then all of it after the problem.
+        Steps without text and steps that were cut off are not scored. A step that is too long for the verifier, or has
+        tokens without an embedding, ends its path. A verifier of whole answers reads nothing until the path is
+        complete, then the whole answer after the problem.
         """
         assert self._verification is not None
         assert node.parent is not None
@@ -287,7 +287,7 @@ class TreeExpander:
             self._mark_verified(node)
             return
         parent = self._states[self.root if self._whole_answers else node.parent]
-        # Along a path of its own, a node takes over its parent's sequence: nobody else will extend it.
+        # A node of an independent path takes over its parent's sequence, which no other node extends.
         take_over = state.to_end and parent.to_end and node.parent.multiplicity == 1
         scoring = None
         if parent.verifier is not None:
@@ -303,7 +303,7 @@ class TreeExpander:
                     tag=node,
                 )
             except NoEmbeddingError:
-                share = room  # the step cannot be read, however much of it there may be
+                share = room  # the budget is not the reason
             if scoring is None and share < room:
                 self._budget.refuse(node)
         if scoring is None:
@@ -337,7 +337,7 @@ class TreeExpander:
             self._mark_verified(node)
 
     def _mark_verified(self, node: Node) -> None:
-        """The verifier is done with the node: let its children be scored, and count it as grown where it has ended."""
+        """Mark the node as verified: queue its children for scoring, and settle it if it has ended."""
         state = self._states[node]
         state.verified = True
         waiting, state.unscored_children = state.unscored_children, []
@@ -349,12 +349,12 @@ class TreeExpander:
             self._settle(node)
 
     def _settle(self, node: Node) -> None:
-        """Count a node that is verified and, on a path of its own, ended."""
+        """Count a node as finished if it is verified and, for independent paths, ended."""
         state = self._states[node]
         read = [node] if self._whole_answers else [step for step in node.lineage() if step.text.strip()]
         unscored = self._verifier and any(step.score is None for step in read)
         if unscored and state.to_end and node.complete:
-            node.termination = self._budget.why_unscored(node)  # the path has no score
+            node.termination = self._budget.why_unscored(node)  # no score for this path
         self.outstanding -= node.multiplicity if state.to_end else 1
         self.settled.append(node)
         if node.complete and not node.rollout:

@@ -1,4 +1,4 @@
-"""Why a search has failed, in words for whoever asked for it."""
+"""Error messages of failed searches."""
 
 import logging
 
@@ -8,12 +8,12 @@ log = logging.getLogger("espalier.search")
 
 
 def reason_of(error: Exception, search_id: str) -> str:
-    """What the result of a failed search says.
+    """Return the error message for the result of a failed search.
 
-    Only the text of an error that was raised on purpose: any other may hold what is nobody else's to read. It goes to
-    the log, under the id that the result gives instead.
+    Only messages of typed errors are returned, as others may contain private data. Those are logged instead, under the
+    id that the message gives.
     """
     if isinstance(error, EspalierError) and not isinstance(error, MisuseError):
         return str(error)
-    log.error("search %s met a fault", search_id, exc_info=error)
+    log.error("search %s failed", search_id, exc_info=error)
     return f"internal error, id={search_id}"

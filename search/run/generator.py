@@ -1,4 +1,4 @@
-"""The generator's side of a search: its prompt, its sampling defaults, and the generation of steps."""
+"""The generator's side of a search: prompts, sampling defaults, and generation of steps."""
 
 from collections.abc import Hashable
 from contextlib import suppress
@@ -17,19 +17,19 @@ STEP_SYSTEM_PROMPT = (
     '"## Step k: " and a short title, and leave one blank line between steps. End with one line that says '
     r'"Therefore, the final answer is: $\boxed{answer}$."'
 )
-"""Asks an instruction-tuned model for steps that end in a blank line, which is where a step ends."""
+"""Default system prompt for instruction-tuned models: asks for steps separated by blank lines."""
 _LEAST_TOP_P = 1e-9
-"""Keeps the most likely token alone; a request's own must be above 0."""
+"""top_p that keeps only the most likely token; a request's own value must be above 0."""
 
 
 def render_prompt(tokenizer: TextTokenizer, system_prompt: str, problem: str) -> str:
-    """What a generator continues: the chat template's text, or plain text and a blank line without a template.
+    """Render the prompt: through the chat template, or as plain text and a blank line without one.
 
-    A template that takes no system message (Mistral's, Gemma's) gets it at the beginning of the problem. One that lets
-    the model think aloud first (Qwen3's) is told not to: steps of a solution are searched and scored, not thoughts.
+    If the template rejects a system message (Mistral, Gemma), the system prompt is put before the problem. Thinking is
+    disabled where the template supports it (Qwen3): the search scores solution steps, not thoughts.
 
     Raises:
-        CheckpointError: when the template refuses the problem too.
+        CheckpointError: the template rejects the problem too.
     """
     before = f"{system_prompt}\n\n" if system_prompt else ""
     if not tokenizer.has_chat_template:
@@ -42,20 +42,19 @@ def render_prompt(tokenizer: TextTokenizer, system_prompt: str, problem: str) ->
 
 
 class Generator:
-    """Renders problems for one generator and asks the engine for steps.
+    """Renders problems for one generator and submits steps to the engine.
 
     Attributes:
-        temperature: what requests that say nothing sample with, as the three below. The checkpoint's own values are
-            taken as they are, 0 included, which is greedy; what it does not set is 0.8 here, and all tokens. Its
-            `do_sample` says whether `generate()` of transformers samples when nobody asks, and is not looked at: a
-            search does nothing without samples that differ, and greedy decoding is a search of its own.
-        top_k: 0 keeps all, as does a configured -1.
-        top_p: a configured 0 keeps the most likely token alone, as in transformers.
-        min_p: 0 keeps all.
+        temperature: default of requests without their own, like the three below. Taken from the checkpoint's
+            generation_config.json, where 0 is greedy; 0.8 if absent. `do_sample` is ignored: it is a default for
+            `generate()` of transformers, and search needs samples that differ.
+        top_k: 0 or a configured -1 keeps all tokens.
+        top_p: a configured 0 keeps only the most likely token, as in transformers.
+        min_p: 0 keeps all tokens.
     """
 
     def __init__(self, engine: Engine, system_prompt: str, defaults: dict[str, Any]) -> None:
-        """Make a generator.
+        """Create a generator.
 
         Args:
             engine: the engine that holds the generator's model.
@@ -63,8 +62,8 @@ class Generator:
             defaults: the checkpoint's `generation_config.json`.
 
         Raises:
-            CheckpointError: when one of its values that are used is no number, or out of range, or the model has no
-                embedding for what stands around every problem.
+            CheckpointError: one of the values used is not a number or is out of range, or the model has no embedding
+                for a token of every prompt.
         """
         self._engine = engine
         self.system_prompt = system_prompt
@@ -86,10 +85,12 @@ class Generator:
         return self._engine.model(GENERATOR)
 
     def open(self, owner: Hashable, problem: str, salt: bytes = b"") -> tuple[Sequence, int]:
-        """A generator sequence of `owner` that holds the prompt, and its length in tokens; `salt` as in `Engine.open`.
+        """Open a generator sequence that holds the prompt; returns it and its length in tokens.
+
+        `owner` and `salt` are those of `Engine.open`.
 
         Raises:
-            RequestTooLargeError: when the prompt leaves no room for an answer.
+            RequestTooLargeError: the prompt leaves no room for an answer.
         """
         ids = self.prompt_ids(problem)
         limit = self.model.config.max_positions
@@ -98,10 +99,10 @@ class Generator:
         return self._engine.open(GENERATOR, ids, salt, owner), len(ids)
 
     def prompt_ids(self, problem: str) -> list[int]:
-        """The prompt's token ids; see `render_prompt`.
+        """Return the prompt's token ids; see `render_prompt`.
 
         Raises:
-            NoEmbeddingError: when it holds tokens that the model has no embedding for.
+            NoEmbeddingError: the prompt has tokens without an embedding in the model.
         """
         tokenizer = self.model.tokenizer
         ids = tokenizer.encode(render_prompt(tokenizer, self.system_prompt, problem))
@@ -118,13 +119,13 @@ class Generator:
         merge_equal: bool,
         tag: Any,
     ) -> None:
-        """Queue one step for each sampling; see `Generate`."""
+        """Submit the generation of one step for each sampling; see `Generate`."""
         work = Generate(owner, parent, samplings, max_tokens, in_place=in_place, merge_equal=merge_equal, tag=tag)
         self._engine.submit(work)
 
 
 def _configured(defaults: dict[str, Any], name: str, default: float, least: float, most: float) -> float:
-    """A value of `generation_config.json`, or the default where it has none."""
+    """Read a value of `generation_config.json`; the default if it is absent."""
     if (value := defaults.get(name)) is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:

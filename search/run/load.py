@@ -1,4 +1,4 @@
-"""From names of checkpoints to a running orchestrator; torch is imported only once something is loaded."""
+"""Loads checkpoints by name and creates an orchestrator. Imports torch only when something is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
 from espalier.engine.models.options import LoadFormat, Quantization
-from espalier.search.request import GroupingName
+from espalier.search.request import AnswerEquivalence
 from espalier.search.schema import Option, parse_size, violations
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from espalier.search.run.orchestrator import Orchestrator
 
 _REFERENCE = "reference"
-"""Beside the roles: the model that an implicit process reward model was trained from."""
+"""Besides the roles: the reference model of an implicit process reward model."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -30,8 +30,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class RuntimeSettings:
     """What to load, where, and how large.
 
-    math-verify compares answers in processes of its own, spawned when answers come that are not plain numbers: a script
-    needs the usual guard around what it does, `if __name__ == "__main__"`.
+    math-verify compares answers in spawned processes when they are not plain numbers, so scripts need the usual
+    `if __name__ == "__main__":` guard.
     """
 
     help_panel: ClassVar = "Models"
@@ -46,14 +46,16 @@ class RuntimeSettings:
     verifier_family: Annotated[
         str | None,
         Option(
-            "Family of the process reward model, by name (prm/README.md lists them) or a file ending in .toml; a "
-            "*ForCausalLM needs one; default: told from the checkpoint."
+            "Family of the process reward model: a name (see prm/README.md) or a family spec (.toml). Required for "
+            "*ForCausalLM; default: detected from the checkpoint."
         ),
     ] = None
-    verifier_reference: Annotated[str, Option("eurus-prm: the model that the verifier was trained from.")] = ""
+    verifier_reference: Annotated[str, Option("eurus-prm: the reference model that the verifier was trained from.")] = (
+        ""
+    )
     verify_incremental: Annotated[
         bool,
-        Option("Compute every score again from the whole text and end with an error where it differs; slow."),
+        Option("Compute every score again from the whole text and fail if it differs; slow."),
     ] = False
     device: Annotated[str, Option("auto, cpu, cuda or cuda:N.")] = "auto"
     dtype: Annotated[
@@ -61,28 +63,27 @@ class RuntimeSettings:
     ] = "auto"
     load_format: Annotated[
         LoadFormat,
-        Option(
-            "Weight files to read: safetensors, else bin, or one of them; dummy reads none and makes random weights, "
-            "for tests of speed."
-        ),
+        Option("Weight files to read: auto prefers safetensors over bin; dummy makes random weights, for speed tests."),
     ] = LoadFormat.AUTO
     generator_quantization: Annotated[
         Quantization,
         Option(
-            "How the generator's weights are kept: int8 takes a half, int4 some 30% of what bfloat16 does. Needs "
+            "Quantization of the generator's weights: int8 takes half, int4 about 30% of bfloat16's memory. Needs "
             "espalier[quantization]."
         ),
     ] = Quantization.NONE
-    verifier_quantization: Annotated[Quantization, Option("The same of the verifier's weights.")] = Quantization.NONE
-    offline: Annotated[bool, Option("Take Hugging Face ids from the cache, as HF_HUB_OFFLINE=1 does.")] = False
+    verifier_quantization: Annotated[Quantization, Option("Quantization of the verifier's weights.")] = (
+        Quantization.NONE
+    )
+    offline: Annotated[bool, Option("Load Hugging Face ids from the cache only, like HF_HUB_OFFLINE=1.")] = False
     cache_dir: Annotated[
-        Path | None, Option("Where downloads are kept; default: HF_HUB_CACHE, else ~/.cache/huggingface/hub.")
+        Path | None, Option("Download folder; default: HF_HUB_CACHE, else ~/.cache/huggingface/hub.")
     ] = None
     kv_memory: Annotated[
         int | None,
         Option(
-            "KV pool that both models share, like 512M or 4G; default: 4G or a quarter of memory, 80% of a free GPU. "
-            "Memory is touched as blocks are written.",
+            "Size of the KV pool shared by both models, like 512M or 4G; default: 4G or a quarter of memory on a "
+            "CPU, 80% of a GPU's free memory. Pages are used only as blocks are written.",
             parse=parse_size,
         ),
     ] = None
@@ -90,33 +91,33 @@ class RuntimeSettings:
         float,
         Interval(ge=0, le=1),
         Option(
-            "Share of the KV memory a search may need at worst that is set aside when it starts. With less, more run "
-            "at once; the last ones are preempted when it runs out, and computed again. With 1 none ever is."
+            "Share of a search's worst-case KV memory that is reserved when it starts. With less, more searches run "
+            "at once; the last ones are preempted and recomputed when memory runs out. With 1 there is no preemption."
         ),
     ] = 0.25
-    block_size: Annotated[int, Interval(ge=1, le=1024), Option("Tokens of one KV block.")] = 16
-    max_batch_tokens: Annotated[int, Interval(ge=1), Option("Tokens computed in one engine step at most.")] = 2048
+    block_size: Annotated[int, Interval(ge=1, le=1024), Option("Tokens per KV block.")] = 16
+    max_batch_tokens: Annotated[int, Interval(ge=1), Option("Maximum tokens computed in one engine step.")] = 2048
     launch_ahead: Annotated[
         bool,
         Option(
-            "Launch one model's batch before the results of the other's are taken in, for a GPU to go on meanwhile. "
-            "Answers are the same; on a CPU nothing is gained."
+            "Launch one model's batch before processing the results of the other's, to keep a GPU busy. "
+            "Answers do not change; no gain on a CPU."
         ),
     ] = False
     system_prompt: Annotated[
         str | None,
-        Option("Generator's system message; default: the checkpoint's own, else one that asks for steps."),
+        Option("The generator's system prompt; default: the checkpoint's, else one that asks for steps."),
     ] = None
     threads: Annotated[int | None, Interval(ge=1), Option("CPU threads; default: all cores.")] = None
-    grouping: Annotated[
-        GroupingName,
-        Option("What tells equal answers from others in the vote; math-verify also finds 2\\sqrt{2} in \\sqrt{8}."),
-    ] = GroupingName.MATH_VERIFY
+    answer_equivalence: Annotated[
+        AnswerEquivalence,
+        Option("How the vote compares answers; math-verify also finds that \\sqrt{8} equals 2\\sqrt{2}."),
+    ] = AnswerEquivalence.MATH_VERIFY
     grader_memory: Annotated[
         int,
-        Interval(ge=64 * 2**20),  # below some 16 MiB sympy cannot even read an answer, and all would count as different
+        Interval(ge=64 * 2**20),  # below about 16 MiB sympy cannot parse any answer
         Option(
-            "What a process that compares answers with math-verify may take, like 512M; one that wants more gives up.",
+            "Memory limit of a math-verify process, like 512M; a comparison that needs more counts as unequal.",
             parse=parse_size,
         ),
     ] = 2 * 2**30
@@ -124,13 +125,13 @@ class RuntimeSettings:
 
 
 def check_settings(settings: RuntimeSettings) -> None:
-    """Check what can be checked before anything is loaded.
+    """Check what can be checked before loading.
 
     Raises:
-        InvalidRequestError: listing the settings that break a rule.
+        InvalidRequestError: lists the invalid settings.
     """
     wrong = violations(settings)
-    # Each thread is started at once and has a stack of its own: a slip of the finger could take all memory.
+    # All threads start immediately, each with its own stack: a typo could use up the memory.
     processors = os.cpu_count() or 1
     most = max(64, 4 * processors)
     if settings.threads is not None and settings.threads > most:
@@ -141,17 +142,17 @@ def check_settings(settings: RuntimeSettings) -> None:
 
 
 def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None) -> Orchestrator:
-    """Load both models onto one device and put an engine and an orchestrator over them.
+    """Load both models onto one device and create an engine and an orchestrator for them.
 
-    Sets how many threads torch, and what is compiled for CPUs, use in this process.
+    Also sets this process's thread count for torch and the compiled CPU kernels.
 
     Args:
         settings: what to load.
-        on_bytes: told how many bytes of the weights are loaded, and of how many, after each tensor.
+        on_bytes: called after each tensor with the bytes of weights loaded so far and the total.
 
     Raises:
-        InvalidRequestError: when settings break a rule; see `check_settings`.
-        CheckpointError: when a checkpoint is missing, unsupported or incomplete, or the device is not there.
+        InvalidRequestError: settings are invalid; see `check_settings`.
+        CheckpointError: a checkpoint is missing, unsupported or incomplete, or the device is not available.
     """
     check_settings(settings)
     from espalier.engine.engine import Engine, EngineSettings
@@ -193,12 +194,12 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
     generator = Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
     verifier = Verifier(engine, family, settings.verify_incremental) if family else None
-    equivalence = make_equivalence(settings.grouping, settings.grader_memory)
+    equivalence = make_equivalence(settings.answer_equivalence, settings.grader_memory)
     return Orchestrator(engine, generator, verifier, max_running=settings.max_running, equivalence=equivalence)
 
 
 def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None) -> dict[str, Checkpoint]:
-    """The checkpoints by role, opened before any is loaded: what is wrong with one is said at once."""
+    """Open the checkpoints by role before loading any, so that errors in either are raised at once."""
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.hub import HubSettings, locate
     from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
@@ -252,10 +253,10 @@ def _default_kv_memory(device: torch.device) -> int:
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """What `load_orchestrator` makes of a dtype on a device, both named as in `RuntimeSettings`.
+    """Return the dtype that `load_orchestrator` uses for a dtype and a device named as in `RuntimeSettings`.
 
     Raises:
-        CheckpointError: for an unknown name, or a device that is not there.
+        CheckpointError: a name is unknown, or the device is not available.
     """
     return _dtype(name, _device(device))
 

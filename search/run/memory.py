@@ -1,4 +1,4 @@
-"""The most KV memory a search can come to hold, worked out before it starts."""
+"""Upper bounds on the KV memory of a search, computed before it starts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,12 +8,12 @@ from espalier.search.request import SearchRequest, SubmitOptions
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bounds on what a search holds of one model at one of its widest moments. Each algorithm states its own.
+    """Upper bounds on what a search holds of one model at one of its peaks. Each algorithm provides its own.
 
     Attributes:
-        paths: sequences that may be as long as a path, and are only sure to share the prompt.
-        steps: sequences that add one step to one of these.
-        partial_blocks: blocks besides: partly filled ones that inner nodes of a path hold while others go on from them.
+        paths: sequences up to the length of a whole path; only the prompt is sure to be shared among them.
+        steps: sequences that extend one of those paths by one step.
+        partial_blocks: additional partly filled blocks, held by inner nodes of paths that are being extended.
     """
 
     paths: int
@@ -23,12 +23,12 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True)
 class RationaleLimits:
-    """Bounds on the rationales of one path.
+    """Upper bounds on the rationales of one path.
 
     Attributes:
-        text_tokens: most tokens of all that a rationale follows, the prompt included.
-        chains: rationales of a path.
-        tokens: most tokens of one, with what leads to its verdict.
+        text_tokens: maximum tokens before a rationale, including the prompt.
+        chains: rationales per path.
+        tokens: maximum tokens of one rationale, including the lead-in to its verdict.
     """
 
     text_tokens: int
@@ -38,15 +38,15 @@ class RationaleLimits:
 
 @dataclass(frozen=True, slots=True)
 class PathLimits:
-    """Bounds on one model's tokens within a search; the orchestrator holds every path to them.
+    """Upper bounds on one model's tokens in a search; the orchestrator enforces them on every path.
 
     Attributes:
         prompt_tokens: tokens before the first step.
-        path_tokens: most tokens of one path after the prompt.
-        step_tokens: most tokens of one step.
-        tail_tokens: most tokens that are fed after a step and given up again.
-        rationales: how a path is scored by rationales of its whole text, which `path_tokens` count too; None where the
-            tokens of its steps are read.
+        path_tokens: maximum tokens of one path after the prompt.
+        step_tokens: maximum tokens of one step.
+        max_probe_tokens: maximum tokens fed after a step only to read its score, and not kept.
+        rationales: bounds on a path's rationales, whose text `path_tokens` includes; None unless the verifier is
+            generative.
     """
 
     prompt_tokens: int
@@ -65,23 +65,23 @@ def verifier_limits(
     max_special_tokens: int = 0,
     max_probe_tokens: int = 0,
 ) -> PathLimits:
-    """Bounds on the verifier's tokens for what the generator may write.
+    """Bounds on the verifier's tokens, given those on the generator's.
 
-    The verifier tokenises each step anew and adds a mark, which some families make of `max_special_tokens` more. In the
-    generator's vocabulary that is about as many tokens as were sampled; in another one, allow twice as many. A step
-    that still does not fit is cut off the search.
+    The verifier tokenizes each step itself and adds special tokens, up to `max_special_tokens`. With the generator's
+    vocabulary, expect about as many tokens as were sampled; with another one, up to twice as many. A path with a step
+    beyond these bounds ends there.
     """
-    percent, marks = (125, 4 + max_special_tokens) if same_vocabulary else (200, 8 + max_special_tokens)
-    path = generator.path_tokens * percent // 100 + marks * max_steps
-    step = generator.step_tokens * percent // 100 + marks
+    percent, extra = (125, 4 + max_special_tokens) if same_vocabulary else (200, 8 + max_special_tokens)
+    path = generator.path_tokens * percent // 100 + extra * max_steps
+    step = generator.step_tokens * percent // 100 + extra
     return PathLimits(prompt_tokens, min(path, context - prompt_tokens), step, max_probe_tokens)
 
 
 def worst_case_blocks(estimates: Sequence[MemoryEstimate], limits: PathLimits, block_size: int) -> int:
-    """Blocks of one model that a search can hold, at the widest of the moments that `estimates` describe.
+    """Maximum number of blocks of one model that a search holds, over the peaks that `estimates` describe.
 
-    Every sequence may hold one more block than its tokens fill, its own copy of a partial tail; and so may the fork of
-    it that is fed what is not kept.
+    Every sequence may hold one block more than its tokens fill, its own copy of a partial block; so may its fork that
+    is fed probe tokens.
     """
     prompt = _blocks(limits.prompt_tokens, block_size)
     if limits.rationales:
@@ -98,13 +98,13 @@ def worst_case_blocks(estimates: Sequence[MemoryEstimate], limits: PathLimits, b
 
 
 def with_rationales(limits: PathLimits, context: int, closing_tokens: int, rationale: RationaleLimits) -> PathLimits:
-    """`limits` of what a path's steps take as tokens, made those of a verifier that writes about the whole path.
+    """Turn `limits` on a path's step tokens into those of a generative verifier.
 
     Args:
         limits: from `verifier_limits`.
-        context: most tokens of a path's text.
-        closing_tokens: those of it that follow the steps.
-        rationale: of which `text_tokens` are not known yet, and `chains` rationales are each written and read once.
+        context: maximum tokens of a path's text.
+        closing_tokens: tokens of that text after the steps.
+        rationale: bounds per rationale, without `text_tokens`; `chains` rationales are each written and read once.
     """
     text = min(limits.prompt_tokens + limits.path_tokens + closing_tokens, context)
     path = text + 2 * rationale.chains * rationale.tokens
@@ -112,9 +112,9 @@ def with_rationales(limits: PathLimits, context: int, closing_tokens: int, ratio
 
 
 def _rationale_blocks(limits: RationaleLimits, block_size: int) -> int:
-    """Blocks of one path that is being scored: its text, which may be known to no prefix cache, and its rationales.
+    """Blocks of one path while it is scored: its text, which may not be in the prefix cache, and its rationales.
 
-    A rationale, and then what is kept of it before its verdict, is written after a copy of the text's partial tail.
+    A rationale, and then the part of it that its verdict reads, is written after a copy of the text's partial block.
     """
     rationale = _blocks(limits.tokens, block_size) + 1
     return _blocks(limits.text_tokens, block_size) + limits.chains * rationale
@@ -126,15 +126,15 @@ def _blocks(tokens: int, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A validated request with its defaults filled in, and the bounds that its search is held to.
+    """A validated request with its defaults filled in, and its memory bounds.
 
     Attributes:
-        search_id: the search's name.
-        request: with every default filled in.
-        options: what its caller said of it besides.
+        search_id: id of the search.
+        request: the request with every default filled in.
+        options: options of the submission.
         generator_limits: bounds on the generator's tokens.
-        verifier_limits: the same of the verifier's; None where the search reads no scores.
-        blocks: the most KV blocks of each role that the search may come to hold.
+        verifier_limits: bounds on the verifier's tokens; None if the search uses no scores.
+        blocks: maximum KV blocks that the search may hold, by role.
     """
 
     search_id: str

@@ -1,4 +1,4 @@
-"""Many searches over one engine: queueing, admission, routing of finished work, votes."""
+"""Runs many searches on one engine: queueing, admission, routing of finished work, and votes."""
 
 import bisect
 import itertools
@@ -26,7 +26,7 @@ from espalier.search.algorithms import (
     needs_verifier,
     with_defaults,
 )
-from espalier.search.request import SPELLING, USUAL, AlgorithmName, SearchRequest, SubmitOptions, Vote, validate
+from espalier.search.request import EXACT_MATCH, USUAL, AlgorithmName, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import Event, SearchResult, StopReason
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import (
@@ -42,33 +42,32 @@ from espalier.search.voting.equivalence import Equivalence
 from espalier.search.voting.vote import VoteResult, is_decided, select
 
 DEFAULT_MAX_TOKENS = 2048
-"""Generated tokens of one path when the request sets no limit."""
+"""Default limit on the generated tokens of one path."""
 
 _VOTE_SECONDS = 60.0
-"""Time after which a vote is settled by exact match: answers made to run away could hold it up for hours."""
+"""Seconds after which a vote falls back to exact match; adversarial answers could otherwise delay it for hours."""
 
 _VOTE_THREADS = 4
-"""Votes that are counted at once; each of these threads waits for child processes, and computes little itself."""
+"""Votes counted concurrently; each thread mostly waits for child processes."""
 
 _REST_SECONDS = 0.01
-"""For how long a step waits where only votes are left; new searches wait as long."""
+"""Seconds that `step` waits when only votes are left; new searches wait as long."""
 
 
 class Orchestrator:
-    """Runs searches on an engine; everything happens on the thread that calls `step`, but for the counting of votes.
+    """Runs searches on an engine. All methods run on one thread, the one that calls `step`; votes run on other threads.
 
-    A search waits in the queue, grows, votes, and is over:
+    A search is queued, runs, votes, and is finished:
 
-    - It waits until the memory that it may need is free, and a place among those that grow. The queue is in order of
-      priority, then of arrival. Where only a share of the worst case is set aside for a search, it may have to give its
-      memory up to those before it, and computes it again later.
-    - Where there is no other memory or place for it, a search of a larger priority takes those of smaller priorities.
-      They return to the queue without any memory, and go on later from where they were, to the same results.
-    - A search that has grown gives all its memory back. Its vote is counted by other threads where answers have to be
-      compared, and until then others grow.
+    - It is queued until its reservation of KV memory and a slot are free. The queue is ordered by priority, then by
+      arrival. If only a share of the worst case is reserved, a running search may be preempted and recomputed later.
+    - If memory or slots are missing, a search of higher priority suspends running ones of lower priority. They return
+      to the queue without any memory and later resume where they were, with the same results.
+    - A search whose tree is complete releases all its memory. If answers must be compared, its vote runs on another
+      thread while other searches continue.
 
-    What is raised while one search is worked on, by its algorithm, its verifier, the engine or whoever hears of its
-    events, ends that search with the reason and no other. Only what belongs to none of them comes out of `step`.
+    An exception raised on behalf of one search, by its algorithm, its verifier, the engine or an event callback, fails
+    that search only. Errors that affect all searches are raised by `step`.
     """
 
     def __init__(
@@ -80,16 +79,15 @@ class Orchestrator:
         clock: Callable[[], float] = time.monotonic,
         equivalence: Equivalence | None = None,
     ) -> None:
-        """Make an idle orchestrator.
+        """Create an idle orchestrator.
 
         Args:
             engine: holds both models.
-            generator: proposes steps.
-            verifier: scores them; None where no search will read scores.
-            max_running: searches that grow at once.
-            clock: gives seconds and never goes back.
-            equivalence: tells equal answers from different ones in a vote, and is closed with the orchestrator; None
-                for exact match.
+            generator: samples steps.
+            verifier: scores steps; None if no search needs scores.
+            max_running: maximum number of searches running at once.
+            clock: monotonic time in seconds.
+            equivalence: compares answers in votes, closed with the orchestrator; None for exact match.
         """
         self.engine = engine
         self._generator = generator
@@ -97,54 +95,55 @@ class Orchestrator:
         self._max_running = max_running
         self._clock = clock
         self._equivalence = equivalence
-        self._searches: dict[str, RunningSearch] = {}  # all that are not over, in order of arrival
+        self._searches: dict[str, RunningSearch] = {}  # all unfinished searches, in order of arrival
         self._arrivals = itertools.count()
-        self._queue: list[RunningSearch] = []  # of these, who waits; the next one first
-        self._growing: list[RunningSearch] = []  # of these, who has a reservation
+        self._queue: list[RunningSearch] = []  # the waiting ones, the next one first
+        self._growing: list[RunningSearch] = []  # those with a reservation
         self._ended: list[RunningSearch] = []
-        self._next_due = math.inf  # the earliest time at which one of them has to be stopped
+        self._next_due = math.inf  # the earliest time at which a search has to be stopped
         self._voted: SimpleQueue[tuple[RunningSearch, Future[VoteResult]]] = SimpleQueue()
         self._vote_threads = ThreadPoolExecutor(_VOTE_THREADS, "espalier-vote")
 
     @property
     def busy(self) -> bool:
-        """Whether any search is running, waiting or voting."""
+        """Whether any search is waiting, running or voting."""
         return bool(self._searches)
 
     @property
     def running(self) -> int:
-        """Searches that grow."""
+        """Number of running searches."""
         return len(self._growing)
 
     @property
     def voting(self) -> int:
-        """Searches that have grown and wait for their vote."""
+        """Number of searches that wait for their vote."""
         return sum(search.voting for search in self._searches.values())
 
     @property
     def waiting(self) -> int:
-        """Searches in the queue, those that gave way to others too."""
+        """Number of queued searches, including suspended ones."""
         return len(self._queue)
 
     def describe_models(self) -> dict[str, str]:
-        """What results depend on besides the request.
+        """Return what results depend on besides the request.
 
-        Digests of the models, how the verifier is read, their dtype and device, the system prompt, and what tells the
-        answers of a vote apart.
+        Digests of the models, the verifier's family, dtype and device, the system prompt, and how votes compare
+        answers.
         """
         generator = self._generator.model
         digests = {role: model.digest for role, model in self.engine.models.items()}
         dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
         if self._verifier:
             digests["verifier_family"] = self._verifier.family.identity
-        prompt, grouping = self._generator.system_prompt, self._equivalence.name if self._equivalence else SPELLING
-        return digests | {"dtype": dtype, "device": device, "system_prompt": prompt, "grouping": grouping}
+        prompt = self._generator.system_prompt
+        equivalence = self._equivalence.name if self._equivalence else EXACT_MATCH
+        return digests | {"dtype": dtype, "device": device, "system_prompt": prompt, "answer_equivalence": equivalence}
 
     def effective(self, request: SearchRequest) -> SearchRequest:
-        """The request with every default filled in: the algorithm's, the checkpoint's, and what a context holds.
+        """Return the request with every default filled in from the algorithm, the checkpoint and the context size.
 
-        What stays None is a limit that there is none of, or nothing that the algorithm reads. The tokens of a path are
-        what a search may have whose prompt leaves room for them.
+        None remains for absent limits and for fields that the algorithm does not use. The path's token limit is that of
+        a prompt which leaves room for it.
         """
         generator = self._generator
         temperature = generator.temperature if request.temperature is None else request.temperature
@@ -164,17 +163,17 @@ class Orchestrator:
 
         Args:
             request: what to search.
-            on_event: called with each of the search's events, on the thread that calls `step`.
-            options: its priority and the like.
+            on_event: called with each event of the search, on the thread that calls `step`.
+            options: priority and other options of the submission.
 
         Returns:
-            The search's id.
+            The id of the search.
 
         Raises:
-            InvalidRequestError: listing every field that breaks a rule; as NoEmbeddingError where the problem holds
-                tokens that a model has no embedding for.
-            RequestTooLargeError: when the prompt fills a model's context, or (PoolTooSmallError) when the KV pool could
-                not hold the search even alone.
+            InvalidRequestError: lists every invalid field; NoEmbeddingError if the problem has tokens without an
+                embedding in a model.
+            RequestTooLargeError: the prompt fills a model's context; PoolTooSmallError if the KV pool could not hold
+                the search alone.
         """
         validate(request)
         resolved = self._resolve(request, options)
@@ -188,26 +187,26 @@ class Orchestrator:
         return search.search_id
 
     def cancel(self, search_id: str) -> None:
-        """End a search at the next step with what it has; ended and unknown ids are ignored."""
+        """Stop a search at the next `step`, with its best answer so far. Unknown and finished ids are ignored."""
         if search := self._searches.get(search_id):
             search.cancelled = True
             self._next_due = -math.inf
 
     def drop(self, search_ids: Iterable[str]) -> None:
-        """End searches at once: each hears of its end as when it is cancelled, and no `step` returns it any more."""
+        """Cancel searches immediately: each gets its last event, and `step` does not return them."""
         for search in [self._searches[name] for name in search_ids if name in self._searches]:
             if search.result is None:
                 self._work_on(search, search.stop, StopReason.CANCELLED)
             del self._searches[search.search_id]
 
     def step(self) -> list[SearchResult]:
-        """Admit what fits, run one engine step, and return the searches that ended.
+        """Admit queued searches, run one engine step, and return the searches that finished.
 
-        Never waits for a vote but where votes are all there is, and then briefly.
+        Waits only if votes are all that is left, and then at most briefly.
 
         Raises:
-            FatalError: when no search can go on: the device failed, or a score is not the one that it has to be.
-            KeyboardInterrupt: after the step; the next one goes on, and returns what this one ended.
+            FatalError: no search can continue: the device failed, or the full-rescore check found a different score.
+            KeyboardInterrupt: raised after the step is complete; the next `step` returns this one's results.
         """
         with interrupts_held():
             self._stop_cancelled_and_late()
@@ -220,7 +219,7 @@ class Orchestrator:
         return [s.result for s in ended if s.result is not None and self._searches.pop(s.search_id, None)]
 
     def close(self) -> None:
-        """Cancel every search and release everything; what is submitted later starts afresh."""
+        """Cancel every search and release everything; new searches may be submitted afterwards."""
         try:
             self.drop(list(self._searches))
         finally:
@@ -231,7 +230,7 @@ class Orchestrator:
     # ---- one search
 
     def _engine_step(self) -> list[Done]:
-        """What the engine finished; searches whose work cannot go on fail, and the others go on."""
+        """Return the engine's finished work; searches whose work failed are failed, the others continue."""
         try:
             return self.engine.step()
         except OwnersError as error:
@@ -243,9 +242,9 @@ class Orchestrator:
             return []
 
     def _work_on(self, search: RunningSearch, action: Callable[..., None], *args: Any) -> None:
-        """Do something for one search, which fails if that raises anything but what ends them all.
+        """Run `action` for one search; any exception but a fatal one fails that search.
 
-        A search that has grown by it gives back what it holds, and votes.
+        If its tree is complete afterwards, the search releases its memory and votes.
         """
         try:
             action(*args)
@@ -274,19 +273,19 @@ class Orchestrator:
                 self._next_due = min(self._next_due, search.deadline, search.vote_deadline)
 
     def _end_growth(self, search: RunningSearch) -> None:
-        """Take back what a search that has grown holds, and begin its vote."""
+        """Release what a search with a complete tree holds, and start its vote."""
         self._give_back(search)
         search.vote_deadline = self._clock() + _VOTE_SECONDS
         if search.result is None:
             self._begin_vote(search)
 
     def _give_back(self, search: RunningSearch) -> None:
-        """Take a search out of the queue, and back what was set aside for it."""
+        """Remove a search from the queue and free its reservation."""
         if search in self._queue:
             self._queue.remove(search)
-        if search.suspended:  # what it waited for came as it was suspended
+        if search.suspended:  # completed while suspended
             search.suspended = False
-            self.engine.call_back(search.search_id)
+            self.engine.resume_owner(search.search_id)
         self._release(search)
 
     def _release(self, search: RunningSearch) -> None:
@@ -299,7 +298,7 @@ class Orchestrator:
     # ---- votes
 
     def _begin_vote(self, search: RunningSearch) -> None:
-        """Let the candidates of a search vote: at once where no answers have to be compared, else on another thread."""
+        """Start the vote of a search: immediately if no answers need comparing, else on another thread."""
         candidates, vote, equivalence = search.candidates, search.vote, self._equivalence
         assert candidates is not None
         if equivalence is None or search.cut_short or vote is Vote.NAIVE or is_decided(candidates, vote):
@@ -309,7 +308,7 @@ class Orchestrator:
         future.add_done_callback(lambda future: self._voted.put((search, future)))
 
     def _take_votes(self) -> None:
-        """End the searches whose votes are counted; wait for one, briefly, where nothing else is to be done."""
+        """Finish the searches whose votes are counted; wait briefly if there is nothing else to do."""
         idle = not (self._growing or self._queue or self._ended) and bool(self._searches)
         while True:
             try:
@@ -321,40 +320,40 @@ class Orchestrator:
                 self._work_on(search, lambda search=search, future=future: search.end(future.result()))
 
     def _close_votes(self) -> None:
-        """End the threads of votes that nobody waits for any more, and what they ask."""
+        """Stop the threads of votes that are no longer needed, and their comparisons."""
         equivalence, threads = self._equivalence, self._vote_threads
         self._vote_threads = ThreadPoolExecutor(_VOTE_THREADS, "espalier-vote")
         if equivalence:
-            equivalence.close()  # answers the questions that are open
+            equivalence.close()  # ends open comparisons
         threads.shutdown()
         if equivalence:
-            equivalence.close()  # a thread may have asked another one meanwhile
+            equivalence.close()  # a thread may have started another one meanwhile
         self._voted = SimpleQueue()
 
     # ---- the queue
 
     def _enqueue(self, search: RunningSearch) -> None:
-        """Put a search behind all of a larger priority, and those of its own that came before it."""
+        """Insert a search into the queue, ordered by descending priority, then by arrival."""
         bisect.insort(self._queue, search, key=lambda other: (-other.priority, other.arrival))
 
     def _admit(self) -> None:
-        """Start searches in order; one that does not fit yet holds back those behind it, so that none starves."""
+        """Start searches in queue order. One that does not fit blocks those behind it, so that it cannot starve."""
         while self._queue and self._reserve(search := self._queue[0]):
             self._queue.remove(search)
             if search.suspended:
                 search.suspended = False
-                self._work_on(search, self.engine.call_back, search.search_id)
+                self._work_on(search, self.engine.resume_owner, search.search_id)
             else:
                 self._work_on(search, search.start)
 
     def _reserve(self, search: RunningSearch) -> bool:
-        """Set memory aside for a search, taken from those of a smaller priority if need be, the last one first."""
+        """Reserve memory for a search; if necessary, suspend searches of lower priority, the last one first."""
         admission = self.engine.admission
         blocks, places = search.resolved.blocks, self._max_running - len(self._growing)
         behind = [other for other in self._growing if other.priority < search.priority]
         given = [other.reservation for other in behind if other.reservation]
         if behind and (places + len(behind) < 1 or not admission.would_fit(blocks, given)):
-            behind = []  # it is of no use that they give way
+            behind = []  # suspending them does not help
         behind.sort(key=lambda other: admission.rank(other.search_id))
         while True:
             if places > 0:
@@ -367,14 +366,14 @@ class Orchestrator:
             places += 1
 
     def _suspend(self, search: RunningSearch) -> None:
-        """Put a search that grows back into the queue, without any memory."""
-        self._work_on(search, self.engine.set_aside, search.search_id)
-        if search.reservation:  # else a fault has ended it
+        """Return a running search to the queue without any memory."""
+        self._work_on(search, self.engine.suspend, search.search_id)
+        if search.reservation:  # else it has failed
             self._release(search)
             search.suspended = True
             self._enqueue(search)
 
-    # ---- what a request comes to
+    # ---- resolving requests
 
     def _resolve(self, request: SearchRequest, options: SubmitOptions) -> ResolvedRequest:
         if needs_verifier(request) and self._verifier is None:
@@ -400,7 +399,7 @@ class Orchestrator:
 
     @cached_property
     def _same_vocabulary(self) -> bool:
-        """Whether both models have the same tokens; compared once, for a vocabulary may have 150,000."""
+        """Whether both models have the same vocabulary; computed once, as it may have 150,000 tokens."""
         assert self._verifier is not None
         return self._verifier.family.model.tokenizer.vocabulary == self._generator.model.tokenizer.vocabulary
 
@@ -411,15 +410,15 @@ class Orchestrator:
         family.model.require_embedded(VERIFIER, ids)
         prompt = len(ids)
         require_room(family, prompt)
-        marks = family.max_special_tokens, family.max_probe_tokens
-        limits = verifier_limits(generator, prompt, context, request.max_steps, self._same_vocabulary, *marks)
+        special_tokens = family.max_special_tokens, family.max_probe_tokens
+        limits = verifier_limits(generator, prompt, context, request.max_steps, self._same_vocabulary, *special_tokens)
         if isinstance(family, GenerativeVerifier):
             rationale = RationaleLimits(0, family.settings.chains, family.rationale_tokens)
             return with_rationales(limits, context, family.closing_tokens, rationale)
         return replace(limits, step_tokens=limits.path_tokens) if family.info.whole_answers else limits
 
     def _worst_case(self, request: SearchRequest, generator: PathLimits, verifier: PathLimits | None) -> dict[str, int]:
-        """The most blocks of each role that a search can come to hold."""
+        """Maximum number of blocks that a search can hold, by role."""
         size, estimates = self.engine.settings.block_size, memory_estimate(request)
         blocks = {GENERATOR: worst_case_blocks(estimates, generator, size)}
         if verifier:
@@ -427,7 +426,7 @@ class Orchestrator:
             if self._verifier.full_rescore:
                 estimates = tuple(
                     replace(estimate, paths=estimate.paths + 1) for estimate in estimates
-                )  # the one being checked
+                )  # the path being checked
             blocks[VERIFIER] = worst_case_blocks(estimates, verifier, size)
         return blocks
 

@@ -1,4 +1,4 @@
-"""One search, from its submission to its result: rounds of its algorithm, events, candidates."""
+"""One search from submission to result: rounds of its algorithm, events, candidates."""
 
 import logging
 import math
@@ -39,26 +39,26 @@ from espalier.search.voting.vote import VoteResult, select
 log = logging.getLogger("espalier.search")
 
 _MOST_SHOWN = 256
-"""Nodes that one event names at most: events are sent over the network, and a tree may be large."""
+"""Maximum number of nodes in one event; events are sent over the network."""
 
 
 class RunningSearch:
     """One search, from its submission to its result.
 
-    The engine's finished work goes in by `handle`. Once the search has grown it holds nothing of the engine's any more;
-    its `candidates` then vote, which is up to whoever runs the search, and `end` takes what came of it.
+    Pass finished engine work to `handle`. When the tree is complete, the search holds no engine resources; the caller
+    then runs the vote on `candidates` and passes its outcome to `end`.
 
     Attributes:
-        resolved: what was asked for.
-        meter: what it has cost so far.
-        candidates: the complete paths that vote; None while the search waits or grows.
-        result: None until the search is over.
-        reservation: the memory set aside for it while it may grow.
-        suspended: whether it gave way to another search while it grew.
-        cancelled: whether somebody asked for its end.
-        arrival: its number in the order in which searches were submitted.
-        deadline: the time at which its time limit is over, by the meter's clock.
-        vote_deadline: the time at which its vote has taken too long.
+        resolved: the resolved request.
+        meter: the search's usage so far.
+        candidates: complete paths that vote; None while the search waits or runs.
+        result: None until the search is finished.
+        reservation: its reserved KV memory while it may run.
+        suspended: whether it was suspended for another search while running.
+        cancelled: whether its cancellation was requested.
+        arrival: its position in the order of submission.
+        deadline: end of its time limit, by the meter's clock.
+        vote_deadline: time after which its vote falls back to exact match.
     """
 
     def __init__(
@@ -95,39 +95,39 @@ class RunningSearch:
 
     @property
     def search_id(self) -> str:
-        """Its name, which is also that of its work in the engine."""
+        """Id of the search; also the owner of its engine work."""
         return self.resolved.search_id
 
     @property
     def priority(self) -> int:
-        """Searches of a larger one go first."""
+        """Searches of a larger priority run first."""
         return self.resolved.options.priority
 
     @property
     def vote(self) -> Vote:
-        """How its candidates select an answer."""
+        """How its answer is selected from the candidates."""
         return self.request.vote or Vote.NAIVE
 
     @property
     def has_grown(self) -> bool:
-        """Whether it holds nothing of the engine's any more: it votes, or is over."""
+        """Whether its tree is complete and it holds no engine resources: it votes, or is finished."""
         return self.candidates is not None
 
     @property
     def voting(self) -> bool:
-        """Whether it has grown and has no result yet."""
+        """Whether its tree is complete and it has no result yet."""
         return self.candidates is not None and self.result is None
 
     @property
     def cut_short(self) -> bool:
-        """Whether it was stopped from outside: its vote must not take any more time."""
+        """Whether it was cancelled or timed out, so that its vote must not take more time."""
         return self._reason in (StopReason.CANCELLED, StopReason.DEADLINE)
 
     def _time_limit_from(self, start: float) -> float:
         return math.inf if self.request.time_limit is None else start + self.request.time_limit
 
     def start(self) -> None:
-        """Open the root's sequences and ask for the first steps."""
+        """Open the root's sequences and request the first steps."""
         self.meter.start()
         if self.resolved.options.timed_from_start:
             self.deadline = self._time_limit_from(self.meter.clock())
@@ -136,7 +136,7 @@ class RunningSearch:
         self._advance()
 
     def handle(self, done: Done) -> None:
-        """Take in one piece of finished work; nothing that comes late to a search that has failed."""
+        """Process one piece of finished engine work; results for a failed search are ignored."""
         if self._reason is StopReason.FAILED:
             return
         self._tree.handle(done)
@@ -144,13 +144,13 @@ class RunningSearch:
             self._end_round()
 
     def stop(self, reason: StopReason | None = None) -> None:
-        """End the search now with what it has; its work is dropped and every block released.
+        """Stop the search with its best answer so far; cancels its work and releases every block.
 
-        A search that votes already has its result at once, by exact match. One that grows leaves its vote to whoever
-        runs it: see `cut_short`.
+        A voting search gets its result immediately, by exact match. A running one leaves its vote to the caller; see
+        `cut_short`.
 
         Args:
-            reason: why; None leaves it at the reason for which it has stopped growing.
+            reason: why; None keeps the reason for which the tree was completed.
         """
         if self.candidates is not None:
             self._reason = reason or self._reason
@@ -161,7 +161,7 @@ class RunningSearch:
         self._finish(reason)
 
     def fail(self, error: Exception) -> None:
-        """End the search, in whatever state it is, for what one of its calls has raised; what it had found stays."""
+        """Fail the search, in any state, because of `error`; candidates found so far are kept."""
         self._error = reason_of(error, self.search_id)
         self._reason = StopReason.FAILED
         self._tree.abandon()
@@ -171,12 +171,12 @@ class RunningSearch:
             self.candidates = tuple(self._candidates())
             outcome = select(self.candidates, self.vote)
         except Exception:
-            log.exception("what search %s had found before it failed is lost", self.search_id)
+            log.exception("the candidates of failed search %s are lost", self.search_id)
             self.candidates, outcome = (), VoteResult(None)
         try:
             self.end(outcome)
         except Exception:
-            log.exception("nobody could be told that search %s has failed", self.search_id)
+            log.exception("the last event of failed search %s could not be delivered", self.search_id)
 
     def _advance(self) -> None:
         if self._algorithm.finished():
@@ -184,7 +184,7 @@ class RunningSearch:
             self._finish(StopReason.BUDGET if cut else StopReason.FINISHED)
             return
         self._asked = list(self._algorithm.ask())
-        assert self._asked, "the algorithm is not finished and asks for nothing"
+        assert self._asked, "the algorithm is not finished and requests nothing"
         if not self._tree.begin_round(self._asked):
             self.stop(StopReason.BUDGET)
 
@@ -198,7 +198,7 @@ class RunningSearch:
             self.meter.generator_alone_tokens += node.multiplicity * self._alone(node, "num_tokens")
             self.meter.verifier_alone_tokens += node.multiplicity * self._alone(node, "verifier_tokens")
         self._algorithm.tell(told)
-        kept = list(self._algorithm.kept())  # one node may have several places
+        kept = list(self._algorithm.kept())  # one node may have several places in the beam
         self._tree.end_round(set(kept))
         prune([*self._standing, *told], kept, self._tree.sampled_from)
         self._standing = [node for node in dict.fromkeys(kept) if node is not self._tree.root]
@@ -211,15 +211,15 @@ class RunningSearch:
         self._advance()
 
     def _alone(self, node: Node, tokens: str) -> int:
-        """Tokens that one model, if it read the candidate, has to read of it: the prompt's and its path's."""
+        """Tokens that one model computes for the candidate alone, prompt and path; 0 if it does not read the path."""
         limits = self.resolved.generator_limits if tokens == "num_tokens" else self.resolved.verifier_limits
         path = sum(getattr(step, tokens) for step in node.lineage())
         return limits.prompt_tokens + path if limits and path else 0
 
     def _candidates(self) -> list[Candidate]:
-        """The complete paths that stand, in order of path; those its algorithm was not told of yet too.
+        """The complete paths that are kept, in path order, including those not yet passed to the algorithm.
 
-        Where none of them gives an answer, those that were overtaken: an answer that was found is not lost.
+        If none of them has an answer, falls back to complete paths that were dropped earlier.
         """
         standing = {*self._algorithm.kept(), *self._tree.settled}.intersection(self._found)
         for nodes in (standing, self._found):
@@ -239,7 +239,7 @@ class RunningSearch:
         self.meter.generator_tree_tokens += computed_once(self._tree.nodes)
 
     def end(self, outcome: VoteResult) -> None:
-        """Make the result of what has grown and what its vote came to."""
+        """Create the result from the vote's outcome."""
         assert self.candidates is not None
         best = outcome.best
         self.result = SearchResult(
@@ -260,12 +260,12 @@ class RunningSearch:
         self._on_event(Finished(self.search_id, self.result))
 
     def _candidate(self, node: Node) -> Candidate:
-        """The candidate of a finished path; only its multiplicity may have changed since it was read."""
+        """The candidate of a complete path; only its multiplicity can have changed since its answer was extracted."""
         found = self._found[node]
         return found if found.multiplicity == node.multiplicity else replace(found, multiplicity=node.multiplicity)
 
     def _on_complete(self, node: Node) -> None:
-        """Read the answer of a path that has become complete, once."""
+        """Extract the answer of a path that has just become complete."""
         self._found[node] = Candidate(
             node_id=node.node_id,
             answer=extract_answer(node.path_text()),

@@ -1,4 +1,4 @@
-"""What a running search has cost so far."""
+"""Counts what a running search costs."""
 
 import time
 from collections.abc import Callable
@@ -13,13 +13,13 @@ _NOTHING = Footprint(0, 0, {})
 
 @dataclass(slots=True)
 class UsageMeter:
-    """Counters of one search; see `Usage` for what each means.
+    """Counters of one search; see `Usage` for their meaning.
 
     Attributes:
-        clock: seconds, never going back.
-        waited: seconds the search had waited before it was submitted.
-        generator_alone_tokens: what the generator would have computed with every candidate read from the prompt on.
-        verifier_alone_tokens: the same of the verifier.
+        clock: monotonic time in seconds.
+        waited: seconds that the search had waited before its submission.
+        generator_alone_tokens: unshared baseline: tokens if the generator computed every candidate from the prompt on.
+        verifier_alone_tokens: the same for the verifier.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -43,21 +43,21 @@ class UsageMeter:
         self.submitted = self.clock() - self.waited
 
     def start(self) -> None:
-        """The search left the queue."""
+        """Record that the search left the queue."""
         self.started = self.clock()
 
     def note_step(self) -> None:
-        """A step was sampled."""
+        """Record that a step was sampled."""
         if self.first_step is None:
             self.first_step = self.clock()
 
     def observe(self, footprint: Footprint) -> None:
-        """Remember the widest moment, by physical bytes."""
+        """Update the peak footprint, by physical bytes."""
         if footprint.physical_bytes > self.widest.physical_bytes:
             self.widest = footprint
 
     def close(self) -> Usage:
-        """The final account."""
+        """Return the final usage."""
         now = self.clock()
         started = now if self.started is None else self.started
         return Usage(

@@ -1,4 +1,4 @@
-"""Who calls, and the salt that keeps what was computed for one caller from being reused for another."""
+"""Identifies callers, and gives each its own prefix-cache salt."""
 
 import hmac
 import secrets
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def caller_of(context: Any) -> str:
-    """The caller as the connection shows it: its `authorization` metadata, else the host it calls from."""
+    """Return the caller's identity: its `authorization` metadata, else its host address."""
     for key, value in context.invocation_metadata() or ():
         if key == "authorization":
             return f"authorization {value}"
@@ -15,14 +15,14 @@ def caller_of(context: Any) -> str:
 
 
 class Salts:
-    """A salt for every caller: its HMAC under a key that never leaves the process.
+    """Derives a salt for each caller: the HMAC of its identity under a key private to the process.
 
-    Prompts that one caller has had computed answer another one's no faster, so timing tells nobody what others ask.
+    Callers do not share cached prefixes, so response times reveal nothing about the prompts of others.
     """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def of(self, caller: str) -> bytes:
-        """The salt of `caller`, 32 bytes."""
+        """Return the salt of `caller`, 32 bytes."""
         return hmac.digest(self._key, caller.encode(), "sha256")

@@ -1,8 +1,8 @@
-"""Messages of `espalier.v1` to and from the dataclasses of `search`: pure, in both directions.
+"""Converts `espalier.v1` messages to and from the dataclasses of `search`, without side effects.
 
-Fields have the same names on both sides and convert by their types, so that a new one needs no line here; `_RENAMED`
-has those of other names. Words of an enum have its name before them on the wire: `beam` is `ALGORITHM_BEAM`. `tests`
-holds that no field and no word is missing on either side.
+Fields have the same names on both sides and are converted by type, so new fields need no code here; `_RENAMED` lists
+the exceptions. Enum values carry their enum's name on the wire: `beam` is `ALGORITHM_BEAM`. Tests check that no field
+or enum value is missing on either side.
 """
 
 import re
@@ -53,7 +53,7 @@ _ENUMS: dict[str, type[StrEnum]] = {
     "espalier.v1.Vote": Vote,
     "espalier.v1.StopReason": StopReason,
 }
-"""Enums whose words are members here. Terminations are plain words: the search may add one before the wire has it."""
+"""Enums that both sides have. Terminations are strings on the wire, so that new ones do not break old clients."""
 _RENAMED = {
     "queue_duration": "queue_seconds",
     "first_step_duration": "first_step_seconds",
@@ -65,13 +65,13 @@ class _WireField(NamedTuple):
     """How one field of a message is written and read.
 
     Attributes:
-        name: on the wire.
-        attribute: the same of the dataclass.
-        write: from a value to what the message takes; None leaves the field out.
-        read: back.
-        has_presence: whether the message tells a field that is left out from one with the type's zero.
-        word: whether it is an enum's.
-        absent: the value where the message leaves the field out and the dataclass has no default.
+        name: name on the wire.
+        attribute: name in the dataclass.
+        write: converts a value for the message; None leaves the field out.
+        read: converts a message's value back.
+        has_presence: whether the message distinguishes an absent field from a zero value.
+        word: whether the field is an enum.
+        absent: value for an absent field without a dataclass default.
     """
 
     name: str
@@ -89,10 +89,10 @@ class _WireField(NamedTuple):
 def request_to_wire(
     request: SearchRequest, include_nodes: bool | None = None, priority: int | None = None
 ) -> pb.SolveProblemRequest:
-    """The message for `request`, and for what a caller asks for beside it.
+    """Convert `request` to a message, with the options of the call.
 
     Raises:
-        InvalidRequestError: values that no message can hold, such as a number over 32 bits; lists all of them.
+        InvalidRequestError: lists all values that the message cannot represent, such as integers over 32 bits.
     """
     beside: dict[str, Any] = {"include_nodes": include_nodes, "priority": priority}
     message = pb.SolveProblemRequest(**beside)
@@ -108,16 +108,16 @@ def request_to_wire(
 
 
 def request_from_wire(message: pb.SolveProblemRequest) -> tuple[SearchRequest, list[Violation]]:
-    """The request in `message`, defaults where it says nothing, and what in it has no meaning here."""
+    """Convert a message to a request with defaults for absent fields; returns unknown enum values as violations."""
     violations: list[Violation] = []
     return _from_message(message, violations), violations
 
 
 def checked_request(message: pb.SolveProblemRequest) -> SearchRequest:
-    """The request in `message`.
+    """Convert a message to a request and validate it.
 
     Raises:
-        InvalidRequestError: listing everything that is wrong with it.
+        InvalidRequestError: lists everything that is wrong with it.
     """
     request, violations = request_from_wire(message)
     if abs(message.priority) > MAX_PRIORITY:
@@ -136,23 +136,23 @@ def checked_request(message: pb.SolveProblemRequest) -> SearchRequest:
 
 
 def result_to_wire(result: SearchResult, include_nodes: bool) -> pb.SearchResult:
-    """The message for `result`, with the search tree where asked for."""
+    """Convert `result` to a message, with the search tree if `include_nodes`."""
     return _to_message(result if include_nodes else replace(result, nodes=()), pb.SearchResult)
 
 
 def result_from_wire(message: pb.SearchResult) -> SearchResult:
-    """The result in `message`.
+    """Convert a message to a result.
 
     Raises:
-        ValueError: it holds an enum value this version does not know.
+        ValueError: an enum value is unknown to this version.
     """
     return _from_message(message)
 
 
 def fit_result(message: pb.SearchResult, limit: int) -> pb.SearchResult:
-    """`message`, cut until it takes at most `limit` bytes where that can be done, and saying what it left out.
+    """Shrink `message` to at most `limit` bytes if possible; records how many entries were omitted.
 
-    The tree goes first, then candidates from the last on; the answer, its path and the usage stay.
+    Removes the tree first, then candidates from the last; keeps the answer, its path and the usage.
     """
     if message.ByteSize() <= limit:
         return message
@@ -161,7 +161,7 @@ def fit_result(message: pb.SearchResult, limit: int) -> pb.SearchResult:
     cut.omitted_nodes = len(cut.nodes)
     del cut.nodes[:]
     while cut.candidates and cut.ByteSize() > limit:
-        # By halves: measuring a message costs as much as writing it.
+        # Halve the list, because measuring a message costs as much as serializing it.
         left = len(cut.candidates) // 2
         cut.omitted_candidates += len(cut.candidates) - left
         del cut.candidates[left:]
@@ -171,11 +171,11 @@ def fit_result(message: pb.SearchResult, limit: int) -> pb.SearchResult:
 # ---- events
 
 _EVENTS = {"started": pb.SearchStarted, "step": pb.StepDone, "candidate": pb.CandidateDone}
-"""Messages of events by their field of the stream's; the result is the fourth."""
+"""Event messages by their field in the stream response; the result is handled separately."""
 
 
 def event_to_wire(event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse:
-    """The stream message for `event`."""
+    """Convert `event` to a stream response."""
     if isinstance(event, Finished):
         return pb.SolveProblemStreamResponse(result=result_to_wire(event.result, include_nodes))
     (name,) = [name for name, kind in _EVENTS.items() if _DATACLASSES[kind.DESCRIPTOR.full_name] is type(event)]
@@ -183,10 +183,10 @@ def event_to_wire(event: Event, include_nodes: bool) -> pb.SolveProblemStreamRes
 
 
 def fit_event(message: pb.SolveProblemStreamResponse, limit: int) -> pb.SolveProblemStreamResponse | None:
-    """`message`, cut until it takes at most `limit` bytes; None where that cannot be done.
+    """Shrink `message` to at most `limit` bytes; None if that is impossible.
 
-    A step report gives up the texts of its nodes, then the nodes, then the steps of its best path; a candidate its
-    steps. The result lists what is left out.
+    For a step report, removes the nodes' texts, then the nodes, then the steps of the best path; for a candidate, its
+    steps. The final result contains what was removed.
     """
     if message.ByteSize() <= limit:
         return message
@@ -205,10 +205,10 @@ def fit_event(message: pb.SolveProblemStreamResponse, limit: int) -> pb.SolvePro
 
 
 def event_from_wire(message: pb.SolveProblemStreamResponse) -> Event | None:
-    """The event in `message`; None for a kind of event this version does not know.
+    """Convert a stream response to an event; None for an event type unknown to this version.
 
     Raises:
-        ValueError: it holds an enum value this version does not know.
+        ValueError: an enum value is unknown to this version.
     """
     match message.WhichOneof("event"):
         case None:
@@ -227,7 +227,7 @@ def _to_message(value: Any, kind: type[Any]) -> Any:
 
 
 def _written(value: Any, kind: type[Any], violations: list[Violation] | None = None) -> dict[str, Any]:
-    """What a message of `kind` holds of a dataclass; what cannot be written is added to `violations`, else raised."""
+    """The message fields of a dataclass; values that cannot be written go to `violations`, or raise without it."""
     written: dict[str, Any] = {}
     for field in _wire_fields(kind.DESCRIPTOR, type(value)):
         item = getattr(value, field.attribute)
@@ -244,7 +244,7 @@ def _written(value: Any, kind: type[Any], violations: list[Violation] | None = N
 
 
 def _from_message(message: Any, violations: list[Violation] | None = None) -> Any:
-    """The dataclass of a message; unknown words are added to `violations`, else raised as ValueError."""
+    """Convert a message to its dataclass; unknown enum values go to `violations`, or raise ValueError without it."""
     kind = _DATACLASSES[message.DESCRIPTOR.full_name]
     without_default = {f.name for f in fields(kind) if f.default is MISSING}
     values: dict[str, Any] = {}
@@ -266,7 +266,7 @@ def _from_message(message: Any, violations: list[Violation] | None = None) -> An
 
 @cache
 def _wire_fields(message: Any, kind: type) -> tuple[_WireField, ...]:
-    """The fields of a message, by its descriptor, that a dataclass has too."""
+    """The message fields, by descriptor, that the dataclass also has."""
     fields = (_wire_field(field) for field in message.fields)
     return tuple(field for field in fields if hasattr(kind, field.attribute) or field.attribute in _names(kind))
 
@@ -296,7 +296,7 @@ def _wire_field(field: Any) -> _WireField:
 
 
 def _is_repeated(field: Any) -> bool:
-    """`label` is deprecated by the protobuf that has `is_repeated`."""
+    """`label` is deprecated in protobuf versions that have `is_repeated`."""
     return field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
 
 
@@ -309,14 +309,14 @@ def _each(convert: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
 
 
 def _number(enum: Any, word: str) -> int | None:
-    """An enum's number on the wire; of a word that the wire does not have, 0 where that is allowed, else KeyError."""
+    """The wire number of an enum value; 0 for an unknown value of an open enum, else raises KeyError."""
     if enum.full_name in _ENUMS:
         return _numbers(enum)[_ENUMS[enum.full_name](word)]
     return _numbers(enum).get(word, 0) if word else None
 
 
 def _word(enum: Any, number: int) -> str:
-    """What `_number` made a number of; `unspecified` for an unknown one where any word is allowed."""
+    """The enum value of a wire number; `unspecified` for an unknown number of an open enum."""
     words = {number: word for word, number in _numbers(enum).items()}
     if (kind := _ENUMS.get(enum.full_name)) is None:
         return words.get(number, "unspecified")
@@ -327,7 +327,7 @@ def _word(enum: Any, number: int) -> str:
 
 @cache
 def _numbers(enum: Any) -> dict[str, int]:
-    """The numbers of an enum by word: `STOP_REASON_FINISHED` is `finished` of StopReason."""
+    """Wire numbers by enum value: `STOP_REASON_FINISHED` is `finished` of StopReason."""
     prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum.name).upper() + "_"
     return {v.name.removeprefix(prefix).lower().replace("_", "-"): v.number for v in enum.values}
 

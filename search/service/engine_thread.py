@@ -1,11 +1,11 @@
-"""The one thread that owns the orchestrator, and the event loop's side of it.
+"""The thread that owns the orchestrator, and its interface to the event loop.
 
     event loop                          engine thread
     submit, cancel, stop -- queue ----> submit / cancel / close, then step() while busy, else sleep on the queue
     EventBuffer <-- call_soon_threadsafe -- events, failures, state
 
-The queue is bounded and never full: of one admission slot, of which there are twice as many as searches run at once, it
-can hold a submit, its cancel, and one late cancel of the search that had the slot before.
+The queue is bounded and never fills up: each admission slot, of which there are twice as many as running searches, can
+add a submit, its cancel, and one late cancel of the slot's previous search.
 """
 
 import asyncio
@@ -27,35 +27,35 @@ DEAD = "the engine has stopped, and the server with it; it needs a restart"
 STOPPING = "the server is shutting down"
 
 
-class Orchestrator(Protocol):
-    """What the service needs of the orchestrator; all of it is called on one thread."""
+class OrchestratorLike(Protocol):
+    """The orchestrator's methods used by the service; all are called on one thread."""
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs or waits."""
+        """Whether any search is running or waiting."""
         ...
 
     def submit(
         self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, options: SubmitOptions = USUAL
     ) -> str:
-        """Queue a search and return its id; `on_event` is called inside `step`."""
+        """Queue a search and return its id; `on_event` is called from `step`."""
         ...
 
     def cancel(self, search_id: str) -> None:
-        """End a search at the next `step`; it still finishes. Unknown and ended ids are ignored."""
+        """Stop a search at the next `step`, which still finishes it. Unknown and finished ids are ignored."""
         ...
 
     def step(self) -> list[SearchResult]:
-        """Do one engine step."""
+        """Run one engine step and return the searches that finished."""
         ...
 
     def close(self) -> None:
-        """Cancel all and release everything."""
+        """Cancel all searches and release everything."""
         ...
 
 
 class Search:
-    """One submitted search, as the event loop holds it: its events, and whether the orchestrator is done with it."""
+    """One submitted search as seen by the event loop: its events, and whether the orchestrator has finished it."""
 
     def __init__(self, request: SearchRequest, capacity: int, on_end: Callable[[], None]) -> None:
         self.request = request
@@ -66,7 +66,7 @@ class Search:
         self._on_end = on_end
 
     def deliver(self, event: Event) -> None:
-        """Pass on an event of the search; `Finished` ends it."""
+        """Forward an event of the search; `Finished` ends it."""
         if self.ended:
             return
         self.events.push(event)
@@ -85,26 +85,26 @@ class Search:
 
 
 class EngineThread:
-    """Runs an orchestrator on a thread of its own. Made and used on the event loop.
+    """Runs an orchestrator on its own thread. Create and use it on the event loop.
 
     Attributes:
-        loaded: done when searches can be submitted; raises what loading raised.
-        over: done when no search is served any more, because the engine was told to stop or died.
-        closed: done when the orchestrator is closed and the thread ends: True where all went in order.
+        loaded: done when searches can be submitted; carries the exception if loading failed.
+        over: done when no search is served any more, because the engine was stopped or died.
+        closed: done when the orchestrator is closed and the thread ends; True if both succeeded.
     """
 
-    def __init__(self, load: Callable[[], Orchestrator], max_searches: int, event_capacity: int) -> None:
+    def __init__(self, load: Callable[[], OrchestratorLike], max_searches: int, event_capacity: int) -> None:
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._commands: queue.Queue[Callable[[Orchestrator], None]] = queue.Queue(6 * max_searches + 1)
+        self._commands: queue.Queue[Callable[[OrchestratorLike], None]] = queue.Queue(6 * max_searches + 1)
         self._event_capacity = event_capacity
         self._live: set[Search] = set()
-        self._stop_asked = False  # the event loop's
-        self._running = True  # the engine thread's
+        self._stop_asked = False  # used on the event loop only
+        self._running = True  # used on the engine thread only
         self.loaded: asyncio.Future[None] = self._loop.create_future()
         self.over: asyncio.Future[None] = self._loop.create_future()
         self.closed: asyncio.Future[bool] = self._loop.create_future()
-        # A daemon: loading cannot be interrupted, and must not keep alive a process that was told to stop.
+        # A daemon, because loading cannot be interrupted and must not keep a stopped process alive.
         self._thread = threading.Thread(target=self._run, name="espalier-engine", daemon=True)
 
     # ---- the event loop's side
@@ -114,7 +114,7 @@ class EngineThread:
         self._thread.start()
 
     def require_ready(self) -> None:
-        """Check that searches can be submitted.
+        """Raise unless searches can be submitted.
 
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
@@ -134,9 +134,9 @@ class EngineThread:
 
         Args:
             request: a validated request.
-            on_end: called once, on the event loop, when the orchestrator is done with the search, however it ended.
-            progress: whether events other than `Finished` are wanted.
-            options: its priority and the like.
+            on_end: called once, on the event loop, when the orchestrator has finished the search in any way.
+            progress: whether to deliver events other than `Finished`.
+            options: priority and other options of the submission.
 
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
@@ -153,14 +153,14 @@ class EngineThread:
         return search
 
     def cancel(self, search: Search) -> None:
-        """Ask for the end of a search; does nothing where it has ended or was cancelled before."""
+        """Request the cancellation of a search; does nothing if it has finished or was cancelled before."""
         if search.ended or search.cancelled:
             return
         search.cancelled = True
         self._commands.put_nowait(lambda orchestrator: self._cancel(orchestrator, search))
 
     async def stop(self, timeout: float) -> bool:
-        """Fail every search still running, close the orchestrator and end the thread.
+        """Fail all running searches, close the orchestrator and end the thread.
 
         Returns:
             Whether the thread ended within `timeout` seconds.
@@ -173,7 +173,7 @@ class EngineThread:
             self.closed.set_result(True)
         done, _ = await asyncio.wait([self.closed], timeout=timeout)
         if done and self._thread.is_alive():
-            # Freeing tensors on a thread that outlives the interpreter aborts the process: see it off first.
+            # Freeing tensors on a thread that outlives the interpreter aborts the process, so wait for the thread.
             await asyncio.to_thread(self._thread.join, timeout)
         return bool(done)
 
@@ -196,7 +196,7 @@ class EngineThread:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
-            log.debug("the event loop is closed: nobody is left to tell")
+            log.debug("the event loop is closed; a callback was dropped")
 
     def _run(self) -> None:
         clean = self._load_and_serve()
@@ -204,27 +204,27 @@ class EngineThread:
             self._post(self.closed.set_result, clean)
 
     def _load_and_serve(self) -> bool | None:
-        """Whether all went in order, None where loading failed; the orchestrator is freed when this returns."""
+        """Return whether everything succeeded, None if loading failed; the orchestrator is freed on return."""
         try:
             orchestrator = self._load()
         except BaseException as error:
-            # A future carries neither SystemExit nor StopIteration.
+            # A future cannot carry SystemExit or StopIteration.
             fit = isinstance(error, Exception) and not isinstance(error, StopIteration)
             self._post(self._load_failed, error if fit else RuntimeError(f"loading ended by {error!r}"))
             return None
         clean = _survives(lambda: self._serve(orchestrator), "the engine died")
-        # Before closing, which on a broken device may hang, and tells searches that they were cancelled.
+        # Before closing, which may hang on a broken device and sends cancellations to searches.
         self._post(self._set_over)
         return clean & _survives(orchestrator.close, "the orchestrator could not be closed")
 
-    def _serve(self, orchestrator: Orchestrator) -> None:
+    def _serve(self, orchestrator: OrchestratorLike) -> None:
         self._post(self.loaded.set_result, None)
         while self._running:
             self._run_commands(orchestrator, wait=not orchestrator.busy)
             if self._running and orchestrator.busy:
                 orchestrator.step()
 
-    def _run_commands(self, orchestrator: Orchestrator, wait: bool) -> None:
+    def _run_commands(self, orchestrator: OrchestratorLike, wait: bool) -> None:
         try:
             while True:
                 self._commands.get(block=wait)(orchestrator)
@@ -232,28 +232,28 @@ class EngineThread:
         except queue.Empty:
             return
 
-    def _submit(self, orchestrator: Orchestrator, search: Search, progress: bool, options: SubmitOptions) -> None:
+    def _submit(self, orchestrator: OrchestratorLike, search: Search, progress: bool, options: SubmitOptions) -> None:
         def on_event(event: Event) -> None:
             if progress or isinstance(event, Finished):
                 self._post(search.deliver, event)
 
         try:
             search.search_id = orchestrator.submit(search.request, on_event, options)
-        except Exception as error:  # this search's failure, not the engine's; `errors` decides what the client sees
+        except Exception as error:  # fails this search only; `errors` decides what the client sees
             self._post(search.fail, error)
 
-    def _cancel(self, orchestrator: Orchestrator, search: Search) -> None:
+    def _cancel(self, orchestrator: OrchestratorLike, search: Search) -> None:
         if search.search_id is not None:
             orchestrator.cancel(search.search_id)
 
-    def _leave(self, orchestrator: Orchestrator) -> None:
+    def _leave(self, orchestrator: OrchestratorLike) -> None:
         self._running = False
 
 
 def _survives(action: Callable[[], None], message: str) -> bool:
     try:
         action()
-    except FatalError as error:  # made on purpose: where it came from tells an operator nothing
+    except FatalError as error:  # typed: the message suffices without a traceback
         log.error("%s: %s", message, error)
         return False
     except BaseException:

@@ -1,7 +1,8 @@
-"""Failures on the wire: a typed error becomes a status code with google.rpc details, and nothing else gets out.
+"""Maps errors to gRPC statuses: a typed error becomes a status code with google.rpc details.
 
-An exception that reaches gRPC itself goes to the client as UNKNOWN with its text, which may hold paths, prompts or
-worse; so the interceptor here stands outermost and turns what it does not know into INTERNAL with an id for the log.
+gRPC sends the text of any other exception to the client as UNKNOWN, and it may contain paths or prompts. The
+interceptor here is therefore the outermost one and turns such an exception into INTERNAL with an id, under which it is
+logged.
 """
 
 import inspect
@@ -26,14 +27,14 @@ from espalier.engine.errors import (
 
 log = logging.getLogger("espalier.service")
 
-# Error metadata above 16 KiB would itself turn into RESOURCE_EXHAUSTED: bound every part of it.
+# Error metadata above 16 KiB would itself fail with RESOURCE_EXHAUSTED, so every part is limited.
 TEXT_BYTES = 1024
 VIOLATION_BYTES = 256
 MAX_VIOLATIONS = 32
 
 
 class BusyError(EspalierError):
-    """All slots are taken and the queue is full, or did not move in time."""
+    """All slots are taken and the queue is full, or no slot became free in time."""
 
 
 class NotReadyError(EspalierError):
@@ -41,15 +42,15 @@ class NotReadyError(EspalierError):
 
 
 class SearchTimeoutError(EspalierError):
-    """A search ran longer than the server allows."""
+    """A search exceeded the server's time limit."""
 
 
 class SearchFailedError(EspalierError):
-    """A model could not compute the search, or a call made for it raised."""
+    """A search failed because of an error in a model or in a call made for it."""
 
 
 _CODES: tuple[tuple[type[EspalierError], int, float | None], ...] = (
-    # error, google.rpc code, seconds after which a retry makes sense
+    # error type, google.rpc code, seconds after which to retry
     (InvalidRequestError, code_pb2.INVALID_ARGUMENT, None),
     (RequestTooLargeError, code_pb2.INVALID_ARGUMENT, None),
     (BusyError, code_pb2.RESOURCE_EXHAUSTED, 5.0),
@@ -61,10 +62,9 @@ _CODES: tuple[tuple[type[EspalierError], int, float | None], ...] = (
 
 
 def status_of(error: Exception) -> status_pb2.Status:
-    """The status a client is to see for `error`.
+    """Return the status that a client sees for `error`.
 
-    A type of error that no call is known to raise is a bug, whatever its text: it is logged under the id the client
-    gets.
+    An unexpected type of error is a bug: it is logged under an id, and the client sees only the id.
     """
     for kind, code, retry_seconds in _CODES:
         if isinstance(error, kind):
@@ -79,7 +79,7 @@ def _details(error: EspalierError, retry_seconds: float | None) -> list[Message]
     if isinstance(error, InvalidRequestError):
         details.append(_bad_request(error.violations))
     elif isinstance(error, RequestTooLargeError):
-        # No one field is wrong: what the request asks for in all does not fit.
+        # No single field is wrong; the request as a whole is too large.
         details.append(_bad_request([Violation("request", str(error))]))
     if retry_seconds is not None:
         delay = duration_pb2.Duration()
@@ -107,22 +107,22 @@ def _status(code: int, text: str, details: list[Message]) -> status_pb2.Status:
 
 
 def cut(text: str, limit: int) -> str:
-    """`text`, or as much of it as `limit` bytes of UTF-8 hold, marked as cut."""
+    """Truncate `text` to at most `limit` bytes of UTF-8, and mark the cut."""
     raw = text.encode(errors="replace")
     return text if len(raw) <= limit else raw[: limit - 3].decode(errors="ignore") + "..."
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Runs every handler so that its exceptions leave as the status `status_of` gives."""
+    """Wraps every handler, so that its exceptions become the status of `status_of`."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wrap the handler of one call."""
+        """Wrap the handler of one method."""
         handler = await continuation(handler_call_details)
-        if handler is None:  # an unknown method: gRPC answers UNIMPLEMENTED by itself
+        if handler is None:  # unknown method: gRPC answers UNIMPLEMENTED
             return handler
         codec = {
             "request_deserializer": handler.request_deserializer,
@@ -132,11 +132,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return grpc.unary_unary_rpc_method_handler(_guarded(handler.unary_unary), **codec)
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(_guarded(handler.unary_stream), **codec)
-        raise NotImplementedError("no service here takes a stream of requests")
+        raise NotImplementedError("streaming requests are not supported")
 
 
 def _guarded(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    # Generators are closed late when a call is cancelled at a `yield`; a coroutine that writes is unwound at once.
+    # A cancelled call closes async generators late; a coroutine that uses context.write is unwound immediately.
     if inspect.isasyncgenfunction(behaviour):
         raise NotImplementedError("a streaming handler must be a coroutine that uses context.write")
 
@@ -147,7 +147,7 @@ def _guarded(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
             raise
         except Exception as error:
             if context.cancelled() or context.done():
-                log.debug("the client left before its call failed", exc_info=error)
+                log.debug("the client disconnected before its call failed", exc_info=error)
                 return None
             status: Any = rpc_status.to_status(status_of(error))
             return await context.abort(status.code, status.details, status.trailing_metadata)

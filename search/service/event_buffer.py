@@ -1,4 +1,4 @@
-"""The events of one search on their way to its call. Lives on the event loop."""
+"""Buffers the events of one search for its call. Used on the event loop."""
 
 import asyncio
 from collections import deque
@@ -9,8 +9,8 @@ from espalier.search.result import CandidateDone, Event, StepDone
 class EventBuffer:
     """A bounded queue from one search to one call.
 
-    gRPC would take thousands of messages for a client that does not read them. Here, once `capacity` events wait, the
-    oldest step report makes room (a later one says more), or else the oldest candidate (the result lists them all).
+    gRPC would queue any number of messages for a client that does not read. Once `capacity` events wait here, the
+    oldest step report is dropped, as later ones supersede it, or else the oldest candidate, as the result lists all.
     `Started` and `Finished` are never dropped; order is kept.
     """
 
@@ -24,23 +24,23 @@ class EventBuffer:
         return len(self._events)
 
     def push(self, event: Event) -> None:
-        """Add an event, at the cost of older progress where the buffer is full."""
+        """Add an event; drops older progress if the buffer is full."""
         if len(self._events) >= self._capacity:
             self._make_room()
         self._events.append(event)
         self._arrived.set()
 
     def fail(self, error: Exception) -> None:
-        """Make `next` raise `error`, at once: what still waits is not worth sending."""
+        """Make `next` raise `error` immediately; waiting events are discarded."""
         self._events.clear()
         self._error = error
         self._arrived.set()
 
     async def next(self) -> Event:
-        """The next event, waiting for it where needed.
+        """Wait for and return the next event.
 
         Raises:
-            Exception: what `fail` was given.
+            Exception: the error passed to `fail`.
         """
         await self._arrived.wait()
         if self._error is not None:

@@ -1,4 +1,4 @@
-"""The server: starts, loads, listens, and stops in order."""
+"""The gRPC server: startup, loading, health, and graceful shutdown."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from espalier.engine.errors import EspalierError
-from espalier.search.service.engine_thread import EngineThread, Orchestrator
+from espalier.search.service.engine_thread import EngineThread, OrchestratorLike
 from espalier.search.service.errors import ErrorInterceptor
 from espalier.search.service.servicer import SolveServicer
 from espalier.search.service.settings import ServerSettings
@@ -22,22 +22,23 @@ log = logging.getLogger("espalier.service")
 SERVICE = search_pb2.DESCRIPTOR.services_by_name["SearchService"].full_name
 HEALTH_NAMES = ("", SERVICE)
 
-# How long the engine may take to leave its current step once told to stop, and answers to reach their clients.
+# Seconds for the engine to finish its current step after a stop, and for responses to reach their clients.
 STOP_SECONDS = 15.0
 FLUSH_SECONDS = 1.0
 
 
 class BindError(EspalierError):
-    """The server cannot listen where it was told to."""
+    """The server cannot listen on its address."""
 
 
 class Server:
-    """One gRPC server and its engine thread. Made and used on one event loop.
+    """One gRPC server and its engine thread. Create and use it on one event loop.
 
-    Health says NOT_SERVING until the orchestrator is loaded, once the engine has died, and from the start of `drain`.
+    The health service reports NOT_SERVING until the orchestrator is loaded, after the engine has died, and from the
+    start of `drain`.
     """
 
-    def __init__(self, load: Callable[[], Orchestrator], settings: ServerSettings) -> None:
+    def __init__(self, load: Callable[[], OrchestratorLike], settings: ServerSettings) -> None:
         self._settings = settings
         self.engine = EngineThread(load, settings.max_searches, settings.event_buffer)
         self._servicer = SolveServicer(self.engine, settings)
@@ -48,16 +49,16 @@ class Server:
         self._reporter: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Listen, and start loading.
+        """Start listening and loading.
 
         Returns:
             The address, `HOST:PORT`.
 
         Raises:
-            BindError: the address is in use or not this machine's.
+            BindError: the address is in use or does not belong to this machine.
         """
         wanted = self._settings.address(self._settings.port)
-        # First the port, then minutes of loading: a clash shows at once.
+        # Bind first, as loading takes minutes: an address in use is reported immediately.
         try:
             port = self._server.add_insecure_port(wanted)
         except RuntimeError:
@@ -71,25 +72,25 @@ class Server:
         return self._settings.address(port)
 
     async def drain(self) -> None:
-        """Refuse new searches and give those in progress the drain time to end."""
+        """Refuse new searches, and wait up to the drain time for running ones."""
         self._servicer.refuse_new()
         try:
-            # A watcher that does not read can hold up the health service; it must not hold up the end.
+            # A health watcher that does not read can block the health service, but must not block the shutdown.
             async with asyncio.timeout(FLUSH_SECONDS):
                 await self._health.enter_graceful_shutdown()
         except TimeoutError:
-            log.warning("not every health watcher could be told of the shutdown")
+            log.warning("not every health watcher could be notified of the shutdown")
         try:
             async with asyncio.timeout(self._settings.drain_seconds):
                 await self._servicer.idle.wait()
         except TimeoutError:
-            log.warning("searches still running after %g s are cancelled", self._settings.drain_seconds)
+            log.warning("cancelling searches that are still running after %g s", self._settings.drain_seconds)
 
     async def stop(self) -> bool:
-        """Cancel what still runs, end the engine thread and close the port.
+        """Cancel running searches, end the engine thread and close the port.
 
         Returns:
-            Whether that went in order: the engine had not died, and left its last step in time.
+            Whether the engine had not died and finished its last step in time.
         """
         self._servicer.refuse_new()
         loading = not self.engine.loaded.done()
@@ -99,11 +100,11 @@ class Server:
             self._reporter.cancel()
             await asyncio.wait([self._reporter])
         if not ended and not loading:
-            log.error("the engine did not leave its last step within %g s", STOP_SECONDS)
+            log.error("the engine did not finish its last step within %g s", STOP_SECONDS)
         return self.engine.closed.result() if ended else loading
 
     async def _report_health(self) -> None:
-        # `wait`, because cancelling a task that awaits a future cancels the future as well.
+        # `wait`, because cancelling a task that awaits a future also cancels the future.
         await asyncio.wait([self.engine.loaded])
         if self.engine.loaded.exception() is None:
             await self._set_health(serving=True)
@@ -117,30 +118,30 @@ class Server:
 
 
 def serve(
-    load: Callable[[], Orchestrator], settings: ServerSettings, ready: Callable[[str], None] | None = None
+    load: Callable[[], OrchestratorLike], settings: ServerSettings, ready: Callable[[str], None] | None = None
 ) -> int:
-    """Serve until SIGTERM or SIGINT, or until the engine dies; call it on the main thread.
+    """Serve until SIGTERM or SIGINT, or until the engine dies. Call it on the main thread.
 
-    The first signal refuses new searches, drains and ends; a second one exits at once.
+    The first signal refuses new searches, drains and stops; a second one exits immediately.
 
     Args:
-        load: makes the orchestrator. Called on the engine thread while the port is open already, so what it starts must
-            not fork: gRPC's threads are running.
-        settings: where to listen and how much to take on.
-        ready: called with the address once searches can be sent.
+        load: creates the orchestrator. Called on the engine thread after the port is open; it must not fork, as gRPC's
+            threads are running.
+        settings: address and limits.
+        ready: called with the address once searches can be submitted.
 
     Returns:
-        The exit code: 0, or 1 where the engine had died.
+        The exit code: 0, or 1 if the engine died.
 
     Raises:
-        BindError: the address is in use or not this machine's.
-        Exception: whatever `load` raised.
+        BindError: the address is in use or does not belong to this machine.
+        Exception: any exception of `load`.
     """
     return asyncio.run(_serve(load, settings, ready))
 
 
 async def _serve(
-    load: Callable[[], Orchestrator], settings: ServerSettings, ready: Callable[[str], None] | None
+    load: Callable[[], OrchestratorLike], settings: ServerSettings, ready: Callable[[str], None] | None
 ) -> int:
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
@@ -150,7 +151,7 @@ async def _serve(
         stop_asked = asyncio.ensure_future(stopping.wait())
         await asyncio.wait([server.engine.loaded, stop_asked], return_when=asyncio.FIRST_COMPLETED)
         if server.engine.loaded.done():
-            server.engine.loaded.result()  # raises what loading raised
+            server.engine.loaded.result()  # raises the exception of `load`
             if ready is not None:
                 ready(address)
         await asyncio.wait([server.engine.over, stop_asked], return_when=asyncio.FIRST_COMPLETED)
@@ -167,7 +168,7 @@ def _stop_on_signals(stopping: asyncio.Event) -> None:
     def handle(number: signal.Signals) -> None:
         if stopping.is_set():
             os._exit(128 + number)
-        log.info("%s: refusing new searches and waiting for those that run", number.name)
+        log.info("%s: refusing new searches and waiting for running ones", number.name)
         stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -176,10 +177,10 @@ def _stop_on_signals(stopping: asyncio.Event) -> None:
 
 def _options(settings: ServerSettings) -> list[tuple[str, int]]:
     return [
-        ("grpc.so_reuseport", 0),  # on by default: a second server would silently take half of the calls
+        ("grpc.so_reuseport", 0),  # on by default: a second server on the port would silently take half of the calls
         ("grpc.max_receive_message_length", settings.max_receive_bytes),
         ("grpc.max_send_message_length", settings.max_send_bytes),
-        # A client whose machine went away says no goodbye: ask, so that its search ends.
+        # Keepalive pings detect clients whose machine disappeared, so that their searches end.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
     ]

@@ -1,4 +1,4 @@
-"""The two methods of `SearchService`: check, wait for a slot, follow the search, answer."""
+"""The methods of `SearchService`: validate, wait for a slot, follow the search, respond."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from typing import Any
 
 from espalier.search.request import SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StopReason
-from espalier.search.service.admission import Admission
+from espalier.search.service.call_queue import CallQueue
 from espalier.search.service.callers import Salts, caller_of
 from espalier.search.service.convert import checked_request, event_to_wire, fit_event, fit_result, result_to_wire
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
@@ -22,16 +22,16 @@ log = logging.getLogger("espalier.service")
 
 
 class SolveServicer(SearchServiceServicer):
-    """Answers calls on the event loop; every error leaves through `errors.ErrorInterceptor`.
+    """Handles calls on the event loop; errors are mapped by `errors.ErrorInterceptor`.
 
     Attributes:
         idle: set while no call is in progress.
     """
 
     def __init__(self, engine: EngineThread, settings: ServerSettings) -> None:
-        self._engine = engine
+        self._engine_thread = engine
         self._settings = settings
-        self._admission = Admission(settings.max_searches, settings.max_queue, settings.queue_seconds)
+        self._call_queue = CallQueue(settings.max_searches, settings.max_queue, settings.queue_seconds)
         self._salts = Salts()
         self._calls = 0
         self._draining = False
@@ -39,11 +39,11 @@ class SolveServicer(SearchServiceServicer):
         self.idle.set()
 
     def refuse_new(self) -> None:
-        """Turn every further call away; those in progress go on."""
+        """Refuse all further calls; calls in progress continue."""
         self._draining = True
 
     async def SolveProblem(self, request: pb.SolveProblemRequest, context: Any) -> pb.SolveProblemResponse:  # noqa: N802 (the contract's)
-        """Search one problem to its end."""
+        """Run one search and return its result."""
         async with self._search(request, context, progress=False) as search:
             event = await search.events.next()
             while not isinstance(event, Finished):
@@ -51,7 +51,7 @@ class SolveServicer(SearchServiceServicer):
             return pb.SolveProblemResponse(result=self._result(event, request.include_nodes))
 
     async def SolveProblemStream(self, request: pb.SolveProblemStreamRequest, context: Any) -> None:  # noqa: N802 (the contract's)
-        """Search one problem and write its events as they come."""
+        """Run one search and write its events as they arrive."""
         async with self._search(request.request, context, progress=True) as search:
             event: Event | None = None
             while not isinstance(event, Finished):
@@ -61,7 +61,7 @@ class SolveServicer(SearchServiceServicer):
 
     @asynccontextmanager
     async def _search(self, message: pb.SolveProblemRequest, context: Any, progress: bool) -> AsyncIterator[Search]:
-        """Admit and start a search, and cancel it on the way out."""
+        """Admit and start a search; cancel it on exit."""
         self._calls += 1
         self.idle.clear()
         try:
@@ -75,9 +75,9 @@ class SolveServicer(SearchServiceServicer):
                     f"lower -N, -M, --max-steps or --max-step-tokens"
                 ) from None
             finally:
-                # Also reached when the client cancels, vanishes or runs out of time. The search keeps its slot until
-                # the orchestrator has ended it, so that slots tell the truth about what the engine holds.
-                self._engine.cancel(search)
+                # Also reached when the client cancels, disconnects or times out. The search keeps its slot until the
+                # orchestrator has finished it, so that slots reflect what the engine holds.
+                self._engine_thread.cancel(search)
         finally:
             self._calls -= 1
             if self._calls == 0:
@@ -86,27 +86,27 @@ class SolveServicer(SearchServiceServicer):
     async def _start(self, message: pb.SolveProblemRequest, salt: bytes, progress: bool) -> Search:
         if self._draining:
             raise NotReadyError(STOPPING)
-        self._engine.require_ready()
+        self._engine_thread.require_ready()
         request = checked_request(message)
-        waited = await self._admission.acquire(message.priority, request.time_limit)
+        waited = await self._call_queue.acquire(message.priority, request.time_limit)
         options = SubmitOptions(message.priority, salt, waited)
-        give_back = partial(self._admission.release, message.priority)
+        give_back = partial(self._call_queue.release, message.priority)
         try:
-            return self._engine.submit(request, give_back, progress, options)
+            return self._engine_thread.submit(request, give_back, progress, options)
         except BaseException:
             give_back()
             raise
 
     def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse | None:
-        """The message for an event, cut to fit; None for progress that does not fit in any way."""
+        """Convert an event to a message within the size limit; None for progress that cannot be shrunk enough."""
         if isinstance(event, Finished):
             return pb.SolveProblemStreamResponse(result=self._result(event, include_nodes))
         return fit_event(event_to_wire(event, include_nodes), self._settings.max_send_bytes)
 
     def _result(self, event: Finished, include_nodes: bool) -> pb.SearchResult:
-        """The result to send, cut to fit into a message."""
+        """Convert the result to a message within the size limit."""
         self._require_ended_well(event.result)
-        # Room for the message around it.
+        # Leave room for the enclosing message.
         return fit_result(result_to_wire(event.result, include_nodes), self._settings.max_send_bytes - 64)
 
     def _require_ended_well(self, result: SearchResult) -> None:
@@ -114,5 +114,5 @@ class SolveServicer(SearchServiceServicer):
             log.error("search %s failed: %s", result.search_id, result.error)
             raise SearchFailedError(result.error)
         if result.stop_reason is StopReason.CANCELLED:
-            # Not by this call, which is still here: only the end of the server cancels others.
+            # Not by this call, which is still waiting: only a server shutdown cancels others.
             raise NotReadyError(STOPPING)

@@ -1,4 +1,4 @@
-"""What an operator may set on the server; the defaults are the documented ones."""
+"""The server's settings; the defaults are the documented ones."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -11,51 +11,51 @@ from espalier.search.schema import Option, parse_size, violations
 
 
 class SettingsError(EspalierError):
-    """A server setting breaks a rule."""
+    """A server setting is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How the server listens, how much it takes on, and how it stops.
+    """Address, limits and shutdown of the server.
 
     Raises:
-        SettingsError: a value breaks its rule, or other machines could reach the server without `insecure_bind`.
+        SettingsError: a value is invalid, or the address is reachable from other machines without `insecure_bind`.
     """
 
     help_panel: ClassVar = "Server"
     env_prefix: ClassVar = "ESPALIER_"
 
-    host: Annotated[str, Option("Address to listen on; other than loopback needs --insecure-bind.")] = "127.0.0.1"
+    host: Annotated[str, Option("Address to listen on; any but loopback needs --insecure-bind.")] = "127.0.0.1"
     port: Annotated[int, Interval(ge=0, le=65535), Option("TCP port; 0 takes a free one.")] = 50051
     insecure_bind: Annotated[
-        bool, Option("Listen on an address that other machines can reach: there is neither encryption nor login.")
+        bool, Option("Allow an address that other machines can reach; there is no encryption and no authentication.")
     ] = False
     max_searches: Annotated[
         int,
         Interval(ge=1),
         Option(
-            "Searches that run at once; each holds KV memory. As many more may be suspended for searches of a higher "
-            "priority, and hold none."
+            "Maximum searches running at once, each holding KV memory. As many more may be suspended for searches of a "
+            "higher priority; they hold none."
         ),
     ] = 4
-    max_queue: Annotated[int, Interval(ge=0), Option("Calls that may wait for one of those; one more is refused.")] = 64
-    queue_seconds: Annotated[float, Interval(ge=0), Option("How long a call may wait.")] = 60.0
-    search_seconds: Annotated[float, Interval(ge=0), Option("How long a search may run.")] = 300.0
-    drain_seconds: Annotated[
-        float, Interval(ge=0), Option("How long a stopping server lets running searches end by themselves.")
-    ] = 30.0
+    max_queue: Annotated[int, Interval(ge=0), Option("Maximum calls waiting for a search slot.")] = 64
+    queue_seconds: Annotated[float, Interval(ge=0), Option("Maximum seconds a call may wait.")] = 60.0
+    search_seconds: Annotated[float, Interval(ge=0), Option("Maximum seconds a search may run.")] = 300.0
+    drain_seconds: Annotated[float, Interval(ge=0), Option("Seconds a stopping server waits for running searches.")] = (
+        30.0
+    )
     event_buffer: Annotated[
-        int, Interval(ge=2), Option("Events kept for a stream whose client reads slowly, before progress is merged.")
+        int, Interval(ge=2), Option("Events buffered for a slow client before progress is dropped.")
     ] = 64
     max_receive_bytes: Annotated[
-        int, Interval(ge=1024), Option("Largest message accepted, like 1M.", parse=parse_size)
+        int, Interval(ge=1024), Option("Maximum size of a received message, like 1M.", parse=parse_size)
     ] = 2**20
     max_send_bytes: Annotated[
         int,
         Interval(ge=1024),
         Option(
-            "Largest message sent, like 4M; a larger result leaves out its tree, then its last candidates, and larger "
-            "progress its texts and nodes.",
+            "Maximum size of a sent message, like 4M. A larger result omits its tree, then its last candidates; larger "
+            "progress omits texts and nodes.",
             parse=parse_size,
         ),
     ] = 4 * 2**20
@@ -65,17 +65,17 @@ class ServerSettings:
             raise SettingsError("; ".join(f"--{w.field.replace('_', '-')} {w.description}" for w in wrong))
         if not self.insecure_bind and not is_loopback(self.host):
             raise SettingsError(
-                f"--host {self.host} can be reached from other machines, and there is neither encryption nor login; "
+                f"--host {self.host} is reachable from other machines, without encryption or authentication; "
                 f"listen on 127.0.0.1, or pass --insecure-bind to accept that"
             )
 
     def address(self, port: int) -> str:
-        """`HOST:PORT` as gRPC writes it, an IPv6 address in brackets."""
+        """`HOST:PORT` as gRPC writes it, with an IPv6 address in brackets."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. A name other than `localhost` is not trusted to stay local."""
+    """Whether only this machine can reach `host`. Names other than `localhost` are not trusted to be local."""
     if host == "localhost":
         return True
     try:

@@ -1,1 +1,1 @@
-"""From candidates to an answer: how answers are read, compared and elected."""
+"""From candidates to an answer: answers are extracted, normalized, compared and voted on."""

@@ -1,7 +1,7 @@
-r"""Finding the answer in a solution's text, and telling whether two answers are spelled alike.
+r"""Extracts the answer from a solution's text, and computes keys by which answers are compared.
 
-An answer is what a text says it is, in the words of the benchmarks and of the models trained for them: `\boxed{}`
-(MATH), `<answer>`, `#### ` (GSM8K), "the answer is", "Answer:". A number that merely stands last is no answer.
+An answer is recognized by the conventions of benchmarks and of models trained for them: `\boxed{}` (MATH),
+`<answer>`, `#### ` (GSM8K), "the answer is", "Answer:". A number at the end of the text is not taken for an answer.
 """
 
 import re
@@ -13,15 +13,15 @@ from espalier.search.voting.reading import letter_of, read
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _UNBRACED = re.compile(r"(?!-?\\(?:boxed|fbox))(?:\([^()\n]{1,80}\)|-?\\?[^\s${}\\]+(?:\{[^{}\n]{0,80}\}){0,2})")
-"""What a box without braces holds: TeX would take one digit, and models mean the whole number."""
+"""Content of a box without braces: TeX would take one digit, models mean the whole number."""
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _BESIDE = re.compile(
     r"(?=.*(?:,|and|or))(?:[\s$,]|\\[()\[\],;! ]|and\b|or\b|\\text\{\s*(?:and|or)\s*\}|[a-z]\s*=)*", re.DOTALL
 )
-"""What stands between two boxes that are one answer."""
+"""Text between two boxes that belong to one answer."""
 _MOST_BETWEEN = 40
 _MOST_BOXES = 16
-# Text may be long and repeat itself without end, so nothing is tried twice: what is repeated is not given back (`++`).
+# Texts may be long and repetitive, so repetitions are possessive (`++`): no backtracking.
 _HASHES = re.compile(
     r"^####\s*+[*\\$]*+(-?[\\$]*+(?=[.,/]*+\d)[\d.,/]++[^\S\n]*+\\?%?)(?:[*$.]|[^\S\n])*+$", re.MULTILINE
 )
@@ -54,9 +54,9 @@ _SOLVED_BY_NOTHING = re.compile(
 _MOST_WORDS = 3
 _MOST_WORDS_OF_A_UNIT = 10
 _LONGEST = 1000
-"""Characters after "the answer is" of which an answer must be made."""
+"""Characters after "the answer is" that are searched for the answer."""
 _LAST = 64
-"""Places where a text may say its answer that are looked at, from the end on."""
+"""Maximum number of candidate places in a text that are examined, from the end."""
 _CHOSEN = re.compile(
     r"(?:(?:option|choice)\s+)?(?:\(([A-J])\)|([A-J])(?:[).:]|$))(?!\s*(?:(?:,|and|or|&)\s*\(?[A-J]\b|[-+*/^=]))"
 )
@@ -64,11 +64,11 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:/\d+)?")
 
 
 def extract_answer(text: str) -> str:
-    r"""The answer a solution gives; empty when it gives none.
+    r"""Extract the answer of a solution; empty if it gives none.
 
-    Looks for what stands between the last `<answer>` and `</answer>`, or in the last `\boxed{}` or `\fbox{}` with
-    balanced braces, whichever comes later; then after GSM8K's last `#### `; then after the last "the answer is" or
-    "Answer:" that something short follows. A choice comes as its letter alone, of A to J.
+    Takes the last `<answer>...</answer>`, or the last `\boxed{}` or `\fbox{}` with balanced braces, whichever comes
+    later; otherwise the number after the last GSM8K `#### `; otherwise the last "the answer is" or "Answer:" followed
+    by a short answer. A multiple-choice answer is returned as its letter, A to J.
     """
     boxes = list(_BOX.finditer(text))
     opening, closing = _last_tags(text)
@@ -83,7 +83,7 @@ def extract_answer(text: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last complete `\boxed{...}` or `\fbox{...}`, nested braces kept; None when there is none."""
+    r"""Content of the last complete `\boxed{...}` or `\fbox{...}`, with nested braces; None without one."""
     boxes = list(_BOX.finditer(text))
     closings = _closing_braces(text) if boxes else {}
     for box in reversed(boxes):
@@ -93,26 +93,26 @@ def last_boxed(text: str) -> str | None:
 
 
 def canonical(answer: str) -> str:
-    r"""A spelling of an answer's value under which equal ones usually meet, whatever its unit and styling.
+    r"""Return a normalized text of an answer's value, without unit and styling; equal values usually have equal texts.
 
-    It is cheap and groups votes inside a search; whether an answer is right is the grader's to say.
+    It is cheap, and groups the votes of a search; correctness is decided by the grader.
     """
     return read(answer).key
 
 
-def spelled(answer: str) -> str:
-    """`canonical`, and beside it the name and unit, which may make another answer of the same value."""
+def exact_match_key(answer: str) -> str:
+    """`canonical` with the answer's name and unit, which can distinguish answers of the same value."""
     reading = read(answer)
     return f"{reading.key} {reading.mark}" if reading.mark else reading.key
 
 
 def is_number(text: str) -> bool:
-    """Whether `text` is a number or a fraction of two, in digits."""
+    """Whether `text` is a number, or a fraction of two, in digits."""
     return _NUMBER.fullmatch(text) is not None
 
 
 def _last_tags(text: str) -> tuple[int, int]:
-    """Where the content of the last complete `<answer>` begins and ends; zeros when there is none."""
+    """Start and end of the content of the last complete `<answer>`; zeros without one."""
     closing = 0
     for tag in reversed(list(_TAG.finditer(text))):
         if tag[1] and not closing:
@@ -123,7 +123,7 @@ def _last_tags(text: str) -> tuple[int, int]:
 
 
 def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
-    """What the last box that holds something says, with the boxes that stand beside it; empty without any."""
+    """Content of the last non-empty box, joined with adjacent boxes; empty without one."""
     closings = _closing_braces(text) if boxes else {}
     said: list[str] = []
     after = 0
@@ -142,13 +142,13 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str:
 
 
 def _unbraced(text: str, start: int) -> str:
-    """The number, letter or formula behind a box without braces; a word is none."""
+    """The number, letter or formula after a box without braces; empty for a word."""
     found = _UNBRACED.match(text, start, start + _LONGEST)
     return found[0] if found and (re.search(r"[\d\\(]", found[0]) or len(found[0]) == 1) else ""
 
 
 def _hashed(text: str) -> Iterator[str]:
-    """What follows each `####` on its line, from the last on, where that is a number, choice or formula."""
+    """Yield the rest of each line after `####`, from the last, if it is a number, choice or formula."""
     for line in reversed(list(_HASHED_LINE.finditer(text))[-_LAST:]):
         said = _undressed(_REASON.sub("", line[1]))
         reading = read(said)
@@ -158,7 +158,7 @@ def _hashed(text: str) -> Iterator[str]:
 
 
 def _said(text: str) -> Iterator[str]:
-    """What follows each "the answer is", from the last on, where it is an answer."""
+    """Yield what follows each "the answer is", from the last, if it is an answer."""
     for marker in reversed(list(_SAID.finditer(text))[-_LAST:]):
         rest = text[marker.end() : marker.end() + _LONGEST]
         if said := _formula(rest) or _phrase(rest):
@@ -166,7 +166,7 @@ def _said(text: str) -> Iterator[str]:
 
 
 def _formula(rest: str) -> str:
-    """The formula that `rest` begins with; empty where it is none, says nothing, is a price, or one of several."""
+    """The formula at the start of `rest`; empty if it is none, has no content, is a price, or one of several."""
     for opening, closing in _MATHS:
         if rest.startswith(opening) and (end := rest.find(closing, len(opening))) > 0:
             inside, after = rest[len(opening) : end].strip(), end + len(closing)
@@ -177,7 +177,7 @@ def _formula(rest: str) -> str:
 
 
 def _phrase(rest: str) -> str:
-    """The choice, number or few words that `rest` begins with; empty where it tells a story."""
+    """The choice, number or few words at the start of `rest`; empty for a longer text."""
     sentence = _SENTENCE.match(rest)
     said = _REASON.sub("", sentence[0].rstrip() if sentence else "").strip()
     if choice := _CHOSEN.match(said):
@@ -187,7 +187,7 @@ def _phrase(rest: str) -> str:
 
 
 def _short(said: str) -> str:
-    """`said`, where it is few words, or a number with its unit; else nothing."""
+    """Return `said` if it is a few words, or a number with its unit; else an empty string."""
     words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", said)
     if _STATES_NOTHING.match(said) or not re.search(r"\w", said) or len(words) > _MOST_WORDS_OF_A_UNIT:
         return ""
@@ -195,13 +195,13 @@ def _short(said: str) -> str:
 
 
 def _undressed(answer: str) -> str:
-    """`answer` without what only sets it off: markdown, quotes, dollars, punctuation; a choice as its letter."""
+    """Strip markdown, quotes, dollars and punctuation from `answer`; a choice becomes its letter."""
     text = undressed(answer)
     return letter_of(text) or text
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Where the brace opened at each index closes, for those that do; escaped braces do not count."""
+    """Map the index of each opening brace to that of its closing one; escaped and unmatched braces are left out."""
     open_ones: list[int] = []
     closings: dict[int, int] = {}
     for brace in _BRACE.finditer(text):

@@ -1,23 +1,22 @@
-r"""Whether two answers are equal, by what they say and, for formulas, by math-verify.
+r"""Compares two answers: numbers, words, units and lists directly, formulas by math-verify.
 
-Much is told without math-verify: plain numbers, words, units, and the kind of a list, whose members are compared one by
-one. Left alone it reads the letters of a word as variables, drops units, subscripts and capitals, and rounds to six
-decimals.
+Plain numbers, words, units and list types are compared without math-verify, and list members one by one. By itself,
+math-verify reads the letters of a word as variables, ignores units, subscripts and case, and rounds to six decimals.
 
-Right is an answer with the gold answer's value, where
+In grading, an answer is right if it has the gold answer's value, where
 
-- a name before `=`, a unit and what is counted may be left out or added, but not contradict: 10 cm is not 10 m, x = 5
-  not y = 5, 18 apples not 18 eggs. The base of a number may be left out and not added;
-- a percentage is its hundredth part or, above 1, the number before the sign: 20% is 0.2 and is 20, 0.5% is not 0.5;
-- a decimal with six digits or more stands for what it was cut or rounded from;
-- (C) 5 is C and is 5;
-- the members of a list or set may come in any order, those of a tuple or interval may not; a tuple may lose its
+- a name before `=`, a unit and a counted noun may be omitted or added, but must not contradict: 10 cm is not 10 m,
+  x = 5 is not y = 5, 18 apples are not 18 eggs. The base of a number may be omitted but not added;
+- a percentage equals its hundredth part or, above 1, the number before the sign: 20% is 0.2 and 20, 0.5% is not 0.5;
+- a decimal with six or more digits equals the number that it truncates or rounds;
+- (C) 5 equals both C and 5;
+- the members of a list or set may come in any order, those of a tuple or interval may not; a tuple may lack its
   parentheses.
 
-In a vote only the exact value counts, without all this, so that equality is an equivalence: 5% is 0.05 and not 5. Of
-names and units there see `voting.elect`; what is counted does not matter.
+In a vote, only the exact value counts, without these exceptions, so that equality is an equivalence relation: 5% is
+0.05 and not 5. For names and units see `voting.vote.select`; counted nouns are ignored.
 
-These verdicts are known to be wrong, and no others of the pairs that the tests hold. Wrong, and passed for right:
+Of the pairs in the tests, exactly these verdicts are known to be wrong. Wrong, and passed for right:
 
 - gold `4 m`: `4`
 
@@ -60,7 +59,7 @@ from espalier.search.voting.reading import Reading, read, without_blanks
 from espalier.search.voting.units import units_agree
 
 _READINGS = 256
-"""Formulas read that a child keeps: a vote compares each with many, and reading one costs as much as comparing two."""
+"""Parsed formulas cached in a child process: a vote compares each with many, and parsing costs as much as comparing."""
 _MOST_MEMBERS = 64
 _DIGITS = 60
 _UNEQUAL = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
@@ -74,7 +73,7 @@ _DELIMITERS = {"(": ")]", "[": ")]", "\\{": ("\\}",), "\\langle": ("\\rangle",)}
 
 
 class Members(NamedTuple):
-    """A list, tuple, set or interval: its delimiters, empty for a bare list, and members."""
+    """A list, tuple, set or interval: its delimiters, empty for a bare list, and its members."""
 
     opening: str
     closing: str
@@ -82,15 +81,15 @@ class Members(NamedTuple):
 
     @property
     def ordered(self) -> bool:
-        """Whether the order of the members counts."""
+        """Whether the order of the members matters."""
         return self.opening not in ("", "\\{")
 
 
 def is_right(gold: str, answer: str) -> bool:
-    """Whether `answer` is right where `gold` is; both as benchmarks and solutions spell them. Runs in a child.
+    """Whether `answer` is right given the gold answer. Runs in a child process.
 
     Raises:
-        MemoryError: math-verify let one pass. sympy may also catch it itself and go on, to "not equal" at worst.
+        MemoryError: raised by math-verify. sympy may also catch it itself and continue, at worst with "not equal".
     """
     one, other = read(gold), read(answer)
     if one.label and other.label and not one.label & other.label:
@@ -111,10 +110,10 @@ def is_right(gold: str, answer: str) -> bool:
 
 
 def is_same_value(one: str, other: str) -> bool:
-    """Whether two answers have exactly the same value, whatever their names and units: an equivalence. Runs in a child.
+    """Whether two answers have exactly the same value, ignoring names and units. Runs in a child process.
 
     Raises:
-        MemoryError: as `is_right`.
+        MemoryError: see `is_right`.
     """
     a, b = read(one), read(other)
     if a.key == b.key:
@@ -125,7 +124,7 @@ def is_same_value(one: str, other: str) -> bool:
 
 
 def _marks_agree(gold: Reading, answer: Reading) -> bool:
-    """Whether no name, unit or noun of one contradicts the other's."""
+    """Whether the names, units and nouns of the two answers do not contradict each other."""
     if gold.name and answer.name and gold.name != answer.name:
         return False
     if answer.unit.startswith("_") and answer.unit != gold.unit:
@@ -151,12 +150,12 @@ def _right_value(gold: Reading, answer: Reading) -> bool:
 
 
 def _bare(reading: Reading) -> Reading:
-    """A percentage without its sign."""
+    """The percentage without its sign."""
     return replace(reading, percent=False)
 
 
 def _unnamed(reading: Reading) -> Reading:
-    """An equation whose left side is no name but a part of it."""
+    """An equation whose left side is part of the value, not a name."""
     return Reading(reading.whole, reading.whole)
 
 
@@ -192,7 +191,7 @@ def _rounded(one: Reading, other: Reading) -> bool:
 
 
 def _same_members(one: Members, other: Members, exact: bool) -> bool:
-    """Whether two lists have the same members and are of a kind; where not exact, a tuple may lose its parentheses."""
+    """Whether two lists are of one type with the same members; unless exact, a tuple may lack its parentheses."""
     if len(one.members) != len(other.members):
         return False
     same: Callable[[str, str], bool] = _is_same_member if exact else is_right
@@ -222,7 +221,7 @@ def _in_any_order(one: Sequence[str], other: Sequence[str], same: Callable[[str,
 
 
 def _members(value: str) -> Members | None:
-    r"""The members between the commas of a list; None where `value` is none. Each `\pm` in a set is two members."""
+    r"""The members of a list, split at commas; None if `value` is no list. Each `\pm` in a set gives two members."""
     opening = next((mark for mark in _DELIMITERS if value.startswith(mark)), "")
     closing = next((mark for mark in _DELIMITERS.get(opening, "") if value.endswith(mark)), "")
     inside = value[len(opening) : len(value) - len(closing)] if closing else ""
@@ -239,7 +238,7 @@ def _members(value: str) -> Members | None:
 
 
 def _split(text: str) -> list[str] | None:
-    """`text` at the commas that no brackets enclose; None where brackets do not match."""
+    """Split `text` at commas outside brackets; None if brackets do not match."""
     depth, start, parts = 0, 0, list[str]()
     for place, sign in enumerate(text):
         if sign in "([{":
@@ -262,9 +261,9 @@ def _both_signs(member: str) -> list[str]:
 
 
 def _formulas_equal(one: Reading, other: Reading, exact: bool = False) -> bool:
-    """Whether two formulas are equal by math-verify; constants, by sympy without rounding."""
+    """Whether two formulas are equal by math-verify; constants are compared by sympy without rounding."""
     if _CAPITALS.fullmatch(one.value) and _CAPITALS.fullmatch(other.value):
-        return one.value == other.value  # heads and tails, points: no product of variables
+        return one.value == other.value  # words such as point names, not products of variables
     if bool(_EQUALS.search(one.value)) != bool(_EQUALS.search(other.value)):
         return False
     for formula, beside in ((one.value, other.value), (other.value, one.value)):
@@ -289,19 +288,20 @@ def _expression(reading: Reading) -> Any:
 
 @lru_cache(_READINGS)
 def _parsed(formula: str) -> Any:
-    """What math-verify reads, with decimals as the fractions that they are; None where it can read nothing."""
+    """Parse a formula by math-verify, with decimals as exact fractions; None if it cannot be parsed."""
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import parse
     from math_verify.parser import LatexExtractionConfig
     from sympy import Basic, Float, MatrixBase, Rational
 
-    # Units are read already: taken off once more, `5m` and `3t` would lose a variable.
-    spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
+    # Units have been removed already; removing them again would take a variable from `5m` and `3t`.
+    normalization = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
     try:
         found = parse(
             f"${_parseable(formula)}$",
-            [LatexExtractionConfig(normalization_config=spelling)],
-            # Without limits of its own, whose end is a silent "wrong": the pool's limit kills, and says so.
+            [LatexExtractionConfig(normalization_config=normalization)],
+            # No timeout of math-verify's own, which would silently count as wrong: the pool's timeout kills and
+            # reports.
             parsing_timeout=None,  # pyright: ignore[reportArgumentType]
             raise_on_error=True,
         )
@@ -321,7 +321,7 @@ def _parseable(formula: str) -> str:
 
 
 def _small(capital: re.Match[str]) -> str:
-    """A variable in place of a capital letter, which math-verify takes for the small one; commands stay."""
+    """Replace a capital letter, which math-verify would lowercase, by a distinct variable; LaTeX commands are kept."""
     return f" y_{{77{ord(capital[1])}{capital[2] or ''}}}" if capital[1] else capital[0]
 
 
@@ -330,7 +330,7 @@ def _is_constant(expression: Any) -> bool:
 
 
 def _rounds(constant: Any, text: str) -> bool:
-    """Whether `text` is a decimal of a constant, to six digits or more."""
+    """Whether `text` is a decimal of the constant with six or more digits."""
     if not is_decimal(text):
         return False
     value = constant.evalf(_DIGITS)

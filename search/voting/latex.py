@@ -1,4 +1,4 @@
-r"""One plain spelling for the many ways in which an answer may be set: Unicode, LaTeX styling, markdown."""
+r"""Normalizes the text of an answer: Unicode, LaTeX styling and markdown become plain LaTeX in ASCII."""
 
 import re
 import unicodedata
@@ -74,13 +74,13 @@ _MARKS = (
     (re.compile(rf"([{_LOWERED}]+)"), lambda run: "_{" + run[1].translate(_PLAIN_DIGITS) + "}"),
     (_VULGAR, lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKD", found[1]).split("⁄"))),
 )
-"""What NFKC would take the meaning of: it makes a 2 of ², and 31⁄2 of 3½."""
+"""Replacements before NFKC, which would change their meaning: it turns ² into 2, and 3½ into 31⁄2."""
 
 _Replacement = str | Callable[[re.Match[str]], str]
 _RULES: tuple[tuple[re.Pattern[str], _Replacement], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        # Size and space say nothing. A backslash before another one ends a row of a matrix.
+        # Size and spacing commands have no meaning. A backslash after another one ends a matrix row.
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?(?=[\s()\[\]{}|\\<>/]|$)", ""),
         (r"(?<=\d)\\[,;: ](?=\d{3}(?!\d))", ""),
         (r"(?<!\\)\\!\s*", ""),
@@ -102,7 +102,7 @@ _RULES: tuple[tuple[re.Pattern[str], _Replacement], ...] = tuple(
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\lbrack(?![A-Za-z])\s*", "["),
         (r"\\rbrack(?![A-Za-z])", "]"),
-        # What plain text calls by a name.
+        # Words of plain text for LaTeX commands.
         (r"(?<![\\A-Za-z])(?:sqrt|square root of)(?![A-Za-z])\s*", r"\\sqrt "),
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\sqrt(\[\d+\])?\s*([0-9]+(?:\.[0-9]+)?(?=\s|$|[-+*/)\]},])|[0-9A-Za-z])", r"\\sqrt\1{\2}"),
@@ -120,9 +120,9 @@ _DRESS = (("**", "**"), ("__", "__"), ("`", "`"), ('"', '"'), ("$$", "$$"), ("\\
 
 
 def plain(text: str) -> str:
-    r"""`text` in ASCII as far as it goes, without styling: `\dfrac12` and ½ become `\frac{1}{2}`.
+    r"""Convert `text` to ASCII where possible, without styling: `\dfrac12` and ½ become `\frac{1}{2}`.
 
-    `\text{}` stays, as it tells words from variables; a degree is `°`; dollars and percent signs lose their backslash.
+    `\text{}` is kept, as it distinguishes words from variables; a degree is `°`; `\$` and `\%` lose their backslash.
     """
     if not text.isascii():
         for pattern, replace in _MARKS:
@@ -131,14 +131,14 @@ def plain(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = text.strip()
-    # Braces around the whole say nothing to TeX; around a list, in plain text, they are a set's.
+    # TeX ignores braces around the whole; around a list in plain text they denote a set.
     if text.startswith("{") and text.endswith("}") and not _BRACES_WITHIN.search(text, 1, len(text) - 1):
         return f"\\{{{text[1:-1]}\\}}" if "," in text else text[1:-1].strip()
     return text
 
 
 def undressed(answer: str) -> str:
-    """`answer` without what only sets it off: markdown, quotes, dollars, punctuation."""
+    """Strip markdown, quotes, dollars and punctuation from `answer`."""
     before, text = None, answer
     while text != before:
         before, text = text, _without_stops(text.strip())
@@ -154,7 +154,7 @@ def _braced(argument: str) -> str:
 
 
 def _without_stops(text: str) -> str:
-    r"""`text` without the points, commas and colons at its end, but for one behind a backslash, as in `\;`."""
+    r"""Strip periods, commas and colons from the end of `text`, except after a backslash, as in `\;`."""
     end = len(text)
     while end and (text[end - 1] in ".,;:" or text[end - 1].isspace()):
         end -= 1

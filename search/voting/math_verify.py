@@ -1,8 +1,8 @@
-"""Telling whether answers are equal in child processes that can be killed; `equality` is what they run.
+"""Compares answers with math-verify in child processes with time and memory limits; they run `equality`.
 
-math-verify parses LaTeX with sympy, which can run away in time and memory, and guards itself with SIGALRM, which works
-on a process's main thread alone. A child has limits of both: one that overstays is killed and replaced, one that asks
-for more memory than it may have is refused it.
+math-verify parses LaTeX with sympy, which may use unbounded time and memory. Its own timeout uses SIGALRM and works on
+the main thread only. Here, a child that exceeds its time limit is killed and replaced, and one that exceeds its memory
+limit gets a MemoryError.
 """
 
 import signal
@@ -27,44 +27,43 @@ from espalier.search.voting.equality import is_right, is_same_value
 
 _TIMEOUT_SECONDS = 5.0
 DEFAULT_MEMORY_BYTES = 2 * 2**30
-"""What one grading process may take."""
+"""Default memory limit of a grading process, in bytes."""
 
 _TASKS_PER_CHILD = 1000
-"""Then a fresh one takes its place: sympy's caches grow."""
+"""Answers after which a child process is replaced, because sympy's caches grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """Whether an answer equals the gold answer; `error` says why it could not be told, empty otherwise."""
+    """Whether an answer equals the gold answer; `error` says why it could not be decided, else empty."""
 
     correct: bool
     error: str = ""
 
 
 class Grader:
-    """Grades answers with math-verify in a killable pool of child processes; a context manager.
+    """Grades answers with math-verify in a pool of child processes; a context manager.
 
-    Children are started when the first answer comes, by spawn: a script that grades needs the usual guard around what
-    it does, `if __name__ == "__main__"`.
+    Child processes are spawned with the first answer, so scripts need the usual `if __name__ == "__main__":` guard.
     """
 
     def __init__(
         self, workers: int = 1, timeout_seconds: float = _TIMEOUT_SECONDS, memory_bytes: int = DEFAULT_MEMORY_BYTES
     ) -> None:
-        """Make a grader without children.
+        """Create a grader; no child process is started yet.
 
         Args:
-            workers: child processes.
-            timeout_seconds: for one answer.
-            memory_bytes: what a child may take beyond what it holds before its first answer; not kept on systems that
-                do not limit a process's address space.
+            workers: number of child processes.
+            timeout_seconds: time limit of one answer.
+            memory_bytes: memory limit of a child beyond what it uses before its first answer; not enforced on systems
+                without limits on the address space.
         """
         self._workers = workers
         self._timeout = timeout_seconds
         self._memory = memory_bytes
         self._pool = self._new_pool()
         self._asked: WeakSet[Future[bool]] = WeakSet()
-        self._lock = threading.Lock()  # of the pool: threads of several votes ask
+        self._lock = threading.Lock()  # guards the pool, which threads of several votes use
 
     def _new_pool(self) -> ProcessPool:
         return ProcessPool(
@@ -72,7 +71,7 @@ class Grader:
             max_tasks=_TASKS_PER_CHILD,
             initializer=_prepare,
             initargs=[self._memory],
-            # Spawned, not forked: a fork would copy the locks of torch's and grpc's threads as they happen to be.
+            # Spawn, not fork: a fork would copy the locks of torch's and gRPC's threads in an arbitrary state.
             context=get_context("spawn"),
         )
 
@@ -95,7 +94,7 @@ class Grader:
             self.stop()
 
     def stop(self) -> None:
-        """End the children now, and what they were at with them; the next answer starts others."""
+        """Stop the child processes and their comparisons now; the next answer starts new ones."""
         with self._lock:
             self._restart()
 
@@ -103,11 +102,11 @@ class Grader:
         self._pool.stop()
         self._pool.join()
         self._pool = self._new_pool()
-        for future in list(self._asked):  # the pool forgets those that it does not answer any more
+        for future in list(self._asked):  # the pool drops futures that it no longer resolves
             future.cancel()
 
     def submit(self, gold: str, answer: str) -> "Future[bool]":
-        """Start grading; give the future to `resolve`. An empty answer is wrong without asking a child."""
+        """Start grading; pass the future to `resolve`. An empty answer is wrong without a child process."""
         future: Future[bool] = Future()
         if not answer:
             future.set_result(False)
@@ -115,14 +114,14 @@ class Grader:
         return self._ask(is_right, gold, answer)
 
     def compare(self, one: str, other: str) -> "Future[bool]":
-        """Start telling whether two answers have exactly the same value, as a vote asks; see `is_same_value`."""
+        """Start comparing whether two answers have exactly the same value, for a vote; see `is_same_value`."""
         return self._ask(is_same_value, one, other)
 
     def _ask(self, question: Callable[[str, str], bool], one: str, other: str) -> "Future[bool]":
         with self._lock:
             try:
                 return self._schedule(question, one, other)
-            except RuntimeError:  # pebble's, of a pool whose children could not be started; perhaps they can be now
+            except RuntimeError:  # raised by pebble if its children could not be started; retry once
                 self._restart()
             try:
                 return self._schedule(question, one, other)
@@ -132,14 +131,14 @@ class Grader:
                 return future
 
     def _schedule(self, question: Callable[[str, str], bool], one: str, other: str) -> "Future[bool]":
-        # A queue whose `put` is interrupted may wake nobody any more, and `stop` would wait for ever.
+        # A queue whose `put` is interrupted may not wake its readers any more, and `stop` would wait forever.
         with interrupts_held(), _unseen_by_children():
             future = self._pool.schedule(question, args=[one, other], timeout=self._timeout)
         self._asked.add(future)
         return future
 
     def resolve(self, future: "Future[bool]") -> Grade:
-        """Wait for a grade; a grader that dies, overstays or runs out of memory counts as wrong, and says so."""
+        """Wait for a grade; if the process died or exceeded a limit, the grade is wrong and has an error."""
         try:
             return Grade(future.result())
         except TimeoutError:
@@ -160,11 +159,11 @@ class Grader:
 
 @contextmanager
 def _unseen_by_children() -> Iterator[None]:
-    """Block SIGINT in what is started within: a terminal sends Ctrl-C to children too, whose end is up to the pool."""
+    """Block SIGINT in child processes: a terminal sends Ctrl-C to them too, but the pool must stop them."""
     if sys.platform == "win32":
         yield
         return
-    ensure_running()  # it starts with the first child, and unblocks SIGINT when it does
+    ensure_running()  # starts the resource tracker first, which unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -173,24 +172,24 @@ def _unseen_by_children() -> Iterator[None]:
 
 
 def _prepare(memory_bytes: int) -> None:
-    """Import sympy and all else, which takes seconds, before the first answer's time begins to run; limit memory."""
+    """Import sympy, which takes seconds, before the first answer's time limit starts; then limit the memory."""
     import logging
 
     import math_verify  # noqa: F401
 
-    # It warns, for each answer, that a limit is off; and logs whole answers.
+    # It warns about its disabled timeout with every answer, and logs whole answers.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     if sys.platform != "win32":
         _limit_memory(memory_bytes)
 
 
 def _limit_memory(more: int) -> None:
-    """Refuse this process any more than `more` bytes of address space beyond what it has."""
+    """Limit this process's address space to `more` bytes beyond its current size."""
     import resource
 
     statm = Path("/proc/self/statm")
     mapped = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.is_file() else 0
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     limit = mapped + more if most == resource.RLIM_INFINITY else min(mapped + more, most)
-    with suppress(OSError, ValueError):  # macOS has the limit and may not let it be set
+    with suppress(OSError, ValueError):  # macOS may reject the limit
         resource.setrlimit(resource.RLIMIT_AS, (limit, most))

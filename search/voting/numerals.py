@@ -1,4 +1,4 @@
-r"""Numbers as answers spell them: 1,234.5, 2 1/2, `\frac{3}{4}`, 6 \times 10^{23}, 0.\overline{3}."""
+r"""Parses numbers as written in answers: 1,234.5, 2 1/2, `\frac{3}{4}`, 6 \times 10^{23}, 0.\overline{3}."""
 
 import re
 from fractions import Fraction
@@ -17,15 +17,15 @@ _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 
 _ROUNDED = re.compile(r"-?\s*(\d*)\.(\d+)")
 _SCALED = re.compile(rf"(.*\S)\s+({'|'.join(_SCALES)})")
 _SIGNIFICANT = 6
-"""Digits that count."""
+"""Significant digits from which a decimal may stand for a number that it truncates or rounds."""
 
 
 def number_in(text: str) -> Fraction | None:
-    """The number that `text` is, exactly; None where it is none."""
+    """The exact number that `text` denotes; None if it is not a number."""
     sign, bare = 1, text.strip()
     while bare[:1] in ("+", "-", "(") and bare:
         if bare[0] == "(":
-            if not bare.endswith(")") or "," in bare:  # a pair
+            if not bare.endswith(")") or "," in bare:  # a pair, not a number
                 return None
             bare = bare[1:-1].strip()
             continue
@@ -40,13 +40,13 @@ def number_in(text: str) -> Fraction | None:
 
 
 def is_decimal(text: str) -> bool:
-    """Whether `text` is a decimal with as many digits as are enough to stand for a number that has no end."""
+    """Whether `text` is a decimal with enough significant digits to stand for a number that it truncates or rounds."""
     found = _ROUNDED.fullmatch(text.strip())
     return bool(found) and len((found[1] + found[2]).lstrip("0")) >= _SIGNIFICANT
 
 
 def rounds_to(exact: Fraction, text: str) -> bool:
-    """Whether `text` is such a decimal of `exact`, cut or rounded."""
+    """Whether `text` is such a decimal of `exact`, truncated or rounded."""
     if not is_decimal(text):
         return False
     last = Fraction(1, 10 ** len(text.strip().rpartition(".")[2]))
@@ -56,7 +56,7 @@ def rounds_to(exact: Fraction, text: str) -> bool:
 
 
 def _size(text: str) -> Fraction | None:
-    """The number without its sign."""
+    """The absolute value."""
     if _DECIMAL.fullmatch(text):
         return _decimal(text)
     if found := _QUOTIENT.fullmatch(text):

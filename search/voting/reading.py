@@ -1,7 +1,7 @@
-r"""What an answer says: a value, and beside it a name, a unit and other words.
+r"""Parses an answer into its value, name, unit and other words.
 
-"x = 18 dollars", "\$18" and `18\text{ dollars}` have one value, 18. Plain text is read as words, LaTeX as LaTeX: the
-letters of "dollars" are no product of variables.
+"x = 18 dollars", "\$18" and `18\text{ dollars}` all have the value 18. Plain text is parsed as words, LaTeX as LaTeX:
+the letters of "dollars" are not a product of variables.
 """
 
 import re
@@ -15,7 +15,7 @@ from espalier.search.voting.numerals import number_in
 from espalier.search.voting.units import symbol, unit_of, units_agree
 
 _LONGEST = 400
-"""Characters of an answer that is read; a longer one is only what it is."""
+"""Maximum characters of an answer that is parsed; a longer one is kept as plain text."""
 _KEPT = 4096
 
 _IN_BOLD = r"(?:\\(?:text|textbf|textrm|textsf|mathrm|mathbf|mathsf|mbox|bf)\s*\{\s*)*"
@@ -54,13 +54,13 @@ _CALLED = re.compile(r"([^=:<>,;\d+*/^]{2,60}+)[=:]\s*(?=[^\s=])")
 _HOUR = re.compile(r"(?<=\d)\s*(?:\\text\{\s*)?([AaPp])\.?\s?[Mm]\b\.?\s*\}?")
 _COLONS = re.compile(r"\d+(?:\s*:\s*\d+)+")
 _FUNCTIONS = "sin cos tan cot sec csc log exp max gcd lcm det dim arcsin arccos arctan sinh cosh tanh abc xyz pqr"
-"""Letters that are no word for what they are."""
+"""Names of functions and products of variables, which are not words."""
 _NOT_A_UNIT = f"""{_FUNCTIONS} or and to than plus minus over factorial choose mod modulo is are was not no if when
 where but half halves third thirds fourth fourths quarters fifth fifths sixth sixths seventh sevenths eighth eighths
 ninth ninths tenth tenths hundredth hundredths thousandth thousandths hundred thousand million billion trillion dozen
 dozens score negative squared cubed root roots base infinity remainder through until between from
 january february march april may june july august september october november december"""
-"""Words after a number that make it another one, or something else than a number."""
+"""Words after a number that are not a unit: they change the number, or make it something else."""
 _FILLERS = """unit total more left altogether overall in of the a an per each every for to on at from with by and so far
 now"""
 _NO_WORDS = frozenset(_FUNCTIONS.split())
@@ -76,19 +76,19 @@ _STOPS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One answer, read.
+    """One parsed answer.
 
     Attributes:
-        whole: the answer in plain spelling.
-        value: what is left without the rest, as LaTeX or as words.
-        number: the value, where it is a plain number; of a percentage, what stands before the sign.
+        whole: the normalized text of the answer.
+        value: the part without name, unit and other words, as LaTeX or words.
+        number: the value, if it is a plain number; for a percentage, the number before the sign.
         percent: whether a percent sign follows.
-        words: the value in lower case without punctuation, where it is words rather than a formula.
-        name: what stands left of `=`, such as `x`.
-        label: words in that place, or before a colon.
-        unit: of measure or money, such as `cm^2`; the base of a number, such as `_8`.
-        nouns: other words that follow the value, in the singular.
-        choice: the letter of a choice.
+        words: the value in lower case without punctuation, if it is words rather than a formula.
+        name: the name before `=`, such as `x`.
+        label: words before `=` or a colon.
+        unit: unit of measure or money, such as `cm^2`, or the base of a number, such as `_8`.
+        nouns: other words after the value, in the singular.
+        choice: the letter of a multiple-choice answer.
     """
 
     whole: str
@@ -104,7 +104,7 @@ class Reading:
 
     @property
     def key(self) -> str:
-        """The value in a spelling under which equal ones usually meet."""
+        """A normalized text of the value; equal values usually have equal keys."""
         if self.choice:
             return self.choice
         if self.number is not None:
@@ -113,13 +113,13 @@ class Reading:
 
     @property
     def mark(self) -> str:
-        """What stands beside the value and may make it another answer; empty in most."""
+        """Name, unit or chosen value, which can distinguish answers with the same key; usually empty."""
         chosen = without_blanks(self.value) if self.choice and self.value != self.whole else ""
         return " ".join(filter(None, (self.name and self.name + "=", self.unit, chosen)))
 
 
 def marks_agree(readings: Iterable[Reading]) -> bool:
-    """Whether no two of `readings` have different names, units or chosen values beside their own values."""
+    """Whether no two of `readings` differ in name, unit or chosen value."""
     several = list(readings)
     names = {reading.name for reading in several if reading.name}
     chosen = {reading.value for reading in several if reading.choice and reading.value != reading.whole}
@@ -128,7 +128,7 @@ def marks_agree(readings: Iterable[Reading]) -> bool:
 
 @lru_cache(_KEPT)
 def read(answer: str) -> Reading:
-    """Read an answer; of any text there is a reading."""
+    """Parse an answer; any text can be parsed."""
     if len(answer) > _LONGEST:
         return Reading(answer, answer.strip())
     label, whole = _labelled(_unwrapped(answer))
@@ -140,24 +140,24 @@ def read(answer: str) -> Reading:
 
 
 def letter_of(text: str) -> str:
-    """The letter of a choice, where `text` is one and no more; empty otherwise."""
+    """The letter of a multiple-choice answer, if `text` is only that; empty otherwise."""
     choice = _CHOICE.fullmatch(text)
     return (choice[1] or choice[2]) if choice else ""
 
 
 def without_blanks(text: str) -> str:
-    """`text` without blanks, but for those between two digits: 2 1/2 is not 21/2."""
+    """Remove blanks, except between two digits: 2 1/2 is not 21/2."""
     return re.sub(r"(?<!\d) | (?!\d)", "", text)
 
 
 def is_words(text: str) -> bool:
-    """Whether `text` holds a word, which no product of variables is."""
+    """Whether `text` contains a word, as opposed to a product of variables."""
     bare = _ENVIRONMENT.sub("", _TEXT.sub(" word ", text))
     return any(_is_word(word[0]) for word in _FREE_WORD.finditer(bare))
 
 
 def _unwrapped(answer: str) -> str:
-    """`answer` in plain spelling, out of a box or a command for text around the whole."""
+    """Normalize `answer`, and unwrap a box or text command around the whole."""
     whole = plain(undressed(answer))
     while inside := _AROUND.fullmatch(whole):
         whole = plain(undressed(inside[1] if inside[1] is not None else inside[2]))
@@ -165,7 +165,7 @@ def _unwrapped(answer: str) -> str:
 
 
 def _labelled(whole: str) -> tuple[frozenset[str], str]:
-    """The words before an equals sign or colon, and what follows."""
+    """Split off the words before an equals sign or colon."""
     found = _CALLED.match(whole)
     rest = whole[found.end() :] if found else ""
     if not found or not is_words(found[1]) or (is_words(rest) and re.search("[=:]", rest)):
@@ -195,7 +195,7 @@ def _with_value(whole: str, label: frozenset[str]) -> Reading:
 
 
 def _named(whole: str) -> tuple[str, str]:
-    """The name before an equals sign, and what follows the last; a sum that is worked out is no name."""
+    """Split off the name before an equals sign; returns the name and what follows the last one. Sums are not names."""
     if (found := _NAMED.match(whole)) and not _UNEQUAL.search(whole):
         rest = whole[found.end() :]
         if "," in rest and "=" in rest:
@@ -207,7 +207,7 @@ def _named(whole: str) -> tuple[str, str]:
 
 
 def _lead(text: str) -> tuple[str, str]:
-    """`text` without "about" and a sign of money before a number, and the unit of that sign."""
+    """Strip "about" and a currency sign before a number; returns the text and the currency."""
     while found := _LEAD.match(text):
         text = text[found.end() :]
     if found := _PRICE.match(text):
@@ -216,7 +216,7 @@ def _lead(text: str) -> tuple[str, str]:
 
 
 def _tail(text: str) -> tuple[str, str]:
-    """`text` up to the words that follow a number or formula, and these words; all of it where they are no unit."""
+    """Split `text` into a number or formula and the words after it; no split if these cannot be units."""
     unfolded = _TEXT.sub(r" \1 ", _UNIT_QUOTIENT.sub(r"\\text{\1/\2}", text))
     unfolded = re.sub(r"\s*\^", "^", re.sub(r"(?<=[A-Za-z.])\s*/\s*(?=[A-Za-z])", "/", unfolded))
     words = unfolded.replace("°", "° ").split()
@@ -233,7 +233,7 @@ def _tail(text: str) -> tuple[str, str]:
 
 
 def _start_of_tail(words: list[str]) -> int:
-    """Index of the first of the words at the end that may name a unit."""
+    """Index of the first of the trailing words that may name a unit."""
     first = len(words)
     while first and _TAIL_WORD.fullmatch(words[first - 1]):
         first -= 1
@@ -248,7 +248,7 @@ def _starts_a_tail(word: str) -> bool:
 
 
 def _is_word(word: str) -> bool:
-    """Whether letters are a word: three or more with a vowel, four where all are capitals."""
+    """Whether letters form a word: at least three (four if all are capitals), with a vowel."""
     if word.lower() in _SHORT_WORDS:
         return True
     least = 4 if word.isupper() else 3

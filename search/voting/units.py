@@ -1,4 +1,4 @@
-"""Units of measure and money as answers name them."""
+"""Units of measure and money, as written in answers."""
 
 import re
 
@@ -46,7 +46,7 @@ _NAMES = {
     "am": "am",
     "pm": "pm",
 }
-"""Symbol, and the words for it in lower case and the singular."""
+"""Unit symbols, with their words in lower case and the singular."""
 _SYMBOLS = {name: symbol for symbol, names in _NAMES.items() for name in names.split()}
 _LETTERS = {"m", "g", "s", "h", "L"}
 """Units of one letter; other single letters are variables."""
@@ -56,7 +56,7 @@ _PREPOSITIONS = ("in", "of", "for", "to", "on", "at", "from", "with", "by", "aft
 
 
 def symbol(word: str) -> str:
-    """The unit that `word` names, in the singular or plural; empty when it names none."""
+    """The unit that `word` names, in the singular or plural; empty for none."""
     if len(word) == 1 and word.isalpha():
         return word.lower() if word in _LETTERS else ""
     word = word.lower()
@@ -64,9 +64,9 @@ def symbol(word: str) -> str:
 
 
 def unit_of(words: str) -> str:
-    """The unit that the words after a number begin with, such as `cm^2` or `mi/h`; empty when they name none.
+    """The unit at the start of the words after a number, such as `cm^2` or `mi/h`; empty for none.
 
-    A phrase counts up to its preposition: of "18 eggs for 3 days" the days are no unit.
+    A phrase ends at its preposition: in "18 eggs for 3 days", days are no unit.
     """
     above, _, below = re.sub(r"\s+(?:per|an?)\s+|\s*/\s*", "/", words).partition("/")
     unit = _simple(above)
@@ -74,7 +74,7 @@ def unit_of(words: str) -> str:
 
 
 def units_agree(*units: str) -> bool:
-    """Whether no two of `units` differ; an empty one, or one without its `/`, leaves open what it lacks."""
+    """Whether no two of `units` differ; an empty one, or one without its `/`, matches any unit that completes it."""
     parts = [unit.partition("/") for unit in units if unit]
     return len({above for above, _, _ in parts}) <= 1 and len({below for _, _, below in parts if below}) <= 1
 

@@ -1,22 +1,22 @@
-"""The vote: which answer a search's complete paths give together."""
+"""Votes: selects one answer from a search's complete paths."""
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from espalier.search.request import SPELLING, Vote
+from espalier.search.request import EXACT_MATCH, Vote
 from espalier.search.result import Candidate
-from espalier.search.voting.answers import canonical, is_number, spelled
+from espalier.search.voting.answers import canonical, exact_match_key, is_number
 from espalier.search.voting.equivalence import Equivalence
 from espalier.search.voting.reading import marks_agree, read
 
 
 class VoteResult(NamedTuple):
-    """The candidate whose answer won, None where no candidate has an answer, and what told the answers apart."""
+    """The winning candidate, None if no candidate has an answer; and the name of what compared the answers."""
 
     best: Candidate | None
-    grader: str = SPELLING
+    grader: str = EXACT_MATCH
 
 
 def select(
@@ -25,22 +25,22 @@ def select(
     equivalence: Equivalence | None = None,
     given_up: Callable[[], bool] = lambda: False,
 ) -> VoteResult:
-    """Let the candidates vote on an answer.
+    """Select an answer by a vote of the candidates.
 
-    Answers whose canonical texts match exactly vote together: 18 with 18 cm, and 5 with x = 5. Which of the others have
-    the same value is asked of `equivalence`, where that can change who wins; see `_equal_answers`. But where 18 cm and
-    18 m would vote together, nobody can tell which of them a bare 18 means, and each of the three votes for itself.
+    Answers with the same canonical text vote together: 18 with 18 cm, and 5 with x = 5. Whether other answers have the
+    same value is asked of `equivalence`, if that can change the winner; see `_equal_answers`. But if that would join
+    18 cm with 18 m, a bare 18 could mean either, and each of the three votes separately.
 
-    Candidates without an answer never win. Ties go to the higher-scored path, then to the earlier candidate. Weighted
-    and majority votes return the best-scored path of the winning answer.
+    Candidates without an answer never win. Ties go to the higher path score, then to the earlier candidate. Weighted
+    and majority votes return the best-scored path with the winning answer.
 
     Args:
         candidates: complete paths, in an order that does not depend on timing.
-        vote: how they are counted.
-        equivalence: tells equal answers from different ones; None for exact match alone. It may be slow.
-        given_up: asked between two questions; once it says yes, the vote goes by exact match alone.
+        vote: how to count them.
+        equivalence: compares answers, possibly slowly; None for exact match only.
+        given_up: checked before each comparison; once it returns True, the vote falls back to exact match.
     """
-    grader, group_of = SPELLING, dict[str, str]()
+    grader, group_of = EXACT_MATCH, dict[str, str]()
     if equivalence is not None and vote is not Vote.NAIVE and not is_decided(candidates, vote):
         grader, group_of = _equal_answers(candidates, equivalence, given_up)
     answered = [candidate for candidate in candidates if candidate.answer]
@@ -54,11 +54,11 @@ def select(
 
 
 def is_decided(candidates: Sequence[Candidate], vote: Vote) -> bool:
-    """Whether the answers of one text outweigh all others together, whichever of these are equal."""
+    """Whether one canonical answer outweighs all others together, so that comparing them cannot change the winner."""
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         if candidate.answer:
-            groups[spelled(candidate.answer)].append(candidate)
+            groups[exact_match_key(candidate.answer)].append(candidate)
     weights = sorted((_weight(group, vote) for group in groups.values()), reverse=True)
     return not weights or weights[0] > math.fsum(weights[1:])
 
@@ -66,23 +66,23 @@ def is_decided(candidates: Sequence[Candidate], vote: Vote) -> bool:
 def _equal_answers(
     candidates: Sequence[Candidate], equivalence: Equivalence, given_up: Callable[[], bool]
 ) -> tuple[str, dict[str, str]]:
-    """What told the answers apart, and for each canonical answer the one that it votes with.
+    """Return the name of what compared the answers, and for each canonical answer the one whose group it joins.
 
-    The answers are taken in the order in which they first occur among the candidates. Each joins the first earlier
-    group whose first answer it equals, or founds one. Each pair is asked about once at most, the earlier answer first,
-    and two plain numbers never: their canonical texts say whether they are equal.
+    Answers are processed in order of first occurrence. Each joins the first earlier group whose first answer it equals,
+    or founds a group. Each pair is compared at most once, the earlier answer first. Two plain numbers are never
+    compared, as their canonical texts decide.
     """
     answers: dict[str, str] = {}
     for candidate in candidates:
         if candidate.answer:
             answers.setdefault(canonical(candidate.answer), candidate.answer)
-    grader, group_of, founders = SPELLING, dict[str, str](), list[str]()
+    grader, group_of, founders = EXACT_MATCH, dict[str, str](), list[str]()
     for key, answer in answers.items():
         for founder in founders:
             if is_number(founder) and is_number(key):
                 continue
             if given_up():
-                return SPELLING, {}
+                return EXACT_MATCH, {}
             grader = equivalence.name
             if equivalence.equal(answers[founder], answer):
                 group_of[key] = founder
@@ -93,7 +93,7 @@ def _equal_answers(
 
 
 def _groups(candidates: list[Candidate], group_of: dict[str, str]) -> list[list[Candidate]]:
-    """Candidates whose answers vote together."""
+    """Group candidates whose answers vote together."""
     of_value: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         key = canonical(candidate.answer)

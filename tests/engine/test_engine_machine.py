@@ -50,10 +50,10 @@ class Alone:
             self.known[key] = (tuple(done.token_ids), done.log_probability, done.cause)
         return self.known[key]  # type: ignore[return-value]
 
-    def scores(self, before: tuple[int, ...], new: tuple[int, ...], read_at: tuple[int, ...]) -> bytes:
-        if (key := (before, new, read_at)) not in self.known:
+    def scores(self, before: tuple[int, ...], new: tuple[int, ...], score_positions: tuple[int, ...]) -> bytes:
+        if (key := (before, new, score_positions)) not in self.known:
             sequence = self.engine.open(VERIFIER, list(before))
-            done = self.run(sequence, Score(None, sequence, new, read_at))
+            done = self.run(sequence, Score(None, sequence, new, score_positions))
             assert isinstance(done, Scored)
             self.known[key] = done.values.tobytes()
         return self.known[key]  # type: ignore[return-value]
@@ -143,10 +143,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data(), new=st.lists(st.integers(3, 40), max_size=6), every=st.booleans())
     def score(self, data: st.DataObject, new: list[int], every: bool) -> None:
         self.count()
-        read_at = tuple(range(len(new))) if every else tuple(range(len(new)))[-1:]
+        score_positions = tuple(range(len(new))) if every else tuple(range(len(new)))[-1:]
         for sequence in data.draw(st.lists(st.sampled_from(self.idle(VERIFIER)), min_size=1, max_size=6, unique=True)):
             if self.room_for(sequence.owner, VERIFIER, [len(new) + 5]):
-                self.submit(sequence, Score(sequence.owner, sequence, tuple(new), read_at))
+                self.submit(sequence, Score(sequence.owner, sequence, tuple(new), score_positions))
 
     @precondition(lambda self: self.idle(GENERATOR))
     @rule(
@@ -193,7 +193,7 @@ class EngineMachine(RuleBasedStateMachine):
             sequence = done.work.sequence
             before = self.texts[sequence]
             if isinstance(done, Scored):
-                expected = self.alone.scores(tuple(before), done.work.token_ids, done.work.read_at)
+                expected = self.alone.scores(tuple(before), done.work.token_ids, done.work.score_positions)
                 assert done.values.astype(np.float32).tobytes() == expected
                 before += done.work.token_ids
                 del self.working[sequence]
@@ -229,8 +229,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(OWNERS))
     def preempt(self, owner: str) -> None:
         self.count()
-        self.engine.set_aside(owner)
-        self.engine.call_back(owner)
+        self.engine.suspend(owner)
+        self.engine.resume_owner(owner)
         for scheduler in self.engine.schedulers.values():
             assert scheduler.table.blocks_of(owner) == 0
 

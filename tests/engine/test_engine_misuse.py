@@ -143,11 +143,11 @@ def test_a_handle_whose_row_was_taken_again_is_of_no_use(engine: Engine, sequenc
     release(engine, heir)
 
 
-@pytest.mark.parametrize("read_at", [(1, 0), (0, 0), (0, 2, 1), (-1,), (-1, 1), (3,), (0, 3), (2, 3, 1)])
-def test_reads_that_do_not_ascend_within_the_tokens_are_refused(read_at: tuple[int, ...], engine: Engine):
+@pytest.mark.parametrize("score_positions", [(1, 0), (0, 0), (0, 2, 1), (-1,), (-1, 1), (3,), (0, 3), (2, 3, 1)])
+def test_reads_that_do_not_ascend_within_the_tokens_are_refused(score_positions: tuple[int, ...], engine: Engine):
     sequence = engine.open(VERIFIER, [9])
     with refused(engine, "Score reads"):
-        engine.submit(Score("me", sequence, (5, 6, 7), read_at))
+        engine.submit(Score("me", sequence, (5, 6, 7), score_positions))
     release(engine, sequence)
 
 

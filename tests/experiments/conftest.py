@@ -30,7 +30,7 @@ def espalier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     from espalier.experiments.cli import main as cli
 
     names = "GENERATOR", "VERIFIER", "DEVICE", "DTYPE", "KV_MEMORY", "SYSTEM_PROMPT", "IN_FLIGHT", "THREADS"
-    names = *names, "GROUPING", "GRADER_MEMORY"
+    names = *names, "ANSWER_EQUIVALENCE", "GRADER_MEMORY"
     for name in names:
         monkeypatch.delenv(f"ESPALIER_{name}", raising=False)
     monkeypatch.setenv("COLUMNS", "200")

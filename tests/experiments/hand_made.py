@@ -40,6 +40,6 @@ def result(**changes: Any) -> SearchResult:
         "usage": Usage(301, 300, 250, 204, 64, 63, 50, 12, 7, 1, 3 * 2**20, 2**21, 2**20, 16, 10, 0.25, 0.1, 1.5),
         "configuration": SearchRequest("What is 47+25-24?"),
         "digests": {"generator": "d1", "verifier": "d2"},
-        "grader": "spelling",
+        "grader": "exact-match",
     }
     return SearchResult(**{**fields, **changes})

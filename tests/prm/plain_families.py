@@ -51,8 +51,8 @@ def reasonflux(folder: Path, problem: str, steps: list[str]) -> list[float]:
     text = _chat(folder, problem) + "".join(step.strip("\n") + "<extra_0>" for step in steps)
     ids = _encode(folder, text)
     tag = hf_tokenizer(folder).convert_tokens_to_ids("<extra_0>")
-    read_at = [i for i, token in enumerate(ids) if token == tag]
-    hidden, w = _qwen_trunk(folder)(torch.tensor([ids])).last_hidden_state[0, read_at], tensors(folder)
+    score_positions = [i for i, token in enumerate(ids) if token == tag]
+    hidden, w = _qwen_trunk(folder)(torch.tensor([ids])).last_hidden_state[0, score_positions], tensors(folder)
     inner = torch.relu(hidden @ w["score.0.weight"].T + w["score.0.bias"])
     return torch.softmax(inner @ w["score.2.weight"].T + w["score.2.bias"], dim=-1)[:, 1].tolist()
 
@@ -63,12 +63,12 @@ def skywork(folder: Path, problem: str, steps: list[str]) -> list[float]:
     The steps' scores are the least of their lines' that are not blank.
     """
     (newline,) = _encode(folder, "\n")
-    ids, read_at = _encode(folder, f"<|endoftext|>{problem}\n"), []
+    ids, score_positions = _encode(folder, f"<|endoftext|>{problem}\n"), []
     bare = [step.strip("\n") for step in steps]
     for line in "\n\n".join(bare).split("\n"):
         ids += [*(_encode(folder, line) if line else []), newline]
-        read_at.append(len(ids) - 1)
-    hidden, w = _qwen_trunk(folder)(torch.tensor([ids])).last_hidden_state[0, read_at], tensors(folder)
+        score_positions.append(len(ids) - 1)
+    hidden, w = _qwen_trunk(folder)(torch.tensor([ids])).last_hidden_state[0, score_positions], tensors(folder)
     rewards = iter(torch.sigmoid(hidden @ w["v_head.summary.weight"].T + w["v_head.summary.bias"])[:, 0].tolist())
     scores = []
     for step in bare:

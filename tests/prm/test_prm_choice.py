@@ -1,4 +1,4 @@
-"""Which family a checkpoint is of, by what it holds; adapter files; the table in `prm/README.md`."""
+"""Which family a checkpoint is of, by what it holds; family specs; the table in `prm/README.md`."""
 
 import json
 import shutil
@@ -11,11 +11,11 @@ from paths import STEPS, begin, score_path
 from tiny_models import edit_json
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import AdapterError, CheckpointError
+from espalier.engine.errors import CheckpointError, FamilySpecError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.experiments.bench.prm_table import MARKERS, family_table
 from espalier.prm import families
-from espalier.prm.families import Choice, entries, identify, load_verifier
+from espalier.prm.families import FamilyMatch, entries, identify, load_verifier
 from espalier.prm.families.spec import read_spec
 from espalier.prm.verifier import Verifier
 
@@ -29,7 +29,7 @@ MINIMAL = {
 }
 
 
-def chosen(folder: Path, family: str | None = None, reference: bool = False) -> Choice:
+def chosen(folder: Path, family: str | None = None, reference: bool = False) -> FamilyMatch:
     return identify(Checkpoint(folder), family, reference)
 
 
@@ -44,8 +44,8 @@ def copy_of(family_folders: dict[str, Path], tmp_path: Path) -> Callable[[str], 
 
 
 @pytest.fixture
-def adapter_file(tmp_path: Path) -> Callable[..., Path]:
-    """Writes an adapter file of dotted keys and values as TOML has them."""
+def spec_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a family spec from dotted keys and values as TOML has them."""
 
     def write(changes: dict[str, str | None] | None = None, text: str = "") -> Path:
         merged = {key: value for key, value in (MINIMAL | (changes or {})).items() if value is not None}
@@ -64,18 +64,18 @@ def test_a_checkpoint_is_told_by_its_class_and_tensors_without_its_weights(
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(Checkpoint, "take", never)
-    choice = chosen(family_folders[name])
-    assert choice.info.name == name
-    assert "architecture" in choice.reason
+    match = chosen(family_folders[name])
+    assert match.info.name == name
+    assert "architecture" in match.reason
 
 
 @pytest.mark.parametrize("name", BY_FLAG)
 def test_a_class_that_could_be_another_family_or_a_generator_is_not_guessed(name: str, family_folders: dict[str, Path]):
     assert chosen(family_folders[name], name).info.name == name
     if name == "pure":
-        choice = chosen(family_folders[name])
-        assert choice.info.name == "token-classifier"
-        assert "--verifier-family pure" in choice.reason
+        match = chosen(family_folders[name])
+        assert match.info.name == "token-classifier"
+        assert "--verifier-family pure" in match.reason
         return
     with pytest.raises(CheckpointError, match=r"--verifier-family") as error:
         chosen(family_folders[name])
@@ -90,7 +90,7 @@ def test_a_class_that_could_be_another_family_or_a_generator_is_not_guessed(name
         ("versaprm", {"+": 10, "-": 12, "<|begin_of_text|>": 128000, "ĠĊĊĊĊ": 23535}),
     ],
 )
-def test_a_published_vocabulary_is_no_evidence_for_models_of_several_layouts_share_it(
+def test_a_published_vocabulary_detects_no_family_for_models_of_several_layouts_share_it(
     name: str, ids: dict[str, int], copy_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ):
     folder = copy_of(name)
@@ -128,7 +128,7 @@ def give_ids(folder: Path, ids: dict[str, int]) -> None:
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model} | blank))
 
 
-def test_a_reference_model_is_evidence_of_the_family_of_two(family_folders: dict[str, Path]):
+def test_a_reference_model_selects_the_family_of_two(family_folders: dict[str, Path]):
     assert chosen(family_folders["eurus-prm"], reference=True).info.name == "eurus-prm"
 
 
@@ -148,7 +148,7 @@ def test_a_reference_for_a_family_that_has_none_is_refused(family_folders: dict[
 def test_a_reference_of_another_shape_or_vocabulary_is_refused(
     family_folders: dict[str, Path], tiny_checkpoints: dict[str, Path]
 ):
-    with pytest.raises(CheckpointError, match=r"num_kv_heads is 2 and its reference's 1"):
+    with pytest.raises(CheckpointError, match=r"num_kv_heads is 2, its reference's is 1"):
         load_verifier(
             Checkpoint(family_folders["eurus-prm"]),
             torch.float32,
@@ -172,7 +172,7 @@ def test_an_unknown_family_is_refused_with_the_known_ones(family_folders: dict[s
 def test_a_published_vocabulary_with_another_id_is_refused(copy_of: Callable[[str], Path]):
     folder = copy_of("reasonflux-prm")
     edit_json(folder / "config.json", {"vocab_size": 152064})
-    with pytest.raises(CheckpointError, match=r"gives '<extra_0>' the id 3, and published .* have 151651"):
+    with pytest.raises(CheckpointError, match=r"gives '<extra_0>' the id 3, but published .* have 151651"):
         load_verifier(Checkpoint(folder), torch.float32, "cpu")
 
 
@@ -194,13 +194,13 @@ def test_a_template_that_does_not_append_is_refused(copy_of: Callable[[str], Pat
         load_verifier(Checkpoint(folder), torch.float32, "cpu", "rlhflow")
 
 
-def test_a_users_adapter_file_gives_the_scores_of_the_family_it_describes(
-    adapter_file: Callable[..., Path],
+def test_a_users_family_spec_gives_the_scores_of_the_family_it_describes(
+    spec_file: Callable[..., Path],
     family_folders: dict[str, Path],
     verifier_of: Callable[..., tuple[Engine, Verifier]],
 ):
     system = '"Please reason step by step, and put your final answer within \\\\boxed{}."'
-    file = adapter_file({"prompt.system": system, "head.unused": '["lm_head.weight"]'})
+    file = spec_file({"prompt.system": system, "head.unused": '["lm_head.weight"]'})
     folder = family_folders["qwen2.5-math-prm"]
     mine = load_verifier(Checkpoint(folder), torch.float32, "cpu", str(file))
     assert mine.name == "mine"
@@ -211,12 +211,12 @@ def test_a_users_adapter_file_gives_the_scores_of_the_family_it_describes(
     assert scores == score_path(engine, begin(engine, verifier), STEPS["eight steps"])
 
 
-def test_another_adapter_file_of_the_same_name_is_another_verifier(
-    adapter_file: Callable[..., Path], family_folders: dict[str, Path]
+def test_another_family_spec_of_the_same_name_is_another_verifier(
+    spec_file: Callable[..., Path], family_folders: dict[str, Path]
 ):
     identities = []
     for unused in ('["lm_head.weight"]', '["lm_head.weight", "other"]'):
-        file = adapter_file({"head.unused": unused})
+        file = spec_file({"head.unused": unused})
         family = load_verifier(Checkpoint(family_folders["qwen2.5-math-prm"]), torch.float32, "cpu", str(file))
         identities.append(family.identity)
     assert identities[0] != identities[1]
@@ -252,29 +252,29 @@ def test_another_adapter_file_of_the_same_name_is_another_verifier(
         ({"head.index": "2"}, r"head\.index is 2 and there are 2 labels"),
         ({"head.labels": "true"}, r"head\.labels is True and should be a whole number"),
         ({"ids.tokens": '{"+" = "x"}'}, r"ids\.tokens\.\+ is 'x' and should be a whole number"),
-        ({"evidence.rope_theta": '"big"'}, r"evidence\.rope_theta is 'big' and should be a number"),
+        ({"detection.rope_theta": '"big"'}, r"detection\.rope_theta is 'big' and should be a number"),
     ],
 )
-def test_a_wrong_adapter_file_is_refused_naming_the_file_and_the_key(
-    changes: dict[str, str | None], problem: str, adapter_file: Callable[..., Path]
+def test_a_wrong_family_spec_is_refused_naming_the_file_and_the_key(
+    changes: dict[str, str | None], problem: str, spec_file: Callable[..., Path]
 ):
-    file = adapter_file(changes)
-    with pytest.raises(AdapterError, match=problem) as error:
+    file = spec_file(changes)
+    with pytest.raises(FamilySpecError, match=problem) as error:
         read_spec(file)
     assert str(file) in str(error.value)
 
 
-def test_an_adapter_file_that_is_no_toml_or_is_not_there_is_refused(tmp_path: Path, family_folders: dict[str, Path]):
+def test_a_family_spec_that_is_no_toml_or_is_not_there_is_refused(tmp_path: Path, family_folders: dict[str, Path]):
     file = tmp_path / "mine.toml"
-    with pytest.raises(AdapterError, match=f"cannot read {file}"):
+    with pytest.raises(FamilySpecError, match=f"cannot read {file}"):
         chosen(family_folders["qwen2.5-math-prm"], str(file))
     file.write_text("name = ")
-    with pytest.raises(AdapterError, match="not valid TOML"):
+    with pytest.raises(FamilySpecError, match="not valid TOML"):
         read_spec(file)
 
 
-def test_an_adapter_that_names_a_token_the_tokenizer_lacks_is_refused(
-    adapter_file: Callable[..., Path], family_folders: dict[str, Path]
+def test_a_family_spec_that_names_a_token_the_tokenizer_lacks_is_refused(
+    spec_file: Callable[..., Path], family_folders: dict[str, Path]
 ):
     checkpoint = Checkpoint(family_folders["qwen2.5-math-prm"])
     for changes, problem in (
@@ -284,19 +284,19 @@ def test_an_adapter_that_names_a_token_the_tokenizer_lacks_is_refused(
     ):
         changes = {"head.unused": '["lm_head.weight"]'} | changes
         with pytest.raises(CheckpointError, match=problem):
-            load_verifier(checkpoint, torch.float32, "cpu", str(adapter_file(changes)))
+            load_verifier(checkpoint, torch.float32, "cpu", str(spec_file(changes)))
 
 
 def test_a_tag_that_the_text_swallows_is_an_error_and_not_a_wrong_place(
-    adapter_file: Callable[..., Path], family_folders: dict[str, Path]
+    spec_file: Callable[..., Path], family_folders: dict[str, Path]
 ):
     changes = {"prompt.kind": '"text"', "step.tag": '"\\n"', "step.text": '"{step}\\n"', "step.encode": '"whole"'}
-    file = adapter_file(changes | {"head.layers": '["score"]'})
+    file = spec_file(changes | {"head.layers": '["score"]'})
     with pytest.raises(CheckpointError, match=r"the tag '\\n' is merged with the text before it"):
         load_verifier(Checkpoint(family_folders["token-classifier"]), torch.float32, "cpu", str(file))
 
 
-def test_every_adapter_that_comes_along_is_one_of_the_families():
+def test_every_shipped_family_spec_is_one_of_the_families():
     files = sorted(file.stem for file in Path(families.__file__).parent.glob("*.toml"))
     names = {entry.info.name for entry in entries()}
     assert len(files) >= 2

@@ -84,7 +84,7 @@ def test_every_token_is_computed_once_and_nothing_is_tokenised_otherwise_later(n
     steps = tuple(STEPS["eight steps"])
     score_path(engine, begin(engine, verifier), list(steps))
     whole = verifier.family.whole(StepPath(PROBLEM, steps))
-    probes = whole.tail * (len(steps) - 1)  # the last one's is in the whole text
+    probes = whole.num_probe_tokens * (len(steps) - 1)  # the last one's is in the whole text
     assert verifier.reopened == 0
     assert engine.stats()["verifier"].computed_tokens == len(whole.token_ids) + probes
 

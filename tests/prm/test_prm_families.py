@@ -159,7 +159,7 @@ def test_a_classifiers_step_is_followed_by_its_separator_and_read_at_its_last_to
     reading = family.read(StepPath("How many?", ("38+47=85\n\n",)))
     assert family.model.tokenizer.decode(list(reading.token_ids)) == "38+47=85\n\n\n"
     assert len(family.model.tokenizer.encode("\n\n\n")) > 1
-    assert reading.read_at == (len(reading.token_ids) - 1,)
+    assert reading.score_positions == (len(reading.token_ids) - 1,)
 
 
 def test_a_verifier_never_ends_a_generation(tiny_checkpoints: dict[str, Path]):

@@ -160,7 +160,9 @@ def test_a_score_that_differs_ends_the_search_with_the_numbers_and_leaves_nothin
 
     def forgetful(self: UniversalPrm, path: StepPath) -> ScoringInput:
         reading = read(self, path)
-        return reading if len(path.steps) == 1 else ScoringInput(reading.token_ids[1:], (reading.read_at[0] - 1,), 1)
+        if len(path.steps) == 1:
+            return reading
+        return ScoringInput(reading.token_ids[1:], (reading.score_positions[0] - 1,), 1)
 
     monkeypatch.setattr(UniversalPrm, "read", forgetful)
     orchestrator = search_with("universal-prm", full_rescore=True)

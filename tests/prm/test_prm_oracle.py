@@ -54,7 +54,7 @@ def test_a_family_that_forgets_the_answer_before_a_step_is_caught(verifier_of: M
         reading = read(self, path)
         if reading.whole:
             return reading
-        return ScoringInput(reading.token_ids[1:], (reading.read_at[0] - 1,))
+        return ScoringInput(reading.token_ids[1:], (reading.score_positions[0] - 1,))
 
     monkeypatch.setattr(RlhFlow, "read", without_the_answer)
     caught(verifier_of, "rlhflow")
@@ -65,7 +65,7 @@ def test_a_family_that_reads_one_token_early_is_caught(verifier_of: Make, monkey
 
     def early(self: QwenMathPrm, path: StepPath) -> ScoringInput:
         reading = read(self, path)
-        return ScoringInput(reading.token_ids, (reading.read_at[0] - (len(path.steps) > 1),))
+        return ScoringInput(reading.token_ids, (reading.score_positions[0] - (len(path.steps) > 1),))
 
     monkeypatch.setattr(QwenMathPrm, "read", early)
     caught(verifier_of, "qwen2.5-math-prm")

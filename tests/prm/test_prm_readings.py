@@ -56,7 +56,7 @@ def test_a_path_that_is_tokenised_otherwise_is_read_anew_with_the_same_score(
     for end in (1, 2, 3):
         whole = merging.whole(StepPath(PROBLEM, steps[:end]))
         sequence = engine.open("verifier", [])
-        values = read(engine, sequence, list(whole.token_ids), list(whole.read_at))
+        values = read(engine, sequence, list(whole.token_ids), list(whole.score_positions))
         assert merging.score(values, None) == scores[end - 1]
         release(engine, sequence)
 
@@ -161,7 +161,7 @@ def test_several_lines_have_the_worst_ones_score(verifier_of: Make):
     lines = ["38+47=85", "so 85 coins", "which is all"]
     sequences, scores = [verification.root], []
     reading = verifier.family.read(StepPath(PROBLEM, ("\n".join(lines),)))
-    assert len(reading.read_at) == 3
+    assert len(reading.score_positions) == 3
     whole, sequence = score_step(engine, verification, verification.root, "\n".join(lines))
     sequences.append(sequence)
     for end in (1, 2, 3):

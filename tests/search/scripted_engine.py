@@ -239,7 +239,7 @@ def begin(request: SearchRequest, order: int, path_tokens: int = 40, verifier_ro
     effective = replace(with_defaults(request), temperature=0.0 if greedy else 1.0, top_k=0, top_p=1.0, min_p=0.0)
     limits = PathLimits(PROMPT, path_tokens, min(request.max_step_tokens, path_tokens))
     room = PathLimits(VERIFIER_PROMPT, verifier_room, verifier_room) if scored else None
-    plan = ResolvedRequest("search", effective, SubmitOptions(), limits, room)
+    resolved = ResolvedRequest("search", effective, SubmitOptions(), limits, room)
     models = cast(Any, engine), engine.generator(), engine.verifier() if scored else None
-    search = RunningSearch(plan, *models, lambda event: None)
+    search = RunningSearch(resolved, *models, lambda event: None)
     return Run(search, engine, search.meter)

@@ -89,6 +89,15 @@ def test_the_defaults_break_no_rule(kind):
     assert violations(kind(**({"problem": "1+1?"} if kind is SearchRequest else {}))) == []
 
 
+def test_a_kind_of_option_that_no_command_line_could_read_is_refused_at_once():
+    @dataclass(frozen=True)
+    class Listed:
+        words: Annotated[tuple[str, ...], Option("Some words.")] = ()
+
+    with pytest.raises(TypeError, match=r"words is .*; an option is int, float, bool, str, a Path or a StrEnum"):
+        declared(Listed)
+
+
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 

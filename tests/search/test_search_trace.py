@@ -26,7 +26,7 @@ def test_an_algorithm_fed_its_own_trace_makes_the_same_choices(
     trace = read_trace(tmp_path / "trace.json")
     assert replay(trace) == len(result.rounds) >= 1
     assert len(trace["nodes"]) == len(result.nodes)
-    assert trace["grader"] == result.grader == "spelling"
+    assert trace["grader"] == result.grader == "exact-match"
 
 
 @pytest.mark.parametrize("steps", [1, 4, 9, 16])

@@ -216,12 +216,14 @@ def test_generations_that_could_not_run_are_refused(wrong: dict, make_engine: Ca
     release(engine, sequence)
 
 
-@pytest.mark.parametrize("read_at", [(2,), (-1,)])
-def test_scores_read_outside_their_tokens_are_refused(read_at: tuple[int, ...], make_engine: Callable[..., Engine]):
+@pytest.mark.parametrize("score_positions", [(2,), (-1,)])
+def test_scores_read_outside_their_tokens_are_refused(
+    score_positions: tuple[int, ...], make_engine: Callable[..., Engine]
+):
     engine = make_engine("talker")
     sequence = engine.open(GENERATOR, [9])
     with pytest.raises(ValueError, match="outside its own tokens"):
-        engine.submit(Score("me", sequence, (5, 6), read_at))
+        engine.submit(Score("me", sequence, (5, 6), score_positions))
     release(engine, sequence)
 
 

@@ -100,8 +100,8 @@ def test_preempting_waits_for_what_is_in_flight_and_loses_nothing(models: dict[s
         engine = engine_of(models)
         opened = submit_both(engine)
         done = [d for _ in range(steps) for d in engine.step()]
-        engine.set_aside("search")
-        engine.call_back("search")
+        engine.suspend("search")
+        engine.resume_owner("search")
         assert all(scheduler.pool.live_blocks == 0 for scheduler in engine.schedulers.values())
         done += drain(engine)
         assert is_all_of_one(done)

@@ -224,8 +224,8 @@ def test_logits_equal_transformers_after_a_preemption(
     for child in children:
         engine.submit(Score("search", child.sequence, (50, 60, 70), (0, 1, 2)))
     done = [d for _ in range(steps) for d in engine.step()]
-    engine.set_aside("search")
-    engine.call_back("search")
+    engine.suspend("search")
+    engine.resume_owner("search")
     assert engine.stats()["generator"].live_blocks == 0
     done += drain(engine)
     assert len(done) == len(children) == 3

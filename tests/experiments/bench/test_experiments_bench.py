@@ -34,7 +34,7 @@ def no_grader_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that compare answers would run beside what is timed."""
 
     def refuse(*_: object) -> None:
-        raise AssertionError("a benchmark of speed votes by spelling")
+        raise AssertionError("a benchmark of speed votes by exact match")
 
     monkeypatch.setattr("espalier.search.voting.equivalence.MathVerify", refuse)
 

@@ -261,17 +261,17 @@ def test_votes_of_the_demo_start_no_process(espalier, monkeypatch):
         ran = espalier(*SOLVE, "-a", algorithm, "-N", 8, "--json")
         assert ran.code == 0, ran.err
         result = json.loads(ran.out)
-        assert result["grader"] == "spelling"
+        assert result["grader"] == "exact-match"
         assert len({candidate["answer"] for candidate in result["candidates"]} - {""}) > 1 or algorithm == "beam"
 
 
 def test_what_groups_answers_is_part_of_a_runs_configuration(espalier, tmp_path):
     run = "eval", "-a", "majority", "-N", 2, "--limit", 1, "--out", tmp_path / "run"
     assert espalier(*run).code == 0
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["grouping"].startswith("math-verify ")
-    ran = espalier(*run, "--grouping", "spelling")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["answer_equivalence"].startswith("math-verify ")
+    ran = espalier(*run, "--answer-equivalence", "exact-match")
     assert ran.code == 2
-    assert 'grouping is "math-verify ' in ran.err
+    assert 'answer_equivalence is "math-verify ' in ran.err
 
 
 def test_solve_gives_the_same_text_again_and_another_with_another_seed(espalier):

@@ -74,8 +74,8 @@ def test_a_pair_is_planned_on_paper_within_two_percent_of_its_tensors(pair: tupl
     assert verifier.weight_bytes == pytest.approx(2 * (without_lm_head + head), rel=0.02)
     assert (generator.kv_bytes_per_token, verifier.kv_bytes_per_token) == (28_672, 57_344)
     assert not generator.has_weights
-    assert verifier.choice is not None
-    assert verifier.choice.info.name == "qwen2.5-math-prm"
+    assert verifier.match is not None
+    assert verifier.match.info.name == "qwen2.5-math-prm"
 
 
 def test_an_index_without_its_shards_is_no_weights(pair: tuple[Path, Path]):
@@ -88,9 +88,9 @@ def test_an_index_without_its_shards_is_no_weights(pair: tuple[Path, Path]):
 def test_families_that_tensors_tell_are_told_without_weights(tmp_path: Path):
     skywork = on_paper(tmp_path / "skywork", "Qwen2ForPrmModel", {**MATH_PRM_7B, "vocab_size": 151936})
     Tokenizer(models.WordLevel({"[UNK]": 0, "Ċ": 198}, unk_token="[UNK]")).save(str(skywork / "tokenizer.json"))
-    choice = identify(Outline(skywork, LoadFormat.DUMMY))
-    assert choice.info.name == "skywork-o1-open-prm"
-    assert "tensor" not in choice.reason
+    match = identify(Outline(skywork, LoadFormat.DUMMY))
+    assert match.info.name == "skywork-o1-open-prm"
+    assert "tensor" not in match.reason
 
 
 def test_a_pair_fits_a_card_of_24_gigabytes_and_quantised_one_of_12(pair: tuple[Path, Path]):
@@ -110,7 +110,7 @@ def test_a_generators_weights_are_the_sum_of_its_tensors(name: str, tiny_checkpo
     found = inspect_checkpoint(str(tiny_checkpoints[name]), torch.float32)
     with safe_open(tiny_checkpoints[name] / "model.safetensors", framework="pt") as tensors:
         assert found.weight_bytes == sum(tensors.get_tensor(key).nbytes for key in tensors.keys())  # noqa: SIM118
-    assert (found.role, found.choice, found.has_weights, found.readings) == ("generator", None, True, ())
+    assert (found.role, found.match, found.has_weights, found.readings) == ("generator", None, True, ())
 
 
 def test_a_verifier_is_shown_with_its_family_and_where_it_is_read(tiny_checkpoints: dict[str, Path]):

@@ -64,8 +64,8 @@ def test_every_option_lands_in_its_own_field(espalier, monkeypatch):
             0.5,
             "--system-prompt",
             "be brief",
-            "--grouping",
-            "spelling",
+            "--answer-equivalence",
+            "exact-match",
             "--threads",
             3,
         ),
@@ -85,7 +85,7 @@ def test_every_option_lands_in_its_own_field(espalier, monkeypatch):
         "reserved_share": 0.5,
         "launch_ahead": True,
         "system_prompt": "be brief",
-        "grouping": "spelling",
+        "answer_equivalence": "exact-match",
         "threads": 3,
     }
     for settings, in_flight in zip(seen, (64, 7, 7), strict=True):

@@ -130,7 +130,8 @@ def test_an_endpoint_may_be_a_name_or_an_address(espalier, endpoint):
     "flags",
     [
         *[(f"--{role}", "demo-generator") for role in ("generator", "verifier")],
-        *[("--device", "cpu"), ("--dtype", "auto"), ("--kv-memory", "1G"), ("--grouping", "spelling"), ("--offline",)],
+        *[("--device", "cpu"), ("--dtype", "auto"), ("--kv-memory", "1G"), ("--offline",)],
+        ("--answer-equivalence", "exact-match"),
         *[("--threads", 1), ("--trace", "t.json")],
     ],
 )

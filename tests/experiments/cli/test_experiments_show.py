@@ -72,7 +72,7 @@ def test_only_the_best_few_pruned_at_a_fork_are_shown_and_the_rest_counted():
     assert f"and {hidden} more" in text
 
 
-def test_elected_path_comes_first():
+def test_selected_path_comes_first():
     lines = [line for line in rendered().splitlines() if "72-24=" in line or "step by step" in line]
     assert "72-24=48" in lines[0]
 

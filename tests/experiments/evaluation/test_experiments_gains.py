@@ -7,7 +7,7 @@ import pytest
 
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.experiments.evaluation.statistics import mean_interval
-from espalier.search.request import AlgorithmName, GroupingName, SearchRequest
+from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting.answers import canonical
@@ -19,7 +19,7 @@ CHAIN = SearchRequest("-", AlgorithmName.CHAIN)
 
 @cache
 def pair() -> Orchestrator:
-    return load_orchestrator(RuntimeSettings(max_running=32, grouping=GroupingName.SPELLING))
+    return load_orchestrator(RuntimeSettings(max_running=32, answer_equivalence=AnswerEquivalence.EXACT_MATCH))
 
 
 @cache

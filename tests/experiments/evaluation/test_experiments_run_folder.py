@@ -26,7 +26,7 @@ def whole_configuration(**changes: Any) -> dict[str, Any]:
     """As `run_configuration` makes it, of models by any name."""
     filled = {"vote": "weighted", "temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 512}
     search = search_fields(replace(REQUEST, **{**filled, **changes}))
-    return {"benchmark": "some", **search, "generator": "a1", "verifier": "b2", "grouping": "spelling"}
+    return {"benchmark": "some", **search, "generator": "a1", "verifier": "b2", "answer_equivalence": "exact-match"}
 
 
 def write_configuration(folder: Path, configuration: dict[str, Any]) -> None:
@@ -112,9 +112,9 @@ def test_field_that_an_older_folder_left_open_and_that_is_set_now_is_refused_by_
 
 
 def test_folder_from_before_answers_were_grouped_went_by_spelling(tmp_path: Path):
-    write_configuration(tmp_path, {k: v for k, v in whole_configuration().items() if k != "grouping"})
-    with pytest.raises(EspalierError, match=r'grouping is "spelling" there, "math-verify 0\.8" now'):
-        RunFolder(tmp_path, {**whole_configuration(), "grouping": "math-verify 0.8"})
+    write_configuration(tmp_path, {k: v for k, v in whole_configuration().items() if k != "answer_equivalence"})
+    with pytest.raises(EspalierError, match=r'answer_equivalence is "exact-match" there, "math-verify 0\.8" now'):
+        RunFolder(tmp_path, {**whole_configuration(), "answer_equivalence": "math-verify 0.8"})
     RunFolder(tmp_path, whole_configuration())
 
 

@@ -384,7 +384,7 @@ def test_evaluation_of_an_older_version_resumes(run, make_orchestrator, tmp_path
     orchestrator = make_orchestrator()
     configuration = run_configuration("some", REQUEST, orchestrator)
     run(PROBLEMS[:2], folder=RunFolder(tmp_path, configuration), orchestrator=orchestrator)
-    late = ("time_limit", "generator_budget", "verifier_budget", "confidence", "grouping")
+    late = ("time_limit", "generator_budget", "verifier_budget", "confidence", "answer_equivalence")
     old = {name: value for name, value in configuration.items() if name not in late} | {"temperature": None}
     (tmp_path / "config.json").write_text(json.dumps(old))
     new: list[Sample] = []

@@ -138,7 +138,7 @@ def test_a_naive_vote_ends_at_a_perfect_score():
     st.integers(1, 4),
     st.sampled_from(list(Vote)),
 )
-def test_with_full_confidence_the_elected_answer_is_that_of_all_paths(
+def test_with_full_confidence_the_selected_answer_is_that_of_all_paths(
     paths: list[tuple[str, float]], batch: int, vote: Vote
 ):
     script = answers(*(answer for answer, _ in paths), scores=tuple(score for _, score in paths))

@@ -100,7 +100,7 @@ def faulty(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch) -> Callable
             "submit": lambda work: work.owner,
             "footprint": lambda sequences: sequences[0].owner if sequences else None,
             **dict.fromkeys(("fork", "release", "length", "token_ids"), lambda sequence, *_: sequence.owner),
-            **dict.fromkeys(("cancel", "set_aside", "call_back"), lambda owner: owner),
+            **dict.fromkeys(("cancel", "suspend", "resume_owner"), lambda owner: owner),
         }
         if site in owner_of:
             call = fault.before(getattr(engine, site), lambda *a, **n: owner_of[site](*a, **n) == fault.victim)
@@ -264,7 +264,7 @@ def test_a_listener_that_always_raises_stops_nobody(make_orchestrator: Make, alo
     assert outcome(other) == alone(OTHERS[0])
 
 
-@pytest.mark.parametrize("site", ["set_aside", "call_back"])
+@pytest.mark.parametrize("site", ["suspend", "resume_owner"])
 def test_a_fault_as_a_search_gives_way_to_an_urgent_one_is_its_own(site: str, faulty: Callable, alone: Alone):
     orchestrator, fault = faulty(site, 0, max_running=1)
     fault.victim = orchestrator.submit(VICTIMS["beam"])

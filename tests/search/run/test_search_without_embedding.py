@@ -168,7 +168,9 @@ def test_a_verifier_whose_mark_has_no_embedding_is_an_error(copy_of: Callable[[s
     folder = copy_of("math-prm")
     assert TextTokenizer(Checkpoint(folder)).token_id("<extra_0>") is not None
     token_id = add_token(folder, "<extra_0>")
-    with pytest.raises(CheckpointError, match=rf"'<extra_0>' \(id {token_id}\), which qwen2.5-math-prm reads"):
+    with pytest.raises(
+        CheckpointError, match=rf"'<extra_0>' \(id {token_id}\), which qwen2.5-math-prm adds to every path"
+    ):
         load_verifier(Checkpoint(folder), torch.float32, "cpu")
 
 

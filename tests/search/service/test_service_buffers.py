@@ -5,7 +5,7 @@ from scripted_orchestrator import CANDIDATE, NODES, result_of
 
 from espalier.search.request import SearchRequest
 from espalier.search.result import CandidateDone, Finished, Started, StepDone, StopReason
-from espalier.search.service.admission import Admission
+from espalier.search.service.call_queue import CallQueue
 from espalier.search.service.errors import BusyError
 from espalier.search.service.event_buffer import EventBuffer
 
@@ -71,7 +71,7 @@ def test_a_failure_reaches_a_waiting_reader():
 
 def test_admission_serves_waiters_in_order_and_refuses_one_too_many():
     async def scenario() -> list[str]:
-        admission = Admission(slots=1, queue=2, wait_seconds=5)
+        admission = CallQueue(slots=1, queue=2, wait_seconds=5)
         order: list[str] = []
 
         async def call(name: str) -> None:
@@ -94,7 +94,7 @@ def test_admission_serves_waiters_in_order_and_refuses_one_too_many():
 
 def test_a_waiter_that_leaves_or_waits_too_long_takes_no_slot_with_it():
     async def scenario() -> None:
-        admission = Admission(slots=1, queue=2, wait_seconds=0.01)
+        admission = CallQueue(slots=1, queue=2, wait_seconds=0.01)
         await admission.acquire()
         left = asyncio.create_task(admission.acquire())
         while not admission.waiting:

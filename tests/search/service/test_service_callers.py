@@ -10,7 +10,7 @@ from server_thread import PATIENCE, ServerThread
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest
-from espalier.search.service.admission import Admission
+from espalier.search.service.call_queue import CallQueue
 from espalier.search.service.callers import Salts, caller_of
 from espalier.search.service.errors import BusyError
 
@@ -58,7 +58,7 @@ def test_a_priority_out_of_bounds_is_refused_by_name(priority: int, start):
 
 def test_of_those_who_wait_the_one_of_highest_priority_goes_first():
     async def scenario() -> list[int]:
-        admission, order = Admission(slots=1, queue=8, wait_seconds=5), []
+        admission, order = CallQueue(slots=1, queue=8, wait_seconds=5), []
 
         async def call(priority: int) -> None:
             await admission.acquire(priority)
@@ -78,7 +78,7 @@ def test_of_those_who_wait_the_one_of_highest_priority_goes_first():
 
 def test_a_call_of_higher_priority_waits_for_no_slot_that_a_lower_one_holds():
     async def scenario() -> None:
-        admission = Admission(slots=2, queue=8, wait_seconds=5)
+        admission = CallQueue(slots=2, queue=8, wait_seconds=5)
         for priority in (0, 1, 1):  # the third takes the place of the first
             assert await admission.acquire(priority) == 0.0
         waiting = {name: asyncio.create_task(admission.acquire(name)) for name in (0, 1)}
@@ -107,7 +107,7 @@ def test_a_call_of_higher_priority_waits_for_no_slot_that_a_lower_one_holds():
 
 def test_nobody_waits_longer_for_a_slot_than_the_search_may_take():
     async def scenario() -> None:
-        admission = Admission(slots=1, queue=8, wait_seconds=60)
+        admission = CallQueue(slots=1, queue=8, wait_seconds=60)
         await admission.acquire()
         await admission.acquire(at_most=0.01)
 
@@ -118,7 +118,7 @@ def test_nobody_waits_longer_for_a_slot_than_the_search_may_take():
 @pytest.mark.parametrize("grants_before_the_cancel_arrives", [False, True])
 def test_a_slot_given_to_a_call_that_leaves_at_that_moment_goes_to_the_next(grants_before_the_cancel_arrives: bool):
     async def scenario() -> None:
-        admission = Admission(slots=1, queue=8, wait_seconds=5)
+        admission = CallQueue(slots=1, queue=8, wait_seconds=5)
         await admission.acquire()
         leaving, staying = (asyncio.create_task(admission.acquire()) for _ in range(2))
         while admission.waiting < 2:

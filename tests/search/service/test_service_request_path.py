@@ -19,7 +19,7 @@ from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.service.settings import ServerSettings
 
-MOST_MODULES = 74
+MOST_MODULES = 60
 FIRST, SECOND = (
     SearchRequest(
         f"Tom has {n} coins. He finds 3 more. He loses 4. How many coins does he have now?", beam_width=2, expansion=2

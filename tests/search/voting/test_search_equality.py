@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.search.voting import equality
-from espalier.search.voting.answers import canonical, extract_answer, spelled
+from espalier.search.voting.answers import canonical, exact_match_key, extract_answer
 from espalier.search.voting.equality import is_right, is_same_value
 from espalier.search.voting.reading import read
 
@@ -91,8 +91,8 @@ def test_what_is_spelled_otherwise_votes_together_without_math_verify(same: tupl
 
 
 def test_names_and_units_are_part_of_the_spelling_and_not_of_the_value():
-    assert spelled("18") == spelled("18 eggs") == "18"
-    assert len({spelled(answer) for answer in ("18", "18 cm", "18 m", "x = 18", "y = 18")}) == 5
+    assert exact_match_key("18") == exact_match_key("18 eggs") == "18"
+    assert len({exact_match_key(answer) for answer in ("18", "18 cm", "18 m", "x = 18", "y = 18")}) == 5
 
 
 def test_golds_are_cleaned_as_answers_are():

@@ -12,7 +12,7 @@ import pytest
 from scripted_equivalence import ScriptedEquivalence
 from search_runs import BEAM, MAJORITY, crowd, outcome, run
 
-from espalier.search.request import GroupingName, SearchRequest
+from espalier.search.request import AnswerEquivalence, SearchRequest
 from espalier.search.result import CandidateDone, Event, Finished, SearchResult, StopReason
 from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
@@ -22,7 +22,7 @@ from espalier.search.voting.equivalence import MathVerify, make_equivalence
 Make = Callable[..., Orchestrator]
 
 SPLIT = replace(MAJORITY, seed=1)
-"""Its paths answer 0, 1, 2, nothing, nothing and 0: by spelling the first wins."""
+"""Its paths answer 0, 1, 2, nothing, nothing and 0: by exact match the first wins."""
 WORDS = {"0": "x+1", "1": "2\\sqrt{2}", "2": "\\sqrt{8}"}
 
 
@@ -62,7 +62,7 @@ def test_a_search_that_waits_for_its_vote_holds_nothing(make_orchestrator: Make)
 @pytest.mark.usefixtures("formulas")
 def test_what_is_called_equal_wins_together(make_orchestrator: Make):
     by_exact_match = run(make_orchestrator(), SPLIT).only
-    assert (by_exact_match.answer, by_exact_match.grader) == ("x+1", "spelling")
+    assert (by_exact_match.answer, by_exact_match.grader) == ("x+1", "exact-match")
     roots = ScriptedEquivalence(lambda one, other: "sqrt" in one and "sqrt" in other)
     together = run(make_orchestrator(equivalence=roots), SPLIT).only
     assert (together.answer, together.grader) == ("2\\sqrt{2}", "script 1")
@@ -110,7 +110,7 @@ def test_a_time_limit_ends_a_vote_by_exact_match(make_orchestrator: Make, monkey
     assert orchestrator.step() == []
     now[0] = 5.0
     (result,) = orchestrator.step()
-    assert (result.answer, result.grader, result.stop_reason) == ("x+1", "spelling", StopReason.DEADLINE)
+    assert (result.answer, result.grader, result.stop_reason) == ("x+1", "exact-match", StopReason.DEADLINE)
     assert not orchestrator.busy
 
 
@@ -124,7 +124,7 @@ def test_a_vote_that_never_ends_is_ended_by_exact_match(make_orchestrator: Make,
     assert orchestrator.step() == []
     now[0] = 61.0
     (result,) = orchestrator.step()
-    assert (result.answer, result.grader, result.stop_reason) == ("x+1", "spelling", StopReason.FINISHED)
+    assert (result.answer, result.grader, result.stop_reason) == ("x+1", "exact-match", StopReason.FINISHED)
 
 
 @pytest.mark.usefixtures("formulas")
@@ -135,7 +135,7 @@ def test_a_search_cancelled_at_its_vote_answers_by_exact_match(make_orchestrator
     until_voting(orchestrator)
     orchestrator.cancel(search_id)
     (result,) = orchestrator.step()
-    assert (result.answer, result.grader, result.stop_reason) == ("x+1", "spelling", StopReason.CANCELLED)
+    assert (result.answer, result.grader, result.stop_reason) == ("x+1", "exact-match", StopReason.CANCELLED)
     assert not orchestrator.busy
 
 
@@ -162,11 +162,11 @@ def test_a_search_stopped_while_it_grows_does_not_wait_for_a_vote(
         orchestrator.cancel(search_id)
     (result,) = orchestrator.step()
     assert result.stop_reason is (StopReason.DEADLINE if late else StopReason.CANCELLED)
-    assert (result.answer in told, result.grader, equivalence.asked) == (True, "spelling", [])
+    assert (result.answer in told, result.grader, equivalence.asked) == (True, "exact-match", [])
 
 
 @pytest.mark.usefixtures("formulas")
-def test_closing_ends_votes_and_closes_the_grouping(make_orchestrator: Make):
+def test_closing_ends_votes_and_closes_the_equivalence(make_orchestrator: Make):
     equivalence, events = ScriptedEquivalence(at_once=False), list[Event]()
     orchestrator = make_orchestrator(equivalence=equivalence)
     orchestrator.submit(SPLIT, events.append)
@@ -226,15 +226,15 @@ def test_plain_numbers_start_no_process(make_orchestrator: Make):
     orchestrator = make_orchestrator(equivalence=MathVerify())
     requests: list[SearchRequest] = [replace(MAJORITY, seed=seed) for seed in range(4)]
     for result in run(orchestrator, *requests, BEAM).results:
-        assert result.grader == "spelling"
+        assert result.grader == "exact-match"
     assert set(multiprocessing.active_children()) == others
     orchestrator.close()
 
 
 def test_equivalences_are_made_by_name(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    assert make_equivalence(GroupingName.SPELLING) is None
-    assert isinstance(math_verify := make_equivalence(GroupingName.MATH_VERIFY), MathVerify)
+    assert make_equivalence(AnswerEquivalence.EXACT_MATCH) is None
+    assert isinstance(math_verify := make_equivalence(AnswerEquivalence.MATH_VERIFY), MathVerify)
     assert math_verify.name.split()[0] == "math-verify"
     monkeypatch.setattr("espalier.search.voting.equivalence.find_spec", lambda name: None)
-    assert make_equivalence(GroupingName.MATH_VERIFY) is None
+    assert make_equivalence(AnswerEquivalence.MATH_VERIFY) is None
     assert "math-verify is not installed" in caplog.text

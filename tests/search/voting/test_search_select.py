@@ -58,7 +58,7 @@ def test_nothing_is_asked_where_all_say_the_same(answers: tuple[str, ...]):
 
 def test_a_vote_of_one_path_asks_nothing():
     result = select(candidates("x", "y", "z"), Vote.NAIVE, equivalence := ScriptedEquivalence())
-    assert (equivalence.asked, result.grader) == ([], "spelling")
+    assert (equivalence.asked, result.grader) == ([], "exact-match")
 
 
 def test_an_empty_answer_never_wins_nor_is_asked_about():
@@ -88,14 +88,14 @@ def test_given_up_it_goes_by_exact_match_alone_and_asks_no_more():
     field = candidates("b", "a1", "a2", "a3", "a4", "b")
     result = select(field, Vote.MAJORITY, equivalence, given_up=lambda: len(equivalence.asked) == 3)
     assert result.best == field[0]
-    assert (result.grader, len(equivalence.asked)) == ("spelling", 3)
+    assert (result.grader, len(equivalence.asked)) == ("exact-match", 3)
 
 
 def test_it_names_what_told_the_answers_apart():
     equivalence = ScriptedEquivalence()
     assert select(candidates("x", "y"), Vote.MAJORITY, equivalence).grader == "script 1"
-    assert select(candidates("1", "2"), Vote.MAJORITY, equivalence).grader == "spelling"
-    assert select(candidates("x", "y"), Vote.MAJORITY).grader == "spelling"
+    assert select(candidates("1", "2"), Vote.MAJORITY, equivalence).grader == "exact-match"
+    assert select(candidates("x", "y"), Vote.MAJORITY).grader == "exact-match"
 
 
 def test_nothing_is_asked_where_one_answer_outweighs_all_others():

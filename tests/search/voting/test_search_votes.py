@@ -46,7 +46,7 @@ def test_a_product_of_many_steps_is_that_of_math_prod(scores: list[float]):
 
 
 @pytest.mark.parametrize("vote", list(Vote))
-def test_nobody_is_elected_from_nothing(vote: Vote):
+def test_nothing_is_selected_without_candidates(vote: Vote):
     assert selected(vote) is None
 
 

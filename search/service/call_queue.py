@@ -1,4 +1,4 @@
-"""Who may start a search now, who waits, who is refused. Lives on the event loop."""
+"""Admission control: which calls may start a search, which wait, and which are refused. Runs on the event loop."""
 
 import asyncio
 import heapq
@@ -9,18 +9,18 @@ from collections import Counter
 from espalier.search.service.errors import BusyError
 
 
-class Admission:
-    """A bounded queue in front of a fixed number of slots: by priority, and of equals who came first.
+class CallQueue:
+    """A fixed number of slots with a bounded queue, ordered by priority and then by arrival.
 
-    Who goes before somebody who holds a slot does not wait for them: it is let in as if they were not there, and the
-    orchestrator makes them give way until it is done. Twice the slots are held at most.
+    A call does not wait for slots held at lower priorities: it is admitted as if they were free, and the orchestrator
+    suspends those searches. At most twice the number of slots is held in total.
 
-    gRPC's own `maximum_concurrent_rpcs` would refuse health checks too, hence admission in the handler.
+    gRPC's `maximum_concurrent_rpcs` would also refuse health checks, so admission happens in the handler.
     """
 
     def __init__(self, slots: int, queue: int, wait_seconds: float) -> None:
         self._slots = slots
-        self._held: Counter[int] = Counter()  # slots by the priority of who holds them
+        self._held: Counter[int] = Counter()  # held slots by priority
         self._queue = queue
         self._wait_seconds = wait_seconds
         self._arrivals = itertools.count()
@@ -28,21 +28,21 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Calls in the queue."""
+        """Number of queued calls."""
         return len(self._waiters)
 
     async def acquire(self, priority: int = 0, at_most: float | None = None) -> float:
-        """Take a slot, waiting for one where needed; whoever takes it owes one `release`.
+        """Acquire a slot, waiting for one if necessary; the caller must call `release` once.
 
         Args:
-            priority: a larger one waits in front, and for no slot that a smaller one holds.
-            at_most: seconds to wait, if these are fewer than the queue's own.
+            priority: calls of a larger priority are admitted first, and ignore slots held at smaller ones.
+            at_most: maximum seconds to wait, if less than the queue's limit.
 
         Returns:
             Seconds waited.
 
         Raises:
-            BusyError: the queue is full, or no slot came free in time.
+            BusyError: the queue is full, or no slot became free in time.
         """
         if self._may_start(priority):
             self._held[priority] += 1
@@ -61,7 +61,7 @@ class Admission:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
                 heapq.heapify(self._waiters)
-            if slot.done() and not slot.cancelled():  # given at that very moment
+            if slot.done() and not slot.cancelled():  # assigned at the same moment
                 self.release(priority)
             if isinstance(error, TimeoutError):
                 raise BusyError(f"the server stayed busy for {seconds:g} s; try again later") from None
@@ -69,7 +69,7 @@ class Admission:
         return time.monotonic() - start
 
     def release(self, priority: int = 0) -> None:
-        """Give back a slot that was taken with `priority`: to the first who still waits, if anybody does."""
+        """Release a slot acquired with `priority`, and admit the next waiting call."""
         self._held[priority] -= 1
         while self._waiters:
             minus_priority, _, slot = self._waiters[0]

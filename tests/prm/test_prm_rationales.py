@@ -317,5 +317,5 @@ def test_settings_that_cannot_be_are_refused(
 def test_a_checkpoint_without_the_labels_or_that_does_not_write_is_refused(tiny_checkpoints: dict[str, Path]):
     with pytest.raises(CheckpointError, match="no single token for ' yes'"):
         load_verifier(Checkpoint(tiny_checkpoints["qwen2-untied"]), torch.float32, "cpu", "thinkprm")
-    with pytest.raises(CheckpointError, match="thinkprm writes and so is a"):
+    with pytest.raises(CheckpointError, match="thinkprm generates text and needs a"):
         load_verifier(Checkpoint(tiny_checkpoints["classifier"]), torch.float32, "cpu", "thinkprm")

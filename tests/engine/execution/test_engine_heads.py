@@ -1,0 +1,91 @@
+"""One model with several heads: it generates, and others read its hidden states, over the same sequences."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from espalier.engine.engine import Engine, EngineSettings
+from espalier.engine.errors import MisuseError, NumericalError
+from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
+
+PROMPT = [5, 9, 2, 14, 3, 8, 11]
+
+
+def sum_and_first(hidden: torch.Tensor) -> torch.Tensor:
+    return torch.stack((hidden.sum(-1), hidden[:, 0]), dim=-1)
+
+
+def largest(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden.amax(-1, keepdim=True)
+
+
+@pytest.fixture
+def engine(load_model) -> Engine:
+    model = replace(load_model("talker"), other_heads={"value": sum_and_first, "largest": largest})
+    return Engine({GENERATOR: model}, EngineSettings(2**21, block_size=4))
+
+
+def drain(engine: Engine) -> list[Generated | Scored]:
+    done: list[Generated | Scored] = []
+    while engine.busy:
+        done += engine.step()
+    return done
+
+
+def test_heads_read_the_same_hidden_states_beside_each_other_and_a_generation(engine: Engine):
+    alone = engine.open(GENERATOR, PROMPT[:3], owner="a")
+    engine.submit(Score("a", alone, tuple(PROMPT[3:]), (0, 3), head="value"))
+    (first,) = drain(engine)
+    assert first.values.shape == (2, 2)
+
+    sequences = [engine.open(GENERATOR, PROMPT[:3], salt=b"other", owner="b") for _ in range(3)]
+    for sequence, head in zip(sequences, ("value", "", "largest"), strict=True):
+        engine.submit(Score("b", sequence, tuple(PROMPT[3:]), (0, 3), head=head))
+    decoded = engine.open(GENERATOR, PROMPT, salt=b"other", owner="b")
+    engine.submit(Generate("b", decoded, (Sampling(temperature=0.0),), max_tokens=3, delimiter=""))
+    done = drain(engine)
+    values = {work.work.head: work.values for work in done if isinstance(work, Scored)}
+    (generated,) = [work for work in done if isinstance(work, Generated)]
+
+    assert np.array_equal(values["value"], first.values)
+    assert values["largest"].shape == (2, 1)
+    # The model's own head gives logits: greedy decoding takes the largest of those at the prompt's last token.
+    assert generated.token_ids[0] == int(values[""][1].argmax())
+
+
+def test_a_step_is_read_on_the_sequence_that_was_generated(engine: Engine):
+    """A verifier on the generator's own trunk: no second sequence, and no token is computed twice."""
+    prompt = engine.open(GENERATOR, PROMPT, owner="a")
+    engine.submit(Generate("a", prompt, (Sampling(key=1),), max_tokens=5, delimiter=""))
+    (step,) = drain(engine)
+    before = engine.stats()[GENERATOR].computed_tokens
+    engine.submit(Score("a", step.sequence, (7,), (0,), head="value"))
+    (scored,) = drain(engine)
+    assert engine.stats()[GENERATOR].computed_tokens - before <= 2  # the last sampled token and the one that is read
+
+    whole = engine.open(GENERATOR, PROMPT[:1], salt=b"other", owner="a")
+    engine.submit(
+        Score("a", whole, (*PROMPT[1:], *step.token_ids, 7), (len(PROMPT) - 1 + len(step.token_ids),), head="value")
+    )
+    (again,) = drain(engine)
+    assert np.array_equal(scored.values, again.values)
+
+
+def test_a_head_that_the_model_lacks_is_refused_by_name(engine: Engine):
+    sequence = engine.open(GENERATOR, PROMPT, owner="a")
+    with pytest.raises(MisuseError, match="no head 'values'; it has value, largest"):
+        engine.submit(Score("a", sequence, (7,), (0,), head="values"))
+
+
+def test_numbers_that_are_none_are_charged_to_the_owner_who_read_them(engine: Engine):
+    model = replace(engine.model(GENERATOR), other_heads={"broken": lambda hidden: hidden[:, :1] * float("nan")})
+    broken = Engine({GENERATOR: model}, EngineSettings(2**21, block_size=4))
+    for owner, head in (("good", ""), ("bad", "broken")):
+        sequence = broken.open(GENERATOR, PROMPT, owner=owner)
+        broken.submit(Score(owner, sequence, (7,), (0,), head=head))
+    with pytest.raises(NumericalError) as caught:
+        drain(broken)
+    assert caught.value.owners == {"bad"}
