@@ -126,7 +126,7 @@ _POINTS = 72
 
 
 def plot_tree(result: SearchResult, title: str, path: Path) -> None:
-    """Draw the tree of `result` to `path` (.svg, .png or .pdf), root on the left; merged duplicates are only counted."""
+    """Draw the tree of `result` to `path` (.svg, .png or .pdf), root on the left; duplicates are only counted."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -148,7 +148,7 @@ def test_a_reference_for_a_family_that_has_none_is_refused(family_folders: dict[
 def test_a_reference_of_another_shape_or_vocabulary_is_refused(
     family_folders: dict[str, Path], tiny_checkpoints: dict[str, Path]
 ):
-    with pytest.raises(CheckpointError, match=r"num_kv_heads is 2 and its reference's 1"):
+    with pytest.raises(CheckpointError, match=r"num_kv_heads is 2 its reference's is 1"):
         load_verifier(
             Checkpoint(family_folders["eurus-prm"]),
             torch.float32,
@@ -172,7 +172,7 @@ def test_an_unknown_family_is_refused_with_the_known_ones(family_folders: dict[s
 def test_a_published_vocabulary_with_another_id_is_refused(copy_of: Callable[[str], Path]):
     folder = copy_of("reasonflux-prm")
     edit_json(folder / "config.json", {"vocab_size": 152064})
-    with pytest.raises(CheckpointError, match=r"gives '<extra_0>' the id 3, and published .* have 151651"):
+    with pytest.raises(CheckpointError, match=r"gives '<extra_0>' the id 3, but published .* have 151651"):
         load_verifier(Checkpoint(folder), torch.float32, "cpu")
 
 
