@@ -148,7 +148,7 @@ def test_a_reference_for_a_family_that_has_none_is_refused(family_folders: dict[
 def test_a_reference_of_another_shape_or_vocabulary_is_refused(
     family_folders: dict[str, Path], tiny_checkpoints: dict[str, Path]
 ):
-    with pytest.raises(CheckpointError, match=r"num_kv_heads is 2 its reference's is 1"):
+    with pytest.raises(CheckpointError, match=r"num_kv_heads is 2, its reference's is 1"):
         load_verifier(
             Checkpoint(family_folders["eurus-prm"]),
             torch.float32,
