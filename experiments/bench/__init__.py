@@ -1,1 +1,1 @@
-"""Benchmarks as commands: `python -m espalier.experiments.bench NAME`."""
+"""Benchmark commands: `python -m espalier.experiments.bench NAME`."""

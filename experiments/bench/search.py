@@ -1,4 +1,4 @@
-"""Problems a minute of a search: one, 8 and 32 at once, beside search-and-learn's way on transformers and vLLM."""
+"""Search throughput in problems/min: 1, 8 and 32 at once, against search-and-learn on transformers and vLLM."""
 
 import statistics
 import time
@@ -24,7 +24,7 @@ _TITLES = {"transformers": "transformers", "vllm": "vLLM"}
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Problems a minute, which were answered right, and tokens a problem of one contestant in one repetition."""
+    """Result of one contestant in one repetition: problems/min, correctness per problem, and tokens per problem."""
 
     rate: float
     right: list[bool]
@@ -41,21 +41,21 @@ def run(
     repeats: int,
     vllm: VllmProcess | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Search the same problems by every contestant, in turn, `repeats` times with another seed each.
+    """Search the same problems with every contestant, in turn, `repeats` times with different seeds.
 
-    Every algorithm samples N*M candidates at a time. Espalier runs twice: as it is, and without merging equal samples,
-    which is what a model that words its steps freely would see. The baseline, being slower, takes the first
-    `peer_problems` of the same problems in each repetition. It runs on transformers and, with `vllm`, on vLLM as
-    generator and verifier, which goes on sampling from one seed throughout. Answers are compared by exact match, which
-    decides the demo benchmark's whole numbers.
+    Every algorithm samples N*M candidates at a time. Espalier runs twice: with and without merging equal samples; the
+    latter corresponds to a model whose steps rarely repeat. The baseline is slower and searches only the first
+    `peer_problems` problems in each repetition. It runs on transformers and, with `vllm`, on vLLM as generator and
+    verifier, which samples from one seed throughout. Answers are compared by exact match, which suffices for the demo
+    benchmark's whole numbers.
 
     Returns:
-        Rows of medians over repetitions, with the accuracy of all of them on the problems that every contestant solves
-        and its interval, every answer counted; and ratios, each the median of the pairs: `beam@F/1` of F in flight over
-        one at a time, `beam@F/transformers` and, with `vllm`, `beam@F/vllm` over the baseline on each, and the same of
-        `beam, unmerged@F` and of the other algorithms.
+        Rows with medians over repetitions, and the accuracy over all repetitions with its interval, on the problems
+        that every contestant searches; and ratios, each the median over pairs: `beam@F/1` for F in flight over one at a
+        time, `beam@F/transformers` and, with `vllm`, `beam@F/vllm` over the baselines, and the same for `beam,
+        unmerged@F` and the other algorithms.
     """
-    chosen = load_benchmark("demo", problems)  # levels take turns in it, so any share has the same mix
+    chosen = load_benchmark("demo", problems)  # levels alternate, so any share has the same mix
     for_peer = chosen[:peer_problems]
     peers, threads = _peers(vllm), torch.get_num_threads()
     rows: list[dict[str, Any]] = []
@@ -68,7 +68,7 @@ def run(
         for repeat in range(repeats + 1):
             for (merge, count), runs in ours.items():
                 runs.append(_ours(chosen, count, replace(request, seed=repeat, merge_duplicates=merge)))
-            torch.set_num_threads(threads)  # ours leaves torch one, having threads of its own
+            torch.set_num_threads(threads)  # the engine sets torch to one thread and has its own
             for name, runs in theirs.items():
                 runs.append(_theirs(peers[name], for_peer, algorithm, beam_width, expansion, repeat))
         for runs in (*ours.values(), *theirs.values()):
@@ -88,7 +88,7 @@ def run(
 
 
 def vllm_settings(candidates: int) -> VllmSettings:
-    """Both models, and room for all candidates of a problem in one batch, or vLLM's own limit where that is more."""
+    """Settings for both models, with room for all candidates of a problem in one batch, at least vLLM's default."""
     return VllmSettings(locate(GENERATOR), locate(VERIFIER), max_sequences=max(candidates, 256))
 
 

@@ -1,4 +1,4 @@
-"""`espalier doctor`: what is installed, what the machine has, and what to do about each thing missing."""
+"""`espalier doctor`: reports installed packages, devices and kernels, with advice for what is missing."""
 
 import json
 import os
@@ -15,14 +15,14 @@ import typer
 
 _OPTIONAL = {
     "torchao": "for int8 and int4 weights: pip install 'espalier[quantization]'",
-    "triton": "not used yet: on a GPU attention runs in plain torch",
+    "triton": "not used yet: attention on a GPU runs in plain torch",
     "ray": "not used yet: evaluation runs on one machine",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report: `value` is empty when it is missing, `fatal` when no search can run because of it."""
+    """One line of the report; `value` is empty if missing, `fatal` is set if no search can run because of it."""
 
     name: str
     value: str
@@ -35,9 +35,9 @@ class Finding:
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
-    """Show what is installed, the devices and the compiled kernels, with advice for what is missing.
+    """Show installed packages, devices and compiled kernels, with advice for what is missing.
 
-    Ends with 0 when a search can run here, else with 1 and the reason on standard error.
+    Exits with 0 if a search can run, else with 1 and the reason on standard error.
     """
     findings = examine()
     fatal = [finding for finding in findings if finding.fatal]
@@ -52,12 +52,12 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
 
 
 def examine() -> list[Finding]:
-    """Everything that `espalier doctor` reports; a check that breaks is itself a finding."""
+    """Return all findings; a check that raises becomes a finding itself."""
     findings = [Finding("python", platform.python_version())]
     for check in (_packages, _processor, _gpus, _kernels, _models):
         try:
             findings.extend(check())
-        except Exception as error:  # a broken installation may fail in any way
+        except Exception as error:  # a broken installation may raise anything
             what = check.__name__.strip("_")
             findings.append(Finding(what, "", f"cannot be examined: {type(error).__name__}: {error}", fatal=True))
     return findings
@@ -66,7 +66,7 @@ def examine() -> list[Finding]:
 def _packages() -> Iterator[Finding]:
     yield Finding("espalier", version("espalier"))
     for text in requires("espalier") or ():
-        if ";" in text:  # an extra's
+        if ";" in text:  # of an extra
             continue
         name = re.split(r"[^\w.-]", text)[0]
         found = _version(name)
@@ -104,7 +104,7 @@ def _processor() -> Iterator[Finding]:
     units += ["AMX"] if HAS_AMX else []
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     yield Finding("processor", named[1] if named else platform.processor() or platform.machine())
-    yield Finding("vector units", ", ".join(units) or "none that Espalier looks for")
+    yield Finding("vector units", ", ".join(units) or "none that Espalier uses")
     yield Finding("threads", f"{num_threads()} of {os.cpu_count()} processors")
     yield Finding("memory", f"{memory / 2**30:.1f} GiB")
 
@@ -129,9 +129,9 @@ def _kernels() -> Iterator[Finding]:
     place = Path(getattr(config, "CACHE_DIR", "") or Path(cpu.__file__).parent / "__pycache__")
     count = len(list(place.rglob("*.nbc")))
     writable = place.is_dir() and os.access(place, os.W_OK)
-    advice = "" if count else "none yet: the first search compiles them, which takes some 20 seconds"
+    advice = "" if count else "none yet: the first search compiles them, which takes about 20 seconds"
     if not writable:
-        advice = "cannot be written, so every process may compile anew: set NUMBA_CACHE_DIR to a folder of yours"
+        advice = "not writable, so every process may compile again: set NUMBA_CACHE_DIR to a writable folder"
     yield Finding("compiled kernels", f"{count} in {place}", advice)
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint would be used as, and what it would take, from its configuration, tokenizer and tensors' names."""
+"""Reports a checkpoint's role, family, memory and prompts from its configuration, tokenizer and tensor names."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,30 +22,30 @@ from espalier.search.run.generator import STEP_SYSTEM_PROMPT, render_prompt
 
 PROBLEM = "What is 2 + 3 + 4?"
 STEPS = ("2 + 3 = 5", "5 + 4 = 9")
-"""What prompts and places to read are shown on."""
+"""Problem and steps for which prompts and score positions are shown."""
 _BEFORE_A_READ = 12
-"""Tokens shown before the one where a score is read."""
+"""Tokens shown before a score position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a checkpoint would be used as.
+    """What a checkpoint would be loaded as.
 
     Attributes:
-        folder: where it is.
-        architecture: the model class that `config.json` names.
+        folder: the checkpoint's folder.
+        architecture: the model class in `config.json`.
         role: `generator` or `verifier`.
-        match: the family of a verifier, and why it is that one.
-        note: what a user should know besides, or empty.
+        match: the family of a verifier, and why it was chosen; None for a generator.
+        note: a further hint for the user; may be empty.
         config: the decoder's shape.
-        dtype: of weights and KV.
-        weight_bytes: what the weights take on the device, in their dtype or quantised.
-        has_weights: whether weight files were found and all their tensors accounted for; else sizes are what
-            `config.json` means.
-        kv_bytes_per_token: KV of one token, all layers.
-        prompt: what the model is fed before its first step, for `PROBLEM`.
-        readings: for each of `STEPS`, the end of what the model is fed and the token at which its score is read;
-            empty for a generator.
+        dtype: dtype of weights and KV.
+        weight_bytes: bytes of the weights on the device, in their dtype or quantized.
+        has_weights: whether weight files were found and all their tensors matched; else sizes follow from
+            `config.json`.
+        kv_bytes_per_token: bytes of KV per token, for all layers.
+        prompt: the prompt before the first step, for `PROBLEM`.
+        readings: for each of `STEPS`, the end of the text before the score position, and the token there; empty for a
+            generator.
     """
 
     folder: Path
@@ -70,18 +70,18 @@ def inspect_checkpoint(
     reference: str = "",
     hub: HubSettings | None = None,
 ) -> Inspection:
-    """Look at a checkpoint without reading its weights; of one on the hub only small files are downloaded.
+    """Inspect a checkpoint without reading its weights; only small files are downloaded from the hub.
 
     Args:
-        name: as `locate` takes it.
-        dtype: of weights and KV.
-        quantization: of the decoder's weights.
-        family: see `prm.families.identify`; one makes the checkpoint a verifier.
+        name: name of the checkpoint; see `locate`.
+        dtype: dtype of weights and KV.
+        quantization: quantization of the decoder's weights.
+        family: see `prm.families.identify`; if given, the checkpoint is a verifier.
         reference: the model that an implicit process reward model was trained from.
         hub: how to use the hub.
 
     Raises:
-        CheckpointError: for all that would be wrong when it is loaded, weights cut short among it.
+        CheckpointError: the checkpoint could not be loaded, for example because weight files are truncated.
     """
     outline = _outline(name, hub)
     parse_decoder_config(outline.config)
@@ -115,16 +115,16 @@ def inspect_checkpoint(
 def paths_that_fit(
     inspections: list[Inspection], memory_bytes: int, path_tokens: int, spare_share: float = 0.05
 ) -> tuple[int, int]:
-    """What fits beside the weights.
+    """Compute what fits into a device's memory besides the weights.
 
     Args:
         inspections: models on the same device.
-        memory_bytes: of the device.
-        path_tokens: tokens of one path, prompt included.
-        spare_share: share of the memory left to what a step computes with.
+        memory_bytes: memory of the device.
+        path_tokens: tokens of one path, including the prompt.
+        spare_share: share of the memory reserved for activations.
 
     Returns:
-        Bytes left for KV, and paths that fit in them if they share nothing; both zero when the weights do not fit.
+        Bytes left for KV, and how many paths fit if they share nothing; both 0 if the weights do not fit.
     """
     left = int(memory_bytes * (1 - spare_share)) - sum(i.weight_bytes for i in inspections)
     per_path = path_tokens * sum(i.kv_bytes_per_token for i in inspections)
@@ -137,19 +137,19 @@ def _outline(name: str, hub: HubSettings | None) -> Outline:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether any weight file is there; of a model on the hub that was never loaded there is at most an index."""
+    """Whether any weight file exists; for a hub model that was never loaded, there is at most an index."""
     lists = (folder / name for name in weight_lists(LoadFormat.AUTO))
     return any(shard.is_file() for found in lists if found.is_file() for shard in named_files(found))
 
 
 def _choose(outline: Outline, family: str | None, has_reference: bool) -> tuple[FamilyMatch | None, str]:
-    """The family, None for a generator, and a note on what else it may be."""
+    """The family, None for a generator; and a note on alternatives."""
     name = outline.architecture
     if family is not None or has_reference:
         return identify(outline, family, has_reference), ""
     if name.endswith("ForCausalLM"):
         families = ", ".join(families_of(name))
-        return None, f"a verifier, where --verifier-family names its family: {families}" if families else ""
+        return None, f"also a verifier if --verifier-family names one of {families}" if families else ""
     try:
         return identify(outline), ""
     except CheckpointError as unknown:

@@ -1,6 +1,6 @@
-"""Loading models for a person who watches: a bar over the bytes of their weights, on standard error.
+"""Loads models with a progress bar over the bytes of their weights, on standard error.
 
-torch is imported once something is loaded, and not before: a server must be able to take a signal by then.
+Imports torch only when loading starts, so that a server can handle signals before that.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from espalier.search.run.orchestrator import Orchestrator
 
 _SHOWN_FROM = 256 * 2**20
-"""Bytes; less is loaded before a bar could be read."""
+"""Bytes below which no progress bar is shown."""
 
 
 def load_with_progress(settings: RuntimeSettings) -> Orchestrator:
-    """`load_orchestrator`, showing how far it is."""
+    """Call `load_orchestrator` with a progress bar."""
     with bytes_progress(Console(stderr=True)) as on_bytes:
         return load_orchestrator(settings, on_bytes)
 
 
 @contextmanager
 def bytes_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Yields what to call with the bytes that are done and all of them.
+    """Yield a callback for the loaded and the total bytes.
 
-    Shows nothing when `console` is no terminal, or there is little to load.
+    Shows nothing if `console` is not a terminal or there is little to load.
     """
     columns = (
         TextColumn("loading weights"),
@@ -45,7 +45,7 @@ def bytes_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
 
     def on_bytes(done: int, total: int) -> None:
         if total >= _SHOWN_FROM and console.is_terminal:
-            progress.start()  # nothing when it has begun
+            progress.start()  # no effect once started
             progress.update(task, completed=done, total=total)
 
     try:

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports stay inside the commands: `espalier --help` must answer at once."""
+"""The `espalier` command. Heavy imports stay inside the commands, so that `espalier --help` is fast."""
 
 import io
 import json
@@ -37,9 +37,9 @@ app = typer.Typer(
 app.add_typer(models_app, name="models")
 
 _SHOWCASE = 74
-"""Index in the demo benchmark of the problem `espalier solve` takes when given none.
+"""Index in the demo benchmark of the default problem of `espalier solve`.
 
-One of those that beam search solves while greedy decoding and a majority of 16 do not.
+Beam search solves it; greedy decoding and a majority of 16 do not.
 """
 
 _EXIT_USAGE, _EXIT_INTERRUPTED = 2, 130
@@ -67,7 +67,7 @@ def _options(
 def solve(
     context: typer.Context,
     problem: Annotated[
-        str | None, typer.Argument(help="The problem; '-' reads standard input; none takes one of the demo benchmark.")
+        str | None, typer.Argument(help="The problem; '-' reads standard input; default: one of the demo benchmark.")
     ] = None,
     endpoint: opt.Endpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
@@ -82,7 +82,7 @@ def solve(
     request: SearchRequest,
     runtime: RuntimeSettings,
 ) -> None:
-    """Search for the answer of one problem and show the tree."""
+    """Search for the answer to one problem and show the tree."""
     from rich.console import Console
     from rich.text import Text
 
@@ -130,15 +130,15 @@ def solve(
 
 @app.command("replay")
 def replay_command(
-    file: Annotated[Path, typer.Argument(help="A trace, as `espalier solve --trace` writes it.")],
+    file: Annotated[Path, typer.Argument(help="A trace written by `espalier solve --trace`.")],
 ) -> None:
-    """Check that a search's algorithm makes the same choices again, given what it was told; needs no model."""
+    """Check that a recorded search makes the same decisions when replayed; needs no model."""
     from espalier.search.trace import read_trace, replay
 
     trace = read_trace(file)
     rounds = replay(trace)
     print(
-        f"{trace['configuration']['algorithm']}: the same choices in all {rounds} rounds, {len(trace['nodes'])} nodes"
+        f"{trace['configuration']['algorithm']}: the same decisions in all {rounds} rounds, {len(trace['nodes'])} nodes"
     )
 
 
@@ -157,7 +157,7 @@ def serve(
 
     if runtime.verify_incremental:
         raise typer.BadParameter(
-            "a server would go down with the first difference; check with solve or eval",
+            "a server would stop at the first difference; use solve or eval",
             param_hint="--verify-incremental",
         )
     runtime = replace(runtime, max_running=settings.max_searches)
@@ -168,7 +168,7 @@ def serve(
         print(f"serving {runtime.generator} with {runtime.verifier or 'no verifier'} on {address}", flush=True)
 
     code = run_server(lambda: load_with_progress(runtime), settings, ready=report)
-    # Not an ordinary exit: told to stop while it loads, the engine's thread is still inside torch, which would abort.
+    # Not a normal exit: after a signal during loading, the engine's thread is still inside torch, which would abort.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -182,7 +182,7 @@ def evaluate_command(
     field_map: opt.FieldMap = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for samples.jsonl and summary.json; the same command again resumes.")
+        Path | None, typer.Option(help="Folder for samples.jsonl and summary.json; running the command again resumes.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     in_flight: opt.InFlight = 32,
@@ -201,7 +201,7 @@ def evaluate_command(
     from espalier.experiments.evaluation.run_folder import RunFolder
     from espalier.search.voting.math_verify import Grader
 
-    # A folder may hold samples of problems beyond the limit: which are still the benchmark's, all of it tells.
+    # The folder may hold samples of problems beyond the limit; the whole benchmark tells which of them are current.
     problems = load_benchmark(benchmark, None if out else limit, opt.parse_field_map(field_map))
     asked = problems[:limit]
     runtime = replace(runtime, verifier=_verifier_for(request, runtime.verifier), max_running=in_flight)
@@ -237,7 +237,7 @@ def sweep_command(
     field_map: opt.FieldMap = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder for the cells, the table and the plot; the same command again resumes.")
+        Path, typer.Option(help="Folder for the cells, the table and the plot; running the command again resumes.")
     ] = Path("runs/sweep"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the cells as JSON.")] = False,
     in_flight: opt.InFlight = 32,
@@ -245,7 +245,7 @@ def sweep_command(
     request: SearchRequest,
     runtime: RuntimeSettings,
 ) -> None:
-    """Evaluate beam search over a grid of N and M: a table and a plot of accuracy against tokens."""
+    """Evaluate beam search over a grid of N and M; writes a table and a plot of accuracy against tokens."""
     from dataclasses import asdict
 
     from rich.console import Console
@@ -286,14 +286,14 @@ app.command()(doctor)
 
 
 def main() -> None:
-    """Entry point: runs a command and turns errors into one line and an exit code."""
+    """Entry point: run a command; errors become one line and an exit code."""
     run_app(app)
 
 
 def run_app(commands: typer.Typer) -> None:
-    """Run a Typer application; an error made on purpose becomes one line on standard error and an exit code."""
+    """Run a Typer application; a typed error becomes one line on standard error and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a result must not be lost for one character; stderr never fails
+        sys.stdout.reconfigure(errors="replace")  # never fail on an unencodable character; stderr already replaces them
     try:
         commands()
     except InvalidRequestError as error:
@@ -306,23 +306,23 @@ def run_app(commands: typer.Typer) -> None:
 
 
 def _flag(field: str) -> str:
-    """How a field is set on the command line; its own name where it is no option."""
+    """The flag of a field; its own name if it has none."""
     return flags_by_field(SearchRequest, RuntimeSettings).get(field, field)
 
 
 def _refuse_with_endpoint(context: typer.Context) -> None:
-    """Refuse what a server would never hear of: options of the models, and a trace, which is where the search runs.
+    """Refuse options that have no effect with --endpoint: those of the models, and --trace.
 
-    What the environment sets may be meant for other commands and is let pass.
+    Values from the environment may be meant for other commands and are ignored.
 
     Raises:
-        OptionError: naming every such option on the command line.
+        OptionError: names every such option on the command line.
     """
     local = {field.name for field in declared(RuntimeSettings)} | {"trace"}
     given = (parameter for parameter in context.command.params if parameter.name in local)
     flags = [parameter.opts[0] for parameter in given if _is_on_the_line(context, parameter.name)]
     if flags:
-        raise opt.OptionError(f"{', '.join(flags)}: for a search in this process only; leave out --endpoint")
+        raise opt.OptionError(f"{', '.join(flags)}: only for searches in this process; leave out --endpoint")
 
 
 def _is_on_the_line(context: typer.Context, name: str | None) -> bool:
@@ -339,7 +339,7 @@ def _both(one: Callable[["Sample"], None], other: Callable[["Sample"], None]) ->
 
 
 def _say_what_was_verified(fresh: "list[Sample]", searches: int, verifier: str) -> None:
-    """Say how many searches `--verify-incremental` did not check: those of an earlier command, for one."""
+    """Report how many searches `--verify-incremental` did not check, such as those of an earlier command."""
     verified = sum(not sample.refused for sample in fresh) if verifier else 0
     if verified < searches:
         why = "the other samples are of an earlier command, or refused; name another --out to search them again"
@@ -350,17 +350,17 @@ def _say_what_was_verified(fresh: "list[Sample]", searches: int, verifier: str) 
 
 @contextmanager
 def _kept_on_interrupt(folder: Path | None) -> Iterator[None]:
-    """On Ctrl-C, say where what was finished is kept."""
+    """On Ctrl-C, print where finished work is stored."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = f"what was finished is in {folder}; the same command goes on" if folder else "nothing was kept"
+        kept = f"what was finished is in {folder}; the same command resumes" if folder else "nothing was kept"
         print(f"interrupted: {kept}", file=sys.stderr)
         raise typer.Exit(_EXIT_INTERRUPTED) from None
 
 
 def _problem_text(problem: str | None) -> tuple[str, str | None]:
-    """The problem to solve, and its gold answer when it is one of the benchmark's."""
+    """The problem to solve; and its gold answer if it is from the benchmark."""
     if problem is None:
         from espalier.experiments.evaluation.benchmarks import load_benchmark
 
@@ -370,7 +370,7 @@ def _problem_text(problem: str | None) -> tuple[str, str | None]:
 
 
 def _warn_of_unknown(problem: str, generator: str) -> None:
-    """Say what the bundled generator was never taught of a problem: it would answer all the same."""
+    """Warn about operations that the bundled generator was not trained on, as it answers anyway."""
     if generator != RuntimeSettings().generator:
         return
     from espalier.experiments.demo.taught import DOMAIN, not_taught
@@ -378,13 +378,13 @@ def _warn_of_unknown(problem: str, generator: str) -> None:
     if unknown := not_taught(problem):
         typer.echo(
             f"warning: the bundled generator reads {DOMAIN}; it was never taught {' or '.join(unknown)}. Its answer is "
-            "likely to be wrong; --generator takes another model",
+            "likely to be wrong; use --generator for another model",
             err=True,
         )
 
 
 def _verifier_for(request: SearchRequest, verifier: str) -> str:
-    """No verifier is loaded for a search that reads no scores."""
+    """The verifier to load: none for a search that uses no scores."""
     return verifier if needs_verifier(request) else ""
 
 

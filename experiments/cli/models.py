@@ -1,4 +1,4 @@
-"""`espalier models`: what a checkpoint would be used as, before anything is loaded."""
+"""`espalier models`: shows what a checkpoint would be loaded as, without loading it."""
 
 import json
 from dataclasses import asdict
@@ -28,31 +28,32 @@ def _models() -> None:
 @app.command("inspect")
 def inspect_command(
     checkpoints: Annotated[
-        list[str], typer.Argument(help="Folders, Hugging Face ids or bundled names, to share one device.")
+        list[str], typer.Argument(help="Folders, Hugging Face ids or bundled names; all on one device.")
     ],
     memory: Annotated[
         int | None,
         typer.Option(
             parser=size_parser,
             metavar="SIZE",
-            help="Memory of the device, like 24G: how many paths fit beside the weights.",
+            help="Memory of the device, like 24G; shows how many paths fit besides the weights.",
         ),
     ] = None,
-    path_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one path, prompt included, for that.")] = 1024,
+    path_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of one path, including the prompt, for --memory.")
+    ] = 1024,
     device: Annotated[str, option(RuntimeSettings, "device")] = "auto",
     dtype: Annotated[str, option(RuntimeSettings, "dtype")] = "auto",
-    quantization: Annotated[Quantization, typer.Option(help="Of the weights: none, int8 or int4.")] = Quantization.NONE,
+    quantization: Annotated[Quantization, typer.Option(help="Quantization of the weights.")] = Quantization.NONE,
     verifier_family: Annotated[str | None, option(RuntimeSettings, "verifier_family")] = None,
     verifier_reference: Annotated[str, option(RuntimeSettings, "verifier_reference")] = "",
     offline: Annotated[bool, option(RuntimeSettings, "offline")] = False,
     cache_dir: Annotated[Path | None, option(RuntimeSettings, "cache_dir")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Show what checkpoints would be used as, how they are read, and what they take; no weights are read.
+    """Show the role, prompts and memory of checkpoints, without reading weights.
 
-    A local folder's tensors are all accounted for by name and shape. Sizes are those of the dtype that they would run
-    in on --device, float32 on a CPU, unless --dtype names another. --verifier-family makes those verifiers that may as
-    well be generators.
+    The tensors of local folders are checked by name and shape. Sizes are for the dtype used on --device (float32 on a
+    CPU) unless --dtype is given. Give --verifier-family for verifiers whose class may also be a generator's.
     """
     from espalier.engine.models.hub import HubSettings
     from espalier.experiments.cli.inspection import inspect_checkpoint, paths_that_fit
@@ -83,13 +84,13 @@ def _show(
     left, paths = fit
     weights = sum(i.weight_bytes for i in found)
     if not left:
-        console.print(f"{_size(weights)} of weights do not fit in {_size(available)}; try --quantization int8 or int4")
+        console.print(f"{_size(weights)}of weights do not fit in {_size(available)}; try --quantization int8 or int4")
         return
     per_token = sum(i.kv_bytes_per_token for i in found)
     console.print(
-        f"In {_size(available)}: {_size(weights)} of weights leave {_size(left)} for KV, with 5% left to a step's own "
-        f"needs: {left // per_token:,} tokens, or {paths:,} paths of {path_tokens:,} tokens that share nothing; a beam "
-        "shares what its paths have in common, and holds more."
+        f"In {_size(available)}: {_size(weights)}of weights leave {_size(left)} for KV, with 5% reserved for "
+        f"activations: {left // per_token:,} tokens, or {paths:,} paths of {path_tokens:,} tokens that share nothing; "
+        "searches share prefixes and fit more."
     )
 
 
@@ -107,10 +108,10 @@ def _rows(inspection: "Inspection") -> list[tuple[str, str]]:
     match, config = inspection.match, inspection.config
     rows = [("role", inspection.role if match is None else f"{inspection.role}: {match.info.name}")]
     if match:
-        rows += [("because of", match.reason), ("score", match.info.score)]
+        rows += [("reason", match.reason), ("score", match.info.score)]
     if inspection.note:
         rows.append(("or", inspection.note))
-    stored = "every tensor accounted for" if inspection.has_weights else "by config.json: there are no weight files"
+    stored = "all tensors checked" if inspection.has_weights else "according to config.json: there are no weight files"
     rows += [
         ("decoder", _decoder(config)),
         ("context", f"{config.max_positions:,} tokens"),
@@ -119,7 +120,7 @@ def _rows(inspection: "Inspection") -> list[tuple[str, str]]:
         ("prompt", _visible(inspection.prompt)),
     ]
     for step, (before, token) in enumerate(inspection.readings, start=1):
-        rows.append((f"step {step} is read", f"…{_visible(before)} ▸{_visible(token)}◂"))
+        rows.append((f"step {step} is scored", f"…{_visible(before)} ▸{_visible(token)}◂"))
     return rows
 
 
@@ -128,7 +129,7 @@ def _decoder(config: "DecoderConfig") -> str:
     windows = sorted({window for window in config.windows if window})
     parts = [
         f"{config.num_layers} layers of {config.hidden_size}",
-        f"{config.num_heads} heads on {config.num_kv_heads} of keys and values, {config.head_dim} wide",
+        f"{config.num_heads} heads, {config.num_kv_heads} KV heads of {config.head_dim}",
         f"vocabulary of {config.vocab_size:,}{', tied' if config.tied else ''}",
         f"rotary base {config.rope_theta:,.0f}{'' if rope == 'default' else f', {rope}'}",
     ]

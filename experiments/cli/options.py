@@ -1,4 +1,4 @@
-"""Options that several commands share and no dataclass declares, and how the text of options is read."""
+"""Options shared by several commands that no dataclass declares, and parsers of option values."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,20 +11,20 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.benchmarks import FIELDS
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
-"""What a plot may be written as; the help of every `--plot` names them."""
+"""File formats of plots."""
 
 _LARGEST_PORT = 65535
 
 
 class OptionError(EspalierError):
-    """The value of an option is refused; the text names the option."""
+    """The value of an option is invalid; the message names the option."""
 
 
 def parse_int_list(text: str, option: str | None = None) -> list[int]:
-    """Positive whole numbers from `1,2,4`, the value of `option`.
+    """Parse positive whole numbers like `1,2,4`, the value of `option`.
 
     Raises:
-        typer.BadParameter: for anything else.
+        typer.BadParameter: the text has another format.
     """
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -38,10 +38,10 @@ def parse_int_list(text: str, option: str | None = None) -> list[int]:
 
 
 def parse_field_map(text: str | None) -> dict[str, str]:
-    """Names of a benchmark's fields from `problem=Question,answer=Answer`, the value of `--field-map`.
+    """Parse the value of `--field-map`, such as `problem=Question,answer=Answer`.
 
     Raises:
-        typer.BadParameter: for anything else.
+        typer.BadParameter: the text has another format.
     """
     pairs = [part.partition("=") for part in (text or "").split(",")] if text is not None else []
     known = {what.strip(): name.strip() for what, _, name in pairs if what.strip() in FIELDS and name.strip()}
@@ -58,11 +58,11 @@ FileCallback = Callable[[typer.Context, typer.CallbackParam, Path | None], Path 
 
 
 def output_file(suffixes: Sequence[str] = (), makes_folder: bool = False) -> FileCallback:
-    """The callback of an option for a file to write: what could not be written ends the command before its work.
+    """Return a callback for an option that names an output file: it fails if the file is not writable.
 
     Args:
-        suffixes: what the name must end in; empty for anything.
-        makes_folder: whether the file's folder is made where there is none.
+        suffixes: allowed suffixes; empty for any.
+        makes_folder: whether a missing folder is created.
     """
 
     def check(context: typer.Context, parameter: typer.CallbackParam, path: Path | None) -> Path | None:
@@ -82,15 +82,15 @@ def output_file(suffixes: Sequence[str] = (), makes_folder: bool = False) -> Fil
 
 
 def _try_to_write(path: Path, makes_folder: bool) -> None:
-    """Open `path` for writing and leave it as it was; only that tells, as root may be refused too."""
+    """Open `path` for writing and leave it unchanged, as only that shows whether it is writable."""
     if makes_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
     fresh = not path.exists()
-    if fresh or path.is_file() or path.is_dir():  # the other end of a pipe would take this for the whole file
+    if fresh or path.is_file() or path.is_dir():  # not a pipe, whose reader would see the end of the file
         with path.open("ab"):
             pass
     if fresh:
-        path.resolve().unlink()  # what a dangling link names, not the link
+        path.resolve().unlink()  # the target of a dangling link, not the link
 
 
 def _check_endpoint(text: str | None) -> str | None:
@@ -106,23 +106,23 @@ InFlight = Annotated[
 ]
 Endpoint = Annotated[
     str | None,
-    typer.Option(callback=_check_endpoint, help="HOST:PORT of an `espalier serve`; default: solve in this process."),
+    typer.Option(callback=_check_endpoint, help="HOST:PORT of an `espalier serve`; default: search in this process."),
 ]
 Trace = Annotated[
     Path | None,
-    typer.Option(
-        callback=output_file(), help="Write the whole tree and every choice to this .json; see `espalier replay`."
-    ),
+    typer.Option(callback=output_file(), help="Write the tree and all decisions to this .json; see `espalier replay`."),
 ]
 
 Benchmark = Annotated[
     str,
-    typer.Option(help="demo, or a file of JSON objects, one a line or in an array, each a problem and its answer."),
+    typer.Option(
+        help="demo, or a file of JSON objects (one per line, or an array), each with a problem and its answer."
+    ),
 ]
 FieldMap = Annotated[
     str | None,
     typer.Option(
-        help="The file's own names where they are not understood, like problem=Question,answer=Answer; also id, level.",
+        help="Names of the file's fields if not recognized, like problem=Question,answer=Answer; also id, level.",
         show_default=False,
     ),
 ]

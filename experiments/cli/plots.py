@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 _MARKERS = "osD^vP*Xph"
 _APART = 7.0
-"""Printer's points between lines, so that cells of the same cost do not cover each other."""
+"""Offset between lines in points, so that cells of the same cost do not cover each other."""
 _MARGIN = 1.2
-"""How much further than its cells the axis of tokens goes, each way."""
+"""Factor by which the token axis extends beyond its cells on each side."""
 
 
 def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
-    """Accuracy with its 95% interval against generated tokens a problem: a colour per beam width N, a marker per M.
+    """Plot accuracy with its 95% interval against generated tokens per problem: one color per N, one marker per M.
 
-    Cells with refused problems are named below the plot; where all were refused there is no accuracy to draw.
+    Cells with refused problems are listed below the plot; a cell with only refused problems is not drawn.
     """
     import matplotlib as mpl
 
@@ -37,13 +37,13 @@ def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     if tokens := [cell.summary.generated_tokens for cell in drawn if cell.summary.generated_tokens]:
         axes.set_xscale("log")
-        axes.set_xlim(min(tokens) / _MARGIN, max(tokens) * _MARGIN)  # it cannot tell from what is set aside
+        axes.set_xlim(min(tokens) / _MARGIN, max(tokens) * _MARGIN)  # autoscaling ignores offset lines
     for place, width in enumerate(widths):
         row = [cell for cell in drawn if cell.beam_width == width]
         _draw_width(axes, row, markers, f"C{place}", (len(widths) - 1) / 2 - place)
-    axes.set_xlabel("generated tokens per problem (lines are set a little apart)")
+    axes.set_xlabel("generated tokens per problem (lines are slightly offset)")
     axes.set_ylabel("accuracy, %")
-    axes.set_ylim(-3, 103)  # what lies at 0 or 100% is drawn whole
+    axes.set_ylim(-3, 103)  # markers at 0 and 100% are fully visible
     problems = {cell.summary.problems for cell in cells}
     many = "–".join(str(count) for count in sorted({min(problems), max(problems)}))
     axes.set_title(f"Beam search on {benchmark}, {many} problems, 95% intervals", parse_math=False)
@@ -64,7 +64,7 @@ def _refusal(cell: Cell) -> str:
 
 
 def _draw_width(axes: "Axes", cells: list[Cell], markers: dict[int, str], colour: str, aside: float) -> None:
-    """Draw the cells of one beam width, `aside` of where they are, in steps of `_APART`."""
+    """Draw the cells of one beam width, offset horizontally by `aside` times `_APART`."""
     from matplotlib.transforms import ScaledTranslation
 
     figure = axes.get_figure()
@@ -81,14 +81,14 @@ def _draw_width(axes: "Axes", cells: list[Cell], markers: dict[int, str], colour
 
 
 def plot_algorithms(rows: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Accuracy with its 95% interval against generated tokens a problem, one line per algorithm.
+    """Plot accuracy with its 95% interval against generated tokens per problem, one line per algorithm.
 
-    Lines begin at the single chain, which is what any of them is with one path.
+    All lines start at the single chain, which every algorithm is with one path.
 
     Args:
-        rows: of the benchmark `algorithms`.
-        title: over the plot.
-        path: an .svg, .png or .pdf.
+        rows: rows of the benchmark `algorithms`.
+        title: title of the plot.
+        path: output file, .svg, .png or .pdf.
     """
     import matplotlib as mpl
 
@@ -122,15 +122,15 @@ if TYPE_CHECKING:
 
 _MAX_LABEL = 22
 _POINTS = 72
-"""Of print, in an inch."""
+"""Points per inch."""
 
 
 def plot_tree(result: SearchResult, title: str, path: Path) -> None:
-    """Draw `result`'s tree to `path` (.svg, .png or .pdf), its root to the left; merged duplicates are only counted."""
+    """Draw the tree of `result` to `path` (.svg, .png or .pdf), root on the left; duplicates are only counted."""
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "espalier"  # the same tree gives the same file
+    mpl.rcParams["svg.hashsalt"] = "espalier"  # deterministic output
     import matplotlib.pyplot as plt
 
     nodes = [node for node in result.nodes if node.termination != "duplicate"]
@@ -140,8 +140,8 @@ def plot_tree(result: SearchResult, title: str, path: Path) -> None:
     rows = _rows(children)
     depth, height = max(node.depth for node in nodes), max(rows.values())
     width = 1.75 * (depth + 1)
-    size = min(max(9.0, 0.9 * width), 18.0)  # readable too where a wide tree is shown small
-    a_line = max(20, int(width * _POINTS / (0.6 * size)))  # characters, one 0.6 of the size wide
+    size = min(max(9.0, 0.9 * width), 18.0)  # keeps a wide tree readable when scaled down
+    a_line = max(20, int(width * _POINTS / (0.6 * size)))  # characters per line, each 0.6 of the font size wide
     heading = textwrap.fill(title, a_line)
     tall = 0.32 * max(6.0, height + 2) + 1.4 * size / _POINTS * (heading.count("\n") + 1)
     figure, axes = plt.subplots(figsize=(width, tall), layout="constrained")
@@ -164,7 +164,7 @@ def _draw_box(axes: "Axes", node: NodeRecord, row: float, selected: bool) -> Non
 
     pruned = node.termination == "pruned"
     red, green, blue, _ = (1.0, 1.0, 1.0, 1.0) if node.score is None else colormaps["RdYlGn"](node.score)
-    fade = 0.3 if pruned else 0.45  # towards white, so that text stays readable on every score
+    fade = 0.3 if pruned else 0.45  # blend with white to keep text readable
     axes.text(
         node.depth,
         row,
@@ -187,7 +187,7 @@ def _draw_box(axes: "Axes", node: NodeRecord, row: float, selected: bool) -> Non
 
 
 def _rows(children: dict[int | None, list[NodeRecord]]) -> dict[int, float]:
-    """A vertical place for every node: leaves one under another, parents in the middle of their children."""
+    """Vertical position of every node: leaves one below another, parents centered on their children."""
     rows: dict[int, float] = {}
     leaves = 0
 

@@ -1,4 +1,4 @@
-"""Results as a person reads them in a terminal."""
+"""Renders results in a terminal."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ _STOPPED = {
 
 
 def show_result(console: Console, result: SearchResult, gold: str | None) -> None:
-    """Print a search: its tree, the chosen path, the answer, and what it cost."""
+    """Print a search's tree, answer and cost."""
     if result.nodes and len(result.nodes) > 1:
         console.print(search_tree(result))
     verdict = "" if gold is None else f"   (expected {gold})"
     if result.answer:
         console.print(Text.assemble(("\nanswer  ", "bold"), (result.answer, "bold green"), verdict))
     else:
-        console.print(Text.assemble(("\nno answer", "bold red"), f": no path came to an end that gives one{verdict}"))
+        console.print(Text.assemble(("\nno answer", "bold red"), f": no path was completed with an answer{verdict}"))
     console.print(_costs(result))
 
 
 def search_tree(result: SearchResult) -> Tree:
-    """The search tree: kept steps with their scores, the best few of those pruned at each fork, the rest counted."""
+    """Build the search tree: kept steps with scores, the best pruned ones at each fork, and a count of the rest."""
     children: dict[int | None, list[NodeRecord]] = defaultdict(list)
     for node in result.nodes:
         if node.termination != "duplicate":
@@ -101,8 +101,8 @@ def _costs(result: SearchResult) -> Group:
         f"{a.nodes} steps sampled, {a.pruned} pruned, {a.duplicates} merged with an equal sibling",
         f"{a.generated_tokens} tokens generated; computed {a.generator_tokens}, verifier {a.verifier_tokens}; "
         f"sharing saved {a.generator_saved_tokens} and {a.verifier_saved_tokens}",
-        f"{a.physical_blocks} KV blocks held where {a.logical_blocks} would be without sharing "
-        f"({a.peak_kv_bytes / 2**20:.1f} MiB at the widest moment)",
+        f"{a.physical_blocks} KV blocks held, {a.logical_blocks} without sharing "
+        f"({a.peak_kv_bytes / 2**20:.1f} MiB at the peak)",
         f"{a.seconds:.2f} s",
     ]
     if result.stop_reason in _STOPPED:
@@ -114,24 +114,24 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
     """Print an evaluation's summary.
 
     Args:
-        console: where.
-        summary: of all that the run holds.
-        asked: how many problems the command asked for, where it may be fewer.
-        folder: that of the run; None where nothing was kept.
+        console: output console.
+        summary: summary of all problems in the run.
+        asked: number of problems requested by the command, if it may be lower.
+        folder: folder of the run; None if nothing was stored.
     """
     table = Table(show_header=False, box=None, padding=(0, 2))
     more = summary.problems - (summary.problems if asked is None else asked)
     rows = {
         "benchmark": f"{summary.benchmark}, {summary.problems} problems"
-        + (f", {more} of them of an earlier command in {folder}" if more > 0 else ""),
+        + (f", {more} of them from an earlier command in {folder}" if more > 0 else ""),
         "refused": _with_reason(summary, "refused", "could not be searched", folder),
         "ungraded": _with_reason(summary, "ungraded", "could not be graded", folder),
         "accuracy": f"{_percent(summary.accuracy)}%  [{_percent(summary.low)}, {_percent(summary.high)}] at 95%",
         "by level": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_level.items()),
-        "tokens a problem": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
+        "tokens per problem": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
         "computed ÷ tree": f"generator {summary.generator_redundancy:.3f}"
         + (f", verifier {summary.verifier_redundancy:.3f}" if summary.verifier_redundancy else ""),
-        "blocks held ÷ logical": f"{summary.blocks_shared:.2f} at the widest moment",
+        "blocks held ÷ logical": f"{summary.blocks_shared:.2f} at the peak",
         "time": f"{summary.seconds:.1f} s, {summary.problems_per_minute:.1f} problems/min"
         if summary.problems_per_minute
         else "",
@@ -144,7 +144,7 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
 
 
 def _with_reason(summary: Summary, what: str, meaning: str, folder: Path | None) -> str:
-    """How many problems came to nothing and why the first did; the reasons of all stand in a file, if there is one."""
+    """How many problems failed in this way, and the first reason; refers to the samples file for the others."""
     if not (count := getattr(summary, what)):
         return ""
     others = f"; all are in {folder / 'samples.jsonl'}" if folder and count > 1 else ""
@@ -182,7 +182,7 @@ def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
 
 @contextmanager
 def sample_progress(total: int, done: int) -> Iterator[Callable[[Sample], None]]:
-    """Show progress towards `total` samples, `done` of them there before; yields what to call with each new one."""
+    """Show progress towards `total` samples, of which `done` exist; yields a callback for each new sample."""
     columns = (
         BarColumn(),
         MofNCompleteColumn(),

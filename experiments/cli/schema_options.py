@@ -1,4 +1,4 @@
-"""From declared dataclasses to the options of a command: flags, environment variables, and values from a file."""
+"""Turns declared dataclasses into options of a command: flags, environment variables and configuration files."""
 
 import functools
 import inspect
@@ -19,12 +19,11 @@ CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 
 
 def with_schema(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with an option for every declared field, in place of its parameters that are declared dataclasses.
+    """Replace a command's parameters that are declared dataclasses by one option for each of their fields.
 
-    A dataclass is declared (`search.schema`) where it has a `help_panel`; with an `env_prefix` its fields may be set in
-    the environment too. A field for which the command has a parameter of the same name is no option: it keeps its
-    default, or is `-` where it has none. `--config` reads options from a file; what the command line or the
-    environment sets goes first.
+    A dataclass is declared (see `search.schema`) if it has a `help_panel`; with an `env_prefix`, its fields can also be
+    set by environment variables. A field with the same name as a parameter of the command gets no option: it keeps its
+    default, or `-` without one. `--config` reads options from a file; the command line and the environment override it.
     """
     own = inspect.signature(command)
     kinds = {p.name: p.annotation for p in own.parameters.values() if hasattr(p.annotation, "help_panel")}
@@ -37,25 +36,25 @@ def with_schema(command: Callable[..., None]) -> Callable[..., None]:
         for name, kind in kinds.items():
             empty = {field.name: "-" for field in declared(kind) if field.default is MISSING}
             made = kind(**empty, **{field.name: given.pop(field.name) for field in options[name]})
-            if isinstance(made, RuntimeSettings):  # a request is validated where it is submitted
+            if isinstance(made, RuntimeSettings):  # requests are validated when submitted
                 check_settings(made)
             given[name] = made
         command(**given)
 
     kept = [p for p in own.parameters.values() if p.name not in kinds]
     added = [_parameter(field, kinds[name]) for name, its in options.items() for field in its]
-    run.__signature__ = own.replace(parameters=[*kept, *added, _CONFIG])  # pyright: ignore[reportAttributeAccessIssue] - what Typer reads
+    run.__signature__ = own.replace(parameters=[*kept, *added, _CONFIG])  # pyright: ignore[reportAttributeAccessIssue] - Typer reads it
     return run
 
 
 def option(kind: type, name: str) -> Any:
-    """The option of one field, for a command that has no others of its dataclass."""
+    """Create the option of one field, for a command that has no other fields of its dataclass."""
     (field,) = [field for field in declared(kind) if field.name == name]
     return _typer_option(field, kind)
 
 
 def flags_by_field(*kinds: type) -> dict[str, str]:
-    """How the fields of declared dataclasses are written on the command line: `-N/--beam-width`."""
+    """Map the fields of declared dataclasses to their flags, such as `-N/--beam-width`."""
     found = (field for kind in kinds for field in declared(kind))
     return {f.name: f"{f.option.short}/{f.flag}" if f.option.short else f.flag for f in found if f.option}
 
@@ -77,7 +76,7 @@ def _typer_option(field: Field, kind: Any) -> Any:
         given = {"parser": _parser(parse), "metavar": "SIZE"}
         if field.default is not None:
             given["show_default"] = field.show(field.default)
-    text = field.option.help.replace("[", "\\[")  # or rich takes it for markup
+    text = field.option.help.replace("[", "\\[")  # else rich reads it as markup
     if field.range and parse is None:
         text = f"{text} ({field.range})"
     return typer.Option(
@@ -93,7 +92,7 @@ def _typer_option(field: Field, kind: Any) -> Any:
 def _parser(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
     def read(given: Any) -> Any:
         try:
-            return parse(given) if isinstance(given, str) else given  # a default is no text
+            return parse(given) if isinstance(given, str) else given  # a default is not text
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
@@ -101,11 +100,11 @@ def _parser(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 
 size_parser = _parser(parse_size)
-"""Reads the size of an option that no dataclass declares."""
+"""Parser for size options that no dataclass declares."""
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Make what a file says the defaults of the command's options."""
+    """Use the values of a configuration file as defaults of the command's options."""
     if path is None or context.resilient_parsing:
         return path
     if path.suffix.lower() not in CONFIG_SUFFIXES:
@@ -120,7 +119,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     named = {str(name).replace("-", "_"): value for name, value in values.items()}
     known = {parameter.name for parameter in context.command.params} - {"config", "help"}
     if unknown := sorted(named.keys() - known):
-        raise OptionError(f"--config: {str(path)!r} names what `{context.info_name}` has no option for: {unknown}")
+        raise OptionError(f"--config: {str(path)!r}has keys that are no options of `{context.info_name}`: {unknown}")
     context.default_map = {**(context.default_map or {}), **named}
     return path
 
@@ -150,7 +149,7 @@ _CONFIG = inspect.Parameter(
             "--config",
             is_eager=True,
             callback=_read_config,
-            help=f"Options by their names, from a file ({', '.join(CONFIG_SUFFIXES)}); flags and the environment win.",
+            help=f"Read options from a file ({', '.join(CONFIG_SUFFIXES)}); flags and the environment override it.",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""Benchmarks, runs on them, and what is kept of a run."""
+"""Benchmarks, evaluation runs, and their results on disk."""

@@ -1,15 +1,15 @@
-"""Benchmarks: problems with their gold answers, from a file or by name.
+"""Loads benchmarks: problems with their gold answers, from a file or by name.
 
-A file is JSON in UTF-8: one object a line, or one array of objects. Of each object is read
+A file is JSON in UTF-8: one object per line, or one array of objects. These fields of an object are read:
 
 - the problem: `problem`, `Body` and `Question` together, `question`, or `prompt`;
 - the gold answer: `answer`, `final_answer`, or `solution`;
-- where they are there, its name, `unique_id` or `id`, and its `level`.
+- optionally an id, `unique_id` or `id`, and a `level`.
 
-The first of these names that is there counts, in small or capital letters; a field map names others.
+The first of these names that exists is used, ignoring case; a field map gives other names.
 
-A gold answer is a number or LaTeX without dollars. Of a worked solution it is what follows the last `####`, as in
-GSM8K, or stands in the last box, as in MATH. A list of answers holds several that are accepted: any one is right.
+A gold answer is a number, or LaTeX without dollars. In a worked solution, it is the text after the last `####`, as in
+GSM8K, or the content of the last box, as in MATH. A list holds several accepted answers, any of which is right.
 """
 
 import json
@@ -31,7 +31,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "id": ("unique_id", "id"),
     "level": ("level",),
 }
-"""What is read of a record, and the names it may have there; a plus joins texts of two fields."""
+"""Fields read from a record and their possible names; a plus joins the texts of two fields."""
 
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 _SHOWN_FIELDS = 12
@@ -39,14 +39,14 @@ _BLANKS = re.compile(r"[ \t\r\n]*+")
 
 
 class BenchmarkError(EspalierError):
-    """A benchmark file is missing or holds a record in no known format."""
+    """A benchmark file is missing or has a record in an unknown format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One record. `answer` is the gold answer, LaTeX without dollars; `level` is None where there are none.
+    """One record. `answer` is the gold answer, LaTeX without dollars; `level` is None if absent.
 
-    `alternatives` are other answers that are right as well.
+    `alternatives` are further accepted answers.
     """
 
     unique_id: str
@@ -57,20 +57,20 @@ class Problem:
 
     @property
     def golds(self) -> tuple[str, ...]:
-        """All answers that are right."""
+        """All accepted answers."""
         return self.answer, *self.alternatives
 
 
 def load_benchmark(name: str, limit: int | None = None, field_map: Mapping[str, str] | None = None) -> list[Problem]:
-    """Read a benchmark; see this module for what is understood.
+    """Load a benchmark; see this module for the format.
 
     Args:
         name: `demo` for the bundled benchmark, or a path.
-        limit: how many of the first records to take; None for all.
-        field_map: the record's names of what `FIELDS` lists, where they are others.
+        limit: number of records to load from the start; None for all.
+        field_map: the record's names for the keys of `FIELDS`, if they differ.
 
     Raises:
-        BenchmarkError: naming the file and line at fault.
+        BenchmarkError: the file is missing or invalid; names the file and the line.
     """
     path = _demo_path() if name == "demo" else Path(name)
     if not path.is_file():
@@ -106,11 +106,11 @@ def _read(path: Path) -> str:
 
 
 def _records(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
-    """Each record with its place in the file and its number: its line, or how many it is in an array."""
+    """Yield each record with its location in the file and its number: the line, or the index in an array from 1."""
     if text.lstrip().startswith("["):
         yield from _records_of_array(path, text)
         return
-    # Not splitlines(), which also cuts at characters that may stand inside a record.
+    # Not splitlines(), which also splits at characters that may occur in a record.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             with _json_errors(path, number):
@@ -119,7 +119,7 @@ def _records(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
 
 
 def _records_of_array(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
-    """One by one, so that each has its line, and none behind the last one wanted is read."""
+    """Parse records one by one, so that each has its line number, and stop when no more are needed."""
     decoder = json.JSONDecoder()
     position, line, counted, number = _past_blanks(text, text.index("[") + 1), 1, 0, 0
     while number or not text.startswith("]", position):
@@ -135,7 +135,7 @@ def _records_of_array(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
             raise BenchmarkError(f"{path}:{line}: record {number} of the array is not followed by a comma or bracket")
         position = _past_blanks(text, position + 1)
     if text[position + 1 :].strip():
-        raise BenchmarkError(f"{path}: there is more behind the array of records")
+        raise BenchmarkError(f"{path}: there is text after the array of records")
 
 
 def _past_blanks(text: str, position: int) -> int:
@@ -145,19 +145,19 @@ def _past_blanks(text: str, position: int) -> int:
 
 @contextmanager
 def _json_errors(path: Path, first_line: int) -> Iterator[None]:
-    """Names the file and line of what is not JSON, in a text that begins on `first_line`."""
+    """Turn JSON errors into BenchmarkErrors with file and line; the text starts on `first_line`."""
     try:
         yield
     except json.JSONDecodeError as error:
         place = f"{path}:{first_line + error.lineno - 1}"
-        wanted = "one JSON object a line, or one array of objects"
-        raise BenchmarkError(f"{place}: not JSON: {error.msg} (column {error.colno}); {wanted} is read") from error
+        wanted = "one JSON object per line, or one array of objects"
+        raise BenchmarkError(f"{place}: not JSON: {error.msg} (column {error.colno}); expected {wanted}") from error
     except (ValueError, RecursionError) as error:
         raise BenchmarkError(f"{path}:{first_line}: JSON that cannot be read: {error}") from error
 
 
 class _Reading:
-    """One record, and what is read of it."""
+    """Reads the fields of one record."""
 
     def __init__(self, record: Any, place: str, field_map: Mapping[str, str]) -> None:
         self._place = place
@@ -177,7 +177,7 @@ class _Reading:
         return Problem(self._id(default_id), text, golds[0], self._level(), golds[1:])
 
     def _take(self, what: str) -> tuple[str, Any]:
-        """The first name under which the record has it, and what stands there."""
+        """The first name under which the record has a field, and its value."""
         for name, value in self._candidates(what):
             if value is not None:
                 return name, value
@@ -209,7 +209,7 @@ class _Reading:
 
     def _gold(self, name: str, value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise self._error(f"its {name} is {_kind(value)}, neither text nor a number nor a list of these")
+            raise self._error(f"its {name} is {_kind(value)}, not a text, a number or a list of these")
         if not isinstance(value, str):
             if not math.isfinite(value):
                 raise self._error(f"its {name} is {value}, not a number")
@@ -226,7 +226,7 @@ class _Reading:
             return boxed
         if "\n" in text.strip() and "\\begin" not in text:
             how = "'#### gold' or \\boxed{gold}"
-            raise self._error(f"its {name} is a text of several lines, in which the answer must stand as {how}")
+            raise self._error(f"its {name} has several lines and must give the answer as {how}")
         return text.strip()
 
     def _id(self, default: str) -> str:
@@ -234,12 +234,12 @@ class _Reading:
             if value is None or value == "":
                 continue
             if isinstance(value, bool) or not isinstance(value, str | int):
-                raise self._error(f"its {name} is {_kind(value)}, neither text nor a whole number")
+                raise self._error(f"its {name} is {_kind(value)}, not a text or a whole number")
             return str(value)
         return default
 
     def _level(self) -> int | None:
-        """The level as a number; MATH also spells it `Level 5`. None where it is none."""
+        """The level as a number, also from MATH's `Level 5`; None without one."""
         _, value = self._take("level") if "level" in self._map else next(self._candidates("level"))
         text = str(value).removeprefix("Level ").removesuffix(".0")
         return int(text) if text.isdecimal() else None
@@ -253,6 +253,6 @@ def _kind(value: Any) -> str:
 
 
 def _plain_number(number: float) -> str:
-    """A number as a solver would write it: 27.0 is 27, and there are no powers of ten."""
+    """Format a number as a solver would write it: 27.0 becomes 27, and there are no exponents."""
     whole = isinstance(number, int) or number.is_integer()
     return str(int(number)) if whole else format(Decimal(repr(number)), "f")

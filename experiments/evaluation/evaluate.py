@@ -1,4 +1,4 @@
-"""Batch evaluation: every problem of a benchmark through one orchestrator, graded, with an interval."""
+"""Batch evaluation: runs every problem of a benchmark through one orchestrator and grades the answers."""
 
 import json
 import secrets
@@ -20,20 +20,20 @@ from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting.math_verify import Grade, Grader
 
 _Grades = list["Future[bool]"]
-"""Of one answer, by each gold answer."""
+"""Grades of one answer, by each accepted answer."""
 
 
 def run_configuration(benchmark: str, request: SearchRequest, orchestrator: Orchestrator) -> dict[str, Any]:
-    """What the samples of a run depend on, for its `config.json`.
+    """Return what a run's samples depend on, for its `config.json`.
 
-    The search with every default filled in, and the models by their digests.
+    The search with every default filled in, and the models' digests.
     """
     search = search_fields(orchestrator.effective(request))
     return {"benchmark": benchmark, **search, **orchestrator.describe_models()}
 
 
 def left_open(request: SearchRequest) -> list[str]:
-    """Fields of `request` that take their default."""
+    """Names of the fields of `request` that are None."""
     return [name for name, value in request.to_dict().items() if value is None]
 
 
@@ -48,28 +48,27 @@ def evaluate(
     folder: RunFolder | None = None,
     on_sample: Callable[[Sample], None] | None = None,
 ) -> Summary:
-    """Search problems, many at once, and grade the answers.
+    """Search many problems concurrently, and grade the answers.
 
-    What a search costs is its own: none takes over a prompt that another has computed, so that its figures are the same
-    alone and among others, first and last, at once and after an interruption. A time limit counts from the start of
-    each search, for they are all submitted at once.
+    Searches do not share cached prompts, so that each one's usage does not depend on other searches or on
+    interruptions. A time limit counts from the start of each search, as all are submitted at once.
 
     Args:
-        orchestrator: how many run at once is its to decide.
-        problems: those of the benchmark; samples of others in the folder do not count.
-        request: the search; its problem text is replaced by each problem's.
-        grader: judges the answers, in its own processes while searches go on.
-        benchmark: its name, for the summary.
-        limit: how many of the first problems to search; None for all.
-        folder: where samples are kept as they come; None keeps none. An answer in it that could not be graded is
-            graded once more, and not searched again.
+        orchestrator: runs the searches; it decides how many run at once.
+        problems: the problems of the benchmark; samples of other problems in the folder are ignored.
+        request: the search; its problem is replaced by each problem.
+        grader: grades answers in its own processes while searches continue.
+        benchmark: name of the benchmark, for the summary.
+        limit: number of problems to search from the start; None for all.
+        folder: stores samples as they arrive; None stores nothing. Answers in it that could not be graded are graded
+            again without another search.
         on_sample: called with each new sample.
 
     Returns:
-        The summary of the problems that were to be searched, and of all others that the folder holds samples of.
+        The summary of the requested problems and of all others with samples in the folder.
 
     Raises:
-        InvalidRequestError: and others of `Orchestrator.submit`, before any search starts.
+        InvalidRequestError: the request is invalid; see `Orchestrator.submit` for other errors. No search has started.
     """
     samples = {sample.unique_id: sample for sample in folder.samples_of(problems)} if folder else {}
     wanted = [p for p in problems[:limit] if p.unique_id not in samples or samples[p.unique_id].refused]
@@ -103,7 +102,7 @@ def _refused_as_before(sample: Sample, before: Sample | None) -> bool:
 
 
 def _graded_again(problems: list[Problem], samples: list[Sample], grader: Grader) -> Iterator[Sample]:
-    """Those of `samples` that were not graded and are now."""
+    """Yield those of `samples` that were not graded before and are now."""
     by_id = {problem.unique_id: problem for problem in problems}
     for sample in samples:
         if sample.ungraded:
@@ -115,13 +114,13 @@ def _graded_again(problems: list[Problem], samples: list[Sample], grader: Grader
 def _run(
     orchestrator: Orchestrator, problems: list[Problem], request: SearchRequest, grader: Grader
 ) -> Iterable[Sample]:
-    """Samples in the order in which they are graded; the engine never waits for a grade."""
+    """Yield samples in the order of grading; the engine never waits for a grade."""
     by_search: dict[str, Problem] = {}
     grading: list[tuple[Problem, SearchResult, _Grades]] = []
     try:
         for problem in problems:
             try:
-                search = orchestrator.submit(replace(request, problem=problem.problem), options=_terms())
+                search = orchestrator.submit(replace(request, problem=problem.problem), options=_submit_options())
                 by_search[search] = problem
             except RequestTooLargeError as error:
                 yield refused_sample(problem, str(error))
@@ -140,13 +139,13 @@ def _run(
             if ready:
                 grading = [entry for entry in grading if entry not in ready]
             yield from (sample_of(problem, result, _grade(grades, grader)) for problem, result, grades in ready)
-    finally:  # left early, it leaves nothing running; the orchestrator is its caller's to close
+    finally:  # cancel remaining searches; the caller closes the orchestrator
         orchestrator.drop(by_search)
     yield from (sample_of(problem, result, _grade(grades, grader)) for problem, result, grades in grading)
 
 
-def _terms() -> SubmitOptions:
-    """Those of one search; its salt is like no other's, so that it computes its own prompts."""
+def _submit_options() -> SubmitOptions:
+    """Options of one search; its salt is unique, so that it computes its own prompts."""
     return SubmitOptions(salt=secrets.token_bytes(16), timed_from_start=True)
 
 
@@ -155,6 +154,6 @@ def _submit(problem: Problem, answer: str, grader: Grader) -> _Grades:
 
 
 def _grade(grades: _Grades, grader: Grader) -> Grade:
-    """Right by any gold answer; where by none, the first that could not be told says so."""
+    """Right if any accepted answer matches; else the first grade with an error, if there is one."""
     found = [grader.resolve(grade) for grade in grades]
     return next((grade for grade in found if grade.correct), None) or max(found, key=lambda grade: bool(grade.error))

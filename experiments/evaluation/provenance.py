@@ -1,4 +1,4 @@
-"""Where samples come from: the command that made them, its versions, and where its models are."""
+"""Records the origin of samples: the command, the versions, and the models' locations."""
 
 import platform
 import shlex
@@ -15,9 +15,9 @@ _PACKAGES = ("espalier", "torch", "transformers", "numba")
 
 
 def describe_command(benchmark: str, runtime: RuntimeSettings, orchestrator: Orchestrator) -> dict[str, Any]:
-    """What a run's `config.json` says of one command, and samples do not depend on; see `RunFolder`."""
+    """Describe a command for a run's `config.json`, with what does not affect samples; see `RunFolder`."""
     names = {"generator": runtime.generator, "verifier": runtime.verifier, "reference": runtime.verifier_reference}
-    # What was loaded is there by now, so that nobody need be asked for it.
+    # Loading has downloaded the models, so no network access is needed.
     hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
     models = {
         role: {"name": name, "folder": str(locate(name, runtime.load_format, hub).resolve())}

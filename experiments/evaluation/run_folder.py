@@ -1,4 +1,4 @@
-"""The folder that keeps an evaluation: its configuration, its samples, and the summary of all of them."""
+"""The folder of an evaluation run: its configuration, samples and summary."""
 
 import json
 import os
@@ -19,24 +19,23 @@ _BEFORE: dict[str, Any] = {
     "min_p": 0.0,
     "answer_equivalence": str(AnswerEquivalence.EXACT_MATCH),
 }
-"""What counts for a field that an older version's `config.json` lacks: how searches ran before there was the field.
+"""Values assumed for fields that are missing in an older version's `config.json`: how searches ran at that time.
 
-That is a request's default, unless the field's coming changed what is done where it is left open; such fields are
-named here.
+These are the request's defaults, except for fields whose introduction changed the behavior when left open.
 """
 _FOLLOWED = ("verifier_family",)
-"""Fields that older versions lack because they followed from others, which are compared."""
+"""Fields missing in older versions because they followed from other fields, which are compared."""
 _COMMANDS = "commands"
-"""Key of what is told and never compared: the commands that worked in the folder."""
+"""Key of information that is not compared: the commands that ran in the folder."""
 _REQUEST = frozenset(field.name for field in fields(SearchRequest))
 _LACKING = object()
 _LONGEST_SHOWN = 60
 
 
 class RunFolder:
-    """A folder with one run's `config.json`, `samples.jsonl` and `summary.json`; running again resumes it.
+    """A folder with one run's `config.json`, `samples.jsonl` and `summary.json`; running the command again resumes.
 
-    `config.json` says all that the samples depend on, and which commands worked here, with which versions and models.
+    `config.json` holds everything that the samples depend on, and the commands that ran, with versions and models.
     """
 
     def __init__(
@@ -48,18 +47,18 @@ class RunFolder:
     ) -> None:
         """Open or create `folder`.
 
-        A run of an older version goes on where all that its `config.json` lacks is as it was before there was the
-        field, and is written with it then.
+        A run of an older version is resumed if the fields missing in its `config.json` had the values assumed for them;
+        they are then added.
 
         Args:
-            folder: where; its parents are made too.
+            folder: path of the folder; missing parents are created.
             configuration: what the samples depend on; see `run_configuration`.
-            left_open: fields of it that have their default, which older versions wrote as null.
-            command: what else is worth knowing of this command; None for nothing.
+            left_open: fields of the request left at their default, which older versions stored as null.
+            command: further information on this command; None for none.
 
         Raises:
-            EspalierError: when it cannot be made, or holds a run of another configuration or of none, or one that
-                cannot be read.
+            EspalierError: the folder cannot be created or read, holds a run of another configuration, or holds samples
+                without a configuration.
         """
         self.folder = folder
         self._samples = folder / "samples.jsonl"
@@ -72,9 +71,9 @@ class RunFolder:
         except ValueError as error:
             raise EspalierError(f"{config} is damaged: {error}; name another --out") from error
         if self._samples.exists() and not config.is_file():
-            raise EspalierError(f"{folder} holds samples and no config.json to say of what run; name another --out")
+            raise EspalierError(f"{folder}holds samples without a config.json; name another --out")
         if not isinstance(found, dict):
-            raise EspalierError(f"{config} is damaged: it holds no object; name another --out")
+            raise EspalierError(f"{config} is damaged: it is not a JSON object; name another --out")
         commands = found.pop(_COMMANDS, []) if found is not configuration else []
         if differing := _differing(found, configuration, left_open):
             raise EspalierError(
@@ -85,10 +84,10 @@ class RunFolder:
         write_whole(config, configuration | ({_COMMANDS: commands} if commands else {}))
 
     def done(self) -> list[Sample]:
-        """Samples of earlier runs, one for each problem; a last line cut short by a crash is left out.
+        """Load the samples of earlier runs, one per problem; an incomplete last line is skipped.
 
         Raises:
-            EspalierError: when a line before the last is damaged.
+            EspalierError: a line before the last is damaged.
         """
         lines = (
             self._samples.read_text(encoding="utf-8", errors="replace").split("\n") if self._samples.is_file() else []
@@ -100,22 +99,24 @@ class RunFolder:
             except (ValueError, TypeError) as error:
                 if number == len(lines):
                     break
-                raise EspalierError(f"{self._samples}:{number} is damaged: {error}; mend or remove the line") from error
+                raise EspalierError(
+                    f"{self._samples}:{number} is damaged: {error}; repair or remove the line"
+                ) from error
             if sample:
                 by_id[sample.unique_id] = sample
         return list(by_id.values())
 
     def samples_of(self, problems: Iterable[Problem]) -> list[Sample]:
-        """Samples of earlier runs for `problems`; not those of others, nor of what had the same name once.
+        """Samples of earlier runs for `problems`, without those of a different problem with the same id.
 
         Raises:
-            EspalierError: as `done` does.
+            EspalierError: see `done`.
         """
         by_id = {problem.unique_id: problem for problem in problems}
         return [s for s in self.done() if s.unique_id in by_id and s.is_of(by_id[s.unique_id])]
 
     def open_samples(self) -> TextIO:
-        """`samples.jsonl`, to append to; what follows its last whole line is cut off first."""
+        """Open `samples.jsonl` for appending, after removing an incomplete last line."""
         if self._samples.is_file():
             text = self._samples.read_text(encoding="utf-8", errors="replace")
             last = text[text.rfind("\n") + 1 :]
@@ -130,7 +131,7 @@ class RunFolder:
 
 
 def write_whole(path: Path, value: Any) -> None:
-    """Write `value` to `path`, as text if it is text and else as JSON; who reads it finds all of it or none."""
+    """Write `value` to `path` atomically, a string as text and anything else as JSON."""
     _replace(path, value if isinstance(value, str) else json.dumps(value, indent=2) + "\n")
 
 
@@ -146,7 +147,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _differing(found: dict[str, Any], configuration: dict[str, Any], left_open: Collection[str]) -> list[str]:
-    """Each field in which a configuration read from a file is another than `configuration`, with both values."""
+    """Describe each field whose value in the stored configuration differs from `configuration`, with both values."""
     now = json.loads(json.dumps(configuration))
     there = {name: value for name, value in found.items() if value is not None or name not in _REQUEST}
     there = {name: value for name, value in _BEFORE.items() if name in now and name not in found} | there
@@ -157,7 +158,7 @@ def _differing(found: dict[str, Any], configuration: dict[str, Any], left_open: 
 
 
 def _shown(values: Mapping[str, Any], name: str, others: Mapping[str, Any]) -> str:
-    """The value of `name`; of a long text the part from which on it is another than that of `others`."""
+    """Format the value of `name`; of a long text, the part around the first difference."""
     if name not in values:
         return "not set"
     text, other = (json.dumps(each.get(name), ensure_ascii=False) for each in (values, others))

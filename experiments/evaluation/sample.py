@@ -1,4 +1,4 @@
-"""What one problem of an evaluation came to: a line of its `samples.jsonl`."""
+"""The outcome of one problem of an evaluation: a line of `samples.jsonl`."""
 
 import hashlib
 import json
@@ -12,18 +12,18 @@ from espalier.search.run.usage import UsageMeter
 from espalier.search.voting.math_verify import Grade
 
 REFUSED = "refused"
-"""Stop reason of a problem that never ran."""
+"""Stop reason of a problem that was not searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One problem's outcome.
 
-    `gold` names all answers that are right. `answers` are those that candidates gave, with how many gave each. `error`
-    says why a problem was refused or its answer could not be graded; such a problem counts as not solved. `asked` is a
-    digest of the problem and its gold answers; empty in the samples of older versions. `wall_seconds` passed since the
-    sample before or the start of the command: those of all samples together are the time that they took, however often
-    it was interrupted. 0 in the samples of older versions.
+    `gold` lists all accepted answers, `answers` the candidates' answers with their counts.
+    `error` is the reason why a problem was refused or its answer could not be graded; both count as not solved. `asked`
+    is a digest of the problem and its gold answers, empty in samples of older versions. `wall_seconds` is the time
+    since the previous sample or the start of the command, so that the sum over samples is the total time despite
+    interruptions; 0 in samples of older versions.
     """
 
     unique_id: str
@@ -48,21 +48,21 @@ class Sample:
 
     @property
     def refused(self) -> bool:
-        """Whether the problem could not be searched; perhaps it can be with more memory."""
+        """Whether the problem could not be searched, for example for lack of memory."""
         return self.stop_reason == REFUSED
 
     @property
     def ungraded(self) -> bool:
-        """Whether there is an answer of which could not be told whether it is right."""
+        """Whether there is an answer that could not be graded."""
         return bool(self.error) and not self.refused
 
     def is_of(self, problem: Problem) -> bool:
-        """Whether this is `problem`, and not another of the same name: the file may have changed since."""
+        """Whether this is a sample of `problem`, not of an earlier problem with the same id."""
         return self.asked == _digest(problem) if self.asked else self.gold == _gold(problem)
 
 
 def sample_of(problem: Problem, result: SearchResult, grade: Grade) -> Sample:
-    """The sample of a search."""
+    """Create the sample of a finished search."""
     answers: Counter[str] = Counter()
     for candidate in result.candidates:
         if candidate.answer:
@@ -84,7 +84,7 @@ def sample_of(problem: Problem, result: SearchResult, grade: Grade) -> Sample:
 
 
 def refused_sample(problem: Problem, why: str) -> Sample:
-    """A problem that cannot be searched, such as one longer than a model's context: counted, and the reason kept."""
+    """Create the sample of a problem that could not be searched, for example one longer than the model's context."""
     return Sample(
         unique_id=problem.unique_id,
         level=problem.level,

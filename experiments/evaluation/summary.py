@@ -1,4 +1,4 @@
-"""What an evaluation came to: totals over its samples."""
+"""The summary of an evaluation: totals over its samples."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,22 +10,22 @@ from espalier.search.request import SearchRequest
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run came to; it follows from the samples alone, so that the same ones give the same summary.
+    """Totals of a run, computed from its samples only.
 
     Attributes:
-        problems: all of the benchmark's that the run holds.
-        refused: problems that could not be searched, such as those longer than a context; they count as not solved.
-        ungraded: problems whose answer could not be graded; they count as not solved too.
-        errors: why, of the first of the `refused` and of the `ungraded`, behind its name; without those that are 0.
-        accuracy: share of problems answered right; `low` and `high` bound it at 95% (Wilson).
-        generated_tokens: mean tokens sampled for one problem.
-        verifier_tokens: mean tokens the verifier computed for one problem.
-        verifier_redundancy: verifier tokens computed over verifier tokens in the search trees; 1 is no repetition.
+        problems: number of the benchmark's problems in the run.
+        refused: problems that could not be searched, for example for exceeding a context; they count as not solved.
+        ungraded: problems whose answer could not be graded; they count as not solved.
+        errors: the first reason of `refused` and of `ungraded`, by these names; without those that are 0.
+        accuracy: share of problems solved; `low` and `high` are its 95% Wilson interval.
+        generated_tokens: mean tokens sampled per problem.
+        verifier_tokens: mean tokens computed by the verifier per problem.
+        verifier_redundancy: verifier tokens computed, relative to those in the search trees; 1 means no recomputation.
         generator_redundancy: the same for the generator.
-        blocks_shared: physical over logical KV blocks at the widest moment of a search, mean over problems.
-        seconds: wall time that the problems took, over all the commands that searched them.
-        problems_per_minute: of that time; None where none was measured.
-        grader: name and version of what judged the answers.
+        blocks_shared: physical relative to logical KV blocks at a search's peak, mean over problems.
+        seconds: wall time of all commands that searched the problems.
+        problems_per_minute: problems per minute of that time; None if it was not measured.
+        grader: name and version of the grader.
         configuration: the search with every default filled in.
     """
 
@@ -51,12 +51,12 @@ class Summary:
 
 
 def search_fields(request: SearchRequest) -> dict[str, Any]:
-    """The fields of a search with every default filled in, but for its problem and limits that there are none of."""
+    """Fields of a request with every default filled in, without its problem and absent limits."""
     return {name: value for name, value in request.to_dict().items() if name != "problem" and value is not None}
 
 
 def summarise(samples: list[Sample], benchmark: str, effective: SearchRequest, grader: str) -> Summary:
-    """Totals over samples of the search `effective`, with every default filled in."""
+    """Summarize samples of the search `effective`, which has every default filled in."""
     correct = sum(sample.correct for sample in samples)
     count = len(samples)
     low, high = wilson_interval(correct, count)

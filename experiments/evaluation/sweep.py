@@ -1,4 +1,4 @@
-"""Sweeps of beam width N and expansion M: accuracy against compute, one table and one plot."""
+"""Sweeps over beam width N and expansion M: accuracy against compute, as a table and a plot."""
 
 import csv
 import io
@@ -20,18 +20,18 @@ from espalier.search.voting.math_verify import Grader
 
 _NAME = re.compile(r"N([1-9]\d*)-M([1-9]\d*)")
 CELLS, TABLE = "cells.json", "sweep.csv"
-"""What a sweep writes beside its run folders."""
+"""File names of a sweep's tables."""
 _COLUMNS = (
     "benchmark", "problems", "refused", "ungraded", "correct", "accuracy", "low", "high", "generated_tokens",
     "verifier_tokens", "verifier_redundancy", "generator_redundancy", "blocks_shared", "seconds",
     "problems_per_minute", "grader",
 )  # fmt: skip
-"""Fields of a summary that the table has behind N and M."""
+"""Fields of a summary in the table, after N and M."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point of the grid and what it came to."""
+    """One point of the grid, with its summary."""
 
     beam_width: int
     expansion: int
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its run folder."""
+        """Name of its run folder."""
         return _name(self.beam_width, self.expansion)
 
     @property
@@ -65,29 +65,29 @@ def sweep(
 ) -> list[Cell]:
     """Evaluate every (N, M); cells and samples already in `folder` are not run again.
 
-    Writes, per cell, a run folder `N{n}-M{m}`, and after each the table of all that `folder` holds, as `sweep.csv` and
-    with every figure as `cells.json`. All cells of a folder are of one search but for N and M.
+    Writes a run folder `N{n}-M{m}` per cell, and after each cell the tables of all cells in `folder`: `sweep.csv`, and
+    `cells.json` with every value. All cells of a folder have the same search except for N and M.
 
     Args:
-        orchestrator: how many run at once is its to decide.
-        problems: those of the benchmark.
-        request: the search; N and M are each cell's.
-        grader: judges the answers.
+        orchestrator: runs the searches; it decides how many run at once.
+        problems: the problems of the benchmark.
+        request: the search; N and M are replaced for each cell.
+        grader: grades the answers.
         beam_widths: values of N.
         expansions: values of M.
-        benchmark: its name.
-        folder: where all is kept.
-        limit: how many of the first problems to search; None for all.
+        benchmark: name of the benchmark.
+        folder: output folder.
+        limit: number of problems to search from the start; None for all.
         command: see `RunFolder`.
         on_sample: called with each new sample.
-        on_cell: called with each cell that was asked for.
+        on_cell: called with each requested cell.
 
     Returns:
-        All cells that `folder` holds, by N and M.
+        All cells in `folder`, ordered by N and M.
 
     Raises:
-        InvalidRequestError: when a cell breaks a rule, before any runs.
-        EspalierError: when the folder holds a cell of another search, before any runs.
+        InvalidRequestError: a cell's request is invalid; no search has started.
+        EspalierError: the folder has a cell of another search; no search has started.
     """
     asked = list(product(beam_widths, expansions))
     held = _held(folder)
@@ -114,7 +114,7 @@ def sweep(
 
 
 def _held(folder: Path) -> list[tuple[int, int]]:
-    """N and M of the cells that `folder` holds."""
+    """N and M of the cells in `folder`."""
     names = (_NAME.fullmatch(config.parent.name) for config in folder.glob("N*-M*/config.json"))
     return sorted((int(name[1]), int(name[2])) for name in names if name)
 

@@ -166,7 +166,7 @@ class RunningSearch:
         self._reason = StopReason.FAILED
         self._tree.abandon()
         if self.candidates is None:
-            self._close_books()
+            self._finish_usage()
         try:
             self.candidates = tuple(self._candidates())
             outcome = select(self.candidates, self.vote)
@@ -195,8 +195,8 @@ class RunningSearch:
         told = sorted(self._tree.settled, key=lambda node: node.path)
         snapshot = tuple(Told(n.path, str(n.termination or ""), n.multiplicity, n.draws) for n in told)
         for node in told:
-            self.meter.generator_alone_tokens += node.multiplicity * self._alone(node, "num_tokens")
-            self.meter.verifier_alone_tokens += node.multiplicity * self._alone(node, "verifier_tokens")
+            self.meter.generator_unshared_tokens += node.multiplicity * self._unshared(node, "num_tokens")
+            self.meter.verifier_unshared_tokens += node.multiplicity * self._unshared(node, "verifier_tokens")
         self._algorithm.tell(told)
         kept = list(self._algorithm.kept())  # one node may have several places in the beam
         self._tree.end_round(set(kept))
@@ -210,7 +210,7 @@ class RunningSearch:
         self._on_event(StepDone(self.search_id, self._deepest, len(told), shown, best))
         self._advance()
 
-    def _alone(self, node: Node, tokens: str) -> int:
+    def _unshared(self, node: Node, tokens: str) -> int:
         """Tokens that one model computes for the candidate alone, prompt and path; 0 if it does not read the path."""
         limits = self.resolved.generator_limits if tokens == "num_tokens" else self.resolved.verifier_limits
         path = sum(getattr(step, tokens) for step in node.lineage())
@@ -231,10 +231,10 @@ class RunningSearch:
     def _finish(self, reason: StopReason) -> None:
         self._tree.keep(())
         candidates = tuple(self._candidates())
-        self._close_books()
+        self._finish_usage()
         self._reason, self.candidates = reason, candidates
 
-    def _close_books(self) -> None:
+    def _finish_usage(self) -> None:
         self.meter.pruned = sum(node.termination is Termination.PRUNED for node in self._tree.nodes)
         self.meter.generator_tree_tokens += computed_once(self._tree.nodes)
 

@@ -18,8 +18,8 @@ class UsageMeter:
     Attributes:
         clock: monotonic time in seconds.
         waited: seconds that the search had waited before its submission.
-        generator_alone_tokens: unshared baseline: tokens if the generator computed every candidate from the prompt on.
-        verifier_alone_tokens: the same for the verifier.
+        generator_unshared_tokens: tokens if the generator computed every candidate from the prompt on.
+        verifier_unshared_tokens: the same for the verifier.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -29,11 +29,11 @@ class UsageMeter:
     first_step: float | None = None
     generator_tokens: int = 0
     generator_tree_tokens: int = 0
-    generator_alone_tokens: int = 0
+    generator_unshared_tokens: int = 0
     generated_tokens: int = 0
     verifier_tokens: int = 0
     verifier_tree_tokens: int = 0
-    verifier_alone_tokens: int = 0
+    verifier_unshared_tokens: int = 0
     nodes: int = 0
     pruned: int = 0
     duplicates: int = 0
@@ -63,11 +63,11 @@ class UsageMeter:
         return Usage(
             generator_tokens=self.generator_tokens,
             generator_tree_tokens=self.generator_tree_tokens,
-            generator_saved_tokens=max(0, self.generator_alone_tokens - self.generator_tokens),
+            generator_saved_tokens=max(0, self.generator_unshared_tokens - self.generator_tokens),
             generated_tokens=self.generated_tokens,
             verifier_tokens=self.verifier_tokens,
             verifier_tree_tokens=self.verifier_tree_tokens,
-            verifier_saved_tokens=max(0, self.verifier_alone_tokens - self.verifier_tokens),
+            verifier_saved_tokens=max(0, self.verifier_unshared_tokens - self.verifier_tokens),
             nodes=self.nodes,
             pruned=self.pruned,
             duplicates=self.duplicates,

@@ -23,7 +23,7 @@ def select(
     candidates: Sequence[Candidate],
     vote: Vote,
     equivalence: Equivalence | None = None,
-    given_up: Callable[[], bool] = lambda: False,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> VoteResult:
     """Select an answer by a vote of the candidates.
 
@@ -38,11 +38,11 @@ def select(
         candidates: complete paths, in an order that does not depend on timing.
         vote: how to count them.
         equivalence: compares answers, possibly slowly; None for exact match only.
-        given_up: checked before each comparison; once it returns True, the vote falls back to exact match.
+        stopped: checked before each comparison; once it returns True, the vote falls back to exact match.
     """
     grader, group_of = EXACT_MATCH, dict[str, str]()
     if equivalence is not None and vote is not Vote.NAIVE and not is_decided(candidates, vote):
-        grader, group_of = _equal_answers(candidates, equivalence, given_up)
+        grader, group_of = _equal_answers(candidates, equivalence, stopped)
     answered = [candidate for candidate in candidates if candidate.answer]
     if not answered:
         return VoteResult(None, grader)
@@ -64,7 +64,7 @@ def is_decided(candidates: Sequence[Candidate], vote: Vote) -> bool:
 
 
 def _equal_answers(
-    candidates: Sequence[Candidate], equivalence: Equivalence, given_up: Callable[[], bool]
+    candidates: Sequence[Candidate], equivalence: Equivalence, stopped: Callable[[], bool]
 ) -> tuple[str, dict[str, str]]:
     """Return the name of what compared the answers, and for each canonical answer the one whose group it joins.
 
@@ -81,7 +81,7 @@ def _equal_answers(
         for founder in founders:
             if is_number(founder) and is_number(key):
                 continue
-            if given_up():
+            if stopped():
                 return EXACT_MATCH, {}
             grader = equivalence.name
             if equivalence.equal(answers[founder], answer):

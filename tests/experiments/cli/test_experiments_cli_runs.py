@@ -94,7 +94,7 @@ def test_refusals_without_a_folder_name_no_file_and_say_why(espalier, tmp_path):
 def test_smaller_limit_says_that_the_folder_holds_more(espalier, tmp_path):
     assert espalier(*EVAL, "--out", tmp_path / "run").code == 0
     ran = espalier(*EVAL, "--limit", 1, "--out", tmp_path / "run")
-    assert "2 problems, 1 of them of an earlier command in" in ran.out
+    assert "2 problems, 1 of them from an earlier command in" in ran.out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["problems"] == 2
 
 

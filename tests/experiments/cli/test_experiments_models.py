@@ -7,7 +7,7 @@ def test_inspect_shows_what_a_pair_is_and_what_fits(espalier):
     shown = espalier("models", "inspect", "demo-generator", "demo-verifier", "--memory", "1G")
     assert shown.code == 0, shown.err
     text = " ".join(shown.out.split())
-    for part in ("role generator", "verifier: token-classifier", "every tensor accounted for"):
+    for part in ("role generator", "verifier: token-classifier", "all tensors checked"):
         assert part in text
     assert "paths of 1,024 tokens" in text
     assert "▸⏎⏎◂" in text

@@ -45,7 +45,7 @@ def test_anything_else_is_not_a_list_of_different_positive_numbers(text):
 def test_a_server_does_not_go_down_with_a_difference(espalier):
     refused = espalier("serve", "--port", 0, "--verify-incremental")
     assert refused.code == 2
-    assert "check with solve or eval" in " ".join(refused.err.replace("│", " ").split())
+    assert "use solve or eval" in " ".join(refused.err.replace("│", " ").split())
 
 
 def test_help_names_the_extra_that_quantised_weights_need(espalier):
@@ -138,7 +138,7 @@ def test_an_endpoint_may_be_a_name_or_an_address(espalier, endpoint):
 def test_what_a_server_would_not_hear_of_is_refused_beside_endpoint(refused, monkeypatch, tmp_path, flags):
     monkeypatch.chdir(tmp_path)
     said = refused("--endpoint", "127.0.0.1:9", *flags)
-    assert said == f"error: {flags[0]}: for a search in this process only; leave out --endpoint"
+    assert said == f"error: {flags[0]}: only for searches in this process; leave out --endpoint"
 
 
 def test_models_that_the_environment_names_do_not_keep_from_a_server(espalier, monkeypatch):

@@ -164,7 +164,7 @@ def test_summary_says_why_a_problem_came_to_nothing_and_names_a_file_only_where_
 def test_summary_tells_problems_of_an_earlier_command_from_those_of_this_one(tmp_path):
     out = StringIO()
     show_summary(Console(file=out, width=300), SUMMARY, 100, tmp_path)
-    assert f"300 problems, 200 of them of an earlier command in {tmp_path}" in out.getvalue()
+    assert f"300 problems, 200 of them from an earlier command in {tmp_path}" in out.getvalue()
     out = StringIO()
     show_summary(Console(file=out, width=300), SUMMARY, 300, tmp_path)
     assert "earlier" not in out.getvalue()

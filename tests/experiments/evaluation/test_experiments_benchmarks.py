@@ -175,11 +175,11 @@ def test_array_of_records_is_read_like_lines(tmp_path):
         ('[\n  {"problem": "1?", "answer": "1"},\n  {"problem":\n "2?', "some.json:4: not JSON"),
         ('[{"problem": "1?", "answer": "1"},]', "some.json:1: not JSON"),
         ('[{"problem": "1?", "answer": "1"}', "some.json:1: record 1"),
-        ('[{"problem": "1?", "answer": "1"}] [', "more behind the array"),
+        ('[{"problem": "1?", "answer": "1"}] [', "text after the array"),
         ("[]", "holds no problems"),
         ("[[1]]", "some.json:1 (record 1): a list, not an object"),
         ('{\n  "problem": "1?",\n  "answer": "1"\n}', "some.json:1: not JSON"),
-        ("problem,answer\n1?,1\n", "one JSON object a line, or one array of objects"),
+        ("problem,answer\n1?,1\n", "one JSON object per line, or one array of objects"),
         ("[" * 100_000, "some.json:1: "),
     ],
 )
@@ -217,7 +217,7 @@ def test_array_is_read_no_further_than_its_limit(tmp_path):
         ({"problem": "1+1?", "answer": True}, "its answer is true or false"),
         ({"problem": "1+1?", "answer": {"value": 2}}, "its answer is an object"),
         ({"problem": "1+1?", "answer": float("nan")}, "its answer is nan, not a number"),
-        ({"question": "1+1?", "answer": "One and one\nis 2."}, "a text of several lines"),
+        ({"question": "1+1?", "answer": "One and one\nis 2."}, "has several lines"),
         ({"problem": "1+1?", "answer": "2", "id": [1]}, "its id is a list"),
     ],
 )  # fmt: skip

@@ -193,7 +193,7 @@ def test_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
 def test_samples_of_nobody_knows_what_are_refused(tmp_path: Path):
     keep(RunFolder(tmp_path, CONFIGURATION), sample("a"))
     (tmp_path / "config.json").unlink()
-    with pytest.raises(EspalierError, match=r"no config\.json.*--out"):
+    with pytest.raises(EspalierError, match=r"without a config\.json; name another --out"):
         RunFolder(tmp_path, CONFIGURATION)
     assert not (tmp_path / "config.json").exists()
 

@@ -86,7 +86,7 @@ def test_a_group_is_spoken_for_by_its_first_answer():
 def test_given_up_it_goes_by_exact_match_alone_and_asks_no_more():
     equivalence = ScriptedEquivalence(same_letter)
     field = candidates("b", "a1", "a2", "a3", "a4", "b")
-    result = select(field, Vote.MAJORITY, equivalence, given_up=lambda: len(equivalence.asked) == 3)
+    result = select(field, Vote.MAJORITY, equivalence, stopped=lambda: len(equivalence.asked) == 3)
     assert result.best == field[0]
     assert (result.grader, len(equivalence.asked)) == ("exact-match", 3)
 
