@@ -28,7 +28,7 @@ class Solver:
 
     Example:
         with Solver() as solver:
-            print(solver.solve("Tom has 12 coins. He finds 3 more. How many coins does he have now?").answer)
+            print(solver.solve("Tom has 12 coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?").answer)
     """
 
     def __init__(

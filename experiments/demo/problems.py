@@ -77,9 +77,12 @@ class Problem:
     @property
     def steps(self) -> list[str]:
         """The reference solution's steps, without delimiters."""
-        values = self.values
-        equations = [equation(value, operand) for value, operand in zip(values, self.operands, strict=False)]
-        return [*map(lettered, range(len(equations)), equations), boxed(values[-1])]
+        return [*map(lettered, range(len(self.operands)), self.equations), boxed(self.values[-1])]
+
+    @property
+    def equations(self) -> list[str]:
+        """Its reference solution's equations, without their letters."""
+        return [equation(value, operand) for value, operand in zip(self.values, self.operands, strict=False)]
 
     @property
     def held_out(self) -> bool:

@@ -12,7 +12,9 @@ from espalier.engine.errors import CheckpointError, InvalidRequestError, MisuseE
 from espalier.search.result import Event, Finished, Started
 from espalier.search.run.search import RunningSearch
 
-PROBLEMS = [f"Tom has {n} coins. He finds 3 more. He loses 4. How many coins does he have now?" for n in (12, 25, 31)]
+PROBLEMS = [
+    f"Tom has {n} coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?" for n in (12, 25, 31)
+]
 SMALL = {"beam_width": 2, "expansion": 2, "max_step_tokens": 32}
 
 

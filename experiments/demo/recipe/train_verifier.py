@@ -15,6 +15,7 @@ from espalier.experiments.demo.problems import (
     MAX_OPERATIONS,
     MIN_OPERATIONS,
     TRAINING_OPERANDS,
+    boxed,
     make_problem,
     training_difficulty,
     training_problems,
@@ -68,8 +69,10 @@ def judged_batch(maker: RowMaker, rng: random.Random, tokens: int, samples: Samp
 
 
 def common_tokens(maker: RowMaker) -> list[int]:
-    """Returns the ids of the `COMMON` commonest tokens of reference solutions."""
-    solutions = (p.steps for p in islice(training_problems(random.Random("common-tokens")), 200))
+    """Returns the ids of the `COMMON` commonest tokens of reference solutions without their letters."""
+    solutions = (
+        [*p.equations, boxed(p.values[-1])] for p in islice(training_problems(random.Random("common-tokens")), 200)
+    )
     counts = Counter(t for steps in solutions for step in steps for t in [*maker.encode(step), maker.delimiter])
     return [token for token, _ in counts.most_common(COMMON)]
 

@@ -81,7 +81,7 @@ def test_dense_loop_samples_from_the_softmax(load_model):
     assert (drawn / 4000 - expected).abs().max() < 0.05
 
 
-PROBLEM = "A store has 47 pins in stock. It makes 25 more. It sends out 24. How many pins does it have now?"
+PROBLEM = "A store has 47 pins in stock. (a) It makes 25 more. (b) It sends out 24. How many pins does it have now?"
 TEXTS = ("47+25=72\n\n", "47+25=73\n\n73-24=49\n\n", "47+25=72\n\n72-24=48\n\n\\boxed{48}")
 
 

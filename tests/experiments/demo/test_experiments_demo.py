@@ -22,12 +22,12 @@ from espalier.experiments.evaluation.benchmarks import load_benchmark
 
 
 def test_the_oracle_marks_everything_after_the_first_slip_wrong() -> None:
-    right = ["38+47=85", "85-12=73", "\\boxed{73}"]
+    right = ["(a) 38+47=85", "(b) 85-12=73", "\\boxed{73}"]
     assert label_steps(38, (47, -12), right) == [True, True, True]
-    assert label_steps(38, (47, -12), ["38+47=86", "86-12=74", "\\boxed{74}"]) == [False, False, False]
-    assert label_steps(38, (47, -12), ["38+47=85", "85-12=72", "\\boxed{73}"]) == [True, False, False]
-    assert label_steps(38, (47, -12), ["38+47=85", "\\boxed{85}"]) == [True, False]
-    assert label_steps(38, (47, -12), [*right, "73+1=74"]) == [True, True, True, False]
+    assert label_steps(38, (47, -12), ["(a) 38+47=86", "(b) 86-12=74", "\\boxed{74}"]) == [False, False, False]
+    assert label_steps(38, (47, -12), ["(a) 38+47=85", "(b) 85-12=72", "\\boxed{73}"]) == [True, False, False]
+    assert label_steps(38, (47, -12), ["(a) 38+47=85", "\\boxed{85}"]) == [True, False]
+    assert label_steps(38, (47, -12), [*right, "(c) 73+1=74"]) == [True, True, True, False]
 
 
 def test_a_reference_solution_is_right_at_every_step_and_ends_in_the_answer() -> None:
@@ -95,10 +95,20 @@ def test_the_generator_was_taught_to_read_all_of_the_task() -> None:
     ("problem", "unknown"),
     [
         ("A train leaves at noon. How far is it now?", "the words noon, far, is"),
-        ("Tom has 3 coins. Tom has 4 coins. He gets 3 more. How many coins does Tom have now?", '"Tom has 4 coins."'),
-        ("Tom has 3 coins. He gets 4 more. How many coins does Tom have now?", "1 operation"),
-        ("Tom has 3 coins. " + "He gets 4 more. " * 9 + "How many coins does Tom have now?", "9 operations"),
-        ("Tom has 3 coins. He gets 40000 more. He loses 2. How many coins does Tom have now?", "40000"),
+        (
+            "Tom has 3 coins. (a) Tom has 4 coins. (b) He gets 3 more. How many coins does Tom have now?",
+            '"Tom has 4 coins."',
+        ),
+        ("Tom has 3 coins. (a) He gets 4 more. How many coins does Tom have now?", "1 operation"),
+        (
+            "Tom has 3 coins. "
+            + "".join(f"({c}) He gets 4 more. " for c in "abcdefghi")
+            + "How many coins does Tom have now?",
+            "9 operations",
+        ),
+        ("Tom has 3 coins. He gets 4 more. He loses 2. How many coins does Tom have now?", "not lettered"),
+        ("Tom has 3 coins. (a) He gets 4 more. (c) He loses 2. How many coins does Tom have now?", "not lettered"),
+        ("Tom has 3 coins. (a) He gets 40000 more. (b) He loses 2. How many coins does Tom have now?", "40000"),
         ("2+2", 'the sentence "2+2"'),
     ],
 )
