@@ -25,16 +25,20 @@ $(STAMP): requirements.txt pyproject.toml
 	rm -f $(VENV)/.installed-*
 	touch $(STAMP)
 
+$(VENV)/.gpu: requirements-gpu.txt $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements-gpu.txt
+	touch $@
+
 demo: $(STAMP)  ## solve one problem by beam search with the bundled models, on CPU
 	$(BIN)/espalier solve
 
-test: $(STAMP)  ## the whole suite but the slow marker, on up to four cores
+test: $(VENV)/.gpu  ## the whole suite but the slow marker, on up to four cores
 	$(BIN)/python -m pytest -m "not slow" --numprocesses logical --maxprocesses 4 --dist worksteal
 
-test-slow: $(STAMP)  ## the minutes-long checks
+test-slow: $(VENV)/.gpu  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow
 
-lint: $(STAMP)  ## style, types, layers
+lint: $(VENV)/.gpu  ## style, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright

@@ -1,6 +1,7 @@
 """The seam between the engine and a kind of device: the operations that a backend offers, and the choice of one."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -78,4 +79,8 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Backend:
         from espalier.kernels.cpu.backend import CpuBackend  # numba takes half a second to import
 
         return CpuBackend()
+    if torch.device(device).type == "cuda" and find_spec("triton"):
+        from espalier.kernels.triton.backend import TritonBackend  # triton comes with torch's builds for GPUs
+
+        return TritonBackend()
     return TorchBackend()

@@ -1,13 +1,13 @@
 """One step's tokens, described once for the operations of every layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Which tokens a step computes and where their context lies.
+    """Which tokens a step computes and where their context lies; in the host's memory until layers move it.
 
     S sequences contribute T new tokens in all, those of one sequence side by side. The tokens of sequence `s` have the
     last `query_starts[s + 1] - query_starts[s]` positions of its context, and each attends to itself and to the
@@ -32,3 +32,12 @@ class AttentionBatch:
     write_slots: torch.Tensor
     write_offsets: torch.Tensor
     write_rows: torch.Tensor | None
+
+    def to(self, device: torch.device) -> "AttentionBatch":
+        """The same on a device."""
+        return AttentionBatch(
+            *(
+                tensor if tensor is None else tensor.to(device, non_blocking=True)
+                for tensor in (getattr(self, field.name) for field in fields(self))
+            )
+        )

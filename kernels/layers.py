@@ -103,6 +103,8 @@ class Layers(Protocol):
     ) -> torch.Tensor:
         """Take a step's tokens through every layer, writing their keys and values.
 
+        What describes the step is in the host's memory; weights and KV pool are on the device.
+
         Args:
             token_ids: int64 `[T]`.
             positions: int64 `[T]`.
@@ -151,6 +153,10 @@ class TorchLayers:
     ) -> torch.Tensor:
         """See `Layers`."""
         eps, outer = self._shape.norm_eps, self.outer
+        device = outer.embedding.device
+        if device.type != "cpu":
+            token_ids, positions = token_ids.to(device, non_blocking=True), positions.to(device, non_blocking=True)
+            batch = batch.to(device)
         cos, sin = rotary_table(outer.inverse_frequencies, positions, outer.attention_factor)
         hidden = F.embedding(token_ids, outer.embedding)  # [T, hidden]
         attend = self._prepare_attention(layer_kvs[0], batch, self._shape.num_heads)

@@ -13,6 +13,7 @@ block at once, and an attention weight with all elements of a value.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -37,6 +38,9 @@ class KVLayout:
         dtype: element type of keys and values.
         slab_bytes: size of one slab of the KV pool.
     """
+
+    keys_by_token: ClassVar[bool] = False
+    """Whether keys lie as values do, `[kv head][token][head dim]`."""
 
     num_layers: int
     num_kv_heads: int
@@ -84,8 +88,9 @@ class KVLayout:
         size, dim, slots = self.block_size, self.head_dim, self.blocks_per_slab
         keys = layer * 2 * slots * self.slot_elements
         shape, head_stride = (slots, size, self.num_kv_heads, dim), size * dim
+        key_strides = (dim, head_stride, 1) if self.keys_by_token else (1, head_stride, size)
         return LayerKV(
-            self._view(kv_pool, shape, (self.slot_elements, 1, head_stride, size), keys),
+            self._view(kv_pool, shape, (self.slot_elements, *key_strides), keys),
             self._view(kv_pool, shape, (self.slot_elements, dim, head_stride, 1), keys + slots * self.slot_elements),
         )
 

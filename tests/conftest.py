@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from espalier.search.voting.equivalence import Equivalence
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for GPUs run here too; read when triton is imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's own; an engine's compiled parts share theirs, as everywhere
 
 # The same examples in every run, however slow the machine; others with `--hypothesis-profile=default`.

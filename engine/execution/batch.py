@@ -11,7 +11,7 @@ from espalier.kernels.batch import AttentionBatch
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One forward pass: S sequences, T tokens.
+    """One forward pass: S sequences, T tokens. All arrays are in the host's memory.
 
     Attributes:
         token_ids: int64 `[T]`.
@@ -24,9 +24,7 @@ class StepBatch:
     attention: AttentionBatch
 
 
-def build_batch(
-    table: SequenceTable, rows: np.ndarray, first: np.ndarray, counts: np.ndarray, device: torch.device
-) -> StepBatch:
+def build_batch(table: SequenceTable, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> StepBatch:
     """Describe the computation of `counts` tokens of each row, from position `first` on.
 
     A token below the row's `computed` count is computed again for its hidden state and not written: its block may be
@@ -37,7 +35,6 @@ def build_batch(
         rows: int64 `[S]`, distinct.
         first: int64 `[S]`, position of each row's first token.
         counts: int64 `[S]`, at least 1 each.
-        device: where the arrays go.
     """
     ends = counts.cumsum()
     starts = ends - counts
@@ -54,10 +51,7 @@ def build_batch(
     write_row_of, write_positions = (row_of, positions) if whole else (row_of[written], positions[written])
     columns, offsets = np.divmod(write_positions, size)
     slabs, block_slots = np.divmod(table.blocks[write_row_of, columns].astype(np.int64), slots)
-
-    def tensor(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
+    tensor = torch.from_numpy
     attention = AttentionBatch(
         query_starts=tensor(np.concatenate(([0], ends)).astype(np.int32)),
         row_sequences=tensor(sequence_of.astype(np.int32)),

@@ -60,7 +60,7 @@ class ModelRunner:
         try:
             if plan.copies[0]:
                 self._copy_blocks(self.layout, self._kv_pool.bytes, *plan.copies)
-            batch = build_batch(table, plan.rows, plan.first, plan.counts, decoder.device)
+            batch = build_batch(table, plan.rows, plan.first, plan.counts)
             hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
             return BatchInFlight(self._read(step, hidden), *self._draw(step, hidden))
         except (RuntimeError, MemoryError) as error:

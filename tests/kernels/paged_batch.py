@@ -29,15 +29,17 @@ def paged_problem(
     block_size: int = 16,
     blocks_per_slab: int = 3,
     seed: int = 0,
+    kind: type[KVLayout] = KVLayout,
+    dtype: torch.dtype = torch.float32,
 ) -> PagedProblem:
     """A batch of `(context, new tokens)` sequences in blocks scattered over a KV pool of NaNs."""
     generator = torch.Generator().manual_seed(seed)
     layers, layer = 2, 1
-    block_bytes = layers * 2 * kv_heads * head_dim * 4 * block_size
-    layout = KVLayout(layers, kv_heads, head_dim, block_size, torch.float32, blocks_per_slab * block_bytes + 64)
+    block_bytes = layers * 2 * kv_heads * head_dim * dtype.itemsize * block_size
+    layout = kind(layers, kv_heads, head_dim, block_size, dtype, blocks_per_slab * block_bytes + 64)
     counts = [-(-context // block_size) for context, _ in sequences]
     slabs = -(-2 * sum(counts) // blocks_per_slab) + 1
-    kv_pool = torch.full((slabs * layout.slab_bytes // 4,), float("nan")).view(torch.uint8)
+    kv_pool = torch.full((slabs * layout.slab_bytes // dtype.itemsize,), float("nan"), dtype=dtype).view(torch.uint8)
     layer_kv = layout.layer_view(kv_pool, layer)
     blocks = torch.randperm(slabs * blocks_per_slab, generator=generator)
     tables = torch.full((len(sequences), max(counts)), 2**31 - 1, dtype=torch.int32)  # unread entries point nowhere
@@ -47,7 +49,7 @@ def paged_problem(
         taken += counts[s]
         tables[s, : counts[s]] = table.int()
         for dense, paged in ((keys, layer_kv.keys), (values, layer_kv.values)):
-            dense.append(torch.randn(context, kv_heads, head_dim, generator=generator))
+            dense.append(torch.randn(context, kv_heads, head_dim, generator=generator).to(dtype))
             for t in range(context):
                 block = int(table[t // block_size])
                 slot = block % blocks_per_slab
@@ -64,7 +66,7 @@ def paged_problem(
         write_offsets=torch.zeros(0, dtype=torch.int64),
         write_rows=None,
     )
-    query = torch.randn(int(starts[-1]), heads, head_dim, generator=generator)
+    query = torch.randn(int(starts[-1]), heads, head_dim, generator=generator).to(dtype)
     return PagedProblem(layout, layer_kv, query, batch, keys, values)
 
 

@@ -6,109 +6,18 @@ import random
 import numpy as np
 import pytest
 import torch
-from paged_batch import paged_problem
+from layer_steps import LAYERS, VOCABULARY, make_step, random_layer, random_outer
 
 from espalier.kernels.backend import Backend, choose_backend
-from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu import threads as workers
 from espalier.kernels.cpu.backend import CpuBackend
 from espalier.kernels.cpu.decoder import CpuLayers
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, TorchLayers
-from espalier.kernels.layout import KVLayout
-from espalier.kernels.rotary import inverse_frequencies
+from espalier.kernels.layers import LayerShape, LayerWeights, TorchLayers
 from espalier.kernels.torch_backend import TorchBackend
-
-LAYERS, VOCABULARY = 3, 90
 
 
 def given_tensors(layer: LayerWeights) -> dict[str, torch.Tensor]:
     return {name: t for name in LayerWeights.__slots__ if (t := getattr(layer, name)) is not None}
-
-
-def random_layer(
-    seed: int, hidden: int, inner: int, shape: LayerShape, bias: bool, head_norms: bool = False, out_bias: bool = False
-) -> LayerWeights:
-    generator = torch.Generator().manual_seed(seed)
-
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) / columns**0.5
-
-    qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    return LayerWeights(
-        attention_norm=1 + 0.1 * torch.randn(hidden, generator=generator),
-        qkv=matrix(qkv, hidden),
-        qkv_bias=torch.randn(qkv, generator=generator) if bias else None,
-        out=matrix(hidden, shape.num_heads * shape.head_dim),
-        mlp_norm=1 + 0.1 * torch.randn(hidden, generator=generator),
-        gate_up=matrix(2 * inner, hidden),
-        down=matrix(hidden, inner),
-        out_bias=torch.randn(hidden, generator=generator) if out_bias else None,
-        query_norm=1 + 0.3 * torch.randn(shape.head_dim, generator=generator) if head_norms else None,
-        key_norm=1 + 0.3 * torch.randn(shape.head_dim, generator=generator) if head_norms else None,
-    )
-
-
-def random_outer(hidden: int, shape: LayerShape) -> OuterWeights:
-    generator = torch.Generator().manual_seed(hidden)
-    embedding = torch.randn(VOCABULARY, hidden, generator=generator)
-    norm = 1 + 0.1 * torch.randn(hidden, generator=generator)
-    return OuterWeights(embedding, norm, inverse_frequencies(shape.head_dim, 10_000.0, None), 1.25)
-
-
-@dataclasses.dataclass
-class Step:
-    """Some tokens of paged sequences, as the layers are given them, over a KV pool of random KV."""
-
-    batch: AttentionBatch
-    layout: KVLayout
-    kv_pool: torch.Tensor
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-
-    def run(self, layers: Layers) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the layers give, and the KV pool that they leave."""
-        kv_pool = self.kv_pool.clone()
-        kvs = [self.layout.layer_view(kv_pool, i) for i in range(LAYERS)]
-        return layers.forward(self.token_ids, self.positions, kvs, self.batch), kv_pool.view(torch.float32)
-
-    def only(self, sequence: int) -> "Step":
-        """The step of one sequence alone."""
-        b = self.batch
-        start, end = int(b.query_starts[sequence]), int(b.query_starts[sequence + 1])
-        rows = slice(start, end)
-        batch = AttentionBatch(
-            query_starts=torch.tensor([0, end - start], dtype=torch.int32),
-            row_sequences=torch.zeros(end - start, dtype=torch.int32),
-            context_lengths=b.context_lengths[sequence : sequence + 1],
-            block_tables=b.block_tables[sequence : sequence + 1],
-            write_slabs=b.write_slabs[rows],
-            write_slots=b.write_slots[rows],
-            write_offsets=b.write_offsets[rows],
-            write_rows=None,
-        )
-        return dataclasses.replace(self, batch=batch, token_ids=self.token_ids[rows], positions=self.positions[rows])
-
-
-def make_step(sequences: list[tuple[int, int]], shape: LayerShape) -> Step:
-    problem = paged_problem(sequences, heads=shape.num_heads, kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
-    generator = torch.Generator().manual_seed(1)
-    layout = dataclasses.replace(problem.layout, num_layers=LAYERS)
-    layout = dataclasses.replace(layout, slab_bytes=problem.layout.blocks_per_slab * layout.block_bytes + 64)
-    slabs = problem.layer_kv.keys.shape[0]
-    kv_pool = torch.randn(slabs * layout.slab_bytes // 4, generator=generator).view(torch.uint8)
-    positions = torch.cat([torch.arange(c - n, c) for c, n in sequences])
-    size, slots = layout.block_size, layout.blocks_per_slab
-    blocks = torch.stack(
-        [
-            problem.batch.block_tables[s, p // size]
-            for s, p in zip(problem.batch.row_sequences.tolist(), positions.tolist(), strict=True)
-        ]
-    ).long()
-    batch = dataclasses.replace(
-        problem.batch, write_slabs=blocks // slots, write_slots=blocks % slots, write_offsets=positions % size
-    )
-    token_ids = torch.randint(VOCABULARY, (len(positions),), generator=generator)
-    return Step(batch, layout, kv_pool, token_ids, positions)
 
 
 SHAPES = {

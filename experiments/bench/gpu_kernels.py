@@ -1,0 +1,315 @@
+"""Every kernel for GPUs compiled ahead of time, without a GPU: what the compiler makes of it, for two architectures.
+
+The compiler and the disassembler come with Triton. A kernel is compiled for the shapes of real models, in bfloat16.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
+from espalier.kernels.triton import attention, cache, linear, pointwise, sampling
+from espalier.kernels.triton.plan import FIELDS, TILE
+
+ARCHITECTURES = {"sm_80": 80, "sm_90": 90}
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_PROCESSOR = {
+    "sm_80": {"registers": 65536, "shared": 164 * 1024, "warps": 64},
+    "sm_90": {"registers": 65536, "shared": 228 * 1024, "warps": 64},
+}
+"""What one multiprocessor of an A100 and of an H100 has."""
+_ALIGNED = ("slab_stride", "vocabulary")
+"""Numbers that are multiples of 16 in every shape."""
+_BLOCKS_PER_SLAB, _BLOCK_SIZE = 146, 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's sizes."""
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+
+SHAPES = {
+    "Qwen2.5-1.5B": Shape(1536, 8960, 12, 2, 128, 151_936),
+    "Qwen2.5-Math-PRM-7B": Shape(3584, 18_944, 28, 4, 128, 152_064),
+    "Llama-3.2-1B": Shape(2048, 8192, 32, 8, 64, 128_256),
+    "Llama-3.1-8B": Shape(4096, 14_336, 32, 8, 128, 128_256),
+}
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """A kernel with its constants.
+
+    Attributes:
+        kernel: a function decorated by `triton.jit`.
+        types: of its arguments, in Triton's words; all pointers are aligned to 16 bytes.
+        constants: its constants.
+        options: of the compiler.
+        multiplies: whether matrix tiles are multiplied, which tensor cores should do.
+        moves: whether its time is that of the bytes it moves, which should be loaded 16 at a time.
+    """
+
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, int] = field(default_factory=dict)
+    multiplies: bool = False
+    moves: bool = False
+
+
+def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
+    """What to call each, the model whose shape it has, and itself."""
+    for model, s in SHAPES.items():
+        for tile, windowed in ((attention.NARROW, False), (attention.WIDE, False), (attention.WIDE, True)):
+            if not windowed or model == "Llama-3.1-8B":
+                yield f"attend_items, {tile.rows} rows{', window' * windowed}", model, _attend(s, tile, windowed)
+    s = SHAPES["Qwen2.5-Math-PRM-7B"]
+    model = "Qwen2.5-Math-PRM-7B"
+    bf16, f32, i32, i64 = "*bf16", "*fp32", "*i32", "*i64"
+    half = triton.next_power_of_2(s.head_dim // 2)
+    yield (
+        "merge_partials",
+        model,
+        Specialisation(
+            attention.merge_partials,
+            {"partial": f32, "partial_weights": f32, "merge_starts": i32, "merges": i32, "output": bf16},
+            {"HEADS": s.heads, "HEAD_DIM": s.head_dim, "PADDED_DIM": s.head_dim},
+        ),
+    )
+    for normed in (False, True):
+        yield (
+            "rotate_and_write" + ", norms" * normed,
+            model,
+            Specialisation(
+                cache.rotate_and_write,
+                {
+                    **dict.fromkeys(("qkv", "query_norm", "key_norm", "query", "keys", "values"), bf16),
+                    "cosines": f32,
+                    "sines": f32,
+                    "places": i64,
+                    "eps": "fp32",
+                },
+                {
+                    "HEADS": s.heads,
+                    "KV_HEADS": s.kv_heads,
+                    "HEAD_DIM": s.head_dim,
+                    "PADDED_HALF": half,
+                    "PADDED_HEADS": triton.next_power_of_2(s.heads),
+                    "BLOCK_SIZE": _BLOCK_SIZE,
+                    "NORMED": normed,
+                },
+                moves=True,
+            ),
+        )
+    yield (
+        "copy_whole_blocks",
+        model,
+        Specialisation(
+            cache.copy_whole_blocks,
+            {"pool": bf16, "sources": i64, "destinations": i64, "slab_stride": "i64"},
+            {
+                "SLOTS": _BLOCKS_PER_SLAB,
+                "SLOT_ELEMENTS": s.kv_heads * s.head_dim * _BLOCK_SIZE,
+                "PORTION": cache.PORTION,
+            },
+            moves=True,
+        ),
+    )
+    for adds in (False, True):
+        yield (
+            "add_and_norm" + ", adding" * adds,
+            model,
+            Specialisation(
+                pointwise.add_and_norm,
+                {**dict.fromkeys(("hidden", "added", "weight", "normed"), bf16), "eps": "fp32"},
+                {"SIZE": s.hidden, "PADDED": triton.next_power_of_2(s.hidden), "ADDS": adds},
+                moves=True,
+            ),
+        )
+    yield (
+        "silu_and_multiply",
+        model,
+        Specialisation(
+            pointwise.silu_and_multiply,
+            {"gate_up": bf16, "output": bf16},
+            {"INNER": s.inner, "PORTION": pointwise.PORTION},
+            moves=True,
+        ),
+    )
+    yield (
+        "fixed_product",
+        model,
+        Specialisation(
+            linear.fixed_product,
+            {**dict.fromkeys(("x", "weight", "bias", "output"), bf16), "rows": "i32"},
+            {
+                "OUT": 2 * s.inner,
+                "IN": s.hidden,
+                "BIASED": False,
+                "PRECISION": "tf32",
+                "TILE_ROWS": linear.TILE_ROWS,
+                "TILE_OUT": linear.TILE_OUT,
+                "TILE_IN": linear.TILE_IN,
+            },
+            linear.OPTIONS,
+            multiplies=True,
+        ),
+    )
+    yield from _sampling(SHAPES["Qwen2.5-1.5B"])
+
+
+def _attend(s: Shape, tile: attention.Tile, windowed: bool) -> Specialisation:
+    return Specialisation(
+        attention.attend_items,
+        {
+            **dict.fromkeys(("query", "keys", "values", "output"), "*bf16"),
+            **dict.fromkeys(("partial", "partial_weights"), "*fp32"),
+            **dict.fromkeys(("items", "num_items", "rows", "positions", "tables"), "*i32"),
+            "table_stride": "i32",
+            "slab_stride": "i64",
+            "scale": "fp32",
+            "window": "i32",
+        },
+        {
+            "SLOTS": _BLOCKS_PER_SLAB,
+            "BLOCK_SIZE": _BLOCK_SIZE,
+            "KV_HEADS": s.kv_heads,
+            "GROUPS": s.heads // s.kv_heads,
+            "HEAD_DIM": s.head_dim,
+            "PADDED_DIM": s.head_dim,
+            "FIELDS": FIELDS,
+            "TILE_ROWS": tile.rows,
+            "TILE": TILE,
+            "WINDOWED": windowed,
+            "PRECISION": "tf32",
+        },
+        tile.options,
+        multiplies=True,
+        moves=True,
+    )
+
+
+def _sampling(s: Shape) -> Iterator[tuple[str, str, Specialisation]]:
+    model = "Qwen2.5-1.5B"
+    measured = {"log_masses": "*fp32", "largest": "*fp32", "best": "*i32", "masses": "*fp64", "vocabulary": "i32"}
+    given = dict.fromkeys(("logits", "candidates", "temperatures"), "*fp32")
+    least = {"LEAST_TEMPERATURE": LEAST_TEMPERATURE}
+    segments = triton.cdiv(s.vocabulary, sampling.SEGMENT)
+    yield (
+        "measure_segments",
+        model,
+        Specialisation(
+            sampling.measure_segments, {**given, **measured}, {"SEGMENT": sampling.SEGMENT, **least}, moves=True
+        ),
+    )
+    yield (
+        "draw_rows",
+        model,
+        Specialisation(
+            sampling.draw_rows,
+            {
+                **given,
+                **measured,
+                "draws": "*fp64",
+                "token_ids": "*i64",
+                "log_probabilities": "*fp32",
+                "segments": "i32",
+            },
+            {"SEGMENT": sampling.SEGMENT, "PADDED_SEGMENTS": triton.next_power_of_2(segments), **least},
+        ),
+    )
+    yield (
+        "filter_rows",
+        model,
+        Specialisation(
+            sampling.filter_rows,
+            {
+                **dict.fromkeys(("logits", "temperatures", "top_ps", "min_ps", "output"), "*fp32"),
+                "top_ks": "*i64",
+                "vocabulary": "i32",
+            },
+            {"PORTION": sampling.PORTION, "FILTERED": FILTERED, **least},
+        ),
+    )
+
+
+def compile_kernel(one: Specialisation, architecture: str) -> dict[str, Any]:
+    """Compile and disassemble.
+
+    Returns:
+        Registers and bytes of local memory (spills) of a thread, bytes of shared memory and warps of a program, how
+        many of a multiprocessor's warps can be in flight, in percent, and numbers of instructions: of tensor cores,
+        and loads from global memory by their bits.
+    """
+    names = one.kernel.arg_names
+    aligned = [name for name, kind in one.types.items() if kind.startswith("*") or name in _ALIGNED]
+    source = ASTSource(
+        one.kernel,
+        signature={name: one.types.get(name, "constexpr") for name in names},
+        constexprs=one.constants,
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    target = GPUTarget("cuda", ARCHITECTURES[architecture], 32)
+    compiled = triton.compile(source, target=target, options=one.options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = _run("cuobjdump", "--dump-resource-usage", file.name)
+        code = _run("nvdisasm", file.name)
+    registers, stack, local = (int(re.findall(rf"\b{name}:(\d+)", usage)[-1]) for name in ("REG", "STACK", "LOCAL"))
+    shared, warps = compiled.metadata.shared, compiled.metadata.num_warps
+    instructions = re.findall(r"\s(?:@!?U?P\d+ )?([A-Z][A-Z0-9]+(?:\.\w+)*)\s", code)
+    loads = [i for i in instructions if i.split(".")[0] in ("LDG", "LDGSTS")]
+    widths = [next((bits for bits in (128, 64) if f".{bits}" in i), 32) for i in loads]
+    per_processor = _PROCESSOR[architecture]
+    programs = min(
+        per_processor["registers"] // (-(-registers // 8) * 8 * 32 * warps),
+        per_processor["shared"] // (shared + 1024),
+        per_processor["warps"] // warps,
+        32,
+    )
+    return {
+        "registers": registers,
+        "spilled bytes": local + stack,
+        "shared bytes": shared,
+        "warps": warps,
+        "occupancy %": round(100 * programs * warps / per_processor["warps"]),
+        "tensor core instructions": sum(i.split(".")[0].endswith("MMA") for i in instructions),
+        **{f"loads of {bits} bits": widths.count(bits) for bits in (128, 64, 32)},
+    }
+
+
+def _run(tool: str, *arguments: str) -> str:
+    return subprocess.run([_TOOLS / tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def run() -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """A row for each kernel and architecture; no ratios."""
+    rows = [
+        {
+            "kernel": name,
+            "model": model,
+            "architecture": architecture,
+            **compile_kernel(one, architecture),
+            "multiplies": one.multiplies,
+            "moves": one.moves,
+        }
+        for name, model, one in specialisations()
+        for architecture in ARCHITECTURES
+    ]
+    return rows, {}

@@ -1,0 +1,49 @@
+"""The backend for GPUs: Triton's kernels, with matrix products by torch."""
+
+from collections.abc import Callable
+
+import torch
+
+from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layout import KVLayout
+from espalier.kernels.linear import Linear
+from espalier.kernels.torch_backend import TorchBackend
+from espalier.kernels.triton.cache import copy_blocks
+from espalier.kernels.triton.layers import TritonLayers
+from espalier.kernels.triton.layout import TokenMajorLayout
+from espalier.kernels.triton.linear import FixedLinear
+from espalier.kernels.triton.plan import Costs
+from espalier.kernels.triton.sampling import draw_tokens, filter_logits
+
+_FIXED_CHUNK = 256
+
+
+class TritonBackend(TorchBackend):
+    """See `backend.Backend`.
+
+    Attributes:
+        rows_are_independent: whether products are Triton's own too, and portions of attention are of one size: slower,
+            but a row has the same bits in any batch.
+    """
+
+    layout: type[KVLayout] = TokenMajorLayout
+
+    def __init__(self, costs: Costs | None = None, *, batch_invariant: bool = False) -> None:
+        """Use what is known of the device, `costs`, to plan attention."""
+        self._costs = costs or Costs()
+        self.rows_are_independent = batch_invariant
+
+    def prepare_layers(
+        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights
+    ) -> Layers:
+        """See `Backend`."""
+        chunk = _FIXED_CHUNK if self.rows_are_independent else None
+        return TritonLayers(count, load, shape, outer, self.prepare_linear, self._costs, chunk)
+
+    def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """See `Backend`."""
+        return FixedLinear(weight, bias) if self.rows_are_independent else Linear(weight, bias)
+
+    copy_blocks = staticmethod(copy_blocks)
+    filter_logits = staticmethod(filter_logits)
+    draw_tokens = staticmethod(draw_tokens)

@@ -1,0 +1,268 @@
+"""Which rows of a step read which blocks together, as work items for `attention.py`; nothing here touches a device.
+
+A *run* is some neighbouring blocks that some sequences share: the blocks before their fork, or the ones that a sequence
+has for itself. Runs are cut at multiples of `chunk` positions, whatever they are runs of, so the logits of a token are
+summed in the same portions alone and beside siblings. A *work item* is one such portion and as many rows (tokens of
+the step) as fill a tile. Rows with several items have their partial results merged, in the order of positions.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+FIELDS = 6
+"""Numbers of a work item: first entry in `rows`, rows, block table, first position, end, first partial result or -1."""
+TILE = 64
+"""Positions whose logits a work item holds at a time; portions begin at multiples of it."""
+_SMALLEST_CHUNK = 256
+_ITEMS_PER_PROCESSOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What decides whether blocks are read together, and how finely work is cut.
+
+    Attributes:
+        processors: multiprocessors of the device.
+        wide_cost: time of a wide work item, where a narrow one with as many positions takes 1.
+    """
+
+    processors: int = 132
+    wide_cost: float = 1.5
+
+
+class AttentionPlan(NamedTuple):
+    """Work items of one step, for all layers with one window; all arrays are int32.
+
+    Attributes:
+        narrow: `[items, FIELDS]`, items of at most `narrow_rows` rows.
+        wide: `[items, FIELDS]`, the others.
+        rows: the rows of every item, one item after the other.
+        merge_starts: `[T + 1]`, the first of each row's `merges`; rows with none were written by their only item.
+        merges: places of partial results, each row's in the order of positions.
+        partials: number of partial results.
+    """
+
+    narrow: np.ndarray
+    wide: np.ndarray
+    rows: np.ndarray
+    merge_starts: np.ndarray
+    merges: np.ndarray
+    partials: int
+
+
+def plan_attention(
+    query_starts: np.ndarray,
+    context_lengths: np.ndarray,
+    block_tables: np.ndarray,
+    block_size: int,
+    kv_heads: int,
+    narrow_rows: int,
+    wide_rows: int,
+    costs: Costs,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> AttentionPlan:
+    """Plan the attention of a step over its sequences' blocks.
+
+    Args:
+        query_starts: int32 `[S + 1]`; see `kernels.batch.AttentionBatch`.
+        context_lengths: int32 `[S]`.
+        block_tables: int32 `[S, blocks]`.
+        block_size: tokens of a block.
+        kv_heads: key and value heads of the model; each work item is computed once for each.
+        narrow_rows: rows that fit in a narrow tile; 0 makes all items wide.
+        wide_rows: rows that fit in a wide tile.
+        costs: of the device.
+        window: positions that a token sees, its own the last; None for all before it.
+        chunk: positions of a portion, a multiple of `TILE` and of the block size; None chooses one that keeps the
+            device busy.
+    """
+    blocks = -(-context_lengths // block_size)
+    columns = np.arange(block_tables.shape[1], dtype=np.int32)
+    # Beyond a context a table may hold anything.
+    tables = np.where(columns < blocks[:, None], block_tables, -1).astype(np.int32)
+    as_bytes = tables.view(np.dtype((np.void, 4 * tables.shape[1])))[:, 0]
+    order = np.argsort(as_bytes, kind="stable").astype(np.int32)  # puts those with equal first blocks side by side
+
+    def plan(chunk: int, share: bool) -> AttentionPlan:
+        return _plan(
+            query_starts,
+            context_lengths,
+            tables,
+            order,
+            block_size,
+            narrow_rows,
+            wide_rows,
+            window or 0,
+            chunk,
+            share,
+        )
+
+    def seconds(plan: AttentionPlan) -> float:
+        """Time of a plan, in that of a position of a narrow item: that of the longest item, or of each one's share."""
+        items = ((plan.narrow, 1.0), (plan.wide, costs.wide_cost))
+        lengths = [cost * (some[:, 4] - some[:, 3]) for some, cost in items if len(some)]
+        together = sum(float(some.sum()) for some in lengths) * kv_heads / costs.processors
+        return max(together, *(float(some.max()) for some in lengths))
+
+    def best(chunk: int) -> AttentionPlan:
+        shared = plan(chunk, True)
+        if len(order) == 1:
+            return shared
+        alone = plan(chunk, False)
+        return min(alone, shared, key=seconds)
+
+    if chunk is not None:
+        return best(chunk)
+    small = best(_SMALLEST_CHUNK)
+    # As many portions as keep every processor busy with several; more of them would only cost merging.
+    spare = (len(small.narrow) + len(small.wide)) * kv_heads // (_ITEMS_PER_PROCESSOR * costs.processors)
+    return small if spare < 2 else best(_SMALLEST_CHUNK << (spare.bit_length() - 1))
+
+
+@numba.njit(cache=True)
+def _plan(
+    starts: np.ndarray,
+    contexts: np.ndarray,
+    tables: np.ndarray,
+    order: np.ndarray,
+    block_size: int,
+    narrow_rows: int,
+    wide_rows: int,
+    window: int,
+    chunk: int,
+    share: bool,
+) -> AttentionPlan:
+    sequences, tokens = len(order), starts[-1]
+    runs = _find_runs(starts, contexts, tables, order, block_size, chunk, share)
+    items = np.empty((16, FIELDS), np.int32)
+    rows = np.empty(max(16, 2 * tokens), np.int32)
+    of_row = np.zeros(tokens + 1, np.int32)  # items of each row
+    count = filled = 0
+    together = np.empty(tokens, np.int32)
+    for run in range(len(runs)):
+        first, end, begin, stop = runs[run, 0], runs[run, 1], runs[run, 2], runs[run, 3]
+        size = 0
+        for place in range(first, end):
+            for row in range(starts[order[place]], starts[order[place] + 1]):
+                together[size] = row
+                size += 1
+        table = order[first]
+        tile = narrow_rows if size <= narrow_rows else wide_rows
+        for at in range(0, size, tile):
+            some = min(tile, size - at)
+            last, earliest = 0, 2**31 - 1
+            for index in range(at, at + some):
+                position = _position(together[index], starts, contexts, sequences)
+                last, earliest = max(last, position), min(earliest, position)
+            low = begin
+            if window:
+                low = max(begin, max(0, earliest - window + 1) // TILE * TILE)
+            low_chunk = low // chunk * chunk
+            for at_chunk in range(low_chunk, min(stop, last + 1), chunk):
+                if count == len(items):
+                    items = np.concatenate((items, np.empty_like(items)))
+                while filled + some > len(rows):
+                    rows = np.concatenate((rows, np.empty_like(rows)))
+                items[count, 0], items[count, 1], items[count, 2] = filled, some, table
+                items[count, 3] = max(low, at_chunk)
+                items[count, 4] = min(min(at_chunk + chunk, stop), last + 1)
+                items[count, 5] = -1
+                for index in range(some):
+                    rows[filled + index] = together[at + index]
+                    of_row[together[at + index]] += 1
+                filled += some
+                count += 1
+    return _place_partials(items[:count], rows[:filled], of_row, narrow_rows)
+
+
+@numba.njit(cache=True)
+def _position(row: int, starts: np.ndarray, contexts: np.ndarray, sequences: int) -> int:
+    low, high = 0, sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        if starts[middle] <= row:
+            low = middle
+        else:
+            high = middle
+    return contexts[low] - (starts[low + 1] - row)
+
+
+@numba.njit(cache=True)
+def _place_partials(items: np.ndarray, rows: np.ndarray, of_row: np.ndarray, narrow_rows: int) -> AttentionPlan:
+    """Give every item that has a row with several items a place for its partial results, and list them by row."""
+    tokens = len(of_row) - 1
+    partials = 0
+    merged = np.zeros(tokens + 1, np.int32)  # by row, then where the row's list begins
+    for item in range(len(items)):
+        first, some = items[item, 0], items[item, 1]
+        alone = True
+        for row in rows[first : first + some]:
+            alone = alone and of_row[row] == 1
+        if not alone:
+            items[item, 5] = partials
+            partials += some
+            for row in rows[first : first + some]:
+                merged[row + 1] += 1
+    for row in range(tokens):
+        merged[row + 1] += merged[row]
+    merges, filled = np.empty(partials, np.int32), merged.copy()
+    for item in range(len(items)):
+        if items[item, 5] >= 0:
+            for index in range(items[item, 1]):
+                row = rows[items[item, 0] + index]
+                merges[filled[row]] = items[item, 5] + index
+                filled[row] += 1
+    is_narrow = items[:, 1] <= narrow_rows
+    return AttentionPlan(items[is_narrow], items[~is_narrow], rows, merged, merges, partials)
+
+
+@numba.njit(cache=True)
+def _find_runs(
+    starts: np.ndarray,
+    contexts: np.ndarray,
+    tables: np.ndarray,
+    order: np.ndarray,
+    size: int,
+    chunk: int,
+    share: bool,
+) -> np.ndarray:
+    """Runs `[runs, 4]`: first and end in `order`, first position and end; a parent stands before its children.
+
+    Runs that several sequences share end at multiples of `chunk`.
+    """
+    sequences = len(order)
+    common = np.zeros(sequences + 1, np.int32)  # positions that a sequence and the one before it in order share
+    if share:
+        for place in range(1, sequences):
+            mine, other = tables[order[place]], tables[order[place - 1]]
+            blocks = 0
+            while blocks < len(mine) and mine[blocks] == other[blocks] and mine[blocks] >= 0:
+                blocks += 1
+            common[place] = blocks * size // chunk * chunk
+    runs = np.empty((2 * sequences, 4), np.int32)
+    waiting = np.empty((2 * sequences + 2, 3), np.int32)  # first and end in order, first position not read yet
+    waiting[0, 0], waiting[0, 1], waiting[0, 2] = 0, sequences, 0
+    count, left = 0, 1
+    while left:
+        left -= 1
+        first, end, begin = waiting[left, 0], waiting[left, 1], waiting[left, 2]
+        if end - first == 1:
+            runs[count, 0], runs[count, 1], runs[count, 2], runs[count, 3] = first, end, begin, contexts[order[first]]
+            count += 1
+            continue
+        stop = common[first + 1 : end].min()
+        if stop > begin:
+            runs[count, 0], runs[count, 1], runs[count, 2], runs[count, 3] = first, end, begin, stop
+            count += 1
+            begin = stop
+        part = end
+        for place in range(end - 1, first - 1, -1):  # from the last on: the first is taken from the stack first
+            if place == first or common[place] <= stop:
+                waiting[left, 0], waiting[left, 1], waiting[left, 2] = place, part, begin
+                left += 1
+                part = place
+    return runs[:count]

@@ -1,0 +1,75 @@
+"""Norms with their residual, and the MLP's gate: one pass over memory each."""
+
+import torch
+import triton
+import triton.language as tl
+
+PORTION = 1024
+
+
+def add_norm(hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add `added` to `hidden`, `[T, hidden]`, in place; returns RMSNorm of the sum, times `weight`, `[hidden]`."""
+    rows, size = hidden.shape
+    normed = torch.empty_like(hidden)
+    if rows:
+        add_and_norm[(rows,)](
+            hidden,
+            hidden if added is None else added,
+            weight,
+            normed,
+            eps,
+            SIZE=size,
+            PADDED=triton.next_power_of_2(size),
+            ADDS=added is not None,
+        )
+    return normed
+
+
+def gated(gate_up: torch.Tensor) -> torch.Tensor:
+    """SiLU of the first half of each row times the second: `[T, 2 * inner]` to `[T, inner]`."""
+    rows, inner = len(gate_up), gate_up.shape[1] // 2
+    output = gate_up.new_empty((rows, inner))
+    if rows:
+        silu_and_multiply[rows, triton.cdiv(inner, PORTION)](gate_up, output, INNER=inner, PORTION=PORTION)
+    return output
+
+
+@triton.jit
+def add_and_norm(hidden, added, weight, normed, eps, SIZE: tl.constexpr, PADDED: tl.constexpr, ADDS: tl.constexpr):
+    """Add to the residual stream and take RMSNorm of it; the grid is `[T]`.
+
+    Args:
+        hidden: `[T, SIZE]`, the residual stream, written in place where `ADDS`.
+        added: `[T, SIZE]`, read where `ADDS`.
+        weight: `[SIZE]`.
+        normed: `[T, SIZE]`, written.
+        eps: added to the mean square.
+    """
+    row, e = tl.program_id(0).to(tl.int64) * SIZE, tl.arange(0, PADDED)
+    mask = e < SIZE
+    x = tl.load(hidden + row + e, mask=mask, other=0.0)
+    if ADDS:
+        x = (x.to(tl.float32) + tl.load(added + row + e, mask=mask, other=0.0).to(tl.float32)).to(x.dtype)
+        tl.store(hidden + row + e, x, mask=mask)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    scaled = wide * scale * tl.load(weight + e, mask=mask, other=0.0).to(tl.float32)
+    tl.store(normed + row + e, scaled.to(x.dtype), mask=mask)
+
+
+@triton.jit
+def silu_and_multiply(gate_up, output, INNER: tl.constexpr, PORTION: tl.constexpr):
+    """SiLU of the first half of each row times the second; the grid is `[T, portions of INNER]`.
+
+    Args:
+        gate_up: `[T, 2 * INNER]`.
+        output: `[T, INNER]`, written.
+    """
+    row, e = tl.program_id(0).to(tl.int64), tl.program_id(1) * PORTION + tl.arange(0, PORTION)
+    mask = e < INNER
+    at = gate_up + row * (2 * INNER) + e
+    gate = tl.load(at, mask=mask, other=0.0)
+    wide = gate.to(tl.float32)
+    # Rounded before the product, as torch does.
+    activated = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    tl.store(output + row * INNER + e, activated * tl.load(at + INNER, mask=mask, other=0.0), mask=mask)

@@ -1,0 +1,172 @@
+"""Triton's attention under its interpreter, against the textbook in float64."""
+
+import numpy as np
+import pytest
+import torch
+from paged_batch import PagedProblem, dense_attention, paged_problem, share_leading_blocks
+
+from espalier.kernels.triton.attention import DevicePlan, attend, rows_of_tiles
+from espalier.kernels.triton.layout import TokenMajorLayout
+from espalier.kernels.triton.plan import AttentionPlan, Costs, plan_attention
+
+SMALL = Costs(processors=1, wide_cost=1.0)
+"""A device on which reading less is always faster."""
+LARGE = Costs(processors=10**6, wide_cost=2.0)
+"""One with room for all items at once, where a wide one only takes longer."""
+ODD_BATCHES = {
+    "one token": [(1, 1)],
+    "decode at the ends of blocks and tiles": [(15, 1), (16, 1), (17, 1), (63, 1), (64, 1), (65, 1), (129, 1)],
+    "prefill": [(1, 1), (63, 63), (129, 129)],
+    "all at once": [(40, 40), (7, 1), (65, 1), (3, 3), (100, 17), (130, 2)],
+}
+
+
+def plan_of(
+    problem: PagedProblem,
+    window: int | None = None,
+    chunk: int | None = 64,
+    costs: Costs = SMALL,
+    fixed_tiles: bool = False,
+) -> AttentionPlan:
+    layout, heads = problem.layout, problem.query.shape[1]
+    batch = problem.batch
+    arrays = (tensor.numpy() for tensor in (batch.query_starts, batch.context_lengths, batch.block_tables))
+    tiles = rows_of_tiles(heads // layout.num_kv_heads, fixed=fixed_tiles)
+    return plan_attention(*arrays, layout.block_size, layout.num_kv_heads, *tiles, costs, window=window, chunk=chunk)
+
+
+def on_device(plan: AttentionPlan) -> DevicePlan:
+    counts = np.array([len(plan.narrow), len(plan.wide)], np.int32)
+    arrays = (plan.narrow, plan.wide, counts, plan.rows, plan.merge_starts, plan.merges)
+    return DevicePlan(*map(torch.from_numpy, arrays), partials=plan.partials)
+
+
+def positions_of(problem: PagedProblem) -> torch.Tensor:
+    starts, contexts = problem.batch.query_starts.tolist(), problem.batch.context_lengths.tolist()
+    each = [torch.arange(c - (e - s), c) for c, s, e in zip(contexts, starts, starts[1:], strict=False)]
+    return torch.cat(each).int()
+
+
+def attended(problem: PagedProblem, plan: AttentionPlan, scale: float = 0.2, window: int | None = None) -> torch.Tensor:
+    tables = problem.batch.block_tables
+    return attend(problem.query, problem.layer_kv, on_device(plan), positions_of(problem), tables, scale, window)
+
+
+def forest() -> list[tuple[int, int]]:
+    """Two families and a stranger: see `plant`."""
+    return [(150, 1), (141, 1), (200, 9), (143, 1), (20, 1), (170, 2), (195, 1), (131, 131), (137, 1)]
+
+
+def plant(problem: PagedProblem) -> PagedProblem:
+    """Let sequences of `forest` share blocks: siblings that part at any depth, not side by side, from two roots."""
+    for sequence, other, blocks in [(2, 0, 8), (3, 1, 8), (6, 0, 4), (5, 1, 8), (8, 2, 8)]:
+        share_leading_blocks(problem, sequence, other, blocks)
+    return problem
+
+
+@pytest.mark.parametrize("sequences", ODD_BATCHES.values(), ids=ODD_BATCHES.keys())
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (6, 1, 80)])
+def test_attention_equals_dense_attention(sequences, heads: int, kv_heads: int, head_dim: int):
+    problem = paged_problem(sequences, heads=heads, kv_heads=kv_heads, head_dim=head_dim, kind=TokenMajorLayout)
+    output = attended(problem, plan_of(problem))
+    torch.testing.assert_close(output, dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("groups", "head_dim"), [(1, 128), (2, 64), (4, 128), (6, 96), (7, 64), (8, 80), (3, 32)], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_attention_over_shared_blocks_equals_dense_attention(groups: int, head_dim: int, dtype: torch.dtype):
+    problem = plant(
+        paged_problem(forest(), heads=groups, kv_heads=1, head_dim=head_dim, kind=TokenMajorLayout, dtype=dtype)
+    )
+    plan = plan_of(problem)
+    assert plan.partials
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-3
+    expected = dense_attention(problem, head_dim**-0.5)
+    torch.testing.assert_close(
+        attended(problem, plan, head_dim**-0.5).float(), expected, rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 100])
+@pytest.mark.parametrize("block_size", [4, 16, 64])
+def test_a_window_may_be_shorter_than_a_block_and_begin_inside_a_shared_one(window: int, block_size: int):
+    problem = paged_problem(forest(), heads=4, kv_heads=2, head_dim=32, block_size=block_size, kind=TokenMajorLayout)
+    share_leading_blocks(problem, 2, 0, 128 // block_size)
+    share_leading_blocks(problem, 3, 1, 64 // block_size)
+    output = attended(problem, plan_of(problem, window=window), window=window)
+    torch.testing.assert_close(output, dense_attention(problem, 0.2, window), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_has_the_same_bits_alone_and_beside_its_siblings():
+    problem = plant(paged_problem(forest(), heads=4, kv_heads=2, head_dim=32, kind=TokenMajorLayout))
+    shared, unshared = (plan_of(problem, costs=costs, fixed_tiles=True) for costs in (SMALL, LARGE))
+    assert len(shared.wide) < len(unshared.wide)
+    assert torch.equal(attended(problem, shared), attended(problem, unshared))
+
+
+# What the plan says, without running a kernel.
+
+
+def reads_of(problem: PagedProblem, plan: AttentionPlan) -> dict[tuple[int, int], int]:
+    """How often each (row, position) that the row may see is read for it."""
+    positions = positions_of(problem).tolist()
+    times: dict[tuple[int, int], int] = {}
+    for first, count, _, start, end, _ in np.concatenate([plan.narrow, plan.wide]).tolist():
+        for row in plan.rows[first : first + count].tolist():
+            for position in range(start, min(end, positions[row] + 1)):
+                times[row, position] = times.get((row, position), 0) + 1
+    return times
+
+
+@pytest.mark.parametrize("chunk", [64, 128, 256, None])
+@pytest.mark.parametrize("costs", [SMALL, LARGE], ids=["small", "large"])
+def test_every_position_that_a_row_sees_is_read_for_it_once_from_its_own_blocks(chunk: int | None, costs: Costs):
+    problem = plant(paged_problem(forest(), kind=TokenMajorLayout))
+    plan = plan_of(problem, chunk=chunk, costs=costs)
+    positions = positions_of(problem).tolist()
+    times = reads_of(problem, plan)
+    assert times == {(row, p): 1 for row, last in enumerate(positions) for p in range(last + 1)}
+    tables, of_row = problem.batch.block_tables, problem.batch.row_sequences.tolist()
+    for first, count, table, start, end, _ in np.concatenate([plan.narrow, plan.wide]).tolist():
+        for row in plan.rows[first : first + count].tolist():
+            blocks = slice(start // 16, -(-min(end, positions[row] + 1) // 16))
+            assert torch.equal(tables[table, blocks], tables[of_row[row], blocks])
+
+
+def test_partial_results_are_merged_in_the_order_of_positions_and_each_once():
+    problem = plant(paged_problem(forest(), kind=TokenMajorLayout))
+    plan = plan_of(problem)
+    place = {}
+    for first, count, _, start, _, partial in np.concatenate([plan.narrow, plan.wide]).tolist():
+        for index in range(count if partial >= 0 else 0):
+            place[partial + index] = int(plan.rows[first + index]), start
+    assert sorted(place) == sorted(plan.merges.tolist()) == list(range(plan.partials))
+    for row in range(len(plan.merge_starts) - 1):
+        merged = [place[p] for p in plan.merges[plan.merge_starts[row] : plan.merge_starts[row + 1]].tolist()]
+        assert merged == sorted(merged)
+        assert {r for r, _ in merged} <= {row}
+
+
+def test_what_siblings_share_is_read_once_where_that_pays_and_only_there():
+    problem = paged_problem([(300, 1)] * 8, heads=8, kv_heads=2, kind=TokenMajorLayout)
+    for sequence in range(1, 8):
+        share_leading_blocks(problem, sequence, 0, 16)
+
+    def positions_read(costs: Costs) -> int:
+        plan = plan_of(problem, costs=costs)
+        return sum(int((items[:, 4] - items[:, 3]).sum()) for items in (plan.narrow, plan.wide))
+
+    assert positions_read(SMALL) == 256 + 8 * (300 - 256)
+    assert positions_read(LARGE) == 8 * 300
+
+
+def test_chunks_are_small_where_few_rows_must_keep_a_device_busy_and_large_where_many_do():
+    def longest(rows: int) -> int:
+        problem = paged_problem([(2048, 1)] * rows, heads=2, kv_heads=2, head_dim=8, kind=TokenMajorLayout)
+        plan = plan_of(problem, chunk=None, costs=Costs(processors=8))
+        return int((plan.narrow[:, 4] - plan.narrow[:, 3]).max())
+
+    assert longest(1) == 256
+    assert longest(16) == 2048

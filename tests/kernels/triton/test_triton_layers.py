@@ -1,0 +1,84 @@
+"""The backend of Triton's kernels under their interpreter: a decoder's layers, and a whole search."""
+
+import dataclasses
+
+import pytest
+import torch
+from layer_steps import LAYERS, make_step, random_layer, random_outer
+
+from espalier.engine.models import decoder
+from espalier.kernels.layers import LayerShape
+from espalier.kernels.torch_backend import TorchBackend
+from espalier.kernels.triton.backend import TritonBackend
+from espalier.kernels.triton.layout import TokenMajorLayout
+from espalier.search.request import SearchRequest
+from espalier.search.result import SearchResult
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+
+SEQUENCES = [(40, 40), (7, 1), (65, 1), (33, 9), (1, 1)]
+PROBLEM = "Tom has 12 coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?"
+
+
+@pytest.mark.parametrize("windows", [(), (4, None, 33)], ids=str)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "head_norms"), [(4, 2, 12, True), (3, 1, 10, False)])
+def test_layers_equal_the_reference(windows, batch_invariant: bool, heads, kv_heads, head_dim, head_norms: bool):
+    hidden, inner, shape = 40, 50, LayerShape(heads, kv_heads, head_dim, 1e-6, windows)
+    step = make_step(SEQUENCES, shape, TokenMajorLayout)
+    again = step.batch  # the first token is only computed again
+    step.batch = dataclasses.replace(
+        again,
+        write_slabs=again.write_slabs[1:],
+        write_slots=again.write_slots[1:],
+        write_offsets=again.write_offsets[1:],
+        write_rows=torch.arange(1, len(step.positions)),
+    )
+    one, other = (
+        backend.prepare_layers(
+            LAYERS,
+            lambda i: random_layer(i, hidden, inner, shape, True, head_norms, head_norms),
+            shape,
+            random_outer(hidden, shape),
+        )
+        for backend in (TritonBackend(batch_invariant=batch_invariant), TorchBackend())
+    )
+    (output, kv_pool), (expected, expected_kv_pool) = step.run(one), step.run(other)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kv_pool, expected_kv_pool, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(kv_pool, step.kv_pool.view(torch.float32)), "keys and values were written"
+
+
+def test_a_sequence_has_the_same_bits_alone_and_beside_others_where_that_is_asked_for():
+    hidden, inner, shape = 40, 50, LayerShape(3, 1, 10, 1e-5)
+    backend = TritonBackend(batch_invariant=True)
+    assert backend.rows_are_independent
+    assert not TritonBackend().rows_are_independent
+    layers = backend.prepare_layers(
+        LAYERS, lambda i: random_layer(i, hidden, inner, shape, False), shape, random_outer(hidden, shape)
+    )
+    step = make_step(SEQUENCES, shape, TokenMajorLayout)
+    together, _ = step.run(layers)
+    for s in range(len(SEQUENCES)):
+        rows = slice(int(step.batch.query_starts[s]), int(step.batch.query_starts[s + 1]))
+        assert torch.equal(step.only(s).run(layers)[0], together[rows]), f"sequence {s}"
+
+
+def solve(request: SearchRequest) -> SearchResult:
+    orchestrator = load_orchestrator(RuntimeSettings(kv_memory=2**26))
+    orchestrator.submit(request)
+    while orchestrator.busy:
+        for result in orchestrator.step():
+            orchestrator.close()
+            return result
+    raise AssertionError("no result")
+
+
+def test_a_search_is_the_same_as_on_the_backend_for_cpus(monkeypatch: pytest.MonkeyPatch):
+    request = SearchRequest(problem=PROBLEM, beam_width=2, expansion=2, seed=3)
+    expected = solve(request)
+    monkeypatch.setattr(decoder, "choose_backend", lambda *_: TritonBackend())
+    found = solve(request)
+    assert found.answer == expected.answer
+    assert [(node.path, node.text) for node in found.nodes] == [(node.path, node.text) for node in expected.nodes]
+    for one, other in zip(found.nodes, expected.nodes, strict=True):
+        assert one.score == pytest.approx(other.score, abs=1e-4)

@@ -1,0 +1,119 @@
+"""Every other kernel under Triton's interpreter, against the reference in torch."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from paged_batch import paged_problem
+
+from espalier.kernels import cache as torch_cache
+from espalier.kernels.layout import KVLayout
+from espalier.kernels.linear import Linear
+from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
+from espalier.kernels.triton.cache import copy_blocks, norm_rotate_write
+from espalier.kernels.triton.layers import places_of
+from espalier.kernels.triton.layout import TokenMajorLayout
+from espalier.kernels.triton.linear import FixedLinear
+from espalier.kernels.triton.pointwise import add_norm, gated
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3}[expected.dtype]
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [1, 40, 256])
+def test_norm_of_the_residual_stream_equals_torchs(size: int, dtype: torch.dtype):
+    hidden, added, weight = (
+        rand(3, size, dtype=dtype),
+        rand(3, size, dtype=dtype, seed=1),
+        rand(size, dtype=dtype, seed=2),
+    )
+    total = hidden + added
+    close(add_norm(hidden.clone(), None, weight, 1e-6), F.rms_norm(hidden, (size,), weight, 1e-6))
+    close(add_norm(hidden, added, weight, 1e-6), F.rms_norm(total, (size,), weight, 1e-6))
+    assert torch.equal(hidden, total)
+
+
+@DTYPES
+@pytest.mark.parametrize("inner", [1, 50, 1100])
+def test_the_gated_product_equals_torchs(inner: int, dtype: torch.dtype):
+    gate_up = 4 * rand(3, 2 * inner, dtype=dtype)
+    gate, up = gate_up.chunk(2, dim=-1)
+    close(gated(gate_up), F.silu(gate) * up)
+
+
+@DTYPES
+@pytest.mark.parametrize("biased", [True, False])
+def test_products_equal_torchs_and_no_row_depends_on_another(biased: bool, dtype: torch.dtype):
+    weight, x = rand(70, 130, dtype=dtype, seed=1), rand(67, 130, dtype=dtype)
+    bias = rand(70, dtype=dtype, seed=2) if biased else None
+    product, reference = FixedLinear(weight, bias), Linear(weight, bias)
+    found = product(x)
+    torch.testing.assert_close(found, reference(x), rtol=1e-3, atol=1e-4 if dtype == torch.float32 else 3e-2)
+    for row in (0, 65):
+        assert torch.equal(product(x[row : row + 1])[0], found[row])
+
+
+@DTYPES
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 80), (3, 3, 8), (7, 1, 128)])
+def test_queries_are_rotated_and_keys_and_values_written(
+    heads: int, kv_heads: int, head_dim: int, normed: bool, dtype: torch.dtype
+):
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "kind": TokenMajorLayout, "dtype": dtype}
+    problem = paged_problem([(40, 5), (17, 1), (3, 3)], **sizes)
+    positions = torch.tensor([*range(35, 40), 16, 0, 1, 2])
+    sequences = problem.batch.row_sequences.tolist()
+    blocks = torch.stack(
+        [problem.batch.block_tables[s, p // 16] for s, p in zip(sequences, positions, strict=True)]
+    ).long()
+    written = torch.tensor([0, 1, 3, 4, 5, 6, 7, 8])  # row 2 is only computed again
+    slots = problem.layout.blocks_per_slab
+    batch = dataclasses.replace(
+        problem.batch,
+        write_slabs=blocks[written] // slots,
+        write_slots=blocks[written] % slots,
+        write_offsets=positions[written] % 16,
+        write_rows=written,
+    )
+    qkv = rand(9, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    norms = (rand(head_dim, dtype=dtype, seed=3), rand(head_dim, dtype=dtype, seed=4)) if normed else None
+    cos, sin = rotary_table(inverse_frequencies(head_dim, 1e4, None), positions, 1.1)
+    expected_kv = dataclasses.replace(
+        problem.layer_kv, keys=problem.layer_kv.keys.clone(), values=problem.layer_kv.values.clone()
+    )
+    query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    if norms:
+        query, key = (F.rms_norm(x, (head_dim,), w, 1e-6) for x, w in zip((query, key), norms, strict=True))
+    torch_cache.write_kv(expected_kv, apply_rotary(key, cos, sin), value, batch)
+
+    places = torch.from_numpy(places_of(batch, problem.layer_kv, 9))
+    found = norm_rotate_write(qkv, cos, sin, norms, 1e-6, places, problem.layer_kv)
+    close(found, apply_rotary(query, cos, sin))
+    for one, other in ((problem.layer_kv.keys, expected_kv.keys), (problem.layer_kv.values, expected_kv.values)):
+        torch.testing.assert_close(one, other, equal_nan=True, rtol=2e-3, atol=2e-3)
+    assert torch.equal(problem.layer_kv.values.nan_to_num(), expected_kv.values.nan_to_num())
+
+
+@pytest.mark.parametrize("kind", [KVLayout, TokenMajorLayout])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_whole_blocks_are_copied_and_nothing_else_is_touched(kind: type[KVLayout], dtype: torch.dtype):
+    layout = kind(3, 2, 4, 5, dtype, slab_bytes=3 * 3 * 2 * 2 * 4 * 5 * dtype.itemsize + 64)
+    pool = torch.randint(
+        0, 255, (4 * layout.slab_bytes,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
+    expected = pool.clone()
+    torch_cache.copy_blocks(layout, expected, [0, 7, 11], [10, 2, 1])
+    copy_blocks(layout, pool, [0, 7, 11], [10, 2, 1])
+    assert torch.equal(pool, expected)
+    copy_blocks(layout, pool, [], [])
+    assert torch.equal(pool, expected)

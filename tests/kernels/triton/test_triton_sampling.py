@@ -1,0 +1,86 @@
+"""Triton's filters and draws under its interpreter, against the reference in torch."""
+
+import pytest
+import torch
+
+from espalier.kernels import sampling as reference
+from espalier.kernels.sampling import FILTERED
+from espalier.kernels.triton import sampling
+
+ROWS = 12
+
+
+def problem(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 3 * torch.randn(ROWS, vocabulary, generator=generator)
+    temperatures = torch.tensor([0.0, 0.3, 1.0, 2.5]).repeat(ROWS // 4)
+    return logits, temperatures, torch.rand(ROWS, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 257, 4096, 9000])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_draws_equal_the_reference(vocabulary: int, filtered: bool):
+    logits, temperatures, draws = problem(vocabulary)
+    candidates = logits
+    if filtered:
+        candidates = logits.masked_fill(torch.rand(logits.shape) < 0.5, FILTERED)
+        candidates[:, -1] = logits[:, -1]
+    ids, log_probabilities = sampling.draw_tokens(logits, candidates, temperatures, draws)
+    expected, expected_log = reference.draw_tokens(logits, candidates, temperatures, draws)
+    assert torch.equal(ids, expected)
+    torch.testing.assert_close(log_probabilities, expected_log, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("draw", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_distribution_are_tokens_that_may_be_drawn(draw: float):
+    logits = torch.zeros(1, 5000)
+    candidates = torch.full((1, 5000), FILTERED)
+    candidates[0, [30, 4500]] = 0.0
+    ids, _ = sampling.draw_tokens(logits, candidates, torch.ones(1), torch.tensor([draw], dtype=torch.float64))
+    assert ids.tolist() == [30 if draw == 0 else 4500]
+
+
+def test_of_equal_logits_the_lowest_id_is_the_most_likely():
+    logits = torch.zeros(1, 5000)
+    logits[0, [4999, 70, 4200]] = 2.0
+    ids, _ = sampling.draw_tokens(logits, logits, torch.zeros(1), torch.zeros(1, dtype=torch.float64))
+    assert ids.tolist() == [70]
+
+
+FILTERS = [
+    (5, 1.0, 0.0),
+    (0, 0.7, 0.0),
+    (0, 1.0, 0.05),
+    (20, 0.8, 0.0),
+    (3, 0.999, 0.3),
+    (10_000, 0.5, 1e-6),
+    (0, 0.9, 0.9),
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("vocabulary", [1, 7, 700])
+def test_filters_leave_what_the_reference_leaves(vocabulary: int, filters: tuple):
+    logits = problem(vocabulary)[0]
+    logits[:4] *= 0.01
+    logits[4:8] = logits[4:8].bfloat16().float()  # many equal ones
+    temperatures = torch.tensor([0.3, 1.0, 2.5, 1e-5]).repeat(ROWS // 4)
+    top_k, top_p, min_p = (torch.full((ROWS,), value) for value in filters)
+    left, expected = (m.filter_logits(logits, temperatures, top_k, top_p, min_p) for m in (sampling, reference))
+    # A token whose mass is within rounding of a limit may be left or not.
+    unequal = (left != expected).nonzero()
+    assert len(unequal) <= 1, unequal
+    assert torch.equal(left[left != FILTERED], logits[left != FILTERED])
+
+
+def test_of_equal_logits_those_with_the_lowest_ids_are_left():
+    logits = torch.zeros(2, 1300)
+    logits[:, [1250, 20, 100, 31]] = 4.0
+    left = sampling.filter_logits(logits, torch.ones(2), torch.tensor([3, 6]), torch.ones(2), torch.zeros(2))
+    assert [(row != FILTERED).nonzero()[:, 0].tolist() for row in left] == [[20, 31, 100], [0, 1, 20, 31, 100, 1250]]
+
+
+def test_negative_logits_and_zeros_of_either_sign_are_in_order():
+    logits = torch.tensor([[-1.0, -0.0, 0.0, -3.0, 2.0, -2.0]])
+    left = sampling.filter_logits(logits, torch.ones(1), torch.tensor([4]), torch.ones(1), torch.zeros(1))
+    assert (left[0] != FILTERED).nonzero()[:, 0].tolist() == [0, 1, 2, 4]
