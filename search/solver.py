@@ -27,8 +27,9 @@ class Solver:
     `if __name__ == "__main__":` guard.
 
     Example:
+        problem = "Tom has 12 coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?"
         with Solver() as solver:
-            print(solver.solve("Tom has 12 coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?").answer)
+            print(solver.solve(problem).answer)
     """
 
     def __init__(

@@ -2,8 +2,9 @@
 
     from espalier import Solver
 
+    problem = "Tom has 12 coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?"
     with Solver() as solver:
-        print(solver.solve("Tom has 12 coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?").answer)
+        print(solver.solve(problem).answer)
 
 The sub-packages are layers, and imports only point down:
 `kernels` <- `engine` <- `prm` <- `search` <- `experiments`; `v1` is the wire contract.
