@@ -81,6 +81,9 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Backend:
         return CpuBackend()
     if torch.device(device).type == "cuda" and find_spec("triton"):
         from espalier.kernels.triton.backend import TritonBackend  # triton comes with torch's builds for GPUs
+        from espalier.kernels.triton.plan import Costs
+        from espalier.kernels.triton.recording import GraphRecorder
 
-        return TritonBackend()
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        return TritonBackend(Costs(processors), GraphRecorder())
     return TorchBackend()

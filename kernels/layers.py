@@ -94,6 +94,10 @@ class Layers(Protocol):
         """One layer's weights as they were given."""
         ...
 
+    def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:
+        """Do once, before the first step over this KV pool, what would hold up the first steps."""
+        ...
+
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -143,6 +147,9 @@ class TorchLayers:
     def weights(self, index: int) -> LayerWeights:
         """See `Layers`."""
         return self._layers[index]
+
+    def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:
+        """See `Layers`."""
 
     def forward(
         self,

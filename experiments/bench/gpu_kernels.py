@@ -179,7 +179,7 @@ def _attend(s: Shape, tile: attention.Tile, windowed: bool) -> Specialisation:
         {
             **dict.fromkeys(("query", "keys", "values", "output"), "*bf16"),
             **dict.fromkeys(("partial", "partial_weights"), "*fp32"),
-            **dict.fromkeys(("items", "num_items", "rows", "positions", "tables"), "*i32"),
+            **dict.fromkeys(("items", "sizes", "rows", "positions", "tables"), "*i32"),
             "table_stride": "i32",
             "slab_stride": "i64",
             "scale": "fp32",

@@ -424,6 +424,9 @@ class CpuLayers:
             key_norm=packed.head_norms[1] if len(packed.head_norms) else None,
         )
 
+    def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:
+        """See `Layers`."""
+
     def forward(
         self,
         token_ids: torch.Tensor,

@@ -42,15 +42,22 @@ def precision(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """An `AttentionPlan` on the device, and room for what its items write."""
+    """An `AttentionPlan` on the device, in room that may be larger than it.
+
+    Attributes:
+        sizes: int32 `[4]`: narrow items, entries of a block table, wide items, entries of a block table.
+        partials: room for partial results.
+        programs: of each kv head, which share the items.
+    """
 
     narrow: torch.Tensor
     wide: torch.Tensor
-    counts: torch.Tensor
+    sizes: torch.Tensor
     rows: torch.Tensor
     merge_starts: torch.Tensor
     merges: torch.Tensor
     partials: int
+    programs: int
 
 
 def attend(
@@ -69,7 +76,7 @@ def attend(
         layer_kv: the layer's keys and values in `TokenMajorLayout`; those of this step are written already.
         plan: of this window.
         positions: int32 `[T]`.
-        tables: int32 `[S, blocks]`.
+        tables: int32, block tables, one after the other.
         scale: factor on the logits, usually `head_dim ** -0.5`.
         window: how many positions a token sees, its own the last; None for all before it.
 
@@ -84,7 +91,7 @@ def attend(
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     for kind, (items, tile) in enumerate(((plan.narrow, NARROW), (plan.wide, WIDE))):
         if len(items):
-            attend_items[len(items), kv_heads](
+            attend_items[min(len(items), plan.programs), kv_heads](
                 query,
                 layer_kv.keys,
                 layer_kv.values,
@@ -92,11 +99,10 @@ def attend(
                 partial,
                 weights,
                 items,
-                plan.counts[kind:],
+                plan.sizes[2 * kind :],
                 plan.rows,
                 positions,
                 tables,
-                tables.stride(0),
                 layer_kv.keys.stride(0),
                 scale * LOG2_E,
                 window or 0,
@@ -141,11 +147,10 @@ def attend_items(
     partial,
     partial_weights,
     items,
-    num_items,
+    sizes,
     rows,
     positions,
     tables,
-    table_stride,
     slab_stride,
     scale,
     window,
@@ -161,7 +166,7 @@ def attend_items(
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One work item and one kv head; the grid is `[items or more, kv heads]`.
+    """Work items of one kv head, one after the other; the grid is `[programs that share the items, kv heads]`.
 
     Args:
         query: `[T, heads, HEAD_DIM]`.
@@ -171,70 +176,71 @@ def attend_items(
         partial: float32 `[partials, heads, HEAD_DIM]`, softmax-weighted means.
         partial_weights: float32 `[partials, heads]`, logarithms to base 2 of the sums of weights.
         items: int32 `[items, FIELDS]`.
-        num_items: int32 `[1]`; programs beyond do nothing.
+        sizes: int32 `[2]`, the number of items and of entries of a block table.
         rows: int32, the rows of all items.
         positions: int32 `[T]`, the position of each row in its sequence.
-        tables: int32 `[S, table_stride]`, block tables.
-        table_stride: entries of a block table.
+        tables: int32, block tables, one after the other.
         slab_stride: elements from slab to slab.
         scale: factor on the logits, times `LOG2_E`.
         window: positions that a token sees, where `WINDOWED`.
     """
-    item, kv_head = tl.program_id(0), tl.program_id(1)
-    if item >= tl.load(num_items):
-        return
-    item_at = items + item * FIELDS
-    first, count, table = tl.load(item_at), tl.load(item_at + 1), tl.load(item_at + 2)
-    start, end, partial_at = tl.load(item_at + 3), tl.load(item_at + 4), tl.load(item_at + 5)
-
+    kv_head = tl.program_id(1)
+    num_items, table_size = tl.load(sizes), tl.load(sizes + 1)
     m = tl.arange(0, TILE_ROWS)
     place, head = m // GROUPS, kv_head * GROUPS + m % GROUPS
-    is_row = place < count
-    row = tl.load(rows + first + place, mask=is_row, other=0)
-    position = tl.load(positions + row, mask=is_row, other=-1)
     d = tl.arange(0, PADDED_DIM)
     is_dim = d < HEAD_DIM
     heads: tl.constexpr = KV_HEADS * GROUPS
-    # [TILE_ROWS, PADDED_DIM]
-    query_at = (row.to(tl.int64) * heads + head)[:, None] * HEAD_DIM + d[None, :]
-    q = tl.load(query + query_at, mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        item_at = items + item * FIELDS
+        first, count, table = tl.load(item_at), tl.load(item_at + 1), tl.load(item_at + 2)
+        start, stop, partial_at = tl.load(item_at + 3), tl.load(item_at + 4), tl.load(item_at + 5)
+        table_at = tables + table.to(tl.int64) * table_size
 
-    largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([TILE_ROWS], tl.float32)
-    mixed = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
-    for begin in range(start, end, TILE):
-        n = begin + tl.arange(0, TILE)
-        inside = n < end
-        block = tl.load(tables + table.to(tl.int64) * table_stride + n // BLOCK_SIZE, mask=inside, other=0)
-        slot_at = (block // SLOTS).to(tl.int64) * slab_stride + block % SLOTS * (KV_HEADS * BLOCK_SIZE * HEAD_DIM)
-        token_at = slot_at + (kv_head * BLOCK_SIZE + n % BLOCK_SIZE) * HEAD_DIM
-        kv_at = token_at[:, None] + d[None, :]  # [TILE, PADDED_DIM]
-        kv_mask = inside[:, None] & is_dim[None, :]
-        key = tl.load(keys + kv_at, mask=kv_mask, other=0.0)
-        logits = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale  # [TILE_ROWS, TILE]
-        behind = position[:, None] - n[None, :]
-        visible = inside[None, :] & (behind >= 0)
-        if WINDOWED:
-            visible &= behind < window
-        logits = tl.where(visible, logits, float("-inf"))
-        now = tl.maximum(largest, tl.max(logits, 1))
-        # A row that has seen nothing yet has no largest logit: any number will do for it.
-        base = tl.where(now == float("-inf"), 0.0, now)
-        kept = tl.exp2(largest - base)
-        weights = tl.exp2(logits - base[:, None])
-        value = tl.load(values + kv_at, mask=kv_mask, other=0.0)
-        total = total * kept + tl.sum(weights, 1)
-        mixed = mixed * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
-        largest = now
-    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        is_row = place < count
+        row = tl.load(rows + first + place, mask=is_row, other=0)
+        position = tl.load(positions + row, mask=is_row, other=-1)
+        end = tl.minimum(stop, tl.max(position, 0) + 1)
+        # [TILE_ROWS, PADDED_DIM]
+        query_at = (row.to(tl.int64) * heads + head)[:, None] * HEAD_DIM + d[None, :]
+        q = tl.load(query + query_at, mask=is_row[:, None] & is_dim[None, :], other=0.0)
 
-    mask = is_row[:, None] & is_dim[None, :]
-    if partial_at < 0:
-        tl.store(output + query_at, mixed.to(output.dtype.element_ty), mask=mask)
-    else:
-        at = (partial_at + place).to(tl.int64) * heads + head
-        tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], mixed, mask=mask)
-        tl.store(partial_weights + at, largest + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=is_row)
+        largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([TILE_ROWS], tl.float32)
+        mixed = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
+        for begin in range(start, end, TILE):
+            n = begin + tl.arange(0, TILE)
+            inside = n < end
+            block = tl.load(table_at + n // BLOCK_SIZE, mask=inside, other=0)
+            slot_at = (block // SLOTS).to(tl.int64) * slab_stride + block % SLOTS * (KV_HEADS * BLOCK_SIZE * HEAD_DIM)
+            token_at = slot_at + (kv_head * BLOCK_SIZE + n % BLOCK_SIZE) * HEAD_DIM
+            kv_at = token_at[:, None] + d[None, :]  # [TILE, PADDED_DIM]
+            kv_mask = inside[:, None] & is_dim[None, :]
+            key = tl.load(keys + kv_at, mask=kv_mask, other=0.0)
+            logits = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale  # [TILE_ROWS, TILE]
+            behind = position[:, None] - n[None, :]
+            visible = inside[None, :] & (behind >= 0)
+            if WINDOWED:
+                visible &= behind < window
+            logits = tl.where(visible, logits, float("-inf"))
+            now = tl.maximum(largest, tl.max(logits, 1))
+            # A row that has seen nothing yet has no largest logit: any number will do for it.
+            base = tl.where(now == float("-inf"), 0.0, now)
+            kept = tl.exp2(largest - base)
+            weights = tl.exp2(logits - base[:, None])
+            value = tl.load(values + kv_at, mask=kv_mask, other=0.0)
+            total = total * kept + tl.sum(weights, 1)
+            mixed = mixed * kept[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+            largest = now
+        mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+
+        mask = is_row[:, None] & is_dim[None, :]
+        if partial_at < 0:
+            tl.store(output + query_at, mixed.to(output.dtype.element_ty), mask=mask)
+        else:
+            at = (partial_at + place).to(tl.int64) * heads + head
+            tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], mixed, mask=mask)
+            tl.store(partial_weights + at, largest + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=is_row)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from espalier.kernels.triton.layers import TritonLayers
 from espalier.kernels.triton.layout import TokenMajorLayout
 from espalier.kernels.triton.linear import FixedLinear
 from espalier.kernels.triton.plan import Costs
+from espalier.kernels.triton.recording import Recorder
 from espalier.kernels.triton.sampling import draw_tokens, filter_logits
 
 _FIXED_CHUNK = 256
@@ -28,9 +29,12 @@ class TritonBackend(TorchBackend):
 
     layout: type[KVLayout] = TokenMajorLayout
 
-    def __init__(self, costs: Costs | None = None, *, batch_invariant: bool = False) -> None:
-        """Use what is known of the device, `costs`, to plan attention."""
+    def __init__(
+        self, costs: Costs | None = None, recorder: Recorder | None = None, *, batch_invariant: bool = False
+    ) -> None:
+        """Plan attention by `costs` of the device; `recorder` records decode steps, which are replayed then."""
         self._costs = costs or Costs()
+        self._recorder = recorder
         self.rows_are_independent = batch_invariant
 
     def prepare_layers(
@@ -38,7 +42,7 @@ class TritonBackend(TorchBackend):
     ) -> Layers:
         """See `Backend`."""
         chunk = _FIXED_CHUNK if self.rows_are_independent else None
-        return TritonLayers(count, load, shape, outer, self.prepare_linear, self._costs, chunk)
+        return TritonLayers(count, load, shape, outer, self.prepare_linear, self._costs, chunk, self._recorder)
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """See `Backend`."""

@@ -1,8 +1,8 @@
 """A decoder's layers on a GPU: products by torch, all else by the kernels of this folder."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -11,13 +11,16 @@ from espalier.kernels.layers import LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import rotary_table
-from espalier.kernels.triton.attention import DevicePlan, attend, rows_of_tiles
+from espalier.kernels.triton.attention import attend, rows_of_tiles
 from espalier.kernels.triton.cache import norm_rotate_write
 from espalier.kernels.triton.plan import Costs, plan_attention
 from espalier.kernels.triton.pointwise import add_norm, gated
+from espalier.kernels.triton.recording import LADDER, RecordedStep, Recorder, room_of
+from espalier.kernels.triton.steps import DeviceStep, StepTokens, places_of
 
 PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """Makes a product of a weight, `[out, in]`, and a bias, `[out]`."""
+_PROGRAMS_PER_PROCESSOR = 4
 
 
 class TritonLayers:
@@ -32,10 +35,12 @@ class TritonLayers:
         prepare_linear: PrepareLinear,
         costs: Costs,
         chunk: int | None,
+        recorder: Recorder | None,
     ) -> None:
         """Keep `count` layers, which `load` gives one by one.
 
-        `chunk` is for `plan_attention`; with one, tiles of attention are of one size too.
+        `chunk` is for `plan_attention`; with one, tiles of attention are of one size too. Steps of one token to a
+        sequence are replayed as `recorder` recorded them; without one, every step is launched kernel by kernel.
         """
         self.outer = outer
         self._layers = [load(index) for index in range(count)]
@@ -51,6 +56,10 @@ class TritonLayers:
         self._shape = shape
         self._costs = costs
         self._chunk = chunk
+        self._recorder = recorder
+        self._steps: dict[tuple[int, int], RecordedStep] = {}
+        self._windows = list(dict.fromkeys(shape.window(index) for index in range(count)))
+        self._device = outer.embedding.device
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -66,9 +75,45 @@ class TritonLayers:
         layer_kvs: Sequence[LayerKV],
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        """See `Layers`."""
+        """See `Layers`. What it returns for a step of one token to a sequence holds until the next such step."""
+        step = self._describe(token_ids, positions, layer_kvs[0], batch)
+        decodes = len(token_ids) == len(batch.context_lengths)
+        if decodes and (recorded := self._recorded(step, layer_kvs)):
+            return recorded.run(step)
+        on_device = DeviceStep(step.room, len(self._windows), self._programs(layer_kvs), self._device)
+        on_device.load(step)
+        return self._compute(on_device, layer_kvs)
+
+    def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:
+        """Record the steps of every number of tokens that are replayed, the largest first: they share its memory."""
+        if self._recorder is not None:
+            for tokens in reversed(LADDER):
+                self._recorded_step(tokens, layer_kvs)
+
+    def _recorded(self, step: StepTokens, layer_kvs: Sequence[LayerKV]) -> RecordedStep | None:
+        """The smallest recorded step that has room for `step`; None where there is none."""
+        tokens = len(step.token_ids)
+        if self._recorder is None or tokens > LADDER[-1]:
+            return None
+        recorded = self._recorded_step(LADDER[bisect_left(LADDER, tokens)], layer_kvs)
+        return recorded if recorded.on_device.room.holds(step.room) else None
+
+    def _recorded_step(self, tokens: int, layer_kvs: Sequence[LayerKV]) -> RecordedStep:
+        assert self._recorder is not None
+        key = tokens, layer_kvs[0].keys.data_ptr()
+        if key not in self._steps:
+            on_device = DeviceStep(room_of(tokens), len(self._windows), self._programs(layer_kvs), self._device)
+            self._steps[key] = RecordedStep(on_device, *self._recorder(lambda: self._compute(on_device, layer_kvs)))
+        return self._steps[key]
+
+    def _programs(self, layer_kvs: Sequence[LayerKV]) -> int:
+        """Programs of each kv head that keep the device busy."""
+        return max(1, _PROGRAMS_PER_PROCESSOR * self._costs.processors // layer_kvs[0].keys.shape[3])
+
+    def _compute(self, step: DeviceStep, layer_kvs: Sequence[LayerKV]) -> torch.Tensor:
+        """Hidden states of a step's tokens, `[tokens, hidden]`; waits for nothing and asks nothing of the host."""
         s, outer = self._shape, self.outer
-        step = self._upload(token_ids, positions, layer_kvs[0], batch)
+        plans = dict(zip(self._windows, step.plans, strict=True))
         cos, sin = rotary_table(outer.inverse_frequencies, step.positions, outer.attention_factor)
         hidden = F.embedding(step.token_ids, outer.embedding)  # [T, hidden]
         added = None
@@ -80,103 +125,26 @@ class TritonLayers:
             query = norm_rotate_write(qkv, cos, sin, norms, s.norm_eps, step.places, layer_kvs[index])
             window = s.window(index)
             mixed = attend(
-                query, layer_kvs[index], step.plans[window], step.positions, step.tables, s.head_dim**-0.5, window
+                query, layer_kvs[index], plans[window], step.positions, step.tables, s.head_dim**-0.5, window
             )
             normed = add_norm(hidden, out(mixed.flatten(1)), layer.mlp_norm, s.norm_eps)
             added = down(gated(gate_up(normed)))
         return add_norm(hidden, added, outer.norm, s.norm_eps)
 
-    def _upload(
+    def _describe(
         self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch
-    ) -> "_Step":
-        """Plan a step's attention, and copy everything that kernels read of the step to the device."""
-        s, device = self._shape, self.outer.embedding.device
+    ) -> StepTokens:
+        """Plan a step's attention, and say where its keys and values go."""
         _, _, block_size, kv_heads, _ = layer_kv.keys.shape
+        narrow, wide = rows_of_tiles(self._shape.num_heads // kv_heads, fixed=self._chunk is not None)
         starts, contexts, tables = (
             tensor.numpy() for tensor in (batch.query_starts, batch.context_lengths, batch.block_tables)
         )
-        windows = dict.fromkeys(s.window(index) for index in range(len(self)))
-        narrow, wide = rows_of_tiles(s.num_heads // kv_heads, fixed=self._chunk is not None)
-        plans = {
-            window: plan_attention(
-                starts,
-                contexts,
-                tables,
-                block_size,
-                kv_heads,
-                narrow,
-                wide,
-                self._costs,
-                window=window,
-                chunk=self._chunk,
+        plans = [
+            plan_attention(
+                starts, contexts, tables, block_size, kv_heads, narrow, wide, self._costs, window, self._chunk
             )
-            for window in windows
-        }
-        arrays = [
-            places_of(batch, layer_kv, len(token_ids)).view(np.int32),
-            token_ids.numpy(),
-            positions.numpy(),
-            tables,
+            for window in self._windows
         ]
-        for plan in plans.values():
-            counts = np.array([len(plan.narrow), len(plan.wide)], np.int32)
-            arrays += [plan.narrow, plan.wide, counts, plan.rows, plan.merge_starts, plan.merges]
-        places, ids, where, on_device, *of_plans = _copy_together(arrays, device)
-        each = len(of_plans) // len(plans)
-        return _Step(
-            places.view(torch.int64),
-            ids,
-            where,
-            on_device,
-            {
-                window: DevicePlan(*of_plans[each * index : each * (index + 1)], partials=plan.partials)
-                for index, (window, plan) in enumerate(plans.items())
-            },
-        )
-
-
-class _Step:
-    """What the kernels of a step read, on the device; see `AttentionBatch` and `DevicePlan`."""
-
-    def __init__(
-        self,
-        places: torch.Tensor,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        tables: torch.Tensor,
-        plans: dict[int | None, DevicePlan],
-    ) -> None:
-        self.places, self.token_ids, self.positions, self.tables, self.plans = (
-            places,
-            token_ids,
-            positions,
-            tables,
-            plans,
-        )
-
-
-def places_of(batch: AttentionBatch, layer_kv: LayerKV, tokens: int) -> np.ndarray:
-    """Int64 `[T]`: where each token's first head lies in its layer's keys, in elements; -1 if it is not written."""
-    slab_stride, slot_stride, token_stride = layer_kv.keys.stride()[:3]
-    written = (
-        batch.write_slabs.numpy() * slab_stride
-        + batch.write_slots.numpy() * slot_stride
-        + batch.write_offsets.numpy() * token_stride
-    )
-    if batch.write_rows is None:
-        return written
-    places = np.full(tokens, -1, np.int64)
-    places[batch.write_rows.numpy()] = written
-    return places
-
-
-def _copy_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Arrays as int32 on the device, by one copy; each begins at a multiple of 16 bytes."""
-    sizes = [-(-array.size // 4) * 4 for array in arrays]
-    host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
-    begin, view = 0, host.numpy()
-    for array, size in zip(arrays, sizes, strict=True):
-        view[begin : begin + array.size] = array.reshape(-1)
-        begin += size
-    copied = host.to(device, non_blocking=True)
-    return [part[: array.size].view(array.shape) for part, array in zip(copied.split(sizes), arrays, strict=True)]
+        places = places_of(batch, layer_kv, len(token_ids))
+        return StepTokens(token_ids.numpy(), positions.numpy(), places, tables, plans)

@@ -13,7 +13,10 @@ import numba
 import numpy as np
 
 FIELDS = 6
-"""Numbers of a work item: first entry in `rows`, rows, block table, first position, end, first partial result or -1."""
+"""Numbers of a work item: first entry in `rows`, rows, block table, first position, end, first partial result or -1.
+
+Rows see nothing behind their own positions, so that an end beyond them costs nothing.
+"""
 TILE = 64
 """Positions whose logits a work item holds at a time; portions begin at multiples of it."""
 _SMALLEST_CHUNK = 256
@@ -104,7 +107,8 @@ def plan_attention(
     def seconds(plan: AttentionPlan) -> float:
         """Time of a plan, in that of a position of a narrow item: that of the longest item, or of each one's share."""
         items = ((plan.narrow, 1.0), (plan.wide, costs.wide_cost))
-        lengths = [cost * (some[:, 4] - some[:, 3]) for some, cost in items if len(some)]
+        longest = int(context_lengths.max())
+        lengths = [cost * (np.minimum(some[:, 4], longest) - some[:, 3]) for some, cost in items if len(some)]
         together = sum(float(some.sum()) for some in lengths) * kv_heads / costs.processors
         return max(together, *(float(some.max()) for some in lengths))
 
@@ -169,7 +173,7 @@ def _plan(
                     rows = np.concatenate((rows, np.empty_like(rows)))
                 items[count, 0], items[count, 1], items[count, 2] = filled, some, table
                 items[count, 3] = max(low, at_chunk)
-                items[count, 4] = min(min(at_chunk + chunk, stop), last + 1)
+                items[count, 4] = min(at_chunk + chunk, stop)
                 items[count, 5] = -1
                 for index in range(some):
                     rows[filled + index] = together[at + index]
@@ -251,7 +255,8 @@ def _find_runs(
         left -= 1
         first, end, begin = waiting[left, 0], waiting[left, 1], waiting[left, 2]
         if end - first == 1:
-            runs[count, 0], runs[count, 1], runs[count, 2], runs[count, 3] = first, end, begin, contexts[order[first]]
+            stop = -(-contexts[order[first]] // chunk) * chunk  # beyond the context: so a plan outlives some steps
+            runs[count, 0], runs[count, 1], runs[count, 2], runs[count, 3] = first, end, begin, stop
             count += 1
             continue
         stop = common[first + 1 : end].min()

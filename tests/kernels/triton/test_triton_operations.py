@@ -12,10 +12,10 @@ from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
 from espalier.kernels.triton.cache import copy_blocks, norm_rotate_write
-from espalier.kernels.triton.layers import places_of
 from espalier.kernels.triton.layout import TokenMajorLayout
 from espalier.kernels.triton.linear import FixedLinear
 from espalier.kernels.triton.pointwise import add_norm, gated
+from espalier.kernels.triton.steps import places_of
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 

@@ -1,0 +1,58 @@
+"""Decode steps recorded once as CUDA graphs, and replayed with what changed: one launch instead of hundreds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from espalier.kernels.triton.steps import DeviceStep, Room, StepTokens
+
+LADDER = (1, 2, 4, *range(8, 257, 8))
+"""Numbers of tokens that steps are recorded for; a step takes the next one, with tokens that are written nowhere."""
+_MOST_ITEMS = 1024
+
+Recorder = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
+"""Records what a function does on the device; returns what does it again, and what the function returned, which that
+overwrites."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A recorded step: where its input lies, what replays it, and its output `[tokens, hidden]`."""
+
+    on_device: DeviceStep
+    replay: Callable[[], None]
+    output: torch.Tensor
+
+    def run(self, step: StepTokens) -> torch.Tensor:
+        """Replay with the tokens of `step`; returns their hidden states, which the next replay overwrites."""
+        self.on_device.load(step)
+        self.replay()
+        return self.output[: len(step.token_ids)]
+
+
+def room_of(tokens: int) -> Room:
+    """Room for steps of so many tokens of any usual context; a step that needs more is not replayed."""
+    items = tokens + _MOST_ITEMS
+    return Room(tokens, items, items, 4 * items, 4 * items, 256 * tokens + 4096)
+
+
+class GraphRecorder:
+    """A `Recorder` of CUDA graphs, which share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool: tuple[int, int] | None = None
+
+    def __call__(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        """See `Recorder`."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # compiles kernels, and lets libraries make what they need
+            compute()
+        torch.cuda.current_stream().wait_stream(side)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = compute()
+        return graph.replay, output

@@ -1,0 +1,127 @@
+"""What a step's kernels read of its tokens, packed so that one copy takes it to the device."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.layout import LayerKV
+from espalier.kernels.triton.attention import DevicePlan
+from espalier.kernels.triton.plan import FIELDS, AttentionPlan
+
+
+class Room(NamedTuple):
+    """How much of everything a packed step has room for."""
+
+    tokens: int
+    narrow: int
+    wide: int
+    rows: int
+    partials: int
+    table_entries: int
+
+    def holds(self, other: "Room") -> bool:
+        """Whether there is room for all of another."""
+        return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
+
+
+class StepTokens(NamedTuple):
+    """A step on the host.
+
+    Attributes:
+        token_ids: int `[T]`.
+        positions: int `[T]`.
+        places: int64 `[T]`, where each token's first head lies in its layer's keys, in elements; -1 if it is not
+            written.
+        tables: int32 `[S, blocks]`.
+        plans: of attention, one for each window that layers have.
+    """
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    places: np.ndarray
+    tables: np.ndarray
+    plans: Sequence[AttentionPlan]
+
+    @property
+    def room(self) -> Room:
+        """The room it needs."""
+        needs = [Room(0, len(p.narrow), len(p.wide), len(p.rows), p.partials, 0) for p in self.plans]
+        most = Room(*map(max, *needs)) if len(needs) > 1 else needs[0]
+        return most._replace(tokens=len(self.token_ids), table_entries=self.tables.size)
+
+
+class DeviceStep:
+    """A step on the device, in room that it may leave partly unused: tokens beyond its own are not written anywhere.
+
+    Attributes:
+        token_ids: int32 `[tokens]`.
+        positions: int32 `[tokens]`.
+        places: int64 `[tokens]`; see `StepTokens`.
+        tables: int32, block tables, one after the other.
+        plans: one for each window.
+    """
+
+    def __init__(self, room: Room, windows: int, programs: int, device: torch.device) -> None:
+        """Make room on `device` for steps with plans for `windows`; `programs` of each kv head share the items."""
+        self.room = room
+        shapes: list[tuple[int, ...]] = [(2 * room.tokens,), (room.tokens,), (room.tokens,)]
+        of_plan = [(4,), (room.narrow, FIELDS), (room.wide, FIELDS), (room.rows,), (room.tokens + 1,), (room.partials,)]
+        shapes += of_plan * windows
+        shapes.append((room.table_entries,))
+        self._starts = np.cumsum([0, *(-(-int(np.prod(shape)) // 4) * 4 for shape in shapes)]).tolist()
+        pinned = device.type == "cuda"
+        # Two, for the copy of the step before may still wait for its turn on the device.
+        self._hosts = [torch.zeros(self._starts[-1], dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._device = torch.zeros(self._starts[-1], dtype=torch.int32, device=device)
+        views = [
+            self._device[start : start + int(np.prod(shape))].view(shape)
+            for start, shape in zip(self._starts, shapes, strict=False)
+        ]
+        self.places, self.token_ids, self.positions = views[0].view(torch.int64), views[1], views[2]
+        self.places.fill_(-1)
+        self.tables = views[-1]
+        size = len(of_plan)
+        self.plans = [
+            DevicePlan(narrow, wide, sizes, rows, merge_starts, merges, room.partials, programs)
+            for sizes, narrow, wide, rows, merge_starts, merges in (
+                views[3 + size * index : 3 + size * (index + 1)] for index in range(windows)
+            )
+        ]
+
+    def load(self, step: StepTokens) -> None:
+        """Copy a step to the device; it must fit in the room."""
+        tokens, room = len(step.token_ids), self.room
+        places = np.full(room.tokens, -1, np.int64)
+        places[:tokens] = step.places
+        sections = [places.view(np.int32), step.token_ids, step.positions]
+        for plan in step.plans:
+            sizes = np.array([len(plan.narrow), step.tables.shape[1], len(plan.wide), step.tables.shape[1]], np.int32)
+            ends = np.full(room.tokens + 1, plan.merge_starts[-1], np.int32)  # tokens beyond the step's merge nothing
+            ends[: tokens + 1] = plan.merge_starts[: tokens + 1]
+            sections += [sizes, plan.narrow, plan.wide, plan.rows, ends, plan.merges]
+        sections.append(step.tables)
+        host = self._hosts[0]
+        self._hosts.reverse()
+        used, array = 0, host.numpy()
+        for start, section in zip(self._starts, sections, strict=False):
+            used = start + section.size
+            array[start:used] = section.reshape(-1)
+        self._device[:used].copy_(host[:used], non_blocking=True)
+
+
+def places_of(batch: AttentionBatch, layer_kv: LayerKV, tokens: int) -> np.ndarray:
+    """Int64 `[T]`: where each token's first head lies in its layer's keys, in elements; -1 if it is not written."""
+    slab_stride, slot_stride, token_stride = layer_kv.keys.stride()[:3]
+    written = (
+        batch.write_slabs.numpy() * slab_stride
+        + batch.write_slots.numpy() * slot_stride
+        + batch.write_offsets.numpy() * token_stride
+    )
+    if batch.write_rows is None:
+        return written
+    places = np.full(tokens, -1, np.int64)
+    places[batch.write_rows.numpy()] = written
+    return places
