@@ -1,6 +1,6 @@
 """One step's tokens, described once for the operations of every layer."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -35,9 +35,6 @@ class AttentionBatch:
 
     def to(self, device: torch.device) -> "AttentionBatch":
         """The same on a device."""
-        return AttentionBatch(
-            *(
-                tensor if tensor is None else tensor.to(device, non_blocking=True)
-                for tensor in (getattr(self, field.name) for field in fields(self))
-            )
-        )
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items() if tensor is not None}
+        return replace(self, **moved)

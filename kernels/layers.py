@@ -95,8 +95,7 @@ class Layers(Protocol):
         ...
 
     def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:
-        """Do once, before the first step over this KV pool, what would hold up the first steps."""
-        ...
+        """Do once, before the first step over this KV pool, what would hold up the first steps: nothing, usually."""
 
     def forward(
         self,
@@ -124,7 +123,7 @@ class Layers(Protocol):
         ...
 
 
-class TorchLayers:
+class TorchLayers(Layers):
     """`Layers` in plain torch, operation by operation, for any device and dtype."""
 
     def __init__(
@@ -147,9 +146,6 @@ class TorchLayers:
     def weights(self, index: int) -> LayerWeights:
         """See `Layers`."""
         return self._layers[index]
-
-    def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:
-        """See `Layers`."""
 
     def forward(
         self,

@@ -34,7 +34,7 @@ from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.spans import Geometry, Spans, find_spans, geometry_of
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
-from espalier.kernels.layers import LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import LayerKV
 
 _PHASES = 9
@@ -375,7 +375,7 @@ def _forward(
     barrier(counters, phase, few)
 
 
-class CpuLayers:
+class CpuLayers(Layers):
     """`Layers` for float32 on CPU.
 
     Attributes:
@@ -423,9 +423,6 @@ class CpuLayers:
             query_norm=packed.head_norms[0] if len(packed.head_norms) else None,
             key_norm=packed.head_norms[1] if len(packed.head_norms) else None,
         )
-
-    def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:
-        """See `Layers`."""
 
     def forward(
         self,

@@ -1,5 +1,8 @@
 """What happens between the product of q, k and v and attention, in one pass, and copies of whole blocks."""
 
+# pyright: reportArgumentType=false
+# (within kernels, numbers and tensors have Triton's types, which are not those of Python)
+
 import torch
 import triton
 import triton.language as tl

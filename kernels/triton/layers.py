@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layers import LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import rotary_table
@@ -23,7 +23,7 @@ PrepareLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 _PROGRAMS_PER_PROCESSOR = 4
 
 
-class TritonLayers:
+class TritonLayers(Layers):
     """See `kernels.layers.Layers`. What a step says of its tokens goes to the device in one copy."""
 
     def __init__(

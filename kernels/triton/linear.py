@@ -1,5 +1,8 @@
 """Products whose rows have the same bits in any batch: every output is summed in one fixed order."""
 
+# pyright: reportArgumentType=false
+# (within kernels, numbers and tensors have Triton's types, which are not those of Python)
+
 import torch
 import triton
 import triton.language as tl

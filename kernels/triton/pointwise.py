@@ -1,5 +1,8 @@
 """Norms with their residual, and the MLP's gate: one pass over memory each."""
 
+# pyright: reportArgumentType=false
+# (within kernels, numbers and tensors have Triton's types, which are not those of Python)
+
 import torch
 import triton
 import triton.language as tl

@@ -1,5 +1,8 @@
 """Filters and draws over any vocabulary, without a sort and without waiting for the device."""
 
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
+# (within kernels, numbers and tensors have Triton's types, which are not those of Python)
+
 import torch
 import triton
 import triton.language as tl
