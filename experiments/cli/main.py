@@ -36,7 +36,7 @@ app = typer.Typer(
 
 app.add_typer(models_app, name="models")
 
-_SHOWCASE = 74
+_SHOWCASE = 4
 """Index in the demo benchmark of the default problem of `espalier solve`.
 
 Beam search solves it; greedy decoding and a majority of 16 do not.

@@ -99,9 +99,12 @@ def write_summary(work_dir: Path, seed: int, pair: Path) -> None:
     path = pair / "training.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     stages = {name: stage for name, stage in before.get("stages", {}).items() if name in (*PHASES, *STAGES)}
-    for progress_path in (path for name in (*PHASES, *STAGES) if (path := work_dir / f"{name}.json").exists()):
+    for name in (*PHASES, *STAGES):
+        progress_path = work_dir / f"{name}.json"
+        if not progress_path.exists():
+            continue
         progress = json.loads(progress_path.read_text(encoding="utf-8"))
-        stages[progress_path.stem] = {
+        stages[name] = {
             "steps": progress["step"],
             "tokens": progress["tokens"],
             "minutes": round(progress["seconds"] / 60, 1),
