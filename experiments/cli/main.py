@@ -377,7 +377,7 @@ def _warn_of_unknown(problem: str, generator: str) -> None:
 
     if unknown := not_taught(problem):
         typer.echo(
-            f"warning: the bundled generator reads {DOMAIN}; it was never taught {' or '.join(unknown)}. Its answer is "
+            f"warning: the bundled generator reads {DOMAIN}; it was hardly or never taught {' or '.join(unknown)}. Its answer is "
             "likely to be wrong; use --generator for another model",
             err=True,
         )

@@ -1,4 +1,4 @@
-"""What the bundled generator was taught to read, and what of a problem is none of it."""
+"""What the bundled generator was taught to read, and what of a problem is not of it."""
 
 import re
 
@@ -10,7 +10,8 @@ DOMAIN = (
     "(b), (c), as in the demo benchmark"
 )
 """In a few words."""
-_LARGEST = max(TRAINING_OPERANDS)
+_SMALLEST, _LARGEST = 10, max(TRAINING_OPERANDS)
+"""Of the numbers: the recipe draws few with one digit, and the pair is weak at them."""
 _SHOWN = 5
 """Words that are named at most."""
 
@@ -41,7 +42,7 @@ _WORDS = {
 
 
 def not_taught(problem: str) -> list[str]:
-    """What the generator was never taught of a problem, in words; empty where it was taught to read all of it."""
+    """What the generator was hardly or never taught of a problem, in words; empty where it can read all of it."""
     words = dict.fromkeys(re.findall(r"[^\W\d_]+", _LETTER.sub("", problem)))
     if unknown := [word for word in words if word.lower() not in _WORDS]:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
@@ -60,6 +61,8 @@ def not_taught(problem: str) -> list[str]:
     operations = len(sentences) - 2
     if not found and not MIN_OPERATIONS <= operations <= MAX_OPERATIONS:
         found.append(f"problems of {operations} operation{'s' if operations != 1 else ''}")
+    if small := [number for number in re.findall(r"\d+", problem) if int(number) < _SMALLEST]:
+        found.append(f"numbers such as {small[0]}, for few are below {_SMALLEST}")
     if large := [number for number in re.findall(r"\d+", problem) if int(number) > _LARGEST]:
         found.append(f"numbers such as {large[0]}, for the largest is {_LARGEST}")
     return found

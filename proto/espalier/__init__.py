@@ -2,7 +2,7 @@
 
     from espalier import Solver
 
-    problem = "Tom has 12 coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?"
+    problem = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?"
     with Solver() as solver:
         print(solver.solve(problem).answer)
 

@@ -20,16 +20,16 @@ SERVER = "127.0.0.1:50051"
 
 RUN: dict[str, list[str]] = {
     ".venv/bin/espalier doctor": [],
-    'espalier solve "Tom starts with 38 coins. (a) He finds 47 more. (b) He gives away 12. '
+    'espalier solve "Tom starts with 63 coins. (a) He finds 58 more. (b) He gives away 35. '
     'How many coins does Tom have now?" -N 4 -M 4': [],
     "espalier eval --benchmark demo --algorithm best-of-n -N 16 --limit 50 --out runs/best": ["--limit", "2"],
-    "espalier sweep -N 1,2,4 -M 1,2,4 --benchmark demo --limit 20 --out runs/sweep": ["--limit", "1"],
+    "espalier sweep -N 1,2,4 -M 1,2,4 --benchmark demo --limit 60 --out runs/sweep": ["--limit", "1"],
 }
 """Commands of the first page that are run as they stand, and what is added for fewer problems."""
 
 SERVED = {
     "espalier serve --port 50051 &",
-    f'espalier solve --endpoint {SERVER} "Tom has 12 coins. (a) He finds 3 more. (b) He loses 4. '
+    f'espalier solve --endpoint {SERVER} "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. '
     'How many coins does he have now?" --json',
 }
 """Those that are run together, on a free port."""

@@ -13,7 +13,7 @@ from espalier.search.result import Event, Finished, Started
 from espalier.search.run.search import RunningSearch
 
 PROBLEMS = [
-    f"Tom has {n} coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?" for n in (12, 25, 31)
+    f"Tom has {n} coins. (a) He finds 31 more. (b) He loses 14. How many coins does he have now?" for n in (25, 31, 46)
 ]
 SMALL = {"beam_width": 2, "expansion": 2, "max_step_tokens": 32}
 
@@ -32,7 +32,7 @@ def drained(solver: Solver) -> Iterator[None]:
 
 
 def test_one_problem_is_solved_by_the_bundled_pair(solver: Solver) -> None:
-    assert solver.solve(PROBLEMS[0], **SMALL).answer == "11"
+    assert solver.solve(PROBLEMS[0], **SMALL).answer == "42"
 
 
 def test_many_problems_come_back_in_order_and_as_each_alone(solver: Solver) -> None:
@@ -80,7 +80,7 @@ def test_a_wrong_field_is_named(solver: Solver, fields: dict[str, object], named
 def test_one_bad_problem_of_many_starts_none_and_the_solver_goes_on(solver: Solver) -> None:
     with pytest.raises(InvalidRequestError, match="problem"):
         solver.solve_many([PROBLEMS[0], " "], **SMALL)
-    assert solver.solve(PROBLEMS[0], **SMALL).answer == "11"
+    assert solver.solve(PROBLEMS[0], **SMALL).answer == "42"
 
 
 def test_an_error_of_the_callers_progress_ends_the_call_and_the_solver_goes_on(solver: Solver) -> None:
@@ -89,7 +89,7 @@ def test_an_error_of_the_callers_progress_ends_the_call_and_the_solver_goes_on(s
 
     with pytest.raises(LookupError):
         solver.solve_many(PROBLEMS, on_progress=fail, **SMALL)
-    assert solver.solve(PROBLEMS[0], **SMALL).answer == "11"
+    assert solver.solve(PROBLEMS[0], **SMALL).answer == "42"
 
 
 def test_an_error_of_the_callers_on_event_comes_out_as_it_is(solver: Solver) -> None:
@@ -120,7 +120,7 @@ def test_without_a_verifier_a_search_that_needs_one_is_refused() -> None:
     with Solver(verifier="", kv_memory=2**26, threads=1) as solver:
         with pytest.raises(InvalidRequestError, match="verifier"):
             solver.solve(PROBLEMS[0], **SMALL)
-        assert solver.solve(PROBLEMS[0], algorithm="majority", beam_width=2).answer == "11"
+        assert solver.solve(PROBLEMS[0], algorithm="majority", beam_width=2).answer == "42"
 
 
 def test_a_closed_solver_says_so_and_may_be_closed_again() -> None:

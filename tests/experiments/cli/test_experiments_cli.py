@@ -20,7 +20,7 @@ from espalier.search.run.load import RuntimeSettings
 
 HEAVY = ("torch", "numpy", "transformers", "grpc", "matplotlib", "numba", "tokenizers", "math_verify", "sympy")
 EVAL = ("eval", "--algorithm", "majority", "-N", 2, "--limit", 2)
-SOLVE = ("solve", "Tom has 12 coins. (a) He finds 3 more. (b) He loses 5. How many coins does he have now?")
+SOLVE = ("solve", "Tom has 38 coins. (a) He finds 47 more. (b) He loses 25. How many coins does he have now?")
 
 
 def words(text: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from espalier.engine.models.decoder import Decoder
 from espalier.search.algorithms.independent import IndependentPaths
 
-SOLVE = ("solve", "Tom has 12 coins. (a) He finds 3 more. (b) He loses 5. How many coins does he have now?")
+SOLVE = ("solve", "Tom has 38 coins. (a) He finds 47 more. (b) He loses 25. How many coins does he have now?")
 EVAL = ("eval", "--algorithm", "majority", "-N", 2, "--limit", 2, "--answer-equivalence", "exact-match")
 SWEEP = ("sweep", "-N", 1, "-M", 2, "--limit", 2)
 

@@ -17,7 +17,7 @@ from espalier.experiments.cli import loading
 from espalier.experiments.cli.loading import bytes_progress
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
-SOLVE = ("solve", "Tom has 12 coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?", "--json")
+SOLVE = ("solve", "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?", "--json")
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ def test_inspect_shows_the_dtype_that_would_run_unless_a_flag_names_another(espa
         (found,) = document["checkpoints"]
         return found["dtype"], found["kv_bytes_per_token"]
 
-    assert shown("--device", "cpu") == ("float32", 5120)
-    assert shown("--device", "cpu", "--dtype", "bfloat16") == ("bfloat16", 2560)
+    assert shown("--device", "cpu") == ("float32", 3072)
+    assert shown("--device", "cpu", "--dtype", "bfloat16") == ("bfloat16", 1536)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert shown() == ("bfloat16", 2560)
+    assert shown() == ("bfloat16", 1536)
 
 
 def test_swapped_roles_are_one_short_line_with_the_flags(espalier):

@@ -18,7 +18,7 @@ from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import CandidateDone, Finished, Started, StepDone
 
 PATIENCE = 60.0
-PROBLEM = "Tom has 12 coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?"
+PROBLEM = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?"
 
 
 class Service:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 from itertools import islice
 
 import pytest
@@ -85,10 +86,12 @@ def test_the_bundled_checkpoints_are_the_ones_their_training_summary_describes(f
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 20_000_000
 
 
-def test_the_generator_was_taught_to_read_all_of_the_task() -> None:
+def test_the_generator_was_taught_to_read_all_of_the_task_and_few_small_numbers() -> None:
     texts = [problem.text for problem in islice(training_problems(random.Random(6)), 500)]
     texts += [problem.problem for problem in load_benchmark("demo")]
-    assert not any(map(not_taught, texts))
+    unknown = [found for text in texts if (found := not_taught(text))]
+    assert len(unknown) < 0.1 * len(texts)
+    assert all(re.fullmatch(r"numbers such as \d, for few are below 10", *found) for found in unknown)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +112,7 @@ def test_the_generator_was_taught_to_read_all_of_the_task() -> None:
         ("Tom has 3 coins. He gets 4 more. He loses 2. How many coins does Tom have now?", "not lettered"),
         ("Tom has 3 coins. (a) He gets 4 more. (c) He loses 2. How many coins does Tom have now?", "not lettered"),
         ("Tom has 3 coins. (a) He gets 40000 more. (b) He loses 2. How many coins does Tom have now?", "40000"),
+        ("Tom has 30 coins. (a) He gets 4 more. (b) He loses 20. How many coins does Tom have now?", "4, for few"),
         ("2+2", 'the sentence "2+2"'),
     ],
 )

@@ -22,7 +22,7 @@ from espalier.search.service.settings import ServerSettings
 MOST_MODULES = 60
 FIRST, SECOND = (
     SearchRequest(
-        f"Tom has {n} coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?",
+        f"Tom has {n} coins. (a) He finds 31 more. (b) He loses 14. How many coins does he have now?",
         beam_width=2,
         expansion=2,
     )
