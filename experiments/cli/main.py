@@ -377,8 +377,8 @@ def _warn_of_unknown(problem: str, generator: str) -> None:
 
     if unknown := not_taught(problem):
         typer.echo(
-            f"warning: the bundled generator reads {DOMAIN}; it was hardly or never taught {' or '.join(unknown)}. Its answer is "
-            "likely to be wrong; use --generator for another model",
+            f"warning: the bundled generator reads {DOMAIN}; it was hardly or never taught {' or '.join(unknown)}. "
+            "Its answer is likely to be wrong; use --generator for another model",
             err=True,
         )
 
