@@ -73,8 +73,12 @@ class Backend(Protocol):
         ...
 
 
-def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Backend:
-    """The fastest backend for models of `dtype` on `device`; nothing else chooses between backends."""
+def choose_backend(device: torch.device | str, dtype: torch.dtype, batch_invariant: bool = False) -> Backend:
+    """The fastest backend for models of `dtype` on `device`; nothing else chooses between backends.
+
+    Raises:
+        ValueError: when rows are to be independent of their batch (`batch_invariant`), and no backend's are.
+    """
     if torch.device(device).type == "cpu" and dtype == torch.float32:
         from espalier.kernels.cpu.backend import CpuBackend  # numba takes half a second to import
 
@@ -85,5 +89,7 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype) -> Backend:
         from espalier.kernels.triton.recording import GraphRecorder
 
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        return TritonBackend(Costs(processors), GraphRecorder())
+        return TritonBackend(Costs(processors), GraphRecorder(), batch_invariant=batch_invariant)
+    if batch_invariant:
+        raise ValueError(f"no backend for {dtype} on {device} computes a row alike in any batch")
     return TorchBackend()

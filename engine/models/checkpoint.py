@@ -32,6 +32,7 @@ class Checkpoint:
         config: `config.json` as it stands.
         tensors: shape and place of every tensor in the weight files, by name; empty with `LoadFormat.DUMMY`.
         quantization: how the decoder's weights are to be kept.
+        batch_invariant: whether a request must have the same bits in any batch.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Checkpoint:
         load_format: LoadFormat = LoadFormat.AUTO,
         quantization: Quantization = Quantization.NONE,
         on_bytes: Callable[[int], None] | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         """Open `folder`, reading names and shapes from every weight file, and no tensor.
 
@@ -48,6 +50,7 @@ class Checkpoint:
             load_format: which files to read.
             quantization: how to keep the decoder's weights.
             on_bytes: called with the size of each tensor once it is read or ignored; the sizes add up to `nbytes`.
+            batch_invariant: whether a request must have the same bits in any batch, on every device.
 
         Raises:
             CheckpointError: when its configuration or weights are missing or unreadable.
@@ -55,6 +58,7 @@ class Checkpoint:
         self.folder = folder
         self.config = self._read_json("config.json")
         self.quantization = quantization
+        self.batch_invariant = batch_invariant
         self.load_format = load_format
         self._on_bytes = on_bytes
         self._open: dict[Path, WeightFile] = {}

@@ -2,6 +2,7 @@
 
 import torch
 
+from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.quantization import make_quantizer, stored_bytes
@@ -65,7 +66,10 @@ def load_decoder(
     Raises:
         CheckpointError: when a tensor is missing or has another shape than `config` says, or it cannot be quantised.
     """
-    backend = choose_backend(device, dtype)
+    try:
+        backend = choose_backend(device, dtype, checkpoint.batch_invariant)
+    except ValueError as error:
+        raise CheckpointError(f"--batch-invariant: {error}") from error
     quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
     weight_bytes = 0
     prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""

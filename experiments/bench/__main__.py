@@ -124,6 +124,35 @@ def gpu_kernels(json_path: JsonPath = None) -> None:
 
 
 @app.command()
+def gpu(
+    model: Annotated[
+        str | None, typer.Option(help="Only compute the floor on paper, for a100, h100 or h200; needs no GPU.")
+    ] = None,
+    beam_width: Annotated[int, typer.Option("-N", min=1, help="Beam width N.")] = 16,
+    expansion: Annotated[int, typer.Option("-M", min=1, help="Expansion M.")] = 4,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a problem.")] = 200,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a solution.")] = 10,
+    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 50,
+    json_path: JsonPath = None,
+) -> None:
+    """Decode steps and searches on a GPU at real sizes, against the time that bytes and products alone take."""
+    from espalier.experiments.bench.gpu_floor import CARDS, search_rows, step_rows
+    from espalier.experiments.bench.model_shapes import MODELS, PAIRS
+    from espalier.experiments.bench.report import publish
+
+    if model not in CARDS:
+        raise typer.BadParameter(f"must be one of {', '.join(CARDS)}", param_hint="--model")
+    card, context = CARDS[model], prompt + steps * step_tokens // 2
+    pairs = [(MODELS[generator], MODELS[verifier]) for generator, verifier in PAIRS]
+    of_steps = [row for pair in pairs for row in step_rows(*pair, card, context, prompt)]
+    publish(f"floor on {model}: steps at {context} tokens, {prompt} of them shared", of_steps, {}, None)
+    paths = beam_width * expansion
+    of_searches = [row for pair in pairs for row in search_rows(*pair, card, paths, prompt, steps, step_tokens)]
+    sizes = f"{prompt} tokens of prompt, {steps} steps of {step_tokens}"
+    publish(f"floor on {model}: beam search, N·M = {paths}, {sizes}", of_searches, {}, json_path)
+
+
+@app.command()
 def accuracy(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Problems of the demo benchmark, levels mixed.")] = 500,
     seed: Annotated[int, typer.Option(help="Seed of all sampling.")] = 0,

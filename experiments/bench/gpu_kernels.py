@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from espalier.experiments.bench.model_shapes import MODELS, ModelShape
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
 from espalier.kernels.triton import attention, cache, linear, pointwise, sampling
 from espalier.kernels.triton.plan import FIELDS, TILE
@@ -29,26 +30,6 @@ _PROCESSOR = {
 _ALIGNED = ("slab_stride", "vocabulary")
 """Numbers that are multiples of 16 in every shape."""
 _BLOCKS_PER_SLAB, _BLOCK_SIZE = 146, 16
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A model's sizes."""
-
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-
-
-SHAPES = {
-    "Qwen2.5-1.5B": Shape(1536, 8960, 12, 2, 128, 151_936),
-    "Qwen2.5-Math-PRM-7B": Shape(3584, 18_944, 28, 4, 128, 152_064),
-    "Llama-3.2-1B": Shape(2048, 8192, 32, 8, 64, 128_256),
-    "Llama-3.1-8B": Shape(4096, 14_336, 32, 8, 128, 128_256),
-}
 
 
 @dataclass(frozen=True)
@@ -74,11 +55,11 @@ class Specialisation:
 
 def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
     """What to call each, the model whose shape it has, and itself."""
-    for model, s in SHAPES.items():
+    for model, s in MODELS.items():
         for tile, windowed in ((attention.NARROW, False), (attention.WIDE, False), (attention.WIDE, True)):
-            if not windowed or model == "Llama-3.1-8B":
+            if not windowed or model == "Llama-3.1-8B-PRM":
                 yield f"attend_items, {tile.rows} rows{', window' * windowed}", model, _attend(s, tile, windowed)
-    s = SHAPES["Qwen2.5-Math-PRM-7B"]
+    s = MODELS["Qwen2.5-Math-PRM-7B"]
     model = "Qwen2.5-Math-PRM-7B"
     bf16, f32, i32, i64 = "*bf16", "*fp32", "*i32", "*i64"
     half = triton.next_power_of_2(s.head_dim // 2)
@@ -170,10 +151,10 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
             multiplies=True,
         ),
     )
-    yield from _sampling(SHAPES["Qwen2.5-1.5B"])
+    yield from _sampling(MODELS["Qwen2.5-1.5B"])
 
 
-def _attend(s: Shape, tile: attention.Tile, windowed: bool) -> Specialisation:
+def _attend(s: ModelShape, tile: attention.Tile, windowed: bool) -> Specialisation:
     return Specialisation(
         attention.attend_items,
         {
@@ -204,7 +185,7 @@ def _attend(s: Shape, tile: attention.Tile, windowed: bool) -> Specialisation:
     )
 
 
-def _sampling(s: Shape) -> Iterator[tuple[str, str, Specialisation]]:
+def _sampling(s: ModelShape) -> Iterator[tuple[str, str, Specialisation]]:
     model = "Qwen2.5-1.5B"
     measured = {"log_masses": "*fp32", "largest": "*fp32", "best": "*i32", "masses": "*fp64", "vocabulary": "i32"}
     given = dict.fromkeys(("logits", "candidates", "temperatures"), "*fp32")

@@ -8,9 +8,8 @@ from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeigh
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear
 from espalier.kernels.torch_backend import TorchBackend
-from espalier.kernels.triton.cache import copy_blocks
+from espalier.kernels.triton.cache import TokenMajorLayout, copy_blocks
 from espalier.kernels.triton.layers import TritonLayers
-from espalier.kernels.triton.layout import TokenMajorLayout
 from espalier.kernels.triton.linear import FixedLinear
 from espalier.kernels.triton.plan import Costs
 from espalier.kernels.triton.recording import Recorder

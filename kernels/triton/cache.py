@@ -3,6 +3,8 @@
 # pyright: reportArgumentType=false
 # (within kernels, numbers and tensors have Triton's types, which are not those of Python)
 
+from typing import ClassVar
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,12 @@ import triton.language as tl
 from espalier.kernels.layout import KVLayout, LayerKV
 
 PORTION = 1024
+
+
+class TokenMajorLayout(KVLayout):
+    """`KVLayout` with keys `[kv head][token][head dim]` like values, so that rows of both are loaded whole."""
+
+    keys_by_token: ClassVar[bool] = True
 
 
 def norm_rotate_write(

@@ -13,7 +13,7 @@ from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import rotary_table
 from espalier.kernels.triton.attention import attend, rows_of_tiles
 from espalier.kernels.triton.cache import norm_rotate_write
-from espalier.kernels.triton.plan import Costs, plan_attention
+from espalier.kernels.triton.plan import Costs, Planner
 from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.recording import LADDER, RecordedStep, Recorder, room_of
 from espalier.kernels.triton.steps import DeviceStep, StepTokens, places_of
@@ -60,6 +60,7 @@ class TritonLayers(Layers):
         self._steps: dict[tuple[int, int], RecordedStep] = {}
         self._windows = list(dict.fromkeys(shape.window(index) for index in range(count)))
         self._device = outer.embedding.device
+        self._planner: Planner | None = None  # once it is known how blocks are cut
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -135,16 +136,11 @@ class TritonLayers(Layers):
         self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kv: LayerKV, batch: AttentionBatch
     ) -> StepTokens:
         """Plan a step's attention, and say where its keys and values go."""
-        _, _, block_size, kv_heads, _ = layer_kv.keys.shape
-        narrow, wide = rows_of_tiles(self._shape.num_heads // kv_heads, fixed=self._chunk is not None)
-        starts, contexts, tables = (
-            tensor.numpy() for tensor in (batch.query_starts, batch.context_lengths, batch.block_tables)
-        )
-        plans = [
-            plan_attention(
-                starts, contexts, tables, block_size, kv_heads, narrow, wide, self._costs, window, self._chunk
-            )
-            for window in self._windows
-        ]
+        if self._planner is None:
+            _, _, block_size, kv_heads, _ = layer_kv.keys.shape
+            tiles = rows_of_tiles(self._shape.num_heads // kv_heads, fixed=self._chunk is not None)
+            self._planner = Planner(block_size, kv_heads, tiles, self._costs, self._windows, self._chunk)
+        tables = batch.block_tables.numpy()
+        plans = self._planner.plan(batch.query_starts.numpy(), batch.context_lengths.numpy(), tables)
         places = places_of(batch, layer_kv, len(token_ids))
         return StepTokens(token_ids.numpy(), positions.numpy(), places, tables, plans)

@@ -6,6 +6,7 @@ summed in the same portions alone and beside siblings. A *work item* is one such
 the step) as fill a tile. Rows with several items have their partial results merged, in the order of positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -125,6 +126,58 @@ def plan_attention(
     # As many portions as keep every processor busy with several; more of them would only cost merging.
     spare = (len(small.narrow) + len(small.wide)) * kv_heads // (_ITEMS_PER_PROCESSOR * costs.processors)
     return small if spare < 2 else best(_SMALLEST_CHUNK << (spare.bit_length() - 1))
+
+
+class Planner:
+    """Plans the steps of one model, and keeps the last plan as long as it holds.
+
+    While the same sequences decode, their blocks before the last stay as they are, so a plan holds for many steps:
+    until a sequence reaches the next portion, or a block is copied.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        kv_heads: int,
+        tiles: tuple[int, int],
+        costs: Costs,
+        windows: Sequence[int | None],
+        chunk: int | None,
+    ) -> None:
+        """Plan for each of `windows`; `tiles` are rows of a narrow and of a wide item; see `plan_attention`."""
+        self._block_size = block_size
+        self._windows = windows
+        self._arguments = block_size, kv_heads, *tiles, costs
+        self._chunk = chunk
+        self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        self._plans: list[AttentionPlan] = []
+
+    def plan(
+        self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: np.ndarray
+    ) -> list[AttentionPlan]:
+        """One plan for each window; arguments as `plan_attention` takes them."""
+        decodes = query_starts[-1] == len(context_lengths)
+        portions = -(-context_lengths // _SMALLEST_CHUNK)
+        if decodes and self._known is not None and self._still_holds(query_starts, portions, block_tables):
+            return self._plans
+        self._plans = [
+            plan_attention(query_starts, context_lengths, block_tables, *self._arguments, window, self._chunk)
+            for window in self._windows
+        ]
+        self._known = None
+        if decodes and self._windows == [None]:
+            blocks = -(-context_lengths // self._block_size)
+            columns = np.arange(block_tables.shape[1], dtype=np.int32)
+            self._known = query_starts, portions, np.where(columns < blocks[:, None], block_tables, -1)
+        return self._plans
+
+    def _still_holds(self, starts: np.ndarray, portions: np.ndarray, tables: np.ndarray) -> bool:
+        assert self._known is not None
+        known_starts, known_portions, known_tables = self._known
+        if len(starts) != len(known_starts) or tables.shape[1] < known_tables.shape[1]:
+            return False
+        same = (tables[:, : known_tables.shape[1]] == known_tables) | (known_tables < 0)
+        return bool(same.all()) and np.array_equal(portions, known_portions)
 
 
 @numba.njit(cache=True)

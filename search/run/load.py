@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from espalier.engine.models.checkpoint import Checkpoint
+    from espalier.engine.models.config import DecoderConfig
     from espalier.search.run.orchestrator import Orchestrator
 
 _REFERENCE = "reference"
@@ -83,10 +84,15 @@ class RuntimeSettings:
         int | None,
         Option(
             "Size of the KV pool shared by both models, like 512M or 4G; default: 4G or a quarter of memory on a "
-            "CPU, 80% of a GPU's free memory. Pages are used only as blocks are written.",
+            "CPU, what --gpu-memory-utilization leaves on a GPU. Pages are used only as blocks are written.",
             parse=parse_size,
         ),
     ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        Interval(gt=0, le=1),
+        Option("Share of a GPU's memory to use; what the weights and a step leave of it is the KV pool."),
+    ] = 0.9
     reserved_share: Annotated[
         float,
         Interval(ge=0, le=1),
@@ -102,6 +108,13 @@ class RuntimeSettings:
         Option(
             "Launch one model's batch before processing the results of the other's, to keep a GPU busy. "
             "Answers do not change; no gain on a CPU."
+        ),
+    ] = False
+    batch_invariant: Annotated[
+        bool,
+        Option(
+            "On a GPU: the same text and scores for a request whatever runs beside it; slower. On a CPU in float32 "
+            "this is always so."
         ),
     ] = False
     system_prompt: Annotated[
@@ -179,7 +192,9 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         reference = checkpoints.get(_REFERENCE)
         family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
         models[VERIFIER] = family.model
-    kv_memory = _default_kv_memory(device) if settings.kv_memory is None else settings.kv_memory
+    kv_memory = settings.kv_memory
+    if kv_memory is None:
+        kv_memory = _default_kv_memory(settings, device, dtype, [model.config for model in models.values()])
     engine_settings = EngineSettings(
         kv_memory,
         settings.block_size,
@@ -220,7 +235,7 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     }
     form = settings.load_format
     opened = {
-        role: Checkpoint(locate(name, form, hub), form, quantization, count)
+        role: Checkpoint(locate(name, form, hub), form, quantization, count, settings.batch_invariant)
         for role, (name, quantization) in wanted.items()
         if name
     }
@@ -243,12 +258,20 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _default_kv_memory(device: torch.device) -> int:
+def _default_kv_memory(
+    settings: RuntimeSettings, device: torch.device, dtype: torch.dtype, models: list[DecoderConfig]
+) -> int:
     import torch
 
+    from espalier.engine.memory.device_memory import log, plan_memory
+
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(0.8 * free)
+        free, total = torch.cuda.mem_get_info(device)
+        plan = plan_memory(
+            total, free, settings.gpu_memory_utilization, models, settings.max_batch_tokens, dtype.itemsize
+        )
+        log.info("%s", plan)
+        return plan.kv_pool
     return min(4 * 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
 
 

@@ -6,8 +6,8 @@ import torch
 from paged_batch import PagedProblem, dense_attention, paged_problem, share_leading_blocks
 
 from espalier.kernels.triton.attention import DevicePlan, attend, rows_of_tiles
-from espalier.kernels.triton.layout import TokenMajorLayout
-from espalier.kernels.triton.plan import AttentionPlan, Costs, plan_attention
+from espalier.kernels.triton.cache import TokenMajorLayout
+from espalier.kernels.triton.plan import AttentionPlan, Costs, Planner, plan_attention
 
 SMALL = Costs(processors=1, wide_cost=1.0)
 """A device on which reading less is always faster."""
@@ -172,3 +172,28 @@ def test_chunks_are_small_where_few_rows_must_keep_a_device_busy_and_large_where
 
     assert longest(1) == 256
     assert longest(16) == 2048
+
+
+def test_a_plan_holds_while_the_same_sequences_decode_and_not_beyond_a_portion_or_a_copied_block():
+    planner = Planner(16, 2, rows_of_tiles(2), SMALL, [None], None)
+    contexts = np.array([250, 300, 40], np.int32)
+    tables = np.arange(3 * 32, dtype=np.int32).reshape(3, 32)
+    starts = np.arange(4, dtype=np.int32)
+    plans = planner.plan(starts, contexts, tables)
+    for _ in range(6):
+        contexts = contexts + 1
+        assert planner.plan(starts, contexts, tables.copy()) is plans
+    beyond = planner.plan(starts, contexts + 1, tables)
+    assert beyond is not plans, "257 positions are two portions"
+    assert planner.plan(starts, contexts + 2, tables) is beyond
+    copied = tables.copy()
+    copied[2, 2] = 99
+    other = planner.plan(starts, contexts + 2, copied)
+    assert other is not beyond
+    assert planner.plan(starts[:3], contexts[:2] + 2, copied[:2]) is not other
+
+
+def test_a_plan_with_a_window_is_made_anew_each_step():
+    planner = Planner(16, 2, rows_of_tiles(2), SMALL, [None, 64], None)
+    arguments = np.arange(2, dtype=np.int32), np.array([250], np.int32), np.arange(20, dtype=np.int32)[None]
+    assert planner.plan(*arguments) is not planner.plan(*arguments)

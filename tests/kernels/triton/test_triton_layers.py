@@ -10,7 +10,7 @@ from espalier.engine.models import decoder
 from espalier.kernels.layers import LayerShape
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton.backend import TritonBackend
-from espalier.kernels.triton.layout import TokenMajorLayout
+from espalier.kernels.triton.cache import TokenMajorLayout
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
 from espalier.search.run.load import RuntimeSettings, load_orchestrator

@@ -11,8 +11,7 @@ from espalier.kernels import cache as torch_cache
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_table
-from espalier.kernels.triton.cache import copy_blocks, norm_rotate_write
-from espalier.kernels.triton.layout import TokenMajorLayout
+from espalier.kernels.triton.cache import TokenMajorLayout, copy_blocks, norm_rotate_write
 from espalier.kernels.triton.linear import FixedLinear
 from espalier.kernels.triton.pointwise import add_norm, gated
 from espalier.kernels.triton.steps import places_of

@@ -10,7 +10,7 @@ from espalier.kernels.layers import LayerShape
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton import layers as triton_layers
 from espalier.kernels.triton.backend import TritonBackend
-from espalier.kernels.triton.layout import TokenMajorLayout
+from espalier.kernels.triton.cache import TokenMajorLayout
 from espalier.kernels.triton.plan import Costs
 from espalier.kernels.triton.recording import LADDER, room_of
 
