@@ -38,6 +38,9 @@ test: $(VENV)/.gpu  ## the whole suite but the slow marker, on up to four cores
 test-slow: $(VENV)/.gpu  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow
 
+test-gpu:  ## what needs a GPU, with the Python of the machine
+	TRITON_INTERPRET=0 python -m pytest -m gpu tests/gpu
+
 lint: $(VENV)/.gpu  ## style, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -1,7 +1,5 @@
 """One model on its device: it computes scheduled steps, the only code that runs tensors through a model."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -18,19 +16,53 @@ from espalier.kernels.layout import KVLayout
 _NOTHING = torch.empty(0)
 
 
-@dataclass(frozen=True, slots=True)
 class BatchInFlight:
-    """The results of a step that may still be computing, on the model's device.
+    """The results of a step that may still be computing.
 
-    Attributes:
-        values: float32 `[reads of the head, k]`, for each head that is read.
-        token_ids: int64 `[draws]`.
-        log_probabilities: float32 `[draws]`, under the untempered model.
+    On a GPU one copy to the host is queued behind the step, and `wait` waits for that alone.
     """
 
-    values: list[torch.Tensor]
-    token_ids: torch.Tensor
-    log_probabilities: torch.Tensor
+    def __init__(self, values: list[torch.Tensor], token_ids: torch.Tensor, log_probabilities: torch.Tensor) -> None:
+        """Take results on the model's device.
+
+        Args:
+            values: float32 `[reads of the head, k]`, for each head that is read.
+            token_ids: int64 `[draws]`.
+            log_probabilities: float32 `[draws]`, under the untempered model.
+        """
+        self._results = [token_ids, log_probabilities, *values]
+        self._copied: torch.cuda.Event | None = None
+        devices = {tensor.device for tensor in self._results if tensor.device.type == "cuda"}
+        if devices:
+            self._results, self._copied = _copy_to_host(self._results, devices.pop())
+
+    def wait(self) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        """Wait for the results; returns values, token ids and log-probabilities."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        token_ids, log_probabilities, *values = (tensor.numpy() for tensor in self._results)
+        return values, token_ids, log_probabilities
+
+
+def _copy_to_host(results: list[torch.Tensor], device: torch.device) -> tuple[list[torch.Tensor], torch.cuda.Event]:
+    """Queue one copy of all `results`; returns where they will be on the host, and the event of their arrival."""
+    packed = pack(results)
+    host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
+    host.copy_(packed, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(device))
+    return unpack(host, results), copied
+
+
+def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Tensors as bytes, one after the other, on the device of the last; those of wider elements must come first."""
+    return torch.cat([tensor.to(tensors[-1].device).reshape(-1).view(torch.uint8) for tensor in tensors])
+
+
+def unpack(packed: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of what `pack` made, with the shapes and dtypes of `like`."""
+    parts = packed.split([tensor.nbytes for tensor in like])
+    return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 class ModelRunner:
@@ -74,8 +106,7 @@ class ModelRunner:
             DeviceError: when the batch could not be computed.
         """
         try:
-            values = [tensor.cpu().numpy() for tensor in batch.values]
-            return values, batch.token_ids.cpu().numpy(), batch.log_probabilities.cpu().numpy()
+            return batch.wait()
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
 

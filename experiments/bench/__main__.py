@@ -115,6 +115,19 @@ def pool(
 
 
 @app.command()
+def host(
+    steps: Annotated[int, typer.Option(min=30, help="Decode steps in each repetition.")] = 200,
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 3,
+    json_path: JsonPath = None,
+) -> None:
+    """Host time of a decode step in ms, with the model replaced by nothing; needs triton, and no GPU."""
+    from espalier.experiments.bench.host import run
+    from espalier.experiments.bench.report import publish
+
+    publish("host time of a decode step", *run(steps, repeats), json_path)
+
+
+@app.command()
 def gpu_kernels(json_path: JsonPath = None) -> None:
     """Registers, shared memory, occupancy and instructions of each kernel for GPUs; needs triton, and no GPU."""
     from espalier.experiments.bench.gpu_kernels import run
@@ -128,6 +141,9 @@ def gpu(
     model: Annotated[
         str | None, typer.Option(help="Only compute the floor on paper, for a100, h100 or h200; needs no GPU.")
     ] = None,
+    rehearse: Annotated[
+        bool, typer.Option(help="Run everything with tiny models on the CPU; the figures mean nothing.")
+    ] = False,
     beam_width: Annotated[int, typer.Option("-N", min=1, help="Beam width N.")] = 16,
     expansion: Annotated[int, typer.Option("-M", min=1, help="Expansion M.")] = 4,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of a problem.")] = 200,
@@ -140,6 +156,9 @@ def gpu(
     from espalier.experiments.bench.model_shapes import MODELS, PAIRS
     from espalier.experiments.bench.report import publish
 
+    if model is None:
+        _measure_gpu(rehearse, json_path)
+        return
     if model not in CARDS:
         raise typer.BadParameter(f"must be one of {', '.join(CARDS)}", param_hint="--model")
     card, context = CARDS[model], prompt + steps * step_tokens // 2
@@ -150,6 +169,25 @@ def gpu(
     of_searches = [row for pair in pairs for row in search_rows(*pair, card, paths, prompt, steps, step_tokens)]
     sizes = f"{prompt} tokens of prompt, {steps} steps of {step_tokens}"
     publish(f"floor on {model}: beam search, N·M = {paths}, {sizes}", of_searches, {}, json_path)
+
+
+def _measure_gpu(rehearse: bool, json_path: Path | None) -> None:
+    import torch
+
+    from espalier.experiments.bench.report import publish
+
+    if not rehearse and not torch.cuda.is_available():
+        raise typer.BadParameter("no GPU is available; --model computes the floor on paper", param_hint="gpu")
+    from espalier.experiments.bench.gpu import Bench, attention_rows, search_rows, step_rows
+
+    bench = Bench(rehearse)
+    ceilings = {"copy, GB/s": bench.card.bandwidth / 1e9, "product, TFLOP/s": bench.card.matrix_rate / 1e12}
+    name = "CPU, rehearsed" if rehearse else torch.cuda.get_device_name(0)
+    rows = {"ceilings": [ceilings], "attention": attention_rows(bench), "steps": step_rows(bench)}
+    rows["searches"] = search_rows(bench)
+    for part, found in rows.items():
+        to = json_path.with_name(f"{json_path.stem}-{part}{json_path.suffix}") if json_path else None
+        publish(f"{part} on {name}", found, {}, to)
 
 
 @app.command()

@@ -68,6 +68,8 @@ def plan_attention(
     costs: Costs,
     window: int | None = None,
     chunk: int | None = None,
+    *,
+    share: bool = True,
 ) -> AttentionPlan:
     """Plan the attention of a step over its sequences' blocks.
 
@@ -83,6 +85,7 @@ def plan_attention(
         window: positions that a token sees, its own the last; None for all before it.
         chunk: positions of a portion, a multiple of `TILE` and of the block size; None chooses one that keeps the
             device busy.
+        share: whether blocks may be read once for several sequences.
     """
     blocks = -(-context_lengths // block_size)
     columns = np.arange(block_tables.shape[1], dtype=np.int32)
@@ -114,11 +117,8 @@ def plan_attention(
         return max(together, *(float(some.max()) for some in lengths))
 
     def best(chunk: int) -> AttentionPlan:
-        shared = plan(chunk, True)
-        if len(order) == 1:
-            return shared
         alone = plan(chunk, False)
-        return min(alone, shared, key=seconds)
+        return min(alone, plan(chunk, True), key=seconds) if share and len(order) > 1 else alone
 
     if chunk is not None:
         return best(chunk)

@@ -1,0 +1,278 @@
+"""Kernels, decode steps, scoring and whole searches on a GPU, beside the time that bytes and products alone take.
+
+The weights are random: only sizes count; the vocabulary of searches is the demo's. `rehearse` runs all of it with tiny
+models on a CPU, where figures mean nothing.
+"""
+
+import dataclasses
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from espalier.engine.models.options import LoadFormat
+from espalier.experiments.bench.gpu_floor import Card, decode_seconds, scoring_seconds
+from espalier.experiments.bench.model_shapes import MODELS, PAIRS, ModelShape
+from espalier.experiments.demo import generator_path, verifier_path
+from espalier.kernels.backend import choose_backend
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layout import KVLayout
+from espalier.kernels.rotary import inverse_frequencies
+from espalier.kernels.triton.attention import attend, rows_of_tiles
+from espalier.kernels.triton.backend import TritonBackend
+from espalier.kernels.triton.cache import TokenMajorLayout
+from espalier.kernels.triton.plan import Costs, plan_attention
+from espalier.kernels.triton.steps import DeviceStep, StepTokens
+from espalier.search.request import AnswerEquivalence, SearchRequest
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+
+_BLOCK_SIZE = 16
+_REHEARSED = ModelShape("tiny", 2, 64, 96, 4, 2, 16, 645, 645)
+
+
+class Bench:
+    """One device, and how long things take there."""
+
+    def __init__(self, rehearse: bool) -> None:
+        """Measure the device's ceilings; `rehearse` takes the CPU."""
+        self.rehearse = rehearse
+        self.device = torch.device("cpu" if rehearse else "cuda")
+        self.dtype = torch.float32 if rehearse else torch.bfloat16
+        self.costs = Costs(1 if rehearse else torch.cuda.get_device_properties(0).multi_processor_count)
+        self.repeats = 1 if rehearse else 50
+        size = 2**16 if rehearse else 2**31
+        source = torch.empty(size, dtype=torch.uint8, device=self.device).random_()
+        target = torch.empty_like(source)
+        wide = 64 if rehearse else 8192
+        left, right = (torch.randn(wide, wide, device=self.device, dtype=self.dtype) for _ in range(2))
+        self.card = Card(
+            bandwidth=2 * size / self.seconds(lambda: target.copy_(source)),
+            matrix_rate=2 * wide**3 / self.seconds(lambda: left @ right),
+        )
+
+    def seconds(self, run: Callable[[], object], repeats: int | None = None) -> float:
+        """Median time of a call on the device."""
+        run()
+        times = []
+        for _ in range(repeats or self.repeats):
+            if self.rehearse:
+                start = time.perf_counter()
+                run()
+                times.append(time.perf_counter() - start)
+                continue
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            run()
+            after.record()
+            after.synchronize()
+            times.append(before.elapsed_time(after) / 1e3)
+        return statistics.median(times)
+
+    def layout(self, s: ModelShape, blocks: int) -> tuple[KVLayout, torch.Tensor]:
+        """A layout, and a KV pool of random numbers with that many blocks."""
+        one = TokenMajorLayout(s.layers, s.kv_heads, s.head_dim, _BLOCK_SIZE, self.dtype, 2**62)
+        layout = dataclasses.replace(one, slab_bytes=64 * one.block_bytes)
+        slabs = -(-blocks // 64)
+        pool = torch.empty(slabs * layout.slab_bytes // self.dtype.itemsize, dtype=self.dtype, device=self.device)
+        return layout, pool.normal_().view(torch.uint8)
+
+
+def tables_of(rows: int, context: int, shared: int) -> np.ndarray:
+    """Block tables of `rows` sequences whose first `shared` tokens are the same blocks."""
+    width, common = -(-context // _BLOCK_SIZE), shared // _BLOCK_SIZE
+    tables = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
+    tables[:, :common] = tables[0, :common]
+    return tables
+
+
+def attention_rows(bench: Bench) -> list[dict[str, Any]]:
+    """Attention of one layer in a decode step: bytes a second, of those that must be read, as a share of a copy's."""
+    s = _REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]
+    s = dataclasses.replace(s, layers=1)
+    found = []
+    for name, rows, context, shared, share in (
+        ("no sharing", 64, 2048, 0, True),
+        ("64 children on 4096 tokens, read by each", 64, 4160, 4096, False),
+        ("64 children on 4096 tokens, read once", 64, 4160, 4096, True),
+        ("16 children on 512 tokens, read by each", 16, 576, 512, False),
+        ("16 children on 512 tokens, read once", 16, 576, 512, True),
+        ("one row", 1, 4096, 0, True),
+    ):
+        if bench.rehearse:
+            rows, context, shared = min(rows, 4), context // 16, shared // 16
+        tables = tables_of(rows, context, shared)
+        layout, pool = bench.layout(s, tables.max() + 1)
+        layer_kv = layout.layer_view(pool, 0)
+        starts, contexts = np.arange(rows + 1, dtype=np.int32), np.full(rows, context, np.int32)
+        tiles = rows_of_tiles(s.heads // s.kv_heads)
+        plan = plan_attention(starts, contexts, tables, _BLOCK_SIZE, s.kv_heads, *tiles, bench.costs, share=share)
+        nothing = np.zeros(rows, np.int32)
+        step = StepTokens(nothing, nothing + context - 1, np.full(rows, -1, np.int64), tables, [plan])
+        on_device = DeviceStep(step.room, 1, 4 * bench.costs.processors // s.kv_heads + 1, bench.device)
+        on_device.load(step)
+        query = torch.randn(rows, s.heads, s.head_dim, device=bench.device, dtype=bench.dtype)
+
+        places = on_device.plans[0], on_device.positions, on_device.tables
+        run = partial(attend, query, layer_kv, *places, s.head_dim**-0.5)
+        seconds = bench.seconds(run)
+        needed = (shared + rows * (context - shared)) * s.kv_bytes_per_token
+        found.append(
+            {
+                "attention": name,
+                "us": 1e6 * seconds,
+                "unique GB/s": needed / seconds / 1e9,
+                "share of a copy's %": 100 * needed / seconds / bench.card.bandwidth,
+            }
+        )
+    return found
+
+
+def make_layers(bench: Bench, s: ModelShape) -> Layers:
+    """Random layers of a model's sizes, on the backend that is chosen for the device."""
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, device=bench.device, dtype=bench.dtype) / columns**0.5
+
+    def layer(_: int) -> LayerWeights:
+        heads = (s.heads + 2 * s.kv_heads) * s.head_dim
+        ones = torch.ones(s.hidden, device=bench.device, dtype=bench.dtype)
+        qkv, out = matrix(heads, s.hidden), matrix(s.hidden, s.heads * s.head_dim)
+        return LayerWeights(ones, qkv, None, out, ones, matrix(2 * s.inner, s.hidden), matrix(s.hidden, s.inner))
+
+    shape = LayerShape(s.heads, s.kv_heads, s.head_dim, 1e-6)
+    inverse = inverse_frequencies(s.head_dim, 1e4, None).to(bench.device)
+    outer = OuterWeights(matrix(s.vocabulary, s.hidden), torch.ones_like(layer(0).attention_norm), inverse)
+    backend = TritonBackend(bench.costs) if bench.rehearse else choose_backend(bench.device, bench.dtype)
+    return backend.prepare_layers(s.layers, layer, shape, outer)
+
+
+def batch_of(
+    tables: np.ndarray, context: int, new: int, slots: int
+) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
+    """A step of `new` tokens for each sequence: token ids, positions and the batch."""
+    rows = len(tables)
+    positions = np.tile(np.arange(context - new, context), rows)
+    sequences = np.repeat(np.arange(rows), new)
+    blocks = tables[sequences, positions // _BLOCK_SIZE].astype(np.int64)
+    batch = AttentionBatch(
+        query_starts=torch.arange(rows + 1, dtype=torch.int32) * new,
+        row_sequences=torch.from_numpy(sequences.astype(np.int32)),
+        context_lengths=torch.full((rows,), context, dtype=torch.int32),
+        block_tables=torch.from_numpy(tables),
+        write_slabs=torch.from_numpy(blocks // slots),
+        write_slots=torch.from_numpy(blocks % slots),
+        write_offsets=torch.from_numpy(positions % _BLOCK_SIZE),
+        write_rows=None,
+    )
+    return torch.randint(3, 600, (rows * new,)), torch.from_numpy(positions), batch
+
+
+def step_rows(bench: Bench, context: int = 450, shared: int = 192) -> list[dict[str, Any]]:
+    """Decode steps of generators and scoring by verifiers, whole forward passes, over their floors."""
+    pairs = [(_REHEARSED, _REHEARSED)] if bench.rehearse else [(MODELS[a], MODELS[b]) for a, b in PAIRS]
+    found = []
+    for pair in pairs:
+        for s, new in zip(pair, (1, 50), strict=True):
+            layers = make_layers(bench, s)
+            most = 4 if bench.rehearse else 256 if new == 1 else 64
+            layout, pool = bench.layout(s, tables_of(most, context, shared).max() + 1)
+            layer_kvs = [layout.layer_view(pool, index) for index in range(s.layers)]
+            for rows in (1, 4) if bench.rehearse else (1, 16, 64, 256) if new == 1 else (16, 64):
+                arguments = batch_of(tables_of(rows, context, shared), context, new, layout.blocks_per_slab)
+                ids, positions, batch = arguments
+
+                run = partial(layers.forward, ids, positions, layer_kvs, batch)
+                seconds = bench.seconds(run)
+                body = dataclasses.replace(s, outputs=0)
+                floor = (
+                    decode_seconds(body, bench.card, rows, context, shared)
+                    if new == 1
+                    else scoring_seconds(body, bench.card, rows * new, shared + rows * (context - shared - new))
+                )
+                found.append(
+                    {
+                        "model": s.name,
+                        "rows": rows,
+                        "tokens of each": new,
+                        "ms": 1e3 * seconds,
+                        "tokens/s": rows * new / seconds,
+                        "floor ms": 1e3 * floor,
+                        "over floor": seconds / floor,
+                    }
+                )
+    return found
+
+
+def write_checkpoint(source: Path, target: Path, s: ModelShape) -> None:
+    """A checkpoint without weights: the demo's tokenizer and configuration, with other sizes."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    config |= {
+        "hidden_size": s.hidden,
+        "intermediate_size": s.inner,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_dim,
+        "layer_types": ["full_attention"] * s.layers,
+    }
+    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def search_rows(bench: Bench, steps: int = 8, step_tokens: int = 48) -> list[dict[str, Any]]:
+    """Beam searches of 64 candidates a round with random weights: rounds a second, and how busy the device is."""
+    names = ("tiny", "tiny") if bench.rehearse else PAIRS[0]
+    shapes = [_REHEARSED if name == "tiny" else MODELS[name] for name in names]
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [Path(folder) / role for role in ("generator", "verifier")]
+        for source, target, s in zip((generator_path(), verifier_path()), folders, shapes, strict=True):
+            write_checkpoint(source, target, s)
+        for searches in (1,) if bench.rehearse else (1, 8, 32):
+            for ahead in (False, True):
+                settings = RuntimeSettings(
+                    *map(str, folders),
+                    load_format=LoadFormat.DUMMY,
+                    device=bench.device.type,
+                    launch_ahead=ahead,
+                    kv_memory=2**26 if bench.rehearse else None,
+                    answer_equivalence=AnswerEquivalence.EXACT_MATCH,
+                )
+                orchestrator = load_orchestrator(settings)
+                small = bench.rehearse
+                request = SearchRequest(
+                    "one two three " * 20,
+                    beam_width=2 if small else 16,
+                    expansion=2 if small else 4,
+                    max_steps=2 if small else steps,
+                    max_step_tokens=4 if small else step_tokens,
+                    merge_duplicates=False,
+                )
+                for seed in range(searches):
+                    orchestrator.submit(dataclasses.replace(request, seed=seed))
+                start, results = time.perf_counter(), []
+                while orchestrator.busy:
+                    results += orchestrator.step()
+                seconds = time.perf_counter() - start
+                orchestrator.close()
+                rounds = sum(max((node.depth for node in result.nodes), default=0) for result in results)
+                tokens = sum(r.usage.generator_tokens + r.usage.verifier_tokens for r in results)
+                found.append(
+                    {
+                        "searches": searches,
+                        "launch ahead": ahead,
+                        "rounds/s": rounds / seconds,
+                        "computed tokens/s": tokens / seconds,
+                        "seconds": seconds,
+                    }
+                )
+    return found
