@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 MODULES := $(shell find proto kernels engine prm search experiments -name '*.py' | sort | cksum | cut -d' ' -f1)
 STAMP  := $(VENV)/.installed-$(MODULES)
 
-.PHONY: help demo test test-slow lint proto install clean
+.PHONY: help demo test test-slow test-gpu lint proto install clean
 .DEFAULT_GOAL := demo
 
 help:  ## what there is to make
@@ -25,8 +25,8 @@ $(STAMP): requirements.txt pyproject.toml
 	rm -f $(VENV)/.installed-*
 	touch $(STAMP)
 
-$(VENV)/.gpu: requirements-gpu.txt $(STAMP)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements-gpu.txt
+$(VENV)/.gpu: tests/gpu/requirements.txt $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r tests/gpu/requirements.txt
 	touch $@
 
 demo: $(STAMP)  ## solve one problem by beam search with the bundled models, on CPU
@@ -38,8 +38,8 @@ test: $(VENV)/.gpu  ## the whole suite but the slow marker, on up to four cores
 test-slow: $(VENV)/.gpu  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow
 
-test-gpu:  ## what needs a GPU, with the Python of the machine
-	TRITON_INTERPRET=0 python -m pytest -m gpu tests/gpu
+test-gpu:  ## what needs a GPU: tests and figures, with the machine's own Python
+	tests/gpu/all.sh
 
 lint: $(VENV)/.gpu  ## style, types, layers
 	$(BIN)/ruff check .

@@ -3,26 +3,15 @@
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.config import DecoderConfig
 
 log = logging.getLogger(__name__)
 _LIBRARIES = 256 * 2**20
 """What cuBLAS and recorded steps take besides, in bytes."""
 _MOST_DRAWS = 256
 """Rows of logits that are drawn from at a time, usually at most."""
-
-
-class Sizes(Protocol):
-    """A decoder's sizes, as `engine.models.config.DecoderConfig` has them."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +39,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    total: int, free: int, utilization: float, models: Iterable[Sizes], max_batch_tokens: int, item_bytes: int
+    total: int, free: int, utilization: float, models: Iterable[DecoderConfig], max_batch_tokens: int, item_bytes: int
 ) -> MemoryPlan:
     """Plan a GPU's memory once the weights are loaded.
 
@@ -76,7 +65,7 @@ def plan_memory(
     return plan
 
 
-def _workspace(model: Sizes, tokens: int, item_bytes: int) -> int:
+def _workspace(model: DecoderConfig, tokens: int, item_bytes: int) -> int:
     """Bytes of a layer's intermediate results, of partial results of attention, and of logits in float32."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     of_token = 4 * model.hidden_size + 2 * heads + 3 * model.intermediate_size

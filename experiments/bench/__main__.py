@@ -130,7 +130,7 @@ def host(
 @app.command()
 def gpu_kernels(json_path: JsonPath = None) -> None:
     """Registers, shared memory, occupancy and instructions of each kernel for GPUs; needs triton, and no GPU."""
-    from espalier.experiments.bench.gpu_kernels import run
+    from espalier.experiments.bench.gpu.kernels import run
     from espalier.experiments.bench.report import publish
 
     publish("kernels for GPUs, compiled", *run(), json_path)
@@ -152,8 +152,8 @@ def gpu(
     json_path: JsonPath = None,
 ) -> None:
     """Decode steps and searches on a GPU at real sizes, against the time that bytes and products alone take."""
-    from espalier.experiments.bench.gpu_floor import CARDS, search_rows, step_rows
-    from espalier.experiments.bench.model_shapes import MODELS, PAIRS
+    from espalier.experiments.bench.gpu.floor import CARDS, search_rows, step_rows
+    from espalier.experiments.bench.gpu.shapes import MODELS, PAIRS
     from espalier.experiments.bench.report import publish
 
     if model is None:
@@ -178,7 +178,7 @@ def _measure_gpu(rehearse: bool, json_path: Path | None) -> None:
 
     if not rehearse and not torch.cuda.is_available():
         raise typer.BadParameter("no GPU is available; --model computes the floor on paper", param_hint="gpu")
-    from espalier.experiments.bench.gpu import Bench, attention_rows, search_rows, step_rows
+    from espalier.experiments.bench.gpu.measured import Bench, attention_rows, search_rows, step_rows
 
     bench = Bench(rehearse)
     ceilings = {"copy, GB/s": bench.card.bandwidth / 1e9, "product, TFLOP/s": bench.card.matrix_rate / 1e12}

@@ -17,7 +17,7 @@ from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.kernels.backend import Backend
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu.backend import CpuBackend
-from espalier.kernels.layers import Layers
+from espalier.kernels.layers import Layers, LayerWeights
 from espalier.kernels.layout import LayerKV
 
 ROWS = (1, 64, 256)
@@ -30,6 +30,13 @@ class _NoLayers(Layers):
     def __init__(self, layers: Layers) -> None:
         self.outer = layers.outer
         self._hidden = torch.zeros(4096, layers.outer.embedding.shape[1])
+
+    def __len__(self) -> int:
+        return 0
+
+    def weights(self, index: int) -> LayerWeights:
+        """None are kept."""
+        raise IndexError(index)
 
     def forward(
         self,

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 _OPTIONAL = {
+    "triton": "kernels for GPUs; without it attention there is plain torch, and slow: pip install 'espalier[gpu]'",
     "torchao": "for int8 and int4 weights: pip install 'espalier[quantization]'",
     "triton": "not used yet: attention on a GPU runs in plain torch",
     "ray": "not used yet: evaluation runs on one machine",

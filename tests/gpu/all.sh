@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one go and from source: correctness, then figures as JSON in the folder given.
-# `gpu_all.sh FOLDER --rehearse` runs the same on a CPU, in Triton's interpreter.
+# `all.sh FOLDER --rehearse` runs the same on a CPU, in Triton's interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=$(mkdir -p "${1:-experiments/results}" && cd "${1:-experiments/results}" && pwd)

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from espalier.engine.models.options import LoadFormat
-from espalier.experiments.bench.gpu_floor import Card, decode_seconds, scoring_seconds
-from espalier.experiments.bench.model_shapes import MODELS, PAIRS, ModelShape
+from espalier.experiments.bench.gpu.floor import Card, decode_seconds, scoring_seconds
+from espalier.experiments.bench.gpu.shapes import MODELS, PAIRS, ModelShape
 from espalier.experiments.demo import generator_path, verifier_path
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.batch import AttentionBatch
@@ -240,7 +240,8 @@ def search_rows(bench: Bench, steps: int = 8, step_tokens: int = 48) -> list[dic
         for searches in (1,) if bench.rehearse else (1, 8, 32):
             for ahead in (False, True):
                 settings = RuntimeSettings(
-                    *map(str, folders),
+                    generator=str(folders[0]),
+                    verifier=str(folders[1]),
                     load_format=LoadFormat.DUMMY,
                     device=bench.device.type,
                     launch_ahead=ahead,

@@ -7,7 +7,7 @@ verifier's step multiplies. What a step takes beyond this is what software adds.
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.experiments.bench.model_shapes import ModelShape
+from espalier.experiments.bench.gpu.shapes import ModelShape
 
 KERNELS_OF_A_LAYER = 10
 """Norms, products, rotation, two widths of attention and their merge, gate."""

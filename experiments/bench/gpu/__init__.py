@@ -1,0 +1,1 @@
+"""Figures of kernels and steps for GPUs: compiled, on paper, and measured."""
