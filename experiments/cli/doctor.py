@@ -16,7 +16,6 @@ import typer
 _OPTIONAL = {
     "triton": "kernels for GPUs; without it attention there is plain torch, and slow: pip install 'espalier[gpu]'",
     "torchao": "for int8 and int4 weights: pip install 'espalier[quantization]'",
-    "triton": "not used yet: attention on a GPU runs in plain torch",
     "ray": "not used yet: evaluation runs on one machine",
 }
 
