@@ -7,6 +7,7 @@ import torch
 from layer_steps import LAYERS, make_step, random_layer, random_outer
 
 from espalier.engine.models import decoder
+from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.kernels.layers import LayerShape
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton.backend import TritonBackend
@@ -16,7 +17,7 @@ from espalier.search.result import SearchResult
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 SEQUENCES = [(40, 40), (7, 1), (65, 1), (33, 9), (1, 1)]
-PROBLEM = "Tom has 12 coins. (a) He finds 3 more. (b) He loses 4. How many coins does he have now?"
+PROBLEM = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?"
 
 
 @pytest.mark.parametrize("windows", [(), (4, None, 33)], ids=str)
@@ -74,7 +75,19 @@ def solve(request: SearchRequest) -> SearchResult:
 
 
 def test_a_search_is_the_same_as_on_the_backend_for_cpus(monkeypatch: pytest.MonkeyPatch):
-    request = SearchRequest(problem=PROBLEM, beam_width=2, expansion=2, seed=3)
+    compare(SearchRequest(problem=PROBLEM, beam_width=2, expansion=2, seed=3), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(8))
+def test_beam_searches_of_the_benchmark_are_the_same_as_on_the_backend_for_cpus(
+    index: int, monkeypatch: pytest.MonkeyPatch
+):
+    compare(SearchRequest(problem=load_benchmark("demo")[index].problem), monkeypatch)
+
+
+def compare(request: SearchRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers, texts and scores on both backends."""
     expected = solve(request)
     monkeypatch.setattr(decoder, "choose_backend", lambda *_: TritonBackend())
     found = solve(request)
