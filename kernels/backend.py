@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
@@ -66,6 +67,10 @@ class Backend(Protocol):
         self, logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Float32 `[B, vocabulary]` to token ids and log-probabilities `[B]`; see `kernels.sampling.draw_tokens`."""
+        ...
+
+    def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
+        """Start to bring a step's results to the host; returns what waits for them. Wider elements come first."""
         ...
 
     def set_threads(self, count: int | None) -> None:

@@ -157,9 +157,7 @@ class TorchLayers(Layers):
         """See `Layers`."""
         eps, outer = self._shape.norm_eps, self.outer
         device = outer.embedding.device
-        if device.type != "cpu":
-            token_ids, positions = token_ids.to(device, non_blocking=True), positions.to(device, non_blocking=True)
-            batch = batch.to(device)
+        token_ids, positions, batch = token_ids.to(device), positions.to(device), batch.to(device)
         cos, sin = rotary_table(outer.inverse_frequencies, positions, outer.attention_factor)
         hidden = F.embedding(token_ids, outer.embedding)  # [T, hidden]
         attend = self._prepare_attention(layer_kvs[0], batch, self._shape.num_heads)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from espalier.kernels.attention import Attend, GatheredAttention
@@ -35,6 +36,10 @@ class TorchBackend:
 
     def quantized_packer(self) -> None:
         """See `Backend`."""
+
+    def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
+        """See `Backend`."""
+        return lambda: [tensor.cpu().numpy() for tensor in results]
 
     copy_blocks = staticmethod(copy_blocks)
     filter_logits = staticmethod(filter_logits)

@@ -1,5 +1,8 @@
 """One model on its device: it computes scheduled steps, the only code that runs tensors through a model."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -16,53 +19,10 @@ from espalier.kernels.layout import KVLayout
 _NOTHING = torch.empty(0)
 
 
-class BatchInFlight:
-    """The results of a step that may still be computing.
+class BatchInFlight(NamedTuple):
+    """A step that may still be computing: waits for its token ids, log-probabilities and read values, as arrays."""
 
-    On a GPU one copy to the host is queued behind the step, and `wait` waits for that alone.
-    """
-
-    def __init__(self, values: list[torch.Tensor], token_ids: torch.Tensor, log_probabilities: torch.Tensor) -> None:
-        """Take results on the model's device.
-
-        Args:
-            values: float32 `[reads of the head, k]`, for each head that is read.
-            token_ids: int64 `[draws]`.
-            log_probabilities: float32 `[draws]`, under the untempered model.
-        """
-        self._results = [token_ids, log_probabilities, *values]
-        self._copied: torch.cuda.Event | None = None
-        devices = {tensor.device for tensor in self._results if tensor.device.type == "cuda"}
-        if devices:
-            self._results, self._copied = _copy_to_host(self._results, devices.pop())
-
-    def wait(self) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-        """Wait for the results; returns values, token ids and log-probabilities."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        token_ids, log_probabilities, *values = (tensor.numpy() for tensor in self._results)
-        return values, token_ids, log_probabilities
-
-
-def _copy_to_host(results: list[torch.Tensor], device: torch.device) -> tuple[list[torch.Tensor], torch.cuda.Event]:
-    """Queue one copy of all `results`; returns where they will be on the host, and the event of their arrival."""
-    packed = pack(results)
-    host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
-    host.copy_(packed, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record(torch.cuda.current_stream(device))
-    return unpack(host, results), copied
-
-
-def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Tensors as bytes, one after the other, on the device of the last; those of wider elements must come first."""
-    return torch.cat([tensor.to(tensors[-1].device).reshape(-1).view(torch.uint8) for tensor in tensors])
-
-
-def unpack(packed: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Views of what `pack` made, with the shapes and dtypes of `like`."""
-    parts = packed.split([tensor.nbytes for tensor in like])
-    return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+    wait: Callable[[], list[np.ndarray]]
 
 
 class ModelRunner:
@@ -76,6 +36,7 @@ class ModelRunner:
         self._kv_pool = kv_pool
         self._backend = model.decoder.backend
         self._copy_blocks = self._backend.copy_blocks
+        self._fetch = self._backend.fetch
         self._layer_kvs = [layout.layer_view(kv_pool.bytes, i) for i in range(layout.num_layers)]
         self._samplings: tuple[DecodeRows, SamplingBatch] | None = None
         model.decoder.layers.warm_up(self._layer_kvs)
@@ -95,7 +56,7 @@ class ModelRunner:
                 self._copy_blocks(self.layout, self._kv_pool.bytes, *plan.copies)
             batch = build_batch(table, plan.rows, plan.first, plan.counts)
             hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
-            return BatchInFlight(self._read(step, hidden), *self._draw(step, hidden))
+            return BatchInFlight(self._fetch([*self._draw(step, hidden), *self._read(step, hidden)]))
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
 
@@ -106,7 +67,8 @@ class ModelRunner:
             DeviceError: when the batch could not be computed.
         """
         try:
-            return batch.wait()
+            token_ids, log_probabilities, *values = batch.wait()
+            return values, token_ids, log_probabilities
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
 
@@ -119,9 +81,9 @@ class ModelRunner:
         values: list[torch.Tensor] = []
         for name, places in step.reads_of_head.items():
             rows = step.read_rows[places]
-            read = hidden[torch.from_numpy(rows).to(hidden.device)]  # [reads of the head, hidden]
+            read = hidden[torch.from_numpy(rows).to(hidden.device, non_blocking=True)]  # [reads of the head, hidden]
             asked = [step.read_targets[place] for place in places]
-            targets = () if asked[0] is None else (torch.tensor(asked, device=hidden.device),)
+            targets = () if asked[0] is None else (torch.tensor(asked).to(hidden.device, non_blocking=True),)
             values.append(self._apply(self.model.head_named(name), read, *targets).float())
         return values
 
@@ -137,7 +99,9 @@ class ModelRunner:
             hidden = hidden[torch.from_numpy(step.decode_rows).to(hidden.device, non_blocking=True)]
         logits = self._apply(self.model.head, hidden)  # [branches, vocabulary]
         if len(decode.branch_of) != len(decode.branches):
-            logits = logits[torch.from_numpy(decode.branch_of).to(logits.device)]  # [draws, vocabulary]
+            logits = logits[
+                torch.from_numpy(decode.branch_of).to(logits.device, non_blocking=True)
+            ]  # [draws, vocabulary]
         return self._samplings[1].draw(logits, step.draw_positions)
 
     @staticmethod

@@ -38,8 +38,9 @@ class SamplingBatch:
         self._filter_logits, self._draw_tokens = backend.filter_logits, backend.draw_tokens
         self.keys = np.array([s.key for s in samplings], dtype=np.uint64)
         self.temperatures = tensor(s.temperature for s in samplings)
-        self._filtered = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
-        some = [samplings[i] for i in self._filtered]
+        filtered = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
+        some = [samplings[i] for i in filtered]
+        self._filtered = tensor(filtered, torch.int64)
         self._filters = (
             tensor(s.temperature for s in some),
             tensor((s.top_k for s in some), torch.int64),
@@ -49,7 +50,7 @@ class SamplingBatch:
 
     def candidates(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits `[B, vocabulary]`, float32, with a mask over what the filters of each row remove."""
-        if not self._filtered:
+        if not len(self._filtered):
             return logits
         if len(self._filtered) == len(logits):
             return self._filter_logits(logits, *self._filters)

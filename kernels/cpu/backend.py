@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from espalier.kernels.cpu.attention import CpuAttention
@@ -42,6 +43,10 @@ class CpuBackend:
     def quantized_packer(self) -> QuantizedPacker:
         """See `Backend`."""
         return pack_quantized
+
+    def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
+        """See `Backend`; they are there already."""
+        return lambda: [tensor.numpy() for tensor in results]
 
     copy_blocks = staticmethod(copy_blocks_cpu)
     filter_logits = staticmethod(filter_logits_cpu)

@@ -14,6 +14,7 @@ from espalier.kernels.triton.linear import FixedLinear
 from espalier.kernels.triton.plan import Costs
 from espalier.kernels.triton.recording import Recorder
 from espalier.kernels.triton.sampling import draw_tokens, filter_logits
+from espalier.kernels.triton.steps import fetch
 
 _FIXED_CHUNK = 256
 
@@ -47,6 +48,7 @@ class TritonBackend(TorchBackend):
         """See `Backend`."""
         return FixedLinear(weight, bias) if self.rows_are_independent else Linear(weight, bias)
 
+    fetch = staticmethod(fetch)
     copy_blocks = staticmethod(copy_blocks)
     filter_logits = staticmethod(filter_logits)
     draw_tokens = staticmethod(draw_tokens)

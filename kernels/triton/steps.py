@@ -1,6 +1,6 @@
-"""What a step's kernels read of its tokens, packed so that one copy takes it to the device."""
+"""What a step's kernels read of its tokens, and what comes of it: one copy to the device, and one back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -125,3 +125,32 @@ def places_of(batch: AttentionBatch, layer_kv: LayerKV, tokens: int) -> np.ndarr
     places = np.full(tokens, -1, np.int64)
     places[batch.write_rows.numpy()] = written
     return places
+
+
+def fetch(results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
+    """See `kernels.backend.Backend.fetch`: all results in one copy, which is queued behind the step."""
+    device = next((tensor.device for tensor in results if tensor.numel()), results[0].device)
+    packed = pack([tensor.to(device) for tensor in results])
+    if device.type == "cpu":
+        return lambda: [tensor.numpy() for tensor in unpack(packed, results)]
+    host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
+    host.copy_(packed, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(device))
+
+    def wait() -> list[np.ndarray]:
+        copied.synchronize()
+        return [tensor.numpy() for tensor in unpack(host, results)]
+
+    return wait
+
+
+def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Tensors of one device as bytes, one after the other; those of wider elements must come first."""
+    return torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+
+
+def unpack(packed: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of what `pack` made, with the shapes and dtypes of `like`."""
+    parts = packed.split([tensor.nbytes for tensor in like])
+    return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

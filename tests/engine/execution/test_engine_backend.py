@@ -159,5 +159,5 @@ def test_nothing_but_the_choice_of_a_backend_goes_by_the_kind_of_device():
         for path in sources("kernels", "engine", "prm")
         if re.search(r"\.type (==|!=|in|not)|\.type$|is_cuda|is_cpu", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    # torchao has an int4 product for some devices only, and says so late.
-    assert found == {"kernels/backend.py", "engine/models/quantization.py"}
+    # torchao has an int4 product for some devices only, and says so late; a CPU that interprets kernels pins no memory.
+    assert found == {"kernels/backend.py", "engine/models/quantization.py", "kernels/triton/steps.py"}

@@ -14,7 +14,7 @@ from espalier.kernels.rotary import apply_rotary, inverse_frequencies, rotary_ta
 from espalier.kernels.triton.cache import TokenMajorLayout, copy_blocks, norm_rotate_write
 from espalier.kernels.triton.linear import FixedLinear
 from espalier.kernels.triton.pointwise import add_norm, gated
-from espalier.kernels.triton.steps import places_of
+from espalier.kernels.triton.steps import fetch, places_of
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 
@@ -116,3 +116,17 @@ def test_whole_blocks_are_copied_and_nothing_else_is_touched(kind: type[KVLayout
     assert torch.equal(pool, expected)
     copy_blocks(layout, pool, [], [])
     assert torch.equal(pool, expected)
+
+
+def test_results_come_back_in_one_copy_bit_for_bit():
+    results = [
+        torch.tensor([5, 2**40, -1]),
+        torch.tensor([-0.5, float("nan"), 1e-30]),
+        torch.rand(2, 3),
+        torch.empty(0, 1),
+    ]
+    for one, other in zip(fetch(results)(), results, strict=True):
+        assert one.dtype == other.numpy().dtype
+        assert one.shape == other.shape
+        assert one.tobytes() == other.numpy().tobytes()
+    assert [array.size for array in fetch([torch.empty(0), torch.empty(0)])()] == [0, 0]
