@@ -244,3 +244,12 @@ def test_algorithms_benchmark_compares_each_with_best_of_n_and_resumes(bench, tm
     assert bench(*arguments).exit_code == 0
     again = json.loads((tmp_path / "a.json").read_text())
     assert again["rows"] == document["rows"]
+
+
+def test_host_time_is_measured_without_a_model_and_with_a_gpus_plan() -> None:
+    from espalier.experiments.bench.host import ROWS, run
+
+    rows, ratios = run(steps=30, repeats=1)
+    assert [row["rows"] for row in rows] == list(ROWS)
+    assert all(value > 0 for row in rows for value in row.values())
+    assert ratios == {}
