@@ -67,10 +67,9 @@ class DeviceStep:
     def __init__(self, room: Room, windows: int, programs: int, device: torch.device) -> None:
         """Make room on `device` for steps with plans for `windows`; `programs` of each kv head share the items."""
         self.room = room
-        shapes: list[tuple[int, ...]] = [(2 * room.tokens,), (room.tokens,), (room.tokens,)]
+        of_step = [(2 * room.tokens,), (room.tokens,), (room.tokens,), (room.table_entries,)]
         of_plan = [(4,), (room.narrow, FIELDS), (room.wide, FIELDS), (room.rows,), (room.tokens + 1,), (room.partials,)]
-        shapes += of_plan * windows
-        shapes.append((room.table_entries,))
+        shapes: list[tuple[int, ...]] = of_step + of_plan * windows
         self._starts = np.cumsum([0, *(-(-int(np.prod(shape)) // 4) * 4 for shape in shapes)]).tolist()
         pinned = device.type == "cuda"
         # Two, for the copy of the step before may still wait for its turn on the device.
@@ -80,36 +79,43 @@ class DeviceStep:
             self._device[start : start + int(np.prod(shape))].view(shape)
             for start, shape in zip(self._starts, shapes, strict=False)
         ]
-        self.places, self.token_ids, self.positions = views[0].view(torch.int64), views[1], views[2]
+        self.places, self.token_ids, self.positions, self.tables = views[0].view(torch.int64), *views[1:4]
         self.places.fill_(-1)
-        self.tables = views[-1]
-        size = len(of_plan)
+        self._loaded: Sequence[AttentionPlan] = ()  # the plans that are on the device, and the size of a block table
+        self._table_size = 0
         self.plans = [
             DevicePlan(narrow, wide, sizes, rows, merge_starts, merges, room.partials, programs)
             for sizes, narrow, wide, rows, merge_starts, merges in (
-                views[3 + size * index : 3 + size * (index + 1)] for index in range(windows)
+                views[first : first + len(of_plan)] for first in range(len(of_step), len(views), len(of_plan))
             )
         ]
 
     def load(self, step: StepTokens) -> None:
         """Copy a step to the device; it must fit in the room."""
-        tokens, room = len(step.token_ids), self.room
-        places = np.full(room.tokens, -1, np.int64)
-        places[:tokens] = step.places
-        sections = [places.view(np.int32), step.token_ids, step.positions]
-        for plan in step.plans:
-            sizes = np.array([len(plan.narrow), step.tables.shape[1], len(plan.wide), step.tables.shape[1]], np.int32)
-            ends = np.full(room.tokens + 1, plan.merge_starts[-1], np.int32)  # tokens beyond the step's merge nothing
-            ends[: tokens + 1] = plan.merge_starts[: tokens + 1]
-            sections += [sizes, plan.narrow, plan.wide, plan.rows, ends, plan.merges]
-        sections.append(step.tables)
-        host = self._hosts[0]
         self._hosts.reverse()
-        used, array = 0, host.numpy()
-        for start, section in zip(self._starts, sections, strict=False):
-            used = start + section.size
-            array[start:used] = section.reshape(-1)
-        self._device[:used].copy_(host[:used], non_blocking=True)
+        places = np.full(self.room.tokens, -1, np.int64)
+        places[: len(step.places)] = step.places
+        self._copy(0, [places.view(np.int32), step.token_ids, step.positions, step.tables])
+        if self._loaded is step.plans and self._table_size == step.tables.shape[1]:
+            return
+        self._loaded, self._table_size = step.plans, step.tables.shape[1]
+        sections = []
+        for plan in step.plans:
+            sizes = np.array([len(plan.narrow), self._table_size, len(plan.wide), self._table_size], np.int32)
+            ends = np.full(self.room.tokens + 1, plan.merge_starts[-1], np.int32)  # tokens beyond merge nothing
+            ends[: len(step.token_ids) + 1] = plan.merge_starts[: len(step.token_ids) + 1]
+            sections += [sizes, plan.narrow, plan.wide, plan.rows, ends, plan.merges]
+        self._copy(4, sections)
+
+    def _copy(self, first: int, sections: list[np.ndarray]) -> None:
+        """Copy arrays to the sections from `first` on, at once."""
+        host, end = self._hosts[0], 0
+        array = host.numpy()
+        for start, section in zip(self._starts[first:], sections, strict=False):
+            end = start + section.size
+            array[start:end] = section.reshape(-1)
+        begin = self._starts[first]
+        self._device[begin:end].copy_(host[begin:end], non_blocking=True)
 
 
 def places_of(batch: AttentionBatch, layer_kv: LayerKV, tokens: int) -> np.ndarray:
