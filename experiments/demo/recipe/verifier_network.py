@@ -1,15 +1,15 @@
-"""The verifier's network: the generator's trunk, widened, with layers on top that begin knowing what to compare.
+"""The verifier's network: a language model's trunk, widened, with layers on top that begin knowing what to compare.
 
-A verifier on a generator's trunk has to notice that a token is not the one its generator expected. Measured on the
-bundled generator, that is nearly all it needs: the generator's first choice agrees with the oracle on 99% of the
-tokens that follow a right prefix. Two things stand in the way of layers simply put on top, and both are mended here,
+A verifier on such a trunk has to notice that a token is not the one that the model expected. That is nearly all it
+needs where the model knows the task well: one's first choice agreed with the oracle on 99% of the tokens that follow a
+right prefix. Two things stand in the way of layers simply put on top, and both are mended here,
 in the initial weights; everything after that is learned from labels.
 
-- The trunk forgets which token it stands on, for a generator only needs the next one: a linear probe of its last
+- The trunk forgets which token it stands on, for a language model only needs the next one: a linear probe of its last
   layer reads the digit just given in 60% of the cases. So the residual stream is `EXTRA` dimensions wider, and every
   token's embedding writes a code of its own there, which no trunk layer reads or changes.
 - What was expected at a position is known one position earlier. So most heads of the first added layer begin as
-  previous-token heads, and one of them fetches the generator's logits of the commonest solution tokens.
+  previous-token heads, and one of them fetches the model's logits of the commonest solution tokens.
 
 The stream is also scaled to a size near one: at the generator's own, about a hundred, fresh layers are not heard. The
 norm before every layer makes both changes invisible to the trunk, but for the code's small share in its norms, which
