@@ -52,6 +52,12 @@ class PolicyPairDecoder(Decoder):
         second = self.second.forward(token_ids, positions, layer_kvs[layers:], batch)
         return torch.cat([first, second], dim=-1)
 
+    def warm_up(self, layer_kvs: list[LayerKV]) -> None:
+        """See `Decoder.warm_up`."""
+        layers = self.first.config.num_layers
+        self.first.warm_up(layer_kvs[:layers])
+        self.second.warm_up(layer_kvs[layers:])
+
 
 def log_ratio_head(first: Linear, second: Linear, coefficient: float) -> Head:
     """`coefficient` times the difference of a target token's log-probabilities, first model minus second."""

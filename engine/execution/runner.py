@@ -39,7 +39,7 @@ class ModelRunner:
         self._fetch = self._backend.fetch
         self._layer_kvs = [layout.layer_view(kv_pool.bytes, i) for i in range(layout.num_layers)]
         self._samplings: tuple[DecodeRows, SamplingBatch] | None = None
-        model.decoder.layers.warm_up(self._layer_kvs)
+        model.decoder.warm_up(self._layer_kvs)
 
     def launch(self, table: SequenceTable, step: SchedulerOutput) -> BatchInFlight:
         """Start a step; `wait` gives its results.

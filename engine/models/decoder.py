@@ -57,6 +57,10 @@ class Decoder:
         """
         return self.layers.forward(token_ids, positions, layer_kvs, batch)
 
+    def warm_up(self, layer_kvs: list[LayerKV]) -> None:
+        """Prepare what steps on these blocks reuse, so that no request waits for it; see `Layers.warm_up`."""
+        self.layers.warm_up(layer_kvs)
+
 
 def load_decoder(
     checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str

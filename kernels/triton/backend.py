@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
@@ -48,7 +49,10 @@ class TritonBackend(TorchBackend):
         """See `Backend`."""
         return FixedLinear(weight, bias) if self.rows_are_independent else Linear(weight, bias)
 
-    fetch = staticmethod(fetch)
     copy_blocks = staticmethod(copy_blocks)
     filter_logits = staticmethod(filter_logits)
     draw_tokens = staticmethod(draw_tokens)
+
+    def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
+        """See `Backend`."""
+        return fetch(results)

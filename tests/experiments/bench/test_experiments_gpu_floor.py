@@ -45,7 +45,8 @@ def test_the_command_prints_the_floor_without_a_gpu_and_says_what_it_needs_other
     shown = CliRunner().invoke(app, ["gpu", "--model", "h100"])
     assert shown.exit_code == 0
     assert "floor on h100: beam search, N·M = 64" in shown.output
-    assert "--model computes the floor on paper" in CliRunner().invoke(app, ["gpu"]).output
+    refused = CliRunner().invoke(app, ["gpu"], env={"COLUMNS": "200"})
+    assert "--model computes the floor on paper" in refused.output
     assert "must be one of a100, h100, h200" in CliRunner().invoke(app, ["gpu", "--model", "x"]).output
 
 

@@ -19,7 +19,7 @@ from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.service.settings import ServerSettings
 
-MOST_MODULES = 60
+MOST_MODULES = 61
 FIRST, SECOND = (
     SearchRequest(
         f"Tom has {n} coins. (a) He finds 31 more. (b) He loses 14. How many coins does he have now?",
