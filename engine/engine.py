@@ -40,9 +40,10 @@ class EngineSettings:
         reserved_share: the share of a search's worst case that is reserved when it starts. With 1 blocks never run out;
             with less, more searches run at once, and when blocks run out the last searches are preempted: their KV is
             freed, and computed again once there is room.
-        launch_ahead: whether the other model's batch is launched before the results of the last batch are waited for,
-            so that a GPU computes while the host takes results in. Results then come one step late, and are the same.
-            On a CPU nothing is gained, and on a GPU it has not been measured.
+        launch_ahead: whether the next batch, of either model, is launched before the results of the last one are waited
+            for, so that a GPU computes while the host takes results in. Results then come one step late, and are the
+            same; a branch that stops has computed a token too many by then, which is dropped. On a CPU nothing is
+            gained, and on a GPU it has not been measured.
     """
 
     kv_memory_bytes: int = 2**30
@@ -129,7 +130,7 @@ class Engine:
         pools = {role: scheduler.pool for role, scheduler in self.schedulers.items()}
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
         self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
-        self._in_flight: dict[str, tuple[SchedulerOutput, BatchInFlight]] = {}
+        self._in_flight: list[tuple[str, SchedulerOutput, BatchInFlight]] = []  # the oldest first
         self._collected: list[Done] = []
         self._failed: dict[str, set[Hashable]] = {role: set() for role in models}
 
@@ -177,9 +178,9 @@ class Engine:
         Raises:
             MisuseError: when `sequence` was released or is of another engine, or `count` is negative.
         """
-        table = self._table(sequence)
         if count < 0:
             raise MisuseError(f"{count} forks cannot be made")
+        table = self._settled_table(sequence)
         return [table.fork(sequence) for _ in range(count)]
 
     def length(self, sequence: Sequence) -> int:
@@ -188,7 +189,7 @@ class Engine:
         Raises:
             MisuseError: when the sequence was released or is of another engine.
         """
-        return int(self._table(sequence).lengths[sequence.row])
+        return int(self._settled_table(sequence).lengths[sequence.row])
 
     def token_ids(self, sequence: Sequence) -> list[int]:
         """The tokens of a sequence, computed or not.
@@ -196,7 +197,7 @@ class Engine:
         Raises:
             MisuseError: when the sequence was released or is of another engine.
         """
-        return self._table(sequence).token_ids(sequence)
+        return self._settled_table(sequence).token_ids(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Release a sequence; blocks that no other sequence shares become free.
@@ -268,56 +269,57 @@ class Engine:
 
     def _run_batch(self) -> None:
         self._preemption.resume()
-        before = list(self._in_flight)
+        before = len(self._in_flight)
         try:
-            launched = self._launch()
+            self._launch()
         except PoolExhaustedError:
             if not before:
+                raise  # else the batch in flight may free blocks
+        left = 1 if self.settings.launch_ahead and before < len(self._in_flight) else 0
+        while len(self._in_flight) > left:
+            self._collect()
+
+    def _launch(self) -> None:
+        """Launch a batch of the role whose turn it is; of the other one if the first cannot go on yet."""
+        loads = {
+            role: RoleLoad(scheduler.running_branches, scheduler.waiting_tokens())
+            for role, scheduler in self.schedulers.items()
+        }
+        roles = [role for role, load in loads.items() if load.busy]
+        if len(roles) > 1 and self._role_policy.choose(loads[GENERATOR], loads[VERIFIER]) != roles[0]:
+            roles.reverse()
+        for role in roles:
+            scheduler = self.schedulers[role]
+            if (step := scheduler.schedule(self.settings.max_batch_tokens)) is None:
+                continue
+            try:
+                self._in_flight.append((role, step, self._runners[role].launch(scheduler.table, step)))
+            except BaseException:  # an interrupt too: the prefix cache lists blocks before they are written
+                self._drop_all_kv(role)
                 raise
-            launched = None  # the batch in flight may free blocks
-        if launched and not self.settings.launch_ahead:
-            before.append(launched)
-        for role in before:
-            self._collect(role)
-
-    def _launch(self) -> str | None:
-        """Launch a batch of the role whose turn it is, and return the role; None when there is nothing to run.
-
-        A role with a batch in flight has no turn.
-        """
-        loads = {role: self._load(role) for role in self.schedulers}
-        if not any(load.busy for load in loads.values()):
-            return None
-        role = GENERATOR if VERIFIER not in loads else self._role_policy.choose(loads[GENERATOR], loads[VERIFIER])
-        scheduler = self.schedulers[role]
-        step = scheduler.schedule(self.settings.max_batch_tokens)
-        if step is None:
-            return None
-        try:
-            self._in_flight[role] = step, self._runners[role].launch(scheduler.table, step)
-        except BaseException:  # an interrupt too: the prefix cache lists blocks before they are written
-            scheduler.drop_all_kv()
-            raise
-        scheduler.launched(step)
-        return role
+            scheduler.launched(step)
+            return
 
     def _settle(self) -> None:
         """Wait for all batches in flight, before sequences or blocks that they use are taken away."""
-        for role in list(self._in_flight):
-            self._collect(role)
+        while self._in_flight:
+            self._collect()
 
-    def _collect(self, role: str) -> None:
-        """Take in the results of a role's batch in flight; `step` returns them, or raises for owners that failed."""
-        if role not in self._in_flight:
-            return
-        step, batch = self._in_flight.pop(role)
+    def _collect(self) -> None:
+        """Take in the results of the oldest batch in flight; `step` returns them, or raises for owners that failed."""
+        role, step, batch = self._in_flight.pop(0)
         try:
             self._collected += self.schedulers[role].update(step, *self._runners[role].wait(batch))
         except BaseException as error:
-            self.schedulers[role].drop_all_kv()
+            self._drop_all_kv(role)
             if not isinstance(error, NumericalError):
                 raise
             self._failed[role] |= error.owners
+
+    def _drop_all_kv(self, role: str) -> None:
+        """Free all KV of a role whose batch failed, and forget the batches that were launched behind it."""
+        self._in_flight = [batch for batch in self._in_flight if batch[0] != role]
+        self.schedulers[role].drop_all_kv()
 
     def footprint(self, sequences: Several[Sequence]) -> Footprint:
         """How many blocks `sequences` hold together.
@@ -396,17 +398,16 @@ class Engine:
         table.require_live(sequence)
         return table
 
+    def _settled_table(self, sequence: Sequence) -> SequenceTable:
+        """The table of a live sequence of this engine, in which no token of the sequence stands for a draw."""
+        table = self._table(sequence)
+        if self._scheduler(sequence).works_on(sequence):
+            self._settle()
+        return table
+
     def _make_room(self, needy: Hashable) -> bool:
         self._settle()
         return self._preemption.make_room(needy)
-
-    def _load(self, role: str) -> RoleLoad:
-        scheduler = self.schedulers[role]
-        return (
-            RoleLoad(0, 0)
-            if role in self._in_flight
-            else RoleLoad(scheduler.running_branches, scheduler.waiting_tokens())
-        )
 
 
 def _warn_of_missing_embeddings(role: str, model: Model) -> None:

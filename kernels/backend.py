@@ -69,6 +69,10 @@ class Backend(Protocol):
         """Float32 `[B, vocabulary]` to token ids and log-probabilities `[B]`; see `kernels.sampling.draw_tokens`."""
         ...
 
+    def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
+        """A small array on the device; work that is queued there is not waited for."""
+        ...
+
     def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
         """Start to bring a step's results to the host; returns what waits for them. Wider elements come first."""
         ...

@@ -38,3 +38,10 @@ class AttentionBatch:
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items() if tensor is not None}
         return replace(self, **moved)
+
+
+def with_drawn(token_ids: torch.Tensor, drawn: torch.Tensor | None) -> torch.Tensor:
+    """Int64 `[T]`: `token_ids`, where -1 - i stands for the i-th of `drawn`; without any they are as they are."""
+    if drawn is None:
+        return token_ids
+    return torch.where(token_ids < 0, drawn[(-1 - token_ids).clamp_min(0)], token_ids)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.attention import Attend, PrepareAttention
-from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.batch import AttentionBatch, with_drawn
 from espalier.kernels.cache import write_kv
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import apply_rotary, rotary_table
@@ -103,16 +103,18 @@ class Layers(Protocol):
         positions: torch.Tensor,
         layer_kvs: Sequence[LayerKV],
         batch: AttentionBatch,
+        drawn: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Take a step's tokens through every layer, writing their keys and values.
 
         What describes the step is in the host's memory; weights and KV pool are on the device.
 
         Args:
-            token_ids: int64 `[T]`.
+            token_ids: int64 `[T]`; -1 - i stands for the i-th of `drawn`.
             positions: int64 `[T]`.
             layer_kvs: one `KVLayout.layer_view` per layer, all of one KV pool.
             batch: where the tokens and their context lie.
+            drawn: int64, on the device: tokens that the step before drew and that the host has not seen yet.
 
         Returns:
             Hidden states after the last norm, `[T, hidden]`.
@@ -153,11 +155,13 @@ class TorchLayers(Layers):
         positions: torch.Tensor,
         layer_kvs: Sequence[LayerKV],
         batch: AttentionBatch,
+        drawn: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Layers`."""
         eps, outer = self._shape.norm_eps, self.outer
         device = outer.embedding.device
         token_ids, positions, batch = token_ids.to(device), positions.to(device), batch.to(device)
+        token_ids = with_drawn(token_ids, drawn)
         cos, sin = rotary_table(outer.inverse_frequencies, positions, outer.attention_factor)
         hidden = F.embedding(token_ids, outer.embedding)  # [T, hidden]
         attend = self._prepare_attention(layer_kvs[0], batch, self._shape.num_heads)

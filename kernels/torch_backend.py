@@ -37,6 +37,10 @@ class TorchBackend:
     def quantized_packer(self) -> None:
         """See `Backend`."""
 
+    def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
+        """See `Backend`; on a GPU it waits."""
+        return torch.from_numpy(array).to(device)
+
     def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
         """See `Backend`."""
         return lambda: [tensor.cpu().numpy() for tensor in results]

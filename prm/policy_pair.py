@@ -44,12 +44,17 @@ class PolicyPairDecoder(Decoder):
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kvs: list[LayerKV], batch: AttentionBatch
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layer_kvs: list[LayerKV],
+        batch: AttentionBatch,
+        drawn: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`; returns `[T, hidden size of the first + of the second]`."""
         layers = self.first.config.num_layers
-        first = self.first.forward(token_ids, positions, layer_kvs[:layers], batch)
-        second = self.second.forward(token_ids, positions, layer_kvs[layers:], batch)
+        first = self.first.forward(token_ids, positions, layer_kvs[:layers], batch, drawn)
+        second = self.second.forward(token_ids, positions, layer_kvs[layers:], batch, drawn)
         return torch.cat([first, second], dim=-1)
 
     def warm_up(self, layer_kvs: list[LayerKV]) -> None:

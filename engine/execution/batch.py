@@ -17,11 +17,13 @@ class StepBatch:
         token_ids: int64 `[T]`.
         positions: int64 `[T]`.
         attention: where the tokens and their context lie.
+        expects_draws: whether some token ids are negative: they stand for draws of the step before.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionBatch
+    expects_draws: bool
 
 
 def build_batch(table: SequenceTable, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> StepBatch:
@@ -62,5 +64,5 @@ def build_batch(table: SequenceTable, rows: np.ndarray, first: np.ndarray, count
         write_offsets=tensor(offsets),
         write_rows=None if write_rows is None else tensor(write_rows),
     )
-    token_ids = tensor(table.tokens[row_of, positions].astype(np.int64))
-    return StepBatch(token_ids, tensor(positions), attention)
+    token_ids = table.tokens[row_of, positions].astype(np.int64)
+    return StepBatch(tensor(token_ids), tensor(positions), attention, bool(token_ids.min() < 0))

@@ -37,15 +37,16 @@ class ModelRunner:
         self._backend = model.decoder.backend
         self._copy_blocks = self._backend.copy_blocks
         self._fetch = self._backend.fetch
+        self._device = model.decoder.device
         self._layer_kvs = [layout.layer_view(kv_pool.bytes, i) for i in range(layout.num_layers)]
         self._samplings: tuple[DecodeRows, SamplingBatch] | None = None
+        self._drawn = _NOTHING  # by the step that was launched last
         model.decoder.warm_up(self._layer_kvs)
 
     def launch(self, table: SequenceTable, step: SchedulerOutput) -> BatchInFlight:
         """Start a step; `wait` gives its results.
 
-        On a GPU kernels are only queued, but small copies to it from pageable host memory (block tables, rows to read,
-        sampling parameters) may each wait until the kernels queued before are done.
+        On a GPU kernels are only queued. A negative token id, -1 - i, is the i-th that the step launched before draws.
 
         Raises:
             DeviceError: when the model cannot be run.
@@ -55,8 +56,10 @@ class ModelRunner:
             if plan.copies[0]:
                 self._copy_blocks(self.layout, self._kv_pool.bytes, *plan.copies)
             batch = build_batch(table, plan.rows, plan.first, plan.counts)
-            hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention)
-            return BatchInFlight(self._fetch([*self._draw(step, hidden), *self._read(step, hidden)]))
+            drawn = self._drawn if batch.expects_draws else None
+            hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention, drawn)
+            self._drawn, log_probabilities = self._draw(step, hidden)
+            return BatchInFlight(self._fetch([self._drawn, log_probabilities, *self._read(step, hidden)]))
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
 
@@ -81,28 +84,28 @@ class ModelRunner:
         values: list[torch.Tensor] = []
         for name, places in step.reads_of_head.items():
             rows = step.read_rows[places]
-            read = hidden[torch.from_numpy(rows).to(hidden.device, non_blocking=True)]  # [reads of the head, hidden]
+            read = hidden[self._to_device(rows)]  # [reads of the head, hidden]
             asked = [step.read_targets[place] for place in places]
-            targets = () if asked[0] is None else (torch.tensor(asked).to(hidden.device, non_blocking=True),)
+            targets = () if asked[0] is None else (self._to_device(np.array(asked)),)
             values.append(self._apply(self.model.head_named(name), read, *targets).float())
         return values
 
     def _draw(self, step: SchedulerOutput, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and log-probabilities `[draws]`: one draw for each sampling of each branch."""
-        decode = step.decode
-        if decode is None:
+        if (draws := step.draws) is None:
             return _NOTHING, _NOTHING
-        assert step.draw_positions is not None
+        decode = draws.decode
         if self._samplings is None or self._samplings[0] is not decode:
             self._samplings = decode, SamplingBatch(decode.samplings, hidden.device, self._backend)
-        if step.decode_rows is not None:
-            hidden = hidden[torch.from_numpy(step.decode_rows).to(hidden.device, non_blocking=True)]
+        if draws.batch_rows is not None:
+            hidden = hidden[self._to_device(draws.batch_rows)]
         logits = self._apply(self.model.head, hidden)  # [branches, vocabulary]
         if len(decode.branch_of) != len(decode.branches):
-            logits = logits[
-                torch.from_numpy(decode.branch_of).to(logits.device, non_blocking=True)
-            ]  # [draws, vocabulary]
-        return self._samplings[1].draw(logits, step.draw_positions)
+            logits = logits[self._to_device(decode.branch_of)]  # [draws, vocabulary]
+        return self._samplings[1].draw(logits, draws.step_positions)
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return self._backend.to_device(array, self._device)
 
     @staticmethod
     @torch.inference_mode()

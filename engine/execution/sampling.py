@@ -33,9 +33,10 @@ class SamplingBatch:
         """Put the parameters on `device`, where `backend` draws by them."""
 
         def tensor(values: Iterable[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.tensor(list(values), dtype=dtype, device=device)
+            return backend.to_device(torch.tensor(list(values), dtype=dtype).numpy(), device)
 
         self._filter_logits, self._draw_tokens = backend.filter_logits, backend.draw_tokens
+        self._to_device = backend.to_device
         self.keys = np.array([s.key for s in samplings], dtype=np.uint64)
         self.temperatures = tensor(s.temperature for s in samplings)
         filtered = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
@@ -69,5 +70,5 @@ class SamplingBatch:
             Token ids int64 `[B]`, and their log-probabilities under the untempered model float32 `[B]`.
         """
         logits = logits.float()
-        draws = torch.from_numpy(uniforms(self.keys, positions)).to(logits.device, non_blocking=True)
+        draws = self._to_device(uniforms(self.keys, positions), logits.device)
         return self._draw_tokens(logits, self.candidates(logits), self.temperatures, draws)

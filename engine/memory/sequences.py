@@ -186,20 +186,32 @@ class SequenceTable:
         self.tokens[sequence.row, start : start + len(token_ids)] = token_ids
         self.lengths[sequence.row] += len(token_ids)
 
-    def append_each(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """Add one token to each of `rows`, int `[S]`, distinct."""
-        lengths = self.lengths[rows]
-        self.reserve_columns(int(lengths.max()) + 1)
-        self.tokens[rows, lengths] = token_ids
-        self.lengths[rows] = lengths + 1
+    def put_each(self, rows: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
+        """Set the token at one position of each of `rows`, int `[S]`, distinct; that may be the end, where it is added.
 
-    def fork(self, sequence: Sequence) -> Sequence:
-        """A sequence with the same tokens that shares every block, the partial tail included."""
+        What is put for a token that is not known yet is negative, and put again later.
+        """
+        self.reserve_columns(int(positions.max()) + 1)
+        self.tokens[rows, positions] = token_ids
+        self.lengths[rows] = np.maximum(self.lengths[rows], positions + 1)
+
+    def truncate(self, row: int, length: int) -> None:
+        """Drop the tokens from `length` on; the last one left counts as not computed."""
+        self.lengths[row] = length
+        self.computed[row] = min(int(self.computed[row]), length - 1)
+        blocks = -(-int(self.computed[row]) // self.block_size)
+        self.pool.free(self.blocks[row, blocks : self.num_blocks[row]][::-1])
+        self.num_blocks[row] = blocks
+
+    def fork(self, sequence: Sequence, length: int | None = None) -> Sequence:
+        """A sequence with the same tokens, or the first `length`; it shares every block, the partial tail included."""
         source, row = sequence.row, self._take_row()
-        length, blocks = self.lengths[source], self.num_blocks[source]
+        length = int(self.lengths[source]) if length is None else length
+        computed = min(int(self.computed[source]), length)
+        blocks = -(-computed // self.block_size)
         self.tokens[row, :length] = self.tokens[source, :length]
         self.blocks[row, :blocks] = self.blocks[source, :blocks]
-        self.lengths[row], self.computed[row], self.num_blocks[row] = length, self.computed[source], blocks
+        self.lengths[row], self.computed[row], self.num_blocks[row] = length, computed, blocks
         self.pool.share(self.blocks[row, :blocks])
         if source in self._preempted:
             self._preempted.add(row)

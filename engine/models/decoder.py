@@ -42,20 +42,26 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, layer_kvs: list[LayerKV], batch: AttentionBatch
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layer_kvs: list[LayerKV],
+        batch: AttentionBatch,
+        drawn: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute a step's tokens, writing their keys and values.
 
         Args:
-            token_ids: int64 `[T]`.
+            token_ids: int64 `[T]`; -1 - i stands for the i-th of `drawn`.
             positions: int64 `[T]`.
             layer_kvs: one `KVLayout.layer_view` per layer.
             batch: where the tokens and their context lie.
+            drawn: int64, on the device: tokens that the step before drew and that the host has not seen yet.
 
         Returns:
             Hidden states after the final norm, `[T, hidden]`.
         """
-        return self.layers.forward(token_ids, positions, layer_kvs, batch)
+        return self.layers.forward(token_ids, positions, layer_kvs, batch, drawn)
 
     def warm_up(self, layer_kvs: list[LayerKV]) -> None:
         """Prepare what steps on these blocks reuse, so that no request waits for it; see `Layers.warm_up`."""

@@ -98,21 +98,32 @@ class BatchPlanner:
         if self.blocked and self.blocked.owner == owner:
             self.blocked = None
 
-    def plan(self, running: list[RunningRequest], waiting: list[WaitingRequest], max_tokens: int) -> StepPlan | None:
+    def plan(
+        self,
+        running: list[RunningRequest],
+        waiting: list[WaitingRequest],
+        max_tokens: int,
+        *,
+        may_preempt: bool = True,
+    ) -> StepPlan | None:
         """Choose what to compute and take blocks for it, from the KV of other owners where no other blocks are left.
 
         Args:
             running: branches being sampled.
             waiting: in order of arrival.
             max_tokens: computed in the step at most.
+            may_preempt: whether other owners may give up their KV; if not, there is no plan where they would have to.
 
         Returns:
-            The plan, or None when all owners with work here were preempted to make room for the other model.
+            The plan, or None when there is none, or all owners with work here were preempted to make room for the
+            other model.
 
         Raises:
             PoolExhaustedError: when blocks run out and no owner can give any up; it names the last owner without any.
         """
         while self.blocked and self.blocked.blocks > self._pool.allocatable_blocks:
+            if not may_preempt:
+                return None
             if not self._make_room(self.blocked.owner):
                 break
         self.blocked = None
@@ -125,6 +136,8 @@ class BatchPlanner:
             try:
                 copies = self._table.prepare_write(rows, counts)
             except PoolExhaustedError as error:
+                if not may_preempt:
+                    return None
                 if not self._make_room(None):
                     error.owners = frozenset({branches[-1].work.owner})
                     raise
@@ -136,6 +149,8 @@ class BatchPlanner:
                 rows = np.concatenate((rows, np.array([c.row for c in chunks], dtype=np.int64)))
                 counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
                 break
+            if not may_preempt:
+                return None
             if not self._make_room(None):
                 last = next(chunk for chunk in reversed(wanted) if not self._fits([chunk]))
                 self._pool.require(self._blocks_for(last), frozenset({last.target.work.owner}))

@@ -79,6 +79,7 @@ class DecodeRows:
 
     Attributes:
         branches: the branches, in the order of the arrays.
+        indices: for each draw, the index of its sampling in the branch's request.
         branch_of: int64 `[draws]`, the branch of each draw; a branch has a draw for each of its samplings.
         firsts: int64 `[branches]`, the first draw of each branch.
         rows: int64 `[branches]`, the row of each branch's sequence.
@@ -89,13 +90,15 @@ class DecodeRows:
 
     def __init__(self, branches: list[RunningRequest]) -> None:
         self.branches = branches
+        self.indices = [index for b in branches for index in b.indices]
         self.find_rows()
-        self.starts = np.array([b.start for b in branches])
-        self.limits = np.array([b.start + b.work.max_tokens for b in branches])
-        counts = np.array([len(b.indices) for b in branches])
+        self.starts = np.array([b.start for b in branches], dtype=np.int64)
+        self.limits = np.array([b.start + b.work.max_tokens for b in branches], dtype=np.int64)
+        counts = np.array([len(b.indices) for b in branches], dtype=np.int64)
         self.branch_of = np.repeat(np.arange(len(branches)), counts)
         self.firsts = counts.cumsum() - counts
-        self.apart = np.array([not b.work.merge_equal and len(b.indices) > 1 for b in branches])[self.branch_of]
+        apart = [not b.work.merge_equal and len(b.indices) > 1 for b in branches]
+        self.apart = np.array(apart, dtype=bool)[self.branch_of]
 
     @property
     def samplings(self) -> list[Sampling]:
@@ -104,4 +107,4 @@ class DecodeRows:
 
     def find_rows(self) -> None:
         """Read `rows` again: a branch gets a sequence of its own once it has a token of its own."""
-        self.rows = np.array([b.row for b in self.branches])
+        self.rows = np.array([b.row for b in self.branches], dtype=np.int64)

@@ -8,9 +8,10 @@ import numpy as np
 from espalier.engine.errors import MisuseError, NumericalError
 from espalier.engine.memory.sequences import Sequence, SequenceTable
 from espalier.engine.models.model import Model
+from espalier.engine.scheduling.branches import Branches, Draws
 from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, StepPlan
-from espalier.engine.scheduling.requests import DecodeRows, RunningRequest, WaitingRequest
-from espalier.engine.work import Done, Generate, Generated, Score, Scored, StopCause, Work
+from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
+from espalier.engine.work import Done, Generate, Score, Scored, Work
 
 
 @dataclass(slots=True)
@@ -25,10 +26,7 @@ class SchedulerOutput:
         read_targets: for each read, the token that its head is asked about; None for a head that takes none.
         scored: Scores whose last read is in this step.
         opened: for each Generate whose pending tokens end in this step, the branch that it continues as.
-        decode: the branches that a token is drawn for, None without any.
-        decode_rows: int64 `[branches]`, the row of the batch of each branch; None where the batch is one token of each
-            branch, in order.
-        draw_positions: int64 `[draws]`, the position of each draw within its step.
+        draws: the tokens that it draws, None without any.
     """
 
     plan: StepPlan
@@ -38,9 +36,7 @@ class SchedulerOutput:
     read_targets: list[int | None]
     scored: list[WaitingRequest]
     opened: dict[WaitingRequest, RunningRequest]
-    decode: DecodeRows | None = None
-    decode_rows: np.ndarray | None = None
-    draw_positions: np.ndarray | None = None
+    draws: Draws | None = None
 
 
 class Scheduler:
@@ -61,32 +57,28 @@ class Scheduler:
         self.computed_tokens = self.copied_blocks = self.steps = 0
         self._model = model
         self._waiting: list[WaitingRequest] = []
-        self._running: list[RunningRequest] = []
-        self._decode: DecodeRows | None = None
+        self._branches = Branches(table, model)
+        self._in_flight: list[SchedulerOutput] = []  # launched, and not taken in yet; the oldest first
         self._busy_rows: set[int] = set()  # of sequences that work waits or runs in place on
-        self._is_eos = np.zeros(max(model.config.vocab_size, model.tokenizer.vocab_size), dtype=bool)
-        self._is_eos[list(model.eos_token_ids)] = True
-        self._has_newline = np.zeros(len(self._is_eos), dtype=bool)
-        self._has_newline[: len(model.tokenizer.has_newline)] = model.tokenizer.has_newline
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to run."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._branches.running)
 
     @property
     def running_branches(self) -> int:
         """How many children are being sampled, without those of paused owners."""
-        return len(self.planner.active(self._running))
+        return len(self.planner.active(self._ready()[0]))
 
     def waiting_tokens(self) -> int:
         """How many tokens waiting work has to compute, without that of paused owners."""
-        rows = [item.work.sequence.row for item in self.planner.active(self._waiting)]
+        rows = [item.work.sequence.row for item in self.planner.active(self._ready()[1])]
         return int(np.maximum(self.table.lengths[rows] - self.table.computed[rows], 1).sum())
 
     def owners(self) -> set[Hashable]:
         """Owners with waiting or running work."""
-        return {target.work.owner for target in (*self._waiting, *self._running)}
+        return {target.work.owner for target in (*self._waiting, *self._branches.running)}
 
     def open(self, token_ids: list[int], salt: bytes, owner: Hashable) -> Sequence:
         """A new sequence; see `Engine.open`.
@@ -109,6 +101,10 @@ class Scheduler:
         if sequence.row in self._busy_rows:
             raise MisuseError(f"work waits or runs on a {self.role} sequence that is released; cancel its owner first")
         self.table.release(sequence)
+
+    def works_on(self, sequence: Sequence) -> bool:
+        """Whether work waits on a sequence, or runs in place on it."""
+        return sequence.row in self._busy_rows
 
     def submit(self, work: Work) -> None:
         """Queue `work`.
@@ -140,12 +136,13 @@ class Scheduler:
         self.planner.forget_blocked(owner)
         self._busy_rows -= {item.row for item in self._waiting if item.work.owner == owner}
         self._waiting = [item for item in self._waiting if item.work.owner != owner]
-        for branch in self._running:
+        for branch in self._branches.running:
             if branch.work.owner == owner:
-                self._let_go(branch)
-                if not branch.work.in_place:
+                if branch.work.in_place:
+                    self._busy_rows.discard(branch.row)
+                else:
                     self.table.release(branch.sequence)
-        self._running = [branch for branch in self._running if branch.work.owner != owner]
+        self._branches.running = [branch for branch in self._branches.running if branch.work.owner != owner]
 
     def drop_kv(self, owner: Hashable) -> None:
         """Free all KV of `owner`; its work continues from the same point once that KV is computed again.
@@ -159,7 +156,12 @@ class Scheduler:
                 item.values.clear()
 
     def drop_all_kv(self) -> None:
-        """Free all KV of this model, for what its blocks hold is not certain; all of it is computed again."""
+        """Free all KV of this model, for what its blocks hold is not certain; all of it is computed again.
+
+        Steps in flight are forgotten: what they draw is drawn again.
+        """
+        self._in_flight.clear()
+        self._branches.forget_expected()
         self.table.drop_all()
         for item in self._waiting:
             item.values.clear()
@@ -167,13 +169,19 @@ class Scheduler:
     def schedule(self, max_tokens: int) -> SchedulerOutput | None:
         """The next step, of at most `max_tokens` tokens; None when there is nothing to run.
 
-        The tokens that the step before drew are in the table since `update`. After this call comes `launched` once the
-        model computes the step, or `drop_all_kv` if it cannot.
+        The step before may be in flight. Its draws are tokens of this step then, though only the device knows them: a
+        branch goes on as if its sampling of the lowest index drew what all of them drew, and nothing that stops it.
+        Whatever turns out otherwise in `update` is dropped from this step.
+
+        After this call comes `launched` once the model computes the step, or `drop_all_kv` if it cannot.
 
         Raises:
             PoolExhaustedError: when blocks run out and no owner can give any up.
         """
-        plan = self.planner.plan(self._running, self._waiting, max_tokens)
+        running, waiting = self._ready()
+        if self._in_flight and (draws := self._in_flight[-1].draws):
+            self._branches.expect(draws)
+        plan = self.planner.plan(running, waiting, max_tokens, may_preempt=not self._in_flight)
         if plan is None:
             return None
         ends = plan.counts.cumsum()
@@ -199,12 +207,9 @@ class Scheduler:
             places.append(i)
         output.read_rows = np.array(read_rows, dtype=np.int64)
         if sampled:
-            if self._decode is None or self._decode.branches != sampled:
-                self._decode = DecodeRows(sampled)
-            decode = output.decode = self._decode
-            output.draw_positions = (self.table.lengths[decode.rows] - decode.starts)[decode.branch_of]
-            if len(places) < ends[-1]:  # else it is a token of each, in this order
-                output.decode_rows = ends[places] - 1
+            # Without chunks the batch is a token of each, in this order.
+            batch_rows = ends[places] - 1 if len(places) < ends[-1] else None
+            output.draws = self._branches.draws(sampled, list(output.opened.values()), batch_rows)
         return output
 
     @staticmethod
@@ -221,8 +226,22 @@ class Scheduler:
         output.read_targets += [work.targets[i] if work.targets else None for i in reads]
         return [end - count + work.score_positions[i] - first for i in reads]
 
+    def _ready(self) -> tuple[list[RunningRequest], list[WaitingRequest]]:
+        """Running and waiting work that another step can go on with."""
+        if not self._in_flight:
+            return self._branches.running, self._waiting
+        step = self._in_flight[-1]
+        leaving = {id(item) for item in (*step.scored, *step.opened)}
+        if step.draws:
+            leaving |= set(map(id, self._branches.ending(step.draws)))
+        return (
+            [branch for branch in self._branches.running if id(branch) not in leaving],
+            [item for item in self._waiting if id(item) not in leaving],
+        )
+
     def launched(self, output: SchedulerOutput) -> None:
         """Count a step's tokens as computed, since the next step builds on them."""
+        self._in_flight.append(output)
         plan = output.plan
         self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
         for chunk in plan.chunks:
@@ -243,7 +262,7 @@ class Scheduler:
         """Take in a step's results and return the work that it finished.
 
         Args:
-            output: the step.
+            output: the step, the oldest of those in flight.
             values: float32 `[reads of the head, k]`, for each of `output.reads_of_head`.
             token_ids: int64 `[draws]`.
             log_probabilities: float32 `[draws]`.
@@ -251,6 +270,9 @@ class Scheduler:
         Raises:
             NumericalError: when what was read, or what tokens are drawn from, is not a number.
         """
+        self._in_flight.remove(output)
+        if output.draws:
+            token_ids, log_probabilities = output.draws.wanted(token_ids), output.draws.wanted(log_probabilities)
         if owners := _owners_without_numbers(output, values, log_probabilities):
             raise NumericalError(self.role, owners)
         for places, rows in zip(output.reads_of_head.values(), values, strict=True):
@@ -261,20 +283,12 @@ class Scheduler:
             self._waiting = [item for item in self._waiting if id(item) not in left]
             self._busy_rows -= {item.row for item in output.scored}
             self._busy_rows -= {item.row for item, branch in output.opened.items() if not branch.work.in_place}
-        for branch in output.opened.values():
-            if not branch.work.in_place:
-                branch.sequence = self.table.fork(branch.sequence)
-            self.table.log_probabilities[branch.row] = 0.0
-        if output.decode:
-            if output.opened:
-                output.decode.find_rows()
-            done += self._take_in(output.decode, token_ids, log_probabilities)
+        if output.draws:
+            next_draws = self._in_flight[0].draws if self._in_flight else None
+            finished = self._branches.take_in(output.draws, token_ids, log_probabilities, next_draws)
+            self._busy_rows -= {one.sequence.row for one in finished if one.work.in_place}
+            done += finished
         return done
-
-    def _let_go(self, branch: RunningRequest) -> None:
-        """Note that a branch has ended: a sequence generated in place takes other work again."""
-        if branch.work.in_place:
-            self._busy_rows.discard(branch.row)
 
     def _require_fits(self, tokens: int) -> None:
         if tokens > (context := self._model.config.max_positions):
@@ -285,93 +299,6 @@ class Scheduler:
         start, indices = int(self.table.lengths[item.row]), list(range(len(work.samplings)))
         return RunningRequest(work, indices, work.sequence, start, extra_tokens=item.computed_tokens + computed)
 
-    def _take_in(self, decode: DecodeRows, token_ids: np.ndarray, log_probabilities: np.ndarray) -> list[Done]:
-        """Append the drawn tokens, fork branches whose samplings differ, and take out branches that stop."""
-        chosen = set(map(id, decode.branches))
-        rest = [branch for branch in self._running if id(branch) not in chosen]
-        decode, firsts = self._diverge(decode, token_ids)
-        token_ids = token_ids[firsts]
-        self.table.log_probabilities[decode.rows] += log_probabilities[firsts]
-        self.table.append_each(decode.rows, token_ids)
-        return self._take_out_stopped(decode, token_ids, rest)
-
-    def _diverge(self, decode: DecodeRows, token_ids: np.ndarray) -> tuple[DecodeRows, np.ndarray]:
-        """Fork branches whose samplings drew different tokens, or are not to be merged.
-
-        The sampling of the lowest index keeps the branch's sequence.
-
-        Returns:
-            All branches, and for each branch the index of its token in `token_ids`.
-        """
-        branches = decode.branches
-        differs = (token_ids != token_ids[decode.firsts][decode.branch_of]) | decode.apart
-        if not differs.any():
-            return decode, decode.firsts
-        diverged, firsts = list(branches), decode.firsts.tolist()
-        for b in np.unique(decode.branch_of[differs]).tolist():
-            branch, first = branches[b], firsts[b]
-            groups: dict[int, list[int]] = {}  # places in `indices`, by token
-            for place in range(len(branch.indices)):
-                groups.setdefault(int(token_ids[first + place]) if branch.work.merge_equal else place, []).append(place)
-            length = int(self.table.lengths[branch.sequence.row])
-            for places in list(groups.values())[1:]:
-                sequence = self.table.fork(branch.sequence)
-                self.table.log_probabilities[sequence.row] = self.table.log_probabilities[branch.sequence.row]
-                indices = [branch.indices[place] for place in places]
-                diverged.append(
-                    RunningRequest(branch.work, indices, sequence, branch.start, shared=length - branch.start)
-                )
-                firsts.append(first + places[0])
-            branch.indices = [branch.indices[place] for place in next(iter(groups.values()))]
-        self._decode = DecodeRows(diverged)
-        return self._decode, np.array(firsts)
-
-    def _take_out_stopped(self, decode: DecodeRows, token_ids: np.ndarray, rest: list[RunningRequest]) -> list[Done]:
-        over = self.table.lengths[decode.rows] >= np.minimum(decode.limits, self._model.config.max_positions)
-        flagged = np.flatnonzero(over | self._is_eos[token_ids] | self._has_newline[token_ids])
-        done, stopped = [], set()
-        for i in flagged.tolist():
-            branch = decode.branches[i]
-            if cause := self._stop_cause(branch, int(token_ids[i]), bool(over[i])):
-                done.append(self._finish(branch, cause))
-                self._let_go(branch)
-                stopped.add(i)
-        self._running = [b for i, b in enumerate(decode.branches) if i not in stopped] + rest
-        return done
-
-    def _stop_cause(self, branch: RunningRequest, token_id: int, over: bool) -> StopCause | None:
-        if self._is_eos[token_id]:
-            return StopCause.EOS
-        if branch.work.delimiter and self._has_newline[token_id]:
-            text = self._model.tokenizer.decode(self._new_tokens(branch))
-            # A step of nothing but newlines is no step: the delimiter counts once there is content before it.
-            if branch.work.delimiter in text.lstrip():
-                return StopCause.DELIMITER
-        if over:
-            length = int(self.table.lengths[branch.sequence.row])
-            at_context = length >= self._model.config.max_positions
-            return StopCause.CONTEXT if at_context else StopCause.LENGTH
-        return None
-
-    def _new_tokens(self, branch: RunningRequest) -> list[int]:
-        row = branch.sequence.row
-        return self.table.tokens[row, branch.start : self.table.lengths[row]].tolist()
-
-    def _finish(self, branch: RunningRequest, cause: StopCause) -> Generated:
-        row = branch.sequence.row
-        token_ids = self._new_tokens(branch)
-        return Generated(
-            work=branch.work,
-            indices=tuple(branch.indices),
-            sequence=branch.sequence,
-            token_ids=token_ids,
-            text=self._model.tokenizer.decode(token_ids),
-            log_probability=float(self.table.log_probabilities[row]),
-            cause=cause,
-            own_tokens=len(token_ids) - branch.shared,
-            computed_tokens=branch.extra_tokens + int(self.table.computed[row]) - branch.start - branch.shared,
-        )
-
 
 def _owners_without_numbers(
     output: SchedulerOutput, values: list[np.ndarray], log_probabilities: np.ndarray
@@ -381,8 +308,9 @@ def _owners_without_numbers(
     for places, rows in zip(output.reads_of_head.values(), values, strict=True):
         if np.isnan(rows).any():
             owners |= {output.reads[places[i]].work.owner for i in np.flatnonzero(np.isnan(rows).any(axis=1))}
-    if output.decode and not (finite := np.isfinite(log_probabilities)).all():
-        owners |= {output.decode.branches[b].work.owner for b in output.decode.branch_of[~finite]}
+    if output.draws and not (finite := np.isfinite(log_probabilities)).all():
+        decode = output.draws.decode
+        owners |= {decode.branches[b].work.owner for b in decode.branch_of[~finite]}
     return frozenset(owners)
 
 

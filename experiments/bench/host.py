@@ -44,6 +44,7 @@ class _NoLayers(Layers):
         positions: torch.Tensor,
         layer_kvs: Sequence[LayerKV],
         batch: AttentionBatch,
+        drawn: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states that mean nothing, `[T, hidden]`."""
         return self._hidden[: len(token_ids)]

@@ -44,6 +44,10 @@ class CpuBackend:
         """See `Backend`."""
         return pack_quantized
 
+    def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
+        """See `Backend`; it is there already."""
+        return torch.from_numpy(array)
+
     def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
         """See `Backend`; they are there already."""
         return lambda: [tensor.numpy() for tensor in results]

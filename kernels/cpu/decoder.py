@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.batch import AttentionBatch, with_drawn
 from espalier.kernels.cpu.amx import aligned
 from espalier.kernels.cpu.attention import TOKENS_PER_ITEM, UNLIMITED, attend, flat_kv_pool, scratch_for
 from espalier.kernels.cpu.linear import (
@@ -430,10 +430,11 @@ class CpuLayers(Layers):
         positions: torch.Tensor,
         layer_kvs: Sequence[LayerKV],
         batch: AttentionBatch,
+        drawn: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Layers`."""
         s, outer, rows, (vocabulary, width) = self._shape, self.outer, len(token_ids), self.outer.embedding.shape
-        ids = token_ids.numpy()
+        ids = with_drawn(token_ids, drawn).numpy()
         if ids.view(np.uint64).max() >= vocabulary:  # read so, one below 0 is larger than any other
             raise IndexError(f"token ids are {ids.min()} to {ids.max()}, the embedding has {vocabulary} rows")
         stride, qkv_stride, inner = (

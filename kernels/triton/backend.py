@@ -15,7 +15,7 @@ from espalier.kernels.triton.linear import FixedLinear
 from espalier.kernels.triton.plan import Costs
 from espalier.kernels.triton.recording import Recorder
 from espalier.kernels.triton.sampling import draw_tokens, filter_logits
-from espalier.kernels.triton.steps import fetch
+from espalier.kernels.triton.steps import fetch, to_device
 
 _FIXED_CHUNK = 256
 
@@ -52,6 +52,10 @@ class TritonBackend(TorchBackend):
     copy_blocks = staticmethod(copy_blocks)
     filter_logits = staticmethod(filter_logits)
     draw_tokens = staticmethod(draw_tokens)
+
+    def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
+        """See `Backend`."""
+        return to_device(array, device)
 
     def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
         """See `Backend`."""

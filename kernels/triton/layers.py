@@ -75,14 +75,15 @@ class TritonLayers(Layers):
         positions: torch.Tensor,
         layer_kvs: Sequence[LayerKV],
         batch: AttentionBatch,
+        drawn: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Layers`. What it returns for a step of one token to a sequence holds until the next such step."""
         step = self._describe(token_ids, positions, layer_kvs[0], batch)
         decodes = len(token_ids) == len(batch.context_lengths)
         if decodes and (recorded := self._recorded(step, layer_kvs)):
-            return recorded.run(step)
+            return recorded.run(step, drawn)
         on_device = DeviceStep(step.room, len(self._windows), self._programs(layer_kvs), self._device)
-        on_device.load(step)
+        on_device.load(step, drawn)
         return self._compute(on_device, layer_kvs)
 
     def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:

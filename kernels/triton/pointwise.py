@@ -1,4 +1,4 @@
-"""Norms with their residual, and the MLP's gate: one pass over memory each."""
+"""Norms with their residual, the MLP's gate, and tokens just drawn: one pass over memory each."""
 
 # pyright: reportArgumentType=false
 # (within kernels, numbers and tensors have Triton's types, which are not those of Python)
@@ -35,6 +35,11 @@ def gated(gate_up: torch.Tensor) -> torch.Tensor:
     if rows:
         silu_and_multiply[rows, triton.cdiv(inner, PORTION)](gate_up, output, INNER=inner, PORTION=PORTION)
     return output
+
+
+def take_drawn(token_ids: torch.Tensor, drawn: torch.Tensor) -> None:
+    """Where an id of int32 `[T]` is -1 - i, put the i-th of `drawn`, int64, in its place."""
+    replace_by_drawn[(triton.cdiv(len(token_ids), PORTION),)](token_ids, drawn, len(token_ids), PORTION=PORTION)
 
 
 @triton.jit
@@ -76,3 +81,18 @@ def silu_and_multiply(gate_up, output, INNER: tl.constexpr, PORTION: tl.constexp
     # Rounded before the product, as torch does.
     activated = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
     tl.store(output + row * INNER + e, activated * tl.load(at + INNER, mask=mask, other=0.0), mask=mask)
+
+
+@triton.jit
+def replace_by_drawn(token_ids, drawn, count, PORTION: tl.constexpr):
+    """Replace ids -1 - i by the i-th id that was drawn; the grid is `[portions of count]`.
+
+    Args:
+        token_ids: int32 `[count]`, written in place.
+        drawn: int64, more than the largest i.
+        count: of ids.
+    """
+    e = tl.program_id(0) * PORTION + tl.arange(0, PORTION)
+    ids = tl.load(token_ids + e, mask=e < count, other=0)
+    from_draw = ids < 0
+    tl.store(token_ids + e, tl.load(drawn + (-1 - ids), mask=from_draw, other=0).to(tl.int32), mask=from_draw)

@@ -10,6 +10,7 @@ from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.triton.attention import DevicePlan
 from espalier.kernels.triton.plan import FIELDS, AttentionPlan
+from espalier.kernels.triton.pointwise import take_drawn
 
 
 class Room(NamedTuple):
@@ -31,7 +32,7 @@ class StepTokens(NamedTuple):
     """A step on the host.
 
     Attributes:
-        token_ids: int `[T]`.
+        token_ids: int `[T]`; negative where `DeviceStep.load` fills in what was drawn.
         positions: int `[T]`.
         places: int64 `[T]`, where each token's first head lies in its layer's keys, in elements; -1 if it is not
             written.
@@ -90,12 +91,14 @@ class DeviceStep:
             )
         ]
 
-    def load(self, step: StepTokens) -> None:
-        """Copy a step to the device; it must fit in the room."""
+    def load(self, step: StepTokens, drawn: torch.Tensor | None = None) -> None:
+        """Copy a step to the device; it must fit in the room. Where a token id is -1 - i, the i-th of `drawn` is."""
         self._hosts.reverse()
         places = np.full(self.room.tokens, -1, np.int64)
         places[: len(step.places)] = step.places
         self._copy(0, [places.view(np.int32), step.token_ids, step.positions, step.tables])
+        if drawn is not None:
+            take_drawn(self.token_ids[: len(step.token_ids)], drawn)
         if self._loaded is step.plans and self._table_size == step.tables.shape[1]:
             return
         self._loaded, self._table_size = step.plans, step.tables.shape[1]
@@ -131,6 +134,12 @@ def places_of(batch: AttentionBatch, layer_kv: LayerKV, tokens: int) -> np.ndarr
     places = np.full(tokens, -1, np.int64)
     places[batch.write_rows.numpy()] = written
     return places
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """See `kernels.backend.Backend.to_device`: through pinned memory, as a copy from elsewhere waits for the device."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def fetch(results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:

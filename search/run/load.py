@@ -106,7 +106,7 @@ class RuntimeSettings:
     launch_ahead: Annotated[
         bool,
         Option(
-            "Launch one model's batch before processing the results of the other's, to keep a GPU busy. "
+            "Launch the next batch before processing the results of the last one, to keep a GPU busy. "
             "Answers do not change; no gain on a CPU."
         ),
     ] = False

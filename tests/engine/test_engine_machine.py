@@ -268,7 +268,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 class LaunchAheadMachine(EngineMachine):
-    """The same with the other model's batch launched before results are taken in."""
+    """The same with the next batch launched before results are taken in."""
 
     launch_ahead = True
 

@@ -133,6 +133,16 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
         ),
     )
     yield (
+        "replace_by_drawn",
+        model,
+        Specialisation(
+            pointwise.replace_by_drawn,
+            {"token_ids": i32, "drawn": i64, "count": "i32"},
+            {"PORTION": pointwise.PORTION},
+            moves=True,
+        ),
+    )
+    yield (
         "fixed_product",
         model,
         Specialisation(

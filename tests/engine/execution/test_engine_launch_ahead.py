@@ -10,6 +10,7 @@ from engine_driver import drain, release
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.memory.sequences import Sequence
+from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
@@ -106,3 +107,67 @@ def test_preempting_waits_for_what_is_in_flight_and_loses_nothing(models: dict[s
         done += drain(engine)
         assert is_all_of_one(done)
         release_all(engine, opened, done)
+
+
+def test_the_same_models_next_batch_is_launched_before_its_draws_are_known(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+):
+    events: list[tuple[str, bool]] = []
+    forward, wait = Decoder.forward, ModelRunner.wait
+
+    def computed(self: Decoder, *args: Any) -> Any:
+        events.append(("computed", bool((args[0] < 0).any())))
+        return forward(self, *args)
+
+    monkeypatch.setattr(Decoder, "forward", computed)
+    monkeypatch.setattr(ModelRunner, "wait", lambda self, b: (events.append(("known", False)), wait(self, b))[1])
+    engine = engine_of({GENERATOR: models[GENERATOR]})
+    prompt = engine.open(GENERATOR, [20, 21, 22], owner="search")
+    engine.submit(Generate("search", prompt, (Sampling(key=1),), 6, ""))
+    done = drain(engine)
+    assert isinstance(done[0], Generated)
+    assert len(done[0].token_ids) == 6
+    # A prompt, whose child is there once its first token is known; then five tokens, four of them before that.
+    later = [("computed", True), ("known", False)]
+    assert events == [("computed", False), ("known", False), ("computed", False), *later * 4, ("known", False)]
+    assert engine.stats()[GENERATOR].computed_tokens == 3 + 5
+    release_all(engine, [prompt], done)
+
+
+def outcomes(models: dict[str, Model], ahead: bool, requests: list[dict[str, Any]]) -> tuple[list[tuple], int]:
+    """What each request gives, all at once, and the tokens computed for it."""
+    engine = Engine(models, EngineSettings(2**22, 4, launch_ahead=ahead))
+    opened = []
+    for number, options in enumerate(requests):
+        opened.append(engine.open(GENERATOR, [20 + number % 7, 31, 40], owner=number))
+        engine.submit(Generate(number, opened[-1], **options))
+    done = drain(engine)
+    computed = engine.stats()[GENERATOR].computed_tokens
+    found = sorted(
+        (d.work.owner, d.indices, tuple(d.token_ids), d.log_probability, d.cause, d.own_tokens, d.computed_tokens)
+        for d in done
+        if isinstance(d, Generated)
+    )
+    release_all(engine, opened, done)
+    return found, computed
+
+
+@pytest.mark.parametrize("merge_equal", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+def test_branches_that_part_or_stop_are_found_a_step_late_and_end_alike(
+    models: dict[str, Model], merge_equal: bool, temperature: float
+):
+    requests = [
+        {
+            "samplings": tuple(Sampling(temperature=temperature, key=100 * number + i) for i in range(1 + number % 4)),
+            "max_tokens": 3 + number % 9,
+            "delimiter": "\n" if number % 2 else "",
+            "merge_equal": merge_equal,
+        }
+        for number in range(24)
+    ]
+    (ahead, more), (expected, fewer) = (outcomes(models, ahead, requests) for ahead in (True, False))
+    assert ahead == expected
+    assert more >= fewer
+    causes = {cause for *_, cause, _, _ in expected}
+    assert len(causes) > 1 or not temperature, causes  # some stop where nobody knew before

@@ -64,8 +64,8 @@ def test_a_sequence_has_the_same_bits_alone_and_beside_others_where_that_is_aske
         assert torch.equal(step.only(s).run(layers)[0], together[rows]), f"sequence {s}"
 
 
-def solve(request: SearchRequest) -> SearchResult:
-    orchestrator = load_orchestrator(RuntimeSettings(kv_memory=2**26))
+def solve(request: SearchRequest, **options: bool) -> SearchResult:
+    orchestrator = load_orchestrator(RuntimeSettings(kv_memory=2**26, **options))
     orchestrator.submit(request)
     while orchestrator.busy:
         for result in orchestrator.step():
@@ -75,7 +75,8 @@ def solve(request: SearchRequest) -> SearchResult:
 
 
 def test_a_search_is_the_same_as_on_the_backend_for_cpus(monkeypatch: pytest.MonkeyPatch):
-    compare(SearchRequest(problem=PROBLEM, beam_width=2, expansion=2, seed=3), monkeypatch)
+    """With steps whose tokens are filled in on the device, too."""
+    compare(SearchRequest(problem=PROBLEM, beam_width=2, expansion=2, seed=3), monkeypatch, launch_ahead=True)
 
 
 @pytest.mark.slow
@@ -86,11 +87,11 @@ def test_beam_searches_of_the_benchmark_are_the_same_as_on_the_backend_for_cpus(
     compare(SearchRequest(problem=load_benchmark("demo")[index].problem), monkeypatch)
 
 
-def compare(request: SearchRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def compare(request: SearchRequest, monkeypatch: pytest.MonkeyPatch, **options: bool) -> None:
     """Answers, texts and scores on both backends."""
     expected = solve(request)
     monkeypatch.setattr(decoder, "choose_backend", lambda *_: TritonBackend())
-    found = solve(request)
+    found = solve(request, **options)
     assert found.answer == expected.answer
     assert [(node.path, node.text) for node in found.nodes] == [(node.path, node.text) for node in expected.nodes]
     for one, other in zip(found.nodes, expected.nodes, strict=True):

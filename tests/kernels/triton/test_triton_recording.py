@@ -58,6 +58,19 @@ def check(step: Step, layers) -> None:
     torch.testing.assert_close(kv_pool, expected_kv_pool, rtol=1e-4, atol=1e-4)
 
 
+def test_tokens_that_were_just_drawn_are_filled_in_on_the_device(layers, recorder: StandIn):
+    drawn = torch.tensor([7, 3, 11])
+    for sequences in ([(30, 1)] * 4, [(30, 5), (8, 1)]):
+        step = make_step(sequences, SHAPE, TokenMajorLayout)
+        kvs = [step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)]
+        known, expected_ids = step.token_ids.clone(), step.token_ids.clone()
+        known[1], known[3], expected_ids[1], expected_ids[3] = -1 - 2, -1, drawn[2], drawn[0]
+        found = layers.forward(known, step.positions, kvs, step.batch, drawn).clone()
+        expected = layers.forward(expected_ids, step.positions, kvs, step.batch)
+        assert torch.equal(found, expected)
+    assert recorder.replays == 2, "the first is replayed, twice; the second is launched kernel by kernel"
+
+
 def test_steps_of_fewer_tokens_than_were_recorded_are_replayed_and_write_nothing_more(layers, recorder: StandIn):
     pool = make_step([(30, 1)] * 4, SHAPE, TokenMajorLayout)
     kvs = [pool.layout.layer_view(pool.kv_pool, i) for i in range(LAYERS)]

@@ -1,0 +1,220 @@
+"""The branches of a model: children that are being sampled, token by token, and what becomes of the tokens drawn."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from espalier.engine.memory.sequences import SequenceTable
+from espalier.engine.models.model import Model
+from espalier.engine.scheduling.requests import DecodeRows, RunningRequest
+from espalier.engine.work import Generated, StopCause
+
+
+@dataclass(slots=True)
+class Draws:
+    """What one step draws: a token for each sampling of each branch.
+
+    Attributes:
+        decode: the branches.
+        step_positions: int64 `[draws]`, the position of each draw within its step.
+        batch_rows: int64 `[branches]`, the row of the batch of each branch; None where the batch is one token of each
+            branch, in order.
+        opened: branches that begin with this step.
+        kept: int64, the draws that are still wanted, once results of the step before showed that some branches had
+            stopped or parted; None for all. `decode` and `step_positions` hold these alone.
+    """
+
+    decode: DecodeRows
+    step_positions: np.ndarray
+    batch_rows: np.ndarray | None = None
+    opened: list[RunningRequest] = field(default_factory=list)
+    kept: np.ndarray | None = None
+
+    @property
+    def positions(self) -> np.ndarray:
+        """The position of each branch's new token in its sequence, int64 `[branches]`."""
+        return self.decode.starts + self.step_positions[self.decode.firsts]
+
+    def wanted(self, values: np.ndarray) -> np.ndarray:
+        """Those of a step's `values`, one for each of its draws, that are still wanted."""
+        return values if self.kept is None else values[self.kept]
+
+
+class Branches:
+    """Takes in what steps draw: branches grow, part where their samplings differ, and stop.
+
+    Attributes:
+        running: branches that have a token of their own, or would if they had not been sampled in place.
+    """
+
+    def __init__(self, table: SequenceTable, model: Model) -> None:
+        self.running: list[RunningRequest] = []
+        self._table = table
+        self._tokenizer = model.tokenizer
+        self._context = model.config.max_positions
+        self._decode: DecodeRows | None = None
+        self._is_eos = np.zeros(max(model.config.vocab_size, model.tokenizer.vocab_size), dtype=bool)
+        self._is_eos[list(model.eos_token_ids)] = True
+        self._has_newline = np.zeros(len(self._is_eos), dtype=bool)
+        self._has_newline[: len(model.tokenizer.has_newline)] = model.tokenizer.has_newline
+
+    def draws(
+        self, sampled: list[RunningRequest], opened: list[RunningRequest], batch_rows: np.ndarray | None
+    ) -> Draws:
+        """What a step draws that samples some branches, of which `opened` begin with it; see `Draws`."""
+        if self._decode is None or self._decode.branches != sampled:
+            self._decode = DecodeRows(sampled)
+        decode = self._decode
+        step_positions = (self._table.lengths[decode.rows] - decode.starts)[decode.branch_of]
+        return Draws(decode, step_positions, batch_rows, opened)
+
+    def ending(self, draws: Draws) -> list[RunningRequest]:
+        """Branches that stop with the token being drawn, whatever it is."""
+        return [draws.decode.branches[i] for i in np.flatnonzero(self._are_full(draws.decode, draws.positions))]
+
+    def expect(self, draws: Draws) -> None:
+        """Give each branch of a step in flight that can go on a token that stands for the one being drawn.
+
+        It is -1 - i for the step's draw i, and goes on as if all samplings of the branch drew what the first one did.
+        """
+        decode, positions = draws.decode, draws.positions
+        goes_on = (self._table.lengths[decode.rows] == positions) & ~self._are_full(decode, positions)
+        if draws.opened:
+            goes_on &= [branch not in draws.opened for branch in decode.branches]
+        if goes_on.any():
+            firsts = decode.firsts if draws.kept is None else draws.kept[decode.firsts]
+            self._table.put_each(decode.rows[goes_on], positions[goes_on], -1 - firsts[goes_on])
+
+    def forget_expected(self) -> None:
+        """Take the tokens that stand for draws away again: the step in flight failed."""
+        for branch in self.running:
+            while self._table.tokens[branch.row, self._table.lengths[branch.row] - 1] < 0:
+                self._table.lengths[branch.row] -= 1
+
+    def take_in(
+        self, draws: Draws, token_ids: np.ndarray, log_probabilities: np.ndarray, next_draws: Draws | None
+    ) -> list[Generated]:
+        """Append the drawn tokens, fork branches whose samplings differ, and take out branches that stop.
+
+        Args:
+            draws: what was drawn.
+            token_ids: int64, for each of the wanted draws.
+            log_probabilities: float32, likewise.
+            next_draws: of a step that is in flight already; what it draws for nobody is dropped from it.
+        """
+        if not draws.decode.branches:
+            return []  # all stopped in the step before
+        for branch in draws.opened:
+            if not branch.work.in_place:
+                branch.sequence = self._table.fork(branch.sequence)
+            self._table.log_probabilities[branch.row] = 0.0
+        if draws.opened:
+            draws.decode.find_rows()
+        chosen = set(map(id, draws.decode.branches))
+        rest = [branch for branch in self.running if id(branch) not in chosen]
+        decode, positions = draws.decode, draws.positions
+        branches, parents, firsts = self._part(decode, token_ids, positions)
+        if parted := len(branches) > len(decode.branches):
+            decode = self._decode = DecodeRows(branches)
+            positions = positions[parents]
+        token_ids = token_ids[firsts]
+        self._table.log_probabilities[decode.rows] += log_probabilities[firsts]
+        self._table.put_each(decode.rows, positions, token_ids)
+        done = self._take_out_stopped(decode, token_ids, positions, rest)
+        if next_draws and (parted or done):
+            self._drop_unwanted(next_draws)
+        return done
+
+    def _drop_unwanted(self, draws: Draws) -> None:
+        """Drop what a step in flight draws for branches that have stopped, and for samplings that parted."""
+        decode, alive = draws.decode, set(map(id, (*self.running, *draws.opened)))
+        kept = [
+            draw
+            for draw, (b, index) in enumerate(zip(decode.branch_of.tolist(), decode.indices, strict=True))
+            if id(branch := decode.branches[b]) in alive and index in branch.indices
+        ]
+        if len(kept) < len(decode.indices):
+            draws.kept = np.array(kept, dtype=np.int64)
+            draws.decode = DecodeRows([branch for branch in decode.branches if id(branch) in alive])
+            draws.step_positions = draws.step_positions[draws.kept]
+
+    def _are_full(self, decode: DecodeRows, positions: np.ndarray) -> np.ndarray:
+        """Whether each branch has as many tokens as it may, with those at `positions`; bool `[branches]`."""
+        return positions + 1 >= np.minimum(decode.limits, self._context)
+
+    def _part(
+        self, decode: DecodeRows, token_ids: np.ndarray, positions: np.ndarray
+    ) -> tuple[list[RunningRequest], list[int], np.ndarray]:
+        """Fork branches whose samplings drew different tokens, or are not to be merged.
+
+        The sampling of the lowest index keeps the branch's sequence.
+
+        Returns:
+            All branches, for each of them the one of `decode` that it parted from, and the index of its token in
+            `token_ids`.
+        """
+        branches, parents = decode.branches, list(range(len(decode.branches)))
+        differs = (token_ids != token_ids[decode.firsts][decode.branch_of]) | decode.apart
+        if not differs.any():
+            return branches, parents, decode.firsts
+        parted, firsts = list(branches), decode.firsts.tolist()
+        for b in np.unique(decode.branch_of[differs]).tolist():
+            branch, first = branches[b], firsts[b]
+            groups: dict[int, list[int]] = {}  # places in `indices`, by token
+            for place in range(len(branch.indices)):
+                groups.setdefault(int(token_ids[first + place]) if branch.work.merge_equal else place, []).append(place)
+            length = int(positions[b])
+            for places in list(groups.values())[1:]:
+                sequence = self._table.fork(branch.sequence, length)
+                self._table.log_probabilities[sequence.row] = self._table.log_probabilities[branch.row]
+                indices = [branch.indices[place] for place in places]
+                parted.append(
+                    RunningRequest(branch.work, indices, sequence, branch.start, shared=length - branch.start)
+                )
+                parents.append(b)
+                firsts.append(first + places[0])
+            branch.indices = [branch.indices[place] for place in next(iter(groups.values()))]
+        return parted, parents, np.array(firsts)
+
+    def _take_out_stopped(
+        self, decode: DecodeRows, token_ids: np.ndarray, positions: np.ndarray, rest: list[RunningRequest]
+    ) -> list[Generated]:
+        full = self._are_full(decode, positions)
+        flagged = np.flatnonzero(full | self._is_eos[token_ids] | self._has_newline[token_ids])
+        done, stopped = [], set()
+        for i in flagged.tolist():
+            branch, length = decode.branches[i], int(positions[i]) + 1
+            if cause := self._stop_cause(branch, int(token_ids[i]), length, bool(full[i])):
+                self._table.truncate(branch.row, length)  # a step in flight may have gone on
+                done.append(self._finish(branch, cause))
+                stopped.add(i)
+        self.running = [b for i, b in enumerate(decode.branches) if i not in stopped] + rest
+        return done
+
+    def _stop_cause(self, branch: RunningRequest, token_id: int, length: int, full: bool) -> StopCause | None:
+        """Why a branch stops whose token `token_id` is its last of `length`; None if it goes on."""
+        if self._is_eos[token_id]:
+            return StopCause.EOS
+        if branch.work.delimiter and self._has_newline[token_id]:
+            text = self._tokenizer.decode(self._table.tokens[branch.row, branch.start : length].tolist())
+            # A step of nothing but newlines is no step: the delimiter counts once there is content before it.
+            if branch.work.delimiter in text.lstrip():
+                return StopCause.DELIMITER
+        if full:
+            return StopCause.CONTEXT if length >= self._context else StopCause.LENGTH
+        return None
+
+    def _finish(self, branch: RunningRequest, cause: StopCause) -> Generated:
+        row = branch.row
+        token_ids = self._table.tokens[row, branch.start : self._table.lengths[row]].tolist()
+        return Generated(
+            work=branch.work,
+            indices=tuple(branch.indices),
+            sequence=branch.sequence,
+            token_ids=token_ids,
+            text=self._tokenizer.decode(token_ids),
+            log_probability=float(self._table.log_probabilities[row]),
+            cause=cause,
+            own_tokens=len(token_ids) - branch.shared,
+            computed_tokens=branch.extra_tokens + int(self._table.computed[row]) - branch.start - branch.shared,
+        )
