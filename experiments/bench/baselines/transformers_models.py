@@ -5,17 +5,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 
 class TransformersModels:
-    """Both models in float32 on CPU; every call pads its rows into one batch and keeps no KV cache afterwards."""
+    """Both models, in float32 on CPU by default; a call pads its rows into a batch and keeps no KV cache afterwards."""
 
-    def __init__(self, generator: Path, verifier: Path) -> None:
-        """Load a causal language model and a token classifier."""
-        self._generator: Any = AutoModelForCausalLM.from_pretrained(str(generator), dtype=torch.float32).eval()
-        self._verifier: Any = AutoModelForTokenClassification.from_pretrained(str(verifier), dtype=torch.float32).eval()
+    def __init__(
+        self,
+        generator: Path,
+        verifier: Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        random: bool = False,
+    ) -> None:
+        """Load a causal language model and a token classifier; `random` reads no weights and takes any."""
+
+        def load(kind: Any, folder: Path) -> Any:
+            if not random:
+                return kind.from_pretrained(str(folder), dtype=dtype).to(device).eval()
+            with torch.device(device):
+                return kind.from_config(AutoConfig.from_pretrained(str(folder)), dtype=dtype).eval()
+
+        self._generator: Any = load(AutoModelForCausalLM, generator)
+        self._verifier: Any = load(AutoModelForTokenClassification, verifier)
         self._pad_id: int = AutoTokenizer.from_pretrained(str(generator)).pad_token_id
+        self._device = device
 
     @torch.inference_mode()
     def sample(self, rows: list[list[int]], stop_ids: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -47,7 +63,8 @@ class TransformersModels:
             [0] * len(f) + [1] * len(r) if left else [1] * len(r) + [0] * len(f)
             for f, r in zip(fill, rows, strict=True)
         ]
-        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+        tensors = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
 
 
 def _until(token_ids: list[int], stops: set[int]) -> list[int]:

@@ -11,14 +11,19 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from transformers import AutoTokenizer
 
+from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.models.options import LoadFormat
+from espalier.experiments.bench.baselines.transformers_models import TransformersModels
 from espalier.experiments.bench.gpu.floor import Card, decode_seconds, scoring_seconds
 from espalier.experiments.bench.gpu.shapes import MODELS, PAIRS, ModelShape
 from espalier.experiments.demo import generator_path, verifier_path
@@ -228,8 +233,46 @@ def write_checkpoint(source: Path, target: Path, s: ModelShape) -> None:
     (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def search_rows(bench: Bench, steps: int = 8, step_tokens: int = 48) -> list[dict[str, Any]]:
-    """Beam searches of 64 candidates a round with random weights: rounds a second, and how busy the device is."""
+class DeviceTime:
+    """How long batches are on the device, between the launch of a batch's first kernel and the end of its last."""
+
+    def __init__(self, bench: Bench, monkeypatch: ExitStack) -> None:
+        """Time every batch of every engine until `monkeypatch` is closed."""
+        self._rehearse = bench.rehearse
+        self._spans: list[tuple[Any, Any]] = []
+        launch = ModelRunner.launch
+
+        def timed(runner: ModelRunner, *arguments: Any) -> Any:
+            before = self._now()
+            launched = launch(runner, *arguments)
+            self._spans.append((before, self._now()))
+            return launched
+
+        monkeypatch.enter_context(mock.patch.object(ModelRunner, "launch", timed))
+
+    @property
+    def seconds(self) -> float:
+        """All batches together."""
+        if self._rehearse:
+            return sum(after - before for before, after in self._spans)
+        torch.cuda.synchronize()
+        return sum(before.elapsed_time(after) for before, after in self._spans) / 1e3
+
+    def _now(self) -> Any:
+        if self._rehearse:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def search_rows(bench: Bench) -> list[dict[str, Any]]:
+    """Beam searches of 64 candidates a round with random weights: rounds a second, and how busy the device is.
+
+    The last row is search-and-learn's way on transformers: one search at a time, whose paths the verifier reads anew
+    after each step.
+    """
+    sizes = _SearchSizes(2, 2, 2, 4) if bench.rehearse else _SearchSizes()
     names = ("tiny", "tiny") if bench.rehearse else PAIRS[0]
     shapes = [_REHEARSED if name == "tiny" else MODELS[name] for name in names]
     found = []
@@ -238,42 +281,80 @@ def search_rows(bench: Bench, steps: int = 8, step_tokens: int = 48) -> list[dic
         for source, target, s in zip((generator_path(), verifier_path()), folders, shapes, strict=True):
             write_checkpoint(source, target, s)
         for searches in (1,) if bench.rehearse else (1, 8, 32):
-            for ahead in (False, True):
-                settings = RuntimeSettings(
-                    generator=str(folders[0]),
-                    verifier=str(folders[1]),
-                    load_format=LoadFormat.DUMMY,
-                    device=bench.device.type,
-                    launch_ahead=ahead,
-                    kv_memory=2**26 if bench.rehearse else None,
-                    answer_equivalence=AnswerEquivalence.EXACT_MATCH,
-                )
-                orchestrator = load_orchestrator(settings)
-                small = bench.rehearse
-                request = SearchRequest(
-                    "one two three " * 20,
-                    beam_width=2 if small else 16,
-                    expansion=2 if small else 4,
-                    max_steps=2 if small else steps,
-                    max_step_tokens=4 if small else step_tokens,
-                    merge_duplicates=False,
-                )
-                for seed in range(searches):
-                    orchestrator.submit(dataclasses.replace(request, seed=seed))
-                start, results = time.perf_counter(), []
-                while orchestrator.busy:
-                    results += orchestrator.step()
-                seconds = time.perf_counter() - start
-                orchestrator.close()
-                rounds = sum(max((node.depth for node in result.nodes), default=0) for result in results)
-                tokens = sum(r.usage.generator_tokens + r.usage.verifier_tokens for r in results)
-                found.append(
-                    {
-                        "searches": searches,
-                        "launch ahead": ahead,
-                        "rounds/s": rounds / seconds,
-                        "computed tokens/s": tokens / seconds,
-                        "seconds": seconds,
-                    }
-                )
+            found += [_searches(bench, sizes, folders, searches, ahead) for ahead in (False, True)]
+        found.append(_baseline(bench, sizes, folders))
+    for row in found:
+        row["over transformers"] = row["rounds/s"] / found[-1]["rounds/s"]
     return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _SearchSizes:
+    """A beam search; no step and no path ends before its limit, as weights are random."""
+
+    beam_width: int = 16
+    expansion: int = 4
+    steps: int = 8
+    step_tokens: int = 48
+    problem: str = "one two three " * 20
+
+
+def _searches(bench: Bench, sizes: _SearchSizes, folders: list[Path], searches: int, ahead: bool) -> dict[str, Any]:
+    settings = RuntimeSettings(
+        generator=str(folders[0]),
+        verifier=str(folders[1]),
+        load_format=LoadFormat.DUMMY,
+        device=bench.device.type,
+        launch_ahead=ahead,
+        kv_memory=2**26 if bench.rehearse else None,
+        answer_equivalence=AnswerEquivalence.EXACT_MATCH,
+    )
+    request = SearchRequest(
+        sizes.problem,
+        beam_width=sizes.beam_width,
+        expansion=sizes.expansion,
+        max_steps=sizes.steps,
+        max_step_tokens=sizes.step_tokens,
+        merge_duplicates=False,
+    )
+    orchestrator = load_orchestrator(settings)
+    orchestrator.submit(request)
+    while orchestrator.busy:  # what happens once
+        orchestrator.step()
+    with ExitStack() as timed:
+        device_time = DeviceTime(bench, timed)
+        for seed in range(searches):
+            orchestrator.submit(dataclasses.replace(request, seed=1 + seed))
+        start, results = time.perf_counter(), []
+        while orchestrator.busy:
+            results += orchestrator.step()
+        seconds = time.perf_counter() - start
+    orchestrator.close()
+    rounds = sum(max((node.depth for node in result.nodes), default=0) for result in results)
+    tokens = sum(r.usage.generator_tokens + r.usage.verifier_tokens for r in results)
+    return {
+        "run by": "Espalier, launching ahead" if ahead else "Espalier",
+        "searches at once": searches,
+        "rounds/s": rounds / seconds,
+        "computed tokens/s": tokens / seconds,
+        "device busy %": 100 * device_time.seconds / seconds,
+    }
+
+
+def _baseline(bench: Bench, sizes: _SearchSizes, folders: list[Path]) -> dict[str, Any]:
+    models = TransformersModels(*folders, bench.device, bench.dtype, random=True)
+    prompt = AutoTokenizer.from_pretrained(str(folders[0])).encode(sizes.problem)
+    rows = [prompt] * (sizes.beam_width * sizes.expansion)
+    models.sample(rows, [], 2)  # what happens once
+    start, tokens = time.perf_counter(), 0
+    for _ in range(sizes.steps):
+        rows = [row + new for row, new in zip(rows, models.sample(rows, [], sizes.step_tokens), strict=True)]
+        models.classify(rows)
+        tokens += sum(map(len, rows)) + len(rows) * sizes.step_tokens
+    seconds = time.perf_counter() - start
+    return {
+        "run by": "transformers",
+        "searches at once": 1,
+        "rounds/s": sizes.steps / seconds,
+        "computed tokens/s": tokens / seconds,
+    }

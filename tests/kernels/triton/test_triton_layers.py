@@ -65,7 +65,7 @@ def test_a_sequence_has_the_same_bits_alone_and_beside_others_where_that_is_aske
 
 
 def solve(request: SearchRequest, **options: bool) -> SearchResult:
-    orchestrator = load_orchestrator(RuntimeSettings(kv_memory=2**26, **options))
+    orchestrator = load_orchestrator(RuntimeSettings(kv_memory=2**28, **options))
     orchestrator.submit(request)
     while orchestrator.busy:
         for result in orchestrator.step():
