@@ -162,7 +162,7 @@ def fetch(results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
 
 def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Tensors of one device as bytes, one after the other; those of wider elements must come first."""
-    return torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
 
 
 def unpack(packed: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:

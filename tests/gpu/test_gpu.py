@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,10 +99,18 @@ def test_filters_and_draws_over_large_vocabularies(vocabulary: int):
 
 
 def solve(device: str, problems: int, **settings: object) -> list[SearchResult]:
+    from espalier.experiments.demo import generator_path, verifier_path
     from espalier.experiments.evaluation.benchmarks import load_benchmark
+    from espalier.search.request import AnswerEquivalence
     from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
-    orchestrator = load_orchestrator(RuntimeSettings(device=device, kv_memory=2**29, **settings))  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "generator": str(generator_path()),  # by path, as names need an installed package
+        "verifier": str(verifier_path()),
+        "answer_equivalence": AnswerEquivalence.EXACT_MATCH,
+        "kv_memory": 2**29,
+    }
+    orchestrator = load_orchestrator(RuntimeSettings(device=device, **{**options, **settings}))
     request = SearchRequest("-", beam_width=4, expansion=4)
     order = [
         orchestrator.submit(dataclasses.replace(request, problem=problem.problem))
@@ -149,18 +158,19 @@ def test_a_thousand_searches_leave_nothing_behind():
     assert torch.cuda.memory_allocated() <= before + 2**20
 
 
-def test_a_steady_decode_step_waits_for_the_device_once():
+@pytest.mark.parametrize("launch_ahead", [False, True])
+def test_a_steady_decode_step_waits_for_the_device_once(launch_ahead: bool):
     from espalier.engine.engine import Engine, EngineSettings
     from espalier.engine.models.checkpoint import Checkpoint
-    from espalier.engine.models.hub import locate
     from espalier.engine.models.model import load_generator
     from espalier.engine.scheduling.role_policy import GENERATOR
     from espalier.engine.work import Generate, Sampling, stream_key
+    from espalier.experiments.demo import generator_path
 
     model = dataclasses.replace(
-        load_generator(Checkpoint(locate("demo-generator")), torch.bfloat16, "cuda"), eos_token_ids=()
+        load_generator(Checkpoint(generator_path()), torch.bfloat16, "cuda"), eos_token_ids=()
     )
-    engine = Engine({GENERATOR: model}, EngineSettings(2**28))
+    engine = Engine({GENERATOR: model}, EngineSettings(2**28, launch_ahead=launch_ahead))
     for row in range(8):
         sequence = engine.open(GENERATOR, [3 + row] * 20)
         sampling = Sampling(temperature=1.0, key=stream_key(0, str(row), (0,)))
@@ -177,5 +187,8 @@ def test_a_steady_decode_step_waits_for_the_device_once():
 
 @pytest.mark.skipif(not shutil.which("compute-sanitizer"), reason="compute-sanitizer is not installed")
 def test_no_kernel_reads_or_writes_outside_of_its_memory():
-    command = [sys.executable, "-m", "espalier.experiments.cli.main", "solve", "--device", "cuda", "-N", "2", "-M", "2"]
+    from espalier.experiments.demo import generator_path, verifier_path
+
+    paths = ["--generator", str(generator_path()), "--verifier", str(verifier_path())]
+    command = [sys.executable, "-m", "espalier.experiments.cli.main", "solve", *paths, "--device", "cuda", "-N", "2"]
     subprocess.run(["compute-sanitizer", "--error-exitcode", "9", *command], check=True, capture_output=True)

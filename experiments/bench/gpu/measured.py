@@ -342,8 +342,9 @@ def _searches(bench: Bench, sizes: _SearchSizes, folders: list[Path], searches: 
 
 
 def _baseline(bench: Bench, sizes: _SearchSizes, folders: list[Path]) -> dict[str, Any]:
-    models = TransformersModels(*folders, bench.device, bench.dtype, random=True)
-    prompt = AutoTokenizer.from_pretrained(str(folders[0])).encode(sizes.problem)
+    generator, verifier = folders
+    models = TransformersModels(generator, verifier, bench.device, bench.dtype, random=True)
+    prompt = AutoTokenizer.from_pretrained(str(generator)).encode(sizes.problem)
     rows = [prompt] * (sizes.beam_width * sizes.expansion)
     models.sample(rows, [], 2)  # what happens once
     start, tokens = time.perf_counter(), 0
@@ -357,4 +358,5 @@ def _baseline(bench: Bench, sizes: _SearchSizes, folders: list[Path]) -> dict[st
         "searches at once": 1,
         "rounds/s": sizes.steps / seconds,
         "computed tokens/s": tokens / seconds,
+        "device busy %": None,
     }

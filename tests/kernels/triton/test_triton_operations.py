@@ -123,6 +123,7 @@ def test_results_come_back_in_one_copy_bit_for_bit():
         torch.tensor([5, 2**40, -1]),
         torch.tensor([-0.5, float("nan"), 1e-30]),
         torch.rand(2, 3),
+        torch.rand(4, 2)[:, 1:],
         torch.empty(0, 1),
     ]
     for one, other in zip(fetch(results)(), results, strict=True):
