@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -39,10 +39,9 @@ def room_of(tokens: int) -> Room:
 
 
 class GraphRecorder:
-    """A `Recorder` of CUDA graphs, which share one pool of memory."""
+    """A `Recorder` of CUDA graphs. All share the memory of what they compute in between, as they run one at a time."""
 
-    def __init__(self) -> None:
-        self._pool: Any = None
+    _pool: ClassVar[Any] = None
 
     def __call__(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """See `Recorder`."""
@@ -51,9 +50,9 @@ class GraphRecorder:
         with torch.cuda.stream(side):  # compiles kernels, and lets libraries make what they need
             compute()
         torch.cuda.current_stream().wait_stream(side)
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        if GraphRecorder._pool is None:
+            GraphRecorder._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=GraphRecorder._pool):
             output = compute()
         return graph.replay, output
