@@ -4,27 +4,24 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.doctor import doctor
-from espalier.experiments.cli.models import app as models_app
+from espalier.experiments.cli.commands.doctor import doctor
+from espalier.experiments.cli.commands.evaluate import evaluate_command
+from espalier.experiments.cli.commands.models import app as models_app
+from espalier.experiments.cli.commands.sweep import sweep_command
+from espalier.experiments.cli.runs import verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
-from espalier.search.algorithms import needs_verifier
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
 from espalier.search.schema import declared
 from espalier.search.service.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from espalier.experiments.evaluation.sample import Sample
 
 app = typer.Typer(
     name="espalier",
@@ -42,7 +39,7 @@ _SHOWCASE = 4
 Beam search solves it; greedy decoding and a majority of 16 do not.
 """
 
-_EXIT_USAGE, _EXIT_INTERRUPTED = 2, 130
+_EXIT_USAGE = 2
 
 
 def _print_version(wanted: bool) -> None:
@@ -103,7 +100,7 @@ def solve(
     else:
         from espalier.experiments.cli.loading import load_with_progress
 
-        orchestrator = load_with_progress(replace(runtime, verifier=_verifier_for(request, runtime.verifier)))
+        orchestrator = load_with_progress(replace(runtime, verifier=verifier_for(request, runtime.verifier)))
         try:
             orchestrator.submit(request)
             _warn_of_unknown(text, runtime.generator)
@@ -175,113 +172,8 @@ def serve(
     os._exit(code)
 
 
-@app.command("eval")
-@with_schema
-def evaluate_command(
-    benchmark: opt.Benchmark = "demo",
-    field_map: opt.FieldMap = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for samples.jsonl and summary.json; running the command again resumes.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    in_flight: opt.InFlight = 32,
-    *,
-    request: SearchRequest,
-    runtime: RuntimeSettings,
-) -> None:
-    """Run a search on every problem of a benchmark and grade the answers."""
-    from rich.console import Console
-
-    from espalier.experiments.cli.loading import load_with_progress
-    from espalier.experiments.cli.render import sample_progress, show_summary
-    from espalier.experiments.evaluation.benchmarks import load_benchmark
-    from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
-    from espalier.experiments.evaluation.provenance import describe_command
-    from espalier.experiments.evaluation.run_folder import RunFolder
-    from espalier.search.voting.math_verify import Grader
-
-    # The folder may hold samples of problems beyond the limit; the whole benchmark tells which of them are current.
-    problems = load_benchmark(benchmark, None if out else limit, opt.parse_field_map(field_map))
-    asked = problems[:limit]
-    runtime = replace(runtime, verifier=_verifier_for(request, runtime.verifier), max_running=in_flight)
-    orchestrator = load_with_progress(runtime)
-    fresh: list[Sample] = []
-    folder, before = None, 0
-    if out:
-        command = describe_command(benchmark, runtime, orchestrator)
-        folder = RunFolder(out, run_configuration(benchmark, request, orchestrator), left_open(request), command)
-        before = sum(not sample.refused for sample in folder.samples_of(asked))
-    grader = Grader(memory_bytes=runtime.grader_memory)
-    with _kept_on_interrupt(out), closing(orchestrator), grader, sample_progress(len(asked), before) as on_sample:
-        summary = evaluate(
-            orchestrator, problems, request, grader,
-            benchmark=benchmark, limit=limit, folder=folder, on_sample=_both(fresh.append, on_sample),
-        )  # fmt: skip
-    if runtime.verify_incremental:
-        _say_what_was_verified(fresh, len(asked), runtime.verifier)
-    if as_json:
-        from dataclasses import asdict
-
-        print(json.dumps(asdict(summary), indent=2))
-    else:
-        show_summary(Console(), summary, len(asked), out)
-
-
-@app.command("sweep")
-@with_schema
-def sweep_command(
-    beam_width: Annotated[str, typer.Option("--beam-width", "-N", help="Values of N, like 1,2,4.")] = "1,2,4",
-    expansion: Annotated[str, typer.Option("--expansion", "-M", help="Values of M, like 1,2,4.")] = "1,2,4",
-    benchmark: opt.Benchmark = "demo",
-    field_map: opt.FieldMap = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for the cells, the table and the plot; running the command again resumes.")
-    ] = Path("runs/sweep"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the cells as JSON.")] = False,
-    in_flight: opt.InFlight = 32,
-    *,
-    request: SearchRequest,
-    runtime: RuntimeSettings,
-) -> None:
-    """Evaluate beam search over a grid of N and M; writes a table and a plot of accuracy against tokens."""
-    from dataclasses import asdict
-
-    from rich.console import Console
-
-    from espalier.experiments.cli.loading import load_with_progress
-    from espalier.experiments.cli.plots import plot_cells
-    from espalier.experiments.cli.render import sample_progress, show_cells
-    from espalier.experiments.evaluation.benchmarks import load_benchmark
-    from espalier.experiments.evaluation.provenance import describe_command
-    from espalier.experiments.evaluation.sweep import TABLE, sweep
-    from espalier.search.voting.math_verify import Grader
-
-    widths, expansions = opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M")
-    problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map))
-    runtime = replace(runtime, max_running=in_flight)
-    orchestrator = load_with_progress(runtime)
-    total = len(problems[:limit]) * len(widths) * len(expansions)
-    fresh: list[Sample] = []
-    grader = Grader(memory_bytes=runtime.grader_memory)
-    with _kept_on_interrupt(out), closing(orchestrator), grader, sample_progress(total, 0) as on_sample:
-        cells = sweep(
-            orchestrator, problems, request, grader, widths, expansions,
-            benchmark=benchmark, folder=out, limit=limit, on_sample=_both(fresh.append, on_sample),
-            command=describe_command(benchmark, runtime, orchestrator),
-        )  # fmt: skip
-    plot_cells(cells, benchmark, out / "accuracy.png")
-    if runtime.verify_incremental:
-        _say_what_was_verified(fresh, total, runtime.verifier)
-    if as_json:
-        print(json.dumps([asdict(cell) for cell in cells], indent=2))
-    else:
-        console = Console()
-        show_cells(console, cells, out)
-        console.print(f"table {out / TABLE}\nplot  {out / 'accuracy.png'}", highlight=False, markup=False)
-
-
+app.command("eval")(evaluate_command)
+app.command("sweep")(sweep_command)
 app.command()(doctor)
 
 
@@ -330,35 +222,6 @@ def _is_on_the_line(context: typer.Context, name: str | None) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _both(one: Callable[["Sample"], None], other: Callable[["Sample"], None]) -> Callable[["Sample"], None]:
-    def call(sample: "Sample") -> None:
-        one(sample)
-        other(sample)
-
-    return call
-
-
-def _say_what_was_verified(fresh: "list[Sample]", searches: int, verifier: str) -> None:
-    """Report how many searches `--verify-incremental` did not check, such as those of an earlier command."""
-    verified = sum(not sample.refused for sample in fresh) if verifier else 0
-    if verified < searches:
-        why = "the other samples are of an earlier command, or refused; name another --out to search them again"
-        why = why if verifier else "this search reads no scores"
-        what = f"{verified} of {searches} searches" if verified else f"nothing, of {searches} searches"
-        print(f"--verify-incremental verified {what}: {why}", file=sys.stderr)
-
-
-@contextmanager
-def _kept_on_interrupt(folder: Path | None) -> Iterator[None]:
-    """On Ctrl-C, print where finished work is stored."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = f"what was finished is in {folder}; the same command resumes" if folder else "nothing was kept"
-        print(f"interrupted: {kept}", file=sys.stderr)
-        raise typer.Exit(_EXIT_INTERRUPTED) from None
-
-
 def _problem_text(problem: str | None) -> tuple[str, str | None]:
     """The problem to solve; and its gold answer if it is from the benchmark."""
     if problem is None:
@@ -381,11 +244,6 @@ def _warn_of_unknown(problem: str, generator: str) -> None:
             "Its answer is likely to be wrong; use --generator for another model",
             err=True,
         )
-
-
-def _verifier_for(request: SearchRequest, verifier: str) -> str:
-    """The verifier to load: none for a search that uses no scores."""
-    return verifier if needs_verifier(request) else ""
 
 
 if __name__ == "__main__":

@@ -437,9 +437,8 @@ class CpuLayers(Layers):
         ids = with_drawn(token_ids, drawn).numpy()
         if ids.view(np.uint64).max() >= vocabulary:  # read so, one below 0 is larger than any other
             raise IndexError(f"token ids are {ids.min()} to {ids.max()}, the embedding has {vocabulary} rows")
-        stride, qkv_stride, inner = (
-            -(-n // PANEL) * PANEL for n in (width, self._packed.qkv_bias.shape[1], self._inner)
-        )
+        widths = (width, self._packed.qkv_bias.shape[1], self._inner)
+        stride, qkv_stride, inner = (-(-n // PANEL) * PANEL for n in widths)
         wide = s.num_heads * s.head_dim
         mixed = np.empty(rows * wide, np.float32)
         buffers = _Buffers(

@@ -167,9 +167,7 @@ def test_a_steady_decode_step_waits_for_the_device_once(launch_ahead: bool):
     from espalier.engine.work import Generate, Sampling, stream_key
     from espalier.experiments.demo import generator_path
 
-    model = dataclasses.replace(
-        load_generator(Checkpoint(generator_path()), torch.bfloat16, "cuda"), eos_token_ids=()
-    )
+    model = dataclasses.replace(load_generator(Checkpoint(generator_path()), torch.bfloat16, "cuda"), eos_token_ids=())
     engine = Engine({GENERATOR: model}, EngineSettings(2**28, launch_ahead=launch_ahead))
     for row in range(8):
         sequence = engine.open(GENERATOR, [3 + row] * 20)

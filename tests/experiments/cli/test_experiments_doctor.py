@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from espalier.experiments.cli import doctor
-from espalier.experiments.cli.doctor import Finding
+from espalier.experiments.cli.commands import doctor
+from espalier.experiments.cli.commands.doctor import Finding
 
 
 @pytest.fixture

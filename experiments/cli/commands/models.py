@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from espalier.engine.models.config import DecoderConfig
-    from espalier.experiments.cli.inspection import Inspection
+    from espalier.experiments.cli.commands.inspection import Inspection
 
 app = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
 
@@ -56,7 +56,7 @@ def inspect_command(
     CPU) unless --dtype is given. Give --verifier-family for verifiers whose class may also be a generator's.
     """
     from espalier.engine.models.hub import HubSettings
-    from espalier.experiments.cli.inspection import inspect_checkpoint, paths_that_fit
+    from espalier.experiments.cli.commands.inspection import inspect_checkpoint, paths_that_fit
     from espalier.search.run.load import resolve_dtype
 
     hub = HubSettings(offline, cache_dir)

@@ -1,0 +1,1 @@
+"""One file for each command that is more than a few lines."""
