@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from espalier.engine.errors import EspalierError
 from espalier.experiments.cli.options import PLOT_SUFFIXES, output_file, parse_int_list
 from espalier.experiments.cli.schema_options import option
 from espalier.search.request import AlgorithmName
@@ -239,6 +240,27 @@ def algorithms(
     publish(title, rows, ratios, json_path)
     if plot:
         plot_algorithms(rows, f"{title}, 95% intervals over problems", plot)
+
+
+@app.command("all")
+def everything(
+    out: Annotated[Path, typer.Option(help="Folder for the figures; running the command again resumes.")] = Path(
+        "runs/bench"
+    ),
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only these figures, by the names of their files; may be repeated.")
+    ] = None,
+    vllm_python: VllmPython = None,
+) -> None:
+    """Every published figure that needs no GPU, one after the other: all.json and a page, all.md. It takes hours."""
+    from espalier.experiments.bench.everything import PUBLISHED, run
+
+    if unknown := set(only or ()) - PUBLISHED.keys():
+        raise typer.BadParameter(f"{', '.join(unknown)}: must be of {', '.join(PUBLISHED)}", param_hint="--only")
+    failed = run(out, only or PUBLISHED, vllm_python)
+    typer.echo(f"figures {out / 'all.json'}\npage    {out / 'all.md'}")
+    if failed:
+        raise EspalierError(f"no figures of {', '.join(failed)}; the same command tries them again")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def publish(title: str, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, 
     console = Console()
     table = Table(*rows[0], title=title)
     for row in rows:
-        table.add_row(*map(_cell, row.values()))
+        table.add_row(*map(cell, row.values()))
     console.print(table)
     for name, ratio in ratios.items():
         console.print(f"{name}  {ratio:.2f}x", highlight=False)
@@ -46,7 +46,8 @@ def publish(title: str, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, 
         json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A figure of a table, with four digits."""
     if value is None:
         return ""
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
