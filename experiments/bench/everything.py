@@ -11,13 +11,7 @@ from typing import Any
 from espalier.experiments.bench.report import cell
 from espalier.experiments.evaluation.run_folder import write_whole
 
-_BUDGET = (
-    "--paths",
-    "4,16",
-    "--seeds",
-    "1",
-    *(f"--only={name}" for name in ("best-of-n", "beam", "dvts", "rebase", "auto")),
-)
+_COMPARED = tuple(f"--only={name}" for name in ("best-of-n", "beam", "dvts", "rebase", "auto"))
 PUBLISHED: dict[str, tuple[str, ...]] = {
     "host": ("host",),
     "gpu-kernels": ("gpu-kernels",),
@@ -31,7 +25,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "pool-worst-case": ("pool", "--memory", "60", "--reserved-share", "1", "--repeats", "4"),
     "accuracy": ("accuracy", "--limit", "300"),
     **{
-        f"algorithms-budget-{tokens}": ("algorithms", "--generator-budget", str(tokens), *_BUDGET)
+        f"algorithms-budget-{tokens}": ("algorithms", "--generator-budget", str(tokens), "--paths", "4,16", "--seeds", "1", *_COMPARED)
         for tokens in (300, 600, 1200)
     },
     "algorithms": ("algorithms",),
