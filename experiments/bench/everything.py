@@ -25,7 +25,9 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "pool-worst-case": ("pool", "--memory", "60", "--reserved-share", "1", "--repeats", "4"),
     "accuracy": ("accuracy", "--limit", "300"),
     **{
-        f"algorithms-budget-{tokens}": ("algorithms", "--generator-budget", str(tokens), "--paths", "4,16", "--seeds", "1", *_COMPARED)
+        f"algorithms-budget-{tokens}": (
+            "algorithms", "--generator-budget", str(tokens), "--paths", "4,16", "--seeds", "1", *_COMPARED,
+        )
         for tokens in (300, 600, 1200)
     },
     "algorithms": ("algorithms",),
