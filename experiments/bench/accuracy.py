@@ -21,12 +21,18 @@ CONTESTANTS = {
     "single sample": replace(_ANY, algorithm=AlgorithmName.MAJORITY, beam_width=1),
     "majority@16": replace(_ANY, algorithm=AlgorithmName.MAJORITY, beam_width=16),
     "best-of-16, weighted": replace(_ANY, algorithm=AlgorithmName.BEST_OF_N, beam_width=16),
+    "best-of-64, weighted": replace(_ANY, algorithm=AlgorithmName.BEST_OF_N, beam_width=64),
     "beam N=4 M=4": replace(_ANY, algorithm=AlgorithmName.BEAM, beam_width=4, expansion=4),
     "beam N=16 M=4": replace(_ANY, algorithm=AlgorithmName.BEAM, beam_width=16, expansion=4),
 }
 
 
-REFERENCES = {"greedy": "greedy", "best-of-16, weighted": "best-of-16", "beam N=4 M=4": "beam 4x4"}
+REFERENCES = {
+    "greedy": "greedy",
+    "best-of-16, weighted": "best-of-16",
+    "best-of-64, weighted": "best-of-64",
+    "beam N=4 M=4": "beam 4x4",
+}
 """Contestants that all others are compared with, and their column names."""
 
 
