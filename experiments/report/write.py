@@ -1,0 +1,106 @@
+"""Writes a report: tables, plots, Markdown and one HTML page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.run_folder import write_whole
+from espalier.experiments.report import tables
+from espalier.experiments.report.differences import Difference, differences
+from espalier.experiments.report.measures import Measures, breakdowns, measure
+from espalier.experiments.report.page import render_page
+from espalier.experiments.report.plots import Plot, draw_plots
+from espalier.experiments.report.problems import ProblemRow, problem_rows
+from espalier.experiments.report.runs import Run
+
+PAGE, MARKDOWN, TABLE, DIFFERENCES = "report.html", "report.md", "table.csv", "differences.csv"
+NOTES = (
+    "Intervals of an accuracy are 95% Wilson intervals. With several searches of a problem, standard errors are "
+    "clustered by problem, intervals use the effective number of trials, and pass@k is the unbiased estimate.",
+    "Differences are over the problems that both runs searched; their intervals are 95% percentile bootstrap intervals "
+    "over problems. p is of McNemar's exact test, and adjusted for all pairs by Benjamini and Hochberg.",
+    "Tokens, seconds and memory are means over searches. Seconds are the run's wall time divided by its searches; "
+    "peak KV is the memory of a search's KV blocks of both models at its peak.",
+)
+_LONGEST_MARKDOWN_LIST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that a report says.
+
+    `problem_count` counts all problems; `problems` holds those that the page shows.
+    """
+
+    title: str
+    measures: list[Measures]
+    differences: list[Difference]
+    problems: list[ProblemRow]
+    problem_count: int
+    plots: list[Plot]
+
+
+def write_report(
+    runs: Sequence[Run], out: Path, *, most_problems: int = 200, resamples: int = 10_000, seed: int = 0
+) -> Report:
+    """Compare `runs` and write the report to the folder `out`.
+
+    Args:
+        runs: the runs, in the order of the table.
+        out: output folder; missing parents are created.
+        most_problems: number of problems whose texts and trees are on the page.
+        resamples: bootstrap resamples.
+        seed: seed of the bootstrap.
+
+    Raises:
+        EspalierError: a file cannot be written, a file of trees is damaged, or scipy is not installed.
+    """
+    measures = [measure(run) for run in runs]
+    compared = differences(runs, resamples, seed)
+    rows, count = problem_rows(runs, most_problems)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        plots = draw_plots(measures, out)
+    except OSError as error:
+        raise EspalierError(f"cannot write the report to {out}: {error.strerror}; name another --out") from error
+    report = Report(_title(runs), measures, compared, rows, count, plots)
+    write_whole(out / TABLE, tables.data_table(measures).csv())
+    write_whole(out / DIFFERENCES, tables.difference_data(compared).csv())
+    write_whole(out / MARKDOWN, markdown(report))
+    write_whole(out / PAGE, render_page(report, NOTES))
+    return report
+
+
+def markdown(report: Report) -> str:
+    """The report in Markdown, with links to the plots beside it."""
+    parts = [f"# {report.title}", tables.main_table(report.measures).markdown()]
+    parts += [f"## {plot.title}\n\n![{plot.title}]({plot.name}.svg)\n\n{plot.caption}" for plot in report.plots]
+    if report.differences:
+        parts += ["## Differences", tables.difference_table(report.differences).markdown()]
+        parts += [text for difference in report.differences if (text := _disagreements(difference))]
+    for breakdown in breakdowns([m.run for m in report.measures]):
+        table = tables.breakdown_table(report.measures, breakdown)
+        parts += [f"## Accuracy per {breakdown.title}, %", table.markdown()]
+    parts += ["## How to read it", "\n".join(f"- {note}" for note in NOTES)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _disagreements(difference: Difference) -> str:
+    sides = [(difference.first, difference.only_first), (difference.second, difference.only_second)]
+    return "\n\n".join(
+        f"Of {difference.first.name} and {difference.second.name}, only {run.name} solves: {_listed(names)}"
+        for run, names in sides
+        if names
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:_LONGEST_MARKDOWN_LIST])
+    left = len(names) - _LONGEST_MARKDOWN_LIST
+    return f"{shown} and {left} more (all in {DIFFERENCES})" if left > 0 else shown
+
+
+def _title(runs: Sequence[Run]) -> str:
+    benchmarks = ", ".join(dict.fromkeys(Path(run.benchmark).stem for run in runs))
+    return f"{runs[0].name} on {benchmarks}" if len(runs) == 1 else f"{len(runs)} runs on {benchmarks}"
