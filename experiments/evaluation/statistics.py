@@ -115,18 +115,10 @@ def paired_bootstrap_interval(
         return None
     if min(differences) == max(differences):  # the same in every resample
         return float(differences[0]), float(differences[0])
-    interval = (
-        _scipy()
-        .bootstrap(
-            (np.asarray(differences),),
-            np.mean,
-            method="percentile",
-            n_resamples=resamples,
-            batch=500,
-            rng=np.random.default_rng(seed),
-        )  # fmt: skip
-        .confidence_interval
-    )
+    rng = np.random.default_rng(seed)
+    values = (np.asarray(differences),)
+    found = _scipy().bootstrap(values, np.mean, method="percentile", n_resamples=resamples, batch=500, rng=rng)
+    interval = found.confidence_interval
     return float(interval.low), float(interval.high)
 
 

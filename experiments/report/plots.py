@@ -37,6 +37,8 @@ _STYLE = {
 }
 _MOST_GROUPS = 6
 """With more runs, those of one algorithm share a panel."""
+_SIDES = ((9, 6), (9, -6), (-9, 6), (-9, -6), (19, 6), (19, -6), (-19, 6), (-19, -6))
+"""Places of a number beside its point, in points, in the order in which they are tried."""
 _BINS = 10
 _COLUMNS = 3
 _WIDE_RANGE = 8
@@ -151,20 +153,47 @@ def _cost(measures: Sequence[Measures], cost: Callable[[Measures], float | None]
     colors = _by_algorithm([m.run for m in measures])
     front = [points[i] for i in pareto_front([(value, m.accuracy) for _, value, m in points])]
     axes.plot([value for _, value, _ in front], [100 * m.accuracy for *_, m in front], ls="--", lw=1.2, color="grey")
-    for number, value, m in points:
+    for _, value, m in points:
         bars = [[100 * (m.accuracy - m.low)], [100 * (m.high - m.accuracy)]]
         color = colors[m.run.algorithm]
         axes.errorbar([value], [100 * m.accuracy], yerr=bars, color=color, lw=1, alpha=0.4)
         axes.plot([value], [100 * m.accuracy], "o", color=color, ms=6)
-        axes.annotate(str(number), (value, 100 * m.accuracy), (5, 4), textcoords="offset points", fontsize=8)
-    if max(value for _, value, _ in points) > _WIDE_RANGE * min(value for _, value, _ in points):
-        axes.set_xscale("log")
+    values = [value for _, value, _ in points]
+    if max(values) > _WIDE_RANGE * min(values) > 0:
+        _make_logarithmic(axes)
     axes.margins(x=0.08)
     axes.set_xlabel(label)
     axes.set_ylabel("accuracy, %")
     axes.grid(alpha=0.25)
     _legend(figure, axes, colors)
+    _number(axes, [(number, value, 100 * m.accuracy) for number, value, m in points])
     return figure
+
+
+def _make_logarithmic(axes: "Axes") -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _number(axes: "Axes", points: list[tuple[int, float, float]]) -> None:
+    """Write each point's number beside it, on a side that is free."""
+    figure = axes.get_figure()
+    assert figure is not None
+    figure.draw_without_rendering()  # sets the scale of the axes
+    taken = [tuple(axes.transData.transform((x, y)) * 72 / figure.dpi) for _, x, y in points]
+    for number, x, y in points:
+        at = axes.transData.transform((x, y)) * 72 / figure.dpi
+        places = [(at[0] + dx, at[1] + dy) for dx, dy in _SIDES]
+        free = [min(abs(px - tx) / 10 + abs(py - ty) / 7 for tx, ty in taken) for px, py in places]
+        best = next((i for i, room in enumerate(free) if room > 1), max(range(len(free)), key=free.__getitem__))
+        taken.append(places[best])
+        axes.annotate(
+            str(number), (x, y), _SIDES[best], textcoords="offset points", fontsize=8, ha="center", va="center"
+        )
 
 
 def _legend(figure: "Figure", axes: "Axes", colors: dict[str, str]) -> None:
@@ -178,7 +207,10 @@ def _legend(figure: "Figure", axes: "Axes", colors: dict[str, str]) -> None:
 
 
 def _heat_maps(measures: Sequence[Measures]) -> "Figure | None":
-    """One map for each set of runs that differ only in N, M and seed, with at least two values of N and of M."""
+    """One map for each set of runs that differ only in N, M and seed, with at least two values of N and of M.
+
+    The runs of a map searched the same problems.
+    """
     import matplotlib.pyplot as plt
 
     panels = _grids(measures)
@@ -198,12 +230,13 @@ def _heat_maps(measures: Sequence[Measures]) -> "Figure | None":
 
 def _grids(measures: Sequence[Measures]) -> list[tuple[str, dict[tuple[int, int], float]]]:
     """Titles and accuracies by (N, M)."""
-    groups: dict[str, list[Measures]] = {}
+    groups: dict[tuple[str, frozenset[str]], list[Measures]] = {}
     for m in measures:
         if m.run.setting("beam_width") is not None and m.run.setting("expansion") is not None:
             left_out = ("beam_width", "expansion", "seed")
             rest = {field: value for field, value in m.run.configuration.items() if field not in left_out}
-            groups.setdefault(repr(sorted(rest.items(), key=lambda item: item[0])), []).append(m)
+            alike = repr(sorted(rest.items())), frozenset(m.run.by_problem)
+            groups.setdefault(alike, []).append(m)
     panels = []
     for found in groups.values():
         accuracy: dict[tuple[int, int], list[float]] = {}

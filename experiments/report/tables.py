@@ -49,7 +49,7 @@ def main_table(measures: Sequence[Measures]) -> Table:
         [
             *(str(number), m.run.name, m.run.algorithm),
             *map(m.run.shown_setting, fields),
-            *(str(m.problems), f"{100 * m.accuracy:.1f}", f"[{100 * m.low:.1f}, {100 * m.high:.1f}]"),
+            *(str(m.problems), f"{100 * m.accuracy:.1f}", f"{100 * m.low:.1f}–{100 * m.high:.1f}"),
             *([str(m.searches), _or_dash(m.standard_error, 100)] if several else []),
             *(_or_dash(m.pass_at.get(k), 100) for k in ks),
             *([str(m.refused)] if refused else []),

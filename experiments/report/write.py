@@ -23,6 +23,10 @@ NOTES = (
     "Tokens, seconds and memory are means over searches. Seconds are the run's wall time divided by its searches; "
     "peak KV is the memory of a search's KV blocks of both models at its peak.",
 )
+_MIXED = (
+    "the runs did not search the same problems, so their accuracies and costs are not of the same problems; the "
+    "differences are, as each is over the problems that both runs searched"
+)
 _LONGEST_MARKDOWN_LIST = 20
 
 
@@ -39,6 +43,12 @@ class Report:
     problems: list[ProblemRow]
     problem_count: int
     plots: list[Plot]
+
+    @property
+    def mixed(self) -> str:
+        """A warning if the runs searched different problems, else empty."""
+        same = len({frozenset(m.run.by_problem) for m in self.measures}) == 1
+        return "" if same else _MIXED
 
 
 def write_report(
@@ -75,6 +85,7 @@ def write_report(
 def markdown(report: Report) -> str:
     """The report in Markdown, with links to the plots beside it."""
     parts = [f"# {report.title}", tables.main_table(report.measures).markdown()]
+    parts += [f"Note: {report.mixed}."] if report.mixed else []
     parts += [f"## {plot.title}\n\n![{plot.title}]({plot.name}.svg)\n\n{plot.caption}" for plot in report.plots]
     if report.differences:
         parts += ["## Differences", tables.difference_table(report.differences).markdown()]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from espalier.experiments.report.tables import Table
 
 _MAY_BE_COMMON = ("algorithm", "problems")
+_WIDEST = 400
 
 
 def report_command(
@@ -35,6 +36,8 @@ def report_command(
     report = write_report(load_runs(runs), out, most_problems=problems, resamples=resamples, seed=seed)
     console = Console()
     _show(console, report.title, main_table(report.measures))
+    if report.mixed:
+        typer.echo(f"warning: {report.mixed}", err=True)
     console.print(
         f"page   {out / PAGE}\ntext   {out / MARKDOWN}\nplots  {out}/*.svg, *.png", highlight=False, markup=False
     )
@@ -56,7 +59,9 @@ def _show(console: "Console", title: str, table: "Table") -> None:
     kept = [(name, values) for name, values in columns if name not in common]
     for name, _ in kept:
         left = name in ("run", "algorithm")
-        shown.add_column(Text(name.replace(" ", "\n")), justify="left" if left else "right", no_wrap=name != "run")
+        shown.add_column(Text(name.replace(" ", "\n")), justify="left" if left else "right", no_wrap=True)
     for row in zip(*(values for _, values in kept), strict=True):
         shown.add_row(*map(Text, row))
+    needed = console.measure(shown, options=console.options.update(width=_WIDEST, max_width=_WIDEST)).maximum
+    console.width = max(needed, console.width)  # a figure cut off would be a wrong one
     console.print(shown)
