@@ -1,19 +1,15 @@
 """The report as one HTML page that needs no other file."""
 
-from typing import TYPE_CHECKING
-
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from espalier.experiments.report import tables
+from espalier.experiments.report.contents import NOTES, Report
 from espalier.experiments.report.measures import breakdowns
-
-if TYPE_CHECKING:
-    from espalier.experiments.report.write import Report
 
 _TEMPLATE = "page.html"
 
 
-def render_page(report: "Report", notes: tuple[str, ...]) -> str:
+def render_page(report: Report) -> str:
     """Render the page; texts of problems and models are escaped."""
     environment = Environment(
         loader=PackageLoader("espalier.experiments.report", "."),
@@ -22,11 +18,11 @@ def render_page(report: "Report", notes: tuple[str, ...]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = {row.unique_id: place for place, row in enumerate(report.problems)}
+    places = {row.unique_id: place for place, row in enumerate(report.problems)}
     numbers = {id(m.run): number for number, m in enumerate(report.measures, start=1)}
     return environment.get_template(_TEMPLATE).render(
         report=report,
-        notes=notes,
+        notes=NOTES,
         main=tables.main_table(report.measures),
         breakdowns=[
             (found.title, tables.breakdown_table(report.measures, found))
@@ -37,5 +33,5 @@ def render_page(report: "Report", notes: tuple[str, ...]) -> str:
             for difference in report.differences
             for cells in [tables.difference_cells(difference)]
         ],
-        places=shown,
+        places=places,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from espalier.experiments.evaluation.statistics import wilson_interval
 from espalier.experiments.report.measures import Measures, pareto_front
@@ -22,7 +22,7 @@ _INK = "#1b1e24"
 _COLORS = ("#3b82c4", "#e0793a", "#2f9e77", "#c2568f", "#8a6fd1", "#a88f1d", "#4aa3b5", "#d0534f", "#7d8790")
 """Colors that can be told apart on white and on black."""
 _RIGHT, _WRONG = _COLORS[0], _COLORS[1]
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), _INK),
     **dict.fromkeys(("xtick.color", "ytick.color", "legend.labelcolor"), _INK),
     "svg.fonttype": "none",  # text stays text
@@ -166,7 +166,7 @@ def _cost(measures: Sequence[Measures], cost: Callable[[Measures], float | None]
     axes.set_ylabel("accuracy, %")
     axes.grid(alpha=0.25)
     _legend(figure, axes, colors)
-    _number(axes, [(number, value, 100 * m.accuracy) for number, value, m in points])
+    _number(figure, axes, [(number, value, 100 * m.accuracy) for number, value, m in points])
     return figure
 
 
@@ -179,10 +179,8 @@ def _make_logarithmic(axes: "Axes") -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _number(axes: "Axes", points: list[tuple[int, float, float]]) -> None:
+def _number(figure: "Figure", axes: "Axes", points: list[tuple[int, float, float]]) -> None:
     """Write each point's number beside it, on a side that is free."""
-    figure = axes.get_figure()
-    assert figure is not None
     figure.draw_without_rendering()  # sets the scale of the axes
     taken = [tuple(axes.transData.transform((x, y)) * 72 / figure.dpi) for _, x, y in points]
     for number, x, y in points:
@@ -203,7 +201,7 @@ def _legend(figure: "Figure", axes: "Axes", colors: dict[str, str]) -> None:
         handles = [Line2D([], [], color=color, marker="o", ls="", label=name) for name, color in colors.items()]
         figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5))
     else:
-        axes.set_title(*colors)
+        axes.set_title(next(iter(colors)))
 
 
 def _heat_maps(measures: Sequence[Measures]) -> "Figure | None":
@@ -253,14 +251,14 @@ def _heat_map(axes: "Axes", cells: dict[tuple[int, int], float], low: float, hig
 
     widths, expansions = (sorted({point[axis] for point in cells}) for axis in (0, 1))
     values = np.array([[cells.get((n, m), np.nan) for m in expansions] for n in widths])
-    axes.imshow(values, cmap="cividis", vmin=low, vmax=high, aspect="auto", origin="lower")
+    axes.pcolormesh(np.ma.masked_invalid(values), cmap="cividis", vmin=low, vmax=high)
     for row, n in enumerate(widths):
         for column, m in enumerate(expansions):
             if (n, m) in cells:
                 ink = "#ffffff" if cells[n, m] < (low + high) / 2 else "#000000"
-                axes.text(column, row, f"{100 * cells[n, m]:.1f}", ha="center", va="center", color=ink)
-    axes.set_xticks(range(len(expansions)), [str(m) for m in expansions])
-    axes.set_yticks(range(len(widths)), [str(n) for n in widths])
+                axes.text(column + 0.5, row + 0.5, f"{100 * cells[n, m]:.1f}", ha="center", va="center", color=ink)
+    axes.set_xticks([column + 0.5 for column in range(len(expansions))], [str(m) for m in expansions])
+    axes.set_yticks([row + 0.5 for row in range(len(widths))], [str(n) for n in widths])
     axes.set_xlabel("M")
     axes.set_ylabel("N")
 

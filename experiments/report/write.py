@@ -1,54 +1,21 @@
 """Writes a report: tables, plots, Markdown and one HTML page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.run_folder import write_whole
 from espalier.experiments.report import tables
-from espalier.experiments.report.differences import Difference, differences
-from espalier.experiments.report.measures import Measures, breakdowns, measure
+from espalier.experiments.report.contents import NOTES, Report
+from espalier.experiments.report.differences import differences
+from espalier.experiments.report.measures import breakdowns, measure
 from espalier.experiments.report.page import render_page
-from espalier.experiments.report.plots import Plot, draw_plots
-from espalier.experiments.report.problems import ProblemRow, problem_rows
+from espalier.experiments.report.plots import draw_plots
+from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import Run
 
 PAGE, MARKDOWN, TABLE, DIFFERENCES = "report.html", "report.md", "table.csv", "differences.csv"
-NOTES = (
-    "Intervals of an accuracy are 95% Wilson intervals. With several searches of a problem, standard errors are "
-    "clustered by problem, intervals use the effective number of trials, and pass@k is the unbiased estimate.",
-    "Differences are over the problems that both runs searched; their intervals are 95% percentile bootstrap intervals "
-    "over problems. p is of McNemar's exact test, and adjusted for all pairs by Benjamini and Hochberg.",
-    "Tokens, seconds and memory are means over searches. Seconds are the run's wall time divided by its searches; "
-    "peak KV is the memory of a search's KV blocks of both models at its peak.",
-)
-_MIXED = (
-    "the runs did not search the same problems, so their accuracies and costs are not of the same problems; the "
-    "differences are, as each is over the problems that both runs searched"
-)
 _LONGEST_MARKDOWN_LIST = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All that a report says.
-
-    `problem_count` counts all problems; `problems` holds those that the page shows.
-    """
-
-    title: str
-    measures: list[Measures]
-    differences: list[Difference]
-    problems: list[ProblemRow]
-    problem_count: int
-    plots: list[Plot]
-
-    @property
-    def mixed(self) -> str:
-        """A warning if the runs searched different problems, else empty."""
-        same = len({frozenset(m.run.by_problem) for m in self.measures}) == 1
-        return "" if same else _MIXED
 
 
 def write_report(
@@ -78,7 +45,7 @@ def write_report(
     write_whole(out / TABLE, tables.data_table(measures).csv())
     write_whole(out / DIFFERENCES, tables.difference_data(compared).csv())
     write_whole(out / MARKDOWN, markdown(report))
-    write_whole(out / PAGE, render_page(report, NOTES))
+    write_whole(out / PAGE, render_page(report))
     return report
 
 
