@@ -41,6 +41,7 @@ _SIDES = ((9, 6), (9, -6), (-9, 6), (-9, -6), (19, 6), (19, -6), (-19, 6), (-19,
 """Places of a number beside its point, in points, in the order in which they are tried."""
 _BINS = 10
 _COLUMNS = 3
+_FEW_DECADES = 200
 _WIDE_RANGE = 8
 """Ratio of the largest to the smallest cost from which an axis is logarithmic."""
 
@@ -56,7 +57,10 @@ class Plot:
 
 
 def draw_plots(measures: Sequence[Measures], folder: Path) -> list[Plot]:
-    """Draw every plot that the runs have data for, as `.svg` and `.png` in `folder`."""
+    """Draw every plot that the runs have data for, as `.svg` and `.png` in `folder`.
+
+    Those of an earlier report that these runs have no data for are removed.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -65,6 +69,9 @@ def draw_plots(measures: Sequence[Measures], folder: Path) -> list[Plot]:
         for name, title, caption, draw in _all(measures):
             if figure := draw():
                 plots.append(Plot(name, title, caption, _save(figure, folder / name)))
+            else:
+                for suffix in (".svg", ".png"):
+                    (folder / name).with_suffix(suffix).unlink(missing_ok=True)
     return plots
 
 
@@ -154,14 +161,16 @@ def _cost(measures: Sequence[Measures], cost: Callable[[Measures], float | None]
     front = [points[i] for i in pareto_front([(value, m.accuracy) for _, value, m in points])]
     axes.plot([value for _, value, _ in front], [100 * m.accuracy for *_, m in front], ls="--", lw=1.2, color="grey")
     for _, value, m in points:
-        bars = [[100 * (m.accuracy - m.low)], [100 * (m.high - m.accuracy)]]
+        bars = [[max(0.0, 100 * (m.accuracy - m.low))], [max(0.0, 100 * (m.high - m.accuracy))]]
         color = colors[m.run.algorithm]
         axes.errorbar([value], [100 * m.accuracy], yerr=bars, color=color, lw=1, alpha=0.4)
         axes.plot([value], [100 * m.accuracy], "o", color=color, ms=6)
     values = [value for _, value, _ in points]
     if max(values) > _WIDE_RANGE * min(values) > 0:
-        _make_logarithmic(axes)
-    axes.margins(x=0.08)
+        axes.margins(x=0.08)
+        _make_logarithmic(axes, max(values) / min(values))
+    else:
+        axes.set_xlim(0, 1.08 * max(values) or 1)
     axes.set_xlabel(label)
     axes.set_ylabel("accuracy, %")
     axes.grid(alpha=0.25)
@@ -170,11 +179,11 @@ def _cost(measures: Sequence[Measures], cost: Callable[[Measures], float | None]
     return figure
 
 
-def _make_logarithmic(axes: "Axes") -> None:
+def _make_logarithmic(axes: "Axes", ratio: float) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if ratio < _FEW_DECADES else (1,)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
 

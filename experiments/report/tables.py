@@ -40,7 +40,7 @@ def main_table(measures: Sequence[Measures]) -> Table:
         *("#", "run", "algorithm"),
         *map(field_title, fields),
         *("problems", "accuracy %", "95% interval"),
-        *(["searches", "clustered SE"] if several else []),
+        *(["searches", "clustered SE, points"] if several else []),
         *(f"pass@{k} %" for k in ks),
         *(["refused"] if refused else []),
         *("generated tokens", "verifier tokens", "seconds", "peak KV MiB"),
@@ -54,7 +54,7 @@ def main_table(measures: Sequence[Measures]) -> Table:
             *(_or_dash(m.pass_at.get(k), 100) for k in ks),
             *([str(m.refused)] if refused else []),
             *(f"{m.generated_tokens:.0f}", f"{m.verifier_tokens:.0f}"),
-            *("–" if m.wall_seconds is None else f"{m.wall_seconds:.3g}", f"{m.peak_kv_mib:.3g}"),
+            *("–" if m.wall_seconds is None else f"{m.wall_seconds:#.3g}", f"{m.peak_kv_mib:#.3g}"),
         ]
         for number, m in enumerate(measures, start=1)
     ]

@@ -7,7 +7,7 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.run_folder import write_whole
 from espalier.experiments.report import tables
 from espalier.experiments.report.contents import NOTES, Report
-from espalier.experiments.report.differences import differences
+from espalier.experiments.report.differences import Difference, differences
 from espalier.experiments.report.measures import breakdowns, measure
 from espalier.experiments.report.page import render_page
 from espalier.experiments.report.plots import draw_plots

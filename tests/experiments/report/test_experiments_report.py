@@ -95,7 +95,7 @@ def test_measures_of_several_epochs(tmp_path):
     assert m.standard_error == pytest.approx(((4 * 7 / 12) ** 2 + (2 / 3) ** 2 + (5 / 3) ** 2) ** 0.5 / 12)
     assert m.pass_at == pytest.approx({1: 5 / 12, 2: 0.5, 4: 2 / 3})
     assert m.high - m.low > 0.6  # the three problems, not twelve searches, are independent
-    assert {"searches", "clustered SE", "pass@2 %", "pass@4 %"} <= set(main_table([m]).columns)
+    assert {"searches", "clustered SE, points", "pass@2 %", "pass@4 %"} <= set(main_table([m]).columns)
 
 
 def test_accuracy_per_level_and_subject(tmp_path):
@@ -306,6 +306,8 @@ def test_different_problems_are_warned_of(tmp_path):
 
 def test_one_run_alone_without_scores(tmp_path):
     lines = [line("p0", False, score=None, text="", answer="", wall_seconds=0)]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "calibration.svg").write_text("of an earlier report")
     result = report(write_run(tmp_path / "a", lines), "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert not (tmp_path / "out" / "calibration.svg").exists()
