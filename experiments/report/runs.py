@@ -187,8 +187,10 @@ def _load(folder: Path, name: str) -> Run:
     for where, record in read_lines(folder / SAMPLES):
         try:
             outcome = _outcome(record)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise EspalierError(f"{where} is not a sample: {type(error).__name__} {error}") from error
+        except KeyError as error:
+            raise EspalierError(f"{where} is not a sample: it has no {error}") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise EspalierError(f"{where} is not a sample: {error}") from error
         found[outcome.unique_id, outcome.epoch] = outcome
     if not found:
         raise EspalierError(f"{folder / SAMPLES} holds no samples; run its command again to continue it")

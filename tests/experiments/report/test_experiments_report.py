@@ -55,8 +55,8 @@ def test_the_last_line_of_a_sample_counts_and_an_incomplete_one_does_not(tmp_pat
     [
         ('{"unique_id": \n{}\n', "samples.jsonl:1 is damaged"),
         ("[1]\n", "samples.jsonl:1 is damaged: it is not a JSON object"),
-        ('{"unique_id": "p0", "correct": 1, "usage": {}}\n', "samples.jsonl:1 is not a sample: TypeError correct must"),
-        ('{"unique_id": "p0"}\n', "samples.jsonl:1 is not a sample: KeyError 'usage'"),
+        ('{"unique_id": "p0", "correct": 1, "usage": {}}\n', "samples.jsonl:1 is not a sample: correct must"),
+        ('{"unique_id": "p0"}\n', "samples.jsonl:1 is not a sample: it has no 'usage'"),
         ("", "holds no samples"),
     ],
 )
