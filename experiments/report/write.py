@@ -3,18 +3,20 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.run_folder import write_whole
 from espalier.experiments.report import tables
 from espalier.experiments.report.contents import NOTES, Report
 from espalier.experiments.report.differences import Difference, differences
 from espalier.experiments.report.measures import breakdowns, measure
-from espalier.experiments.report.page import render_page
 from espalier.experiments.report.plots import draw_plots
 from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import Run
 
 PAGE, MARKDOWN, TABLE, DIFFERENCES = "report.html", "report.md", "table.csv", "differences.csv"
+_TEMPLATE = "page.html"
 _LONGEST_MARKDOWN_LIST = 20
 
 
@@ -45,7 +47,7 @@ def write_report(
     write_whole(out / TABLE, tables.data_table(measures).csv())
     write_whole(out / DIFFERENCES, tables.difference_data(compared).csv())
     write_whole(out / MARKDOWN, markdown(report))
-    write_whole(out / PAGE, render_page(report))
+    write_whole(out / PAGE, page(report))
     return report
 
 
@@ -62,6 +64,34 @@ def markdown(report: Report) -> str:
         parts += [f"## Accuracy per {breakdown.title}, %", table.markdown()]
     parts += ["## How to read it", "\n".join(f"- {note}" for note in NOTES)]
     return "\n\n".join(parts) + "\n"
+
+
+def page(report: Report) -> str:
+    """Render the page; texts of problems and models are escaped."""
+    environment = Environment(
+        loader=PackageLoader("espalier.experiments.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    places = {row.unique_id: place for place, row in enumerate(report.problems)}
+    numbers = {id(m.run): number for number, m in enumerate(report.measures, start=1)}
+    return environment.get_template(_TEMPLATE).render(
+        report=report,
+        notes=NOTES,
+        main=tables.main_table(report.measures),
+        breakdowns=[
+            (found.title, tables.breakdown_table(report.measures, found))
+            for found in breakdowns([m.run for m in report.measures])
+        ],
+        pairs=[
+            (difference, numbers[id(difference.first)], numbers[id(difference.second)], cells)
+            for difference in report.differences
+            for cells in [tables.difference_cells(difference)]
+        ],
+        places=places,
+    )
 
 
 def _disagreements(difference: Difference) -> str:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from espalier.experiments.report.loggers import Tracker, check_installed, log_report
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,6 +27,9 @@ def report_command(
     ] = 200,
     resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples for each pair of runs.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
+    log: Annotated[
+        Tracker | None, typer.Option(help="Also send each run's figures to this experiment tracker.")
+    ] = None,
 ) -> None:
     """Compare runs: a table, paired differences, plots, and one HTML page that opens to problems and trees."""
     from rich.console import Console
@@ -33,11 +38,15 @@ def report_command(
     from espalier.experiments.report.tables import main_table
     from espalier.experiments.report.write import MARKDOWN, PAGE, write_report
 
+    if log:
+        check_installed(log)  # before the work, not after it
     report = write_report(load_runs(runs), out, most_problems=problems, resamples=resamples, seed=seed)
     console = Console()
     _show(console, report.title, main_table(report.measures))
     if report.mixed:
         typer.echo(f"warning: {report.mixed}", err=True)
+    if log:
+        log_report(log, report, out)
     console.print(
         f"page   {out / PAGE}\ntext   {out / MARKDOWN}\nplots  {out}/*.svg, *.png", highlight=False, markup=False
     )
