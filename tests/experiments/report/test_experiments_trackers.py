@@ -47,7 +47,9 @@ def test_an_error_of_the_tracker_leaves_the_report_and_says_so(report, monkeypat
 
 def test_tensorboard_holds_the_figures_of_every_run(report):
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
+        EventAccumulator,
+    )
 
     log_report(Tracker.TENSORBOARD, *report)
     found = {}
