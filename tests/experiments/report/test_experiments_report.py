@@ -262,6 +262,15 @@ def test_the_page_needs_no_other_file(grid):
     assert "prefers-color-scheme: dark" in page
 
 
+def test_plots_take_the_text_color_of_the_page_and_stay_readable_as_files(grid):
+    out, _ = grid
+    drawn = "".join(re.findall(r"<svg.*?</svg>", (out / "report.html").read_text(), re.DOTALL))
+    ink = "#1b1e24"
+    assert ink in (out / "heat-map.svg").read_text()
+    assert ink not in drawn
+    assert "currentColor" in drawn
+
+
 def test_texts_are_escaped_on_the_page(grid):
     page = (grid[0] / "report.html").read_text()
     assert "&lt;b&gt;1&lt;/b&gt;" in page
