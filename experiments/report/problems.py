@@ -35,11 +35,6 @@ class ProblemRow:
     solved: list[tuple[int, int]]
     attempts: list[Attempt]
 
-    @property
-    def disputed(self) -> bool:
-        """Whether some searches were right and others wrong."""
-        return 0 < sum(right for right, _ in self.solved) < sum(count for _, count in self.solved)
-
 
 def problem_rows(runs: Sequence[Run], most: int) -> tuple[list[ProblemRow], int]:
     """Rows of at most `most` problems, those on which runs disagree first, and the number of all problems.
