@@ -15,6 +15,7 @@ from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.commands.doctor import doctor
 from espalier.experiments.cli.commands.evaluate import evaluate_command
 from espalier.experiments.cli.commands.models import app as models_app
+from espalier.experiments.cli.commands.report import report_command
 from espalier.experiments.cli.commands.sweep import sweep_command
 from espalier.experiments.cli.runs import verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
@@ -174,6 +175,7 @@ def serve(
 
 app.command("eval")(evaluate_command)
 app.command("sweep")(sweep_command)
+app.command("report")(report_command)
 app.command()(doctor)
 
 

@@ -1,13 +1,20 @@
-"""Confidence intervals."""
+"""Confidence intervals, and comparisons of runs over the same problems."""
 
 import math
+from collections.abc import Sequence
 from statistics import fmean, stdev
+from types import ModuleType
+
+from espalier.engine.errors import EspalierError
 
 _Z95 = 1.959963984540054
 
 
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95% Wilson interval (1927) of a proportion, accurate near 0 and 1 and for few trials; (0, 1) without trials."""
+def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
+    """95% Wilson interval (1927) of a proportion, accurate near 0 and 1 and for few trials; (0, 1) without trials.
+
+    `trials` need not be whole: see `effective_trials`.
+    """
     if trials == 0:
         return 0.0, 1.0
     p, z2 = successes / trials, _Z95**2
@@ -26,3 +33,98 @@ def mean_interval(values: list[float]) -> tuple[float, float]:
     if len(values) < 2:
         raise ValueError("an interval needs at least two values")
     return fmean(values), _Z95 * stdev(values) / math.sqrt(len(values))
+
+
+def clustered_standard_error(clusters: Sequence[Sequence[float]]) -> float:
+    """Standard error of the mean over all values, where values of one cluster depend on each other.
+
+    Here a cluster holds the samples of one problem. With one value per cluster, it is the usual standard error with
+    the sum of squares divided by the number of values. E. Miller, "Adding Error Bars to Evals" (2024), section 2.2.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    count = sum(len(values) for values in clusters)
+    if not count:
+        raise ValueError("a standard error needs at least one value")
+    mean = math.fsum(value for values in clusters for value in values) / count
+    return math.sqrt(math.fsum(math.fsum(value - mean for value in values) ** 2 for values in clusters)) / count
+
+
+def effective_trials(clusters: Sequence[Sequence[float]]) -> float:
+    """Number of independent trials whose proportion would have the clustered standard error.
+
+    It is used for Wilson intervals of clustered samples (N. Dean and M. Pagano, 2015). It is at most the number of
+    values; where all values are equal and the standard error is 0, it is the number of clusters.
+    """
+    count = sum(len(values) for values in clusters)
+    if not count:
+        return 0.0
+    mean = math.fsum(value for values in clusters for value in values) / count
+    error = clustered_standard_error(clusters)
+    return min(mean * (1 - mean) / error**2, float(count)) if error else float(len(clusters))
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Unbiased estimate of the probability that at least one of k samples is correct.
+
+    M. Chen et al., "Evaluating Large Language Models Trained on Code" (2021), equation 1.
+
+    Raises:
+        ValueError: k is not between 1 and `samples`.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples, there are {samples}")
+    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def mcnemar_p(only_first: int, only_second: int) -> float:
+    """Two-sided p of McNemar's exact test: whether two runs solve the same share of the same problems.
+
+    Args:
+        only_first: number of problems that only the first run solves.
+        only_second: number of problems that only the second run solves.
+
+    Raises:
+        EspalierError: scipy is not installed.
+    """
+    differing = only_first + only_second
+    return float(_scipy().binomtest(only_first, differing).pvalue) if differing else 1.0
+
+
+def adjusted_p(values: Sequence[float]) -> list[float]:
+    """Adjust the p of several tests for the false discovery rate (Benjamini and Hochberg, 1995).
+
+    Raises:
+        EspalierError: scipy is not installed.
+    """
+    return [float(value) for value in _scipy().false_discovery_control(values)] if values else []
+
+
+def paired_bootstrap_interval(
+    differences: Sequence[float], resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float] | None:
+    """95% percentile bootstrap interval of the mean of paired differences, one per problem; None for fewer than two.
+
+    Raises:
+        EspalierError: scipy is not installed.
+    """
+    import numpy as np
+
+    if len(differences) < 2:
+        return None
+    if min(differences) == max(differences):  # the same in every resample
+        return float(differences[0]), float(differences[0])
+    rng = np.random.default_rng(seed)
+    values = (np.asarray(differences),)
+    found = _scipy().bootstrap(values, np.mean, method="percentile", n_resamples=resamples, batch=500, rng=rng)
+    interval = found.confidence_interval
+    return float(interval.low), float(interval.high)
+
+
+def _scipy() -> ModuleType:
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise EspalierError("comparing runs needs scipy: pip install 'espalier[report]'") from error
+    return stats

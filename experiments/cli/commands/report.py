@@ -1,0 +1,76 @@
+"""`espalier report`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from espalier.experiments.report.loggers import Tracker, check_installed, log_report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from espalier.experiments.report.tables import Table
+
+_MAY_BE_COMMON = ("algorithm", "problems")
+_WIDEST = 400
+
+
+def report_command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders that eval wrote, or folders of such folders, as sweep writes."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the page, the tables and the plots.")] = Path("report"),
+    problems: Annotated[
+        int, typer.Option(min=0, help="Problems whose texts and trees are on the page, those in dispute first.")
+    ] = 200,
+    resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples for each pair of runs.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
+    log: Annotated[
+        Tracker | None, typer.Option(help="Also send each run's figures to this experiment tracker.")
+    ] = None,
+) -> None:
+    """Compare runs: a table, paired differences, plots, and one HTML page that opens to problems and trees."""
+    from rich.console import Console
+
+    from espalier.experiments.report.runs import load_runs
+    from espalier.experiments.report.tables import main_table
+    from espalier.experiments.report.write import MARKDOWN, PAGE, write_report
+
+    if log:
+        check_installed(log)  # before the work, not after it
+    report = write_report(load_runs(runs), out, most_problems=problems, resamples=resamples, seed=seed)
+    console = Console()
+    _show(console, report.title, main_table(report.measures))
+    if report.mixed:
+        typer.echo(f"warning: {report.mixed}", err=True)
+    if log:
+        log_report(log, report, out)
+    console.print(
+        f"page   {out / PAGE}\ntext   {out / MARKDOWN}\nplots  {out}/*.svg, *.png", highlight=False, markup=False
+    )
+
+
+def _show(console: "Console", title: str, table: "Table") -> None:
+    """Print the table; columns that are the same for all runs go into the line above it."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as ShownTable
+    from rich.text import Text
+
+    columns = list(zip(table.columns, zip(*table.rows, strict=True), strict=True))[1:]  # no need of numbers here
+    common = [title for title, values in columns if title in _MAY_BE_COMMON and len(set(values)) == 1]
+    above = [
+        title,
+        *(f"{values[0]} {name}" if name == "problems" else values[0] for name, values in columns if name in common),
+    ]
+    shown = ShownTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(", ".join(above)), title_justify="left")
+    kept = [(name, values) for name, values in columns if name not in common]
+    for name, _ in kept:
+        left = name in ("run", "algorithm")
+        shown.add_column(Text(name.replace(" ", "\n")), justify="left" if left else "right", no_wrap=True)
+    for row in zip(*(values for _, values in kept), strict=True):
+        shown.add_row(*map(Text, row))
+    needed = console.measure(shown, options=console.options.update(width=_WIDEST, max_width=_WIDEST)).maximum
+    console.width = max(needed, console.width)  # a figure cut off would be a wrong one
+    console.print(shown)

@@ -1,0 +1,1 @@
+"""Compares evaluation runs: tables, paired differences, plots, and a page."""

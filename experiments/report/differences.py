@@ -1,0 +1,91 @@
+"""Paired differences between runs, over the problems that both searched."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import fmean
+
+from espalier.experiments.evaluation.statistics import adjusted_p, mcnemar_p, paired_bootstrap_interval
+from espalier.experiments.report.runs import Outcome, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The second run's accuracy less the first one's, over the problems of both.
+
+    Attributes:
+        first: one run.
+        second: the other run.
+        problems: number of problems of both.
+        first_accuracy: accuracy of the first run on these; mean over problems.
+        second_accuracy: the same for the second run.
+        low: lower end of the 95% bootstrap interval of the difference; None for fewer than two problems.
+        high: upper end.
+        only_first: ids of the problems that the first run solves and the second does not; with several epochs, that
+            it solves more often.
+        only_second: the same for the second run.
+        p: McNemar's exact p; None if a run has several epochs.
+        adjusted: p adjusted for the number of pairs in the report (Benjamini and Hochberg).
+    """
+
+    first: Run
+    second: Run
+    problems: int
+    first_accuracy: float
+    second_accuracy: float
+    low: float | None
+    high: float | None
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+    p: float | None
+    adjusted: float | None = None
+
+    @property
+    def difference(self) -> float:
+        """Second accuracy less first accuracy."""
+        return self.second_accuracy - self.first_accuracy
+
+
+def differences(runs: Sequence[Run], resamples: int = 10_000, seed: int = 0) -> list[Difference]:
+    """Compare each pair of runs that share problems.
+
+    Args:
+        runs: the runs.
+        resamples: bootstrap resamples of the problems.
+        seed: seed of the bootstrap.
+
+    Raises:
+        EspalierError: scipy is not installed.
+    """
+    compared = (_compare(first, second, resamples, seed) for first, second in combinations(runs, 2))
+    found = [difference for difference in compared if difference]
+    tested = [difference for difference in found if difference.p is not None]
+    adjusted = iter(adjusted_p([difference.p for difference in tested if difference.p is not None]))
+    return [d if d.p is None else replace(d, adjusted=next(adjusted)) for d in found]
+
+
+def _share(found: Sequence[Outcome]) -> float:
+    return fmean(float(outcome.correct) for outcome in found)
+
+
+def _compare(first: Run, second: Run, resamples: int, seed: int) -> Difference | None:
+    ours, theirs = first.by_problem, second.by_problem
+    both = sorted(name for name in ours.keys() & theirs.keys() if ours[name][0].same_problem(theirs[name][0]))
+    if not both:
+        return None
+    pairs = [(_share(ours[name]), _share(theirs[name])) for name in both]
+    interval = paired_bootstrap_interval([b - a for a, b in pairs], resamples, seed)
+    only_first = tuple(name for name, (a, b) in zip(both, pairs, strict=True) if a > b)
+    only_second = tuple(name for name, (a, b) in zip(both, pairs, strict=True) if b > a)
+    return Difference(
+        first=first,
+        second=second,
+        problems=len(both),
+        first_accuracy=fmean(a for a, _ in pairs),
+        second_accuracy=fmean(b for _, b in pairs),
+        low=interval[0] if interval else None,
+        high=interval[1] if interval else None,
+        only_first=only_first,
+        only_second=only_second,
+        p=mcnemar_p(len(only_first), len(only_second)) if first.epochs == second.epochs == 1 else None,
+    )

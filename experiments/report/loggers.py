@@ -1,0 +1,107 @@
+"""Sends the runs of a report to an experiment tracker: configuration and figures of each."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espalier.engine.errors import EspalierError
+
+if TYPE_CHECKING:
+    from espalier.experiments.report.contents import Report
+    from espalier.experiments.report.measures import Measures
+
+
+class Tracker(StrEnum):
+    """Supported experiment trackers; each is also the name of its module and of the extra that installs it."""
+
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
+
+
+def check_installed(tracker: Tracker) -> None:
+    """Import the tracker's library.
+
+    Raises:
+        EspalierError: it is not installed; the message names the extra.
+    """
+    try:
+        import_module(tracker)
+    except ImportError as error:
+        raise EspalierError(
+            f"--log {tracker} needs a library that is not installed ({error}): pip install 'espalier[{tracker}]'"
+        ) from error
+
+
+def log_report(tracker: Tracker, report: "Report", folder: Path) -> None:
+    """Send every run of `report` to `tracker`; the report's files in `folder` too, except to TensorBoard.
+
+    Raises:
+        EspalierError: the tracker's library is not installed, or it fails.
+    """
+    check_installed(tracker)
+    try:
+        _SENDERS[tracker](report, folder)
+    except Exception as error:  # each library has its own errors, for example of its server
+        raise EspalierError(
+            f"--log {tracker} failed: {type(error).__name__}: {error}; the report itself is in {folder}"
+        ) from error
+
+
+def figures(measures: "Measures") -> dict[str, float]:
+    """The numbers of a run by name; those without a value are left out."""
+    values = {field.name: getattr(measures, field.name) for field in fields(measures)}
+    numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
+    return numbers | {f"pass_at_{k}": value for k, value in measures.pass_at.items()}
+
+
+def _to_tensorboard(report: "Report", folder: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    for measures in report.measures:
+        plain = {
+            name: value if isinstance(value, int | float | str | bool) else str(value)
+            for name, value in measures.run.configuration.items()
+        }
+        with SummaryWriter(log_dir=str(folder / "tensorboard" / measures.run.name)) as writer:
+            writer.add_hparams(plain, figures(measures), run_name=".")
+
+
+def _to_mlflow(report: "Report", folder: Path) -> None:
+    import mlflow  # pyright: ignore[reportMissingImports]
+
+    with mlflow.start_run(run_name=report.title):
+        for measures in report.measures:
+            with mlflow.start_run(run_name=measures.run.name, nested=True):
+                mlflow.log_params(measures.run.configuration)
+                mlflow.log_metrics(figures(measures))
+        for file in _files(folder):
+            mlflow.log_artifact(str(file))
+
+
+def _to_wandb(report: "Report", folder: Path) -> None:
+    import wandb  # pyright: ignore[reportMissingImports]
+
+    for measures in report.measures:
+        with wandb.init(name=measures.run.name, group=report.title, config=measures.run.configuration) as run:
+            run.log(figures(measures))
+    with wandb.init(name="report", group=report.title, job_type="report") as run:
+        artifact = wandb.Artifact("report", type="report")
+        for file in _files(folder):
+            artifact.add_file(str(file))
+        run.log_artifact(artifact)
+
+
+_SENDERS: dict[Tracker, Callable[["Report", Path], Any]] = {
+    Tracker.TENSORBOARD: _to_tensorboard,
+    Tracker.MLFLOW: _to_mlflow,
+    Tracker.WANDB: _to_wandb,
+}
+
+
+def _files(folder: Path) -> list[Path]:
+    """The report's files."""
+    return sorted(file for file in folder.iterdir() if file.suffix in (".html", ".md", ".csv", ".png", ".svg"))

@@ -1,0 +1,360 @@
+"""Plots of runs side by side. Each works on light and on dark pages."""
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from espalier.experiments.evaluation.statistics import wilson_interval
+from espalier.experiments.report.measures import Measures, pareto_front
+from espalier.experiments.report.runs import Outcome, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_INK = "#1b1e24"
+"""Color of text and axes; on the page, the page's own text color takes its place."""
+_COLORS = ("#3b82c4", "#e0793a", "#2f9e77", "#c2568f", "#8a6fd1", "#a88f1d", "#4aa3b5", "#d0534f", "#7d8790")
+"""Colors that can be told apart on white and on black."""
+_RIGHT, _WRONG = _COLORS[0], _COLORS[1]
+_STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), _INK),
+    **dict.fromkeys(("xtick.color", "ytick.color", "legend.labelcolor"), _INK),
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "espalier",  # the same picture is the same file
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "text.parse_math": False,
+}
+_MOST_GROUPS = 6
+"""With more runs, those of one algorithm share a panel."""
+_SIDES = ((9, 6), (9, -6), (-9, 6), (-9, -6), (19, 6), (19, -6), (-19, 6), (-19, -6))
+"""Places of a number beside its point, in points, in the order in which they are tried."""
+_BINS = 10
+_COLUMNS = 3
+_FEW_DECADES = 200
+_WIDE_RANGE = 8
+"""Ratio of the largest to the smallest cost from which an axis is logarithmic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plot: its file name without suffix, title, caption, and SVG for a page with its own text color."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+
+
+def draw_plots(measures: Sequence[Measures], folder: Path) -> list[Plot]:
+    """Draw every plot that the runs have data for, as `.svg` and `.png` in `folder`.
+
+    Those of an earlier report that these runs have no data for are removed.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    plots: list[Plot] = []
+    with mpl.rc_context(_STYLE):
+        for name, title, caption, draw in _all(measures):
+            if figure := draw():
+                plots.append(Plot(name, title, caption, _save(figure, folder / name)))
+            else:
+                for suffix in (".svg", ".png"):
+                    (folder / name).with_suffix(suffix).unlink(missing_ok=True)
+    return plots
+
+
+_Draw = Callable[[], "Figure | None"]
+
+
+def _all(measures: Sequence[Measures]) -> Iterator[tuple[str, str, str, _Draw]]:
+    """Name, title, caption and drawing function of each plot; the function returns None without data."""
+    costs: list[tuple[str, str, Callable[[Measures], float | None]]] = [
+        ("tokens", "generated tokens per search", lambda m: m.generated_tokens),
+        ("seconds", "seconds per search", lambda m: m.wall_seconds),
+        ("peak-kv", "peak KV memory of a search, MiB", lambda m: m.peak_kv_mib),
+    ]
+    for name, label, cost in costs:
+        caption = "Dashed: Pareto front. Bars: 95% intervals. Numbers: rows of the table."
+        yield f"accuracy-{name}", f"Accuracy and {label}", caption, lambda c=cost, t=label: _cost(measures, c, t)
+    caption = "Accuracy in percent; mean over runs that differ in nothing but the seed."
+    yield "heat-map", "Accuracy over N and M", caption, lambda: _heat_maps(measures)
+    groups = _groups([m.run for m in measures])
+    caption = (
+        "Share of right answers among selected answers with a similar score, with 95% intervals; on the dotted line, "
+        "scores are probabilities. Below: number of answers."
+    )
+    yield "calibration", "Calibration of the verifier", caption, lambda: _calibration(groups)
+    caption = "Length of the selected path in characters."
+    yield (
+        "answer-length",
+        "Answer length, right and wrong",
+        caption,
+        lambda: _histograms(groups, lambda o: len(o.text), "characters", whole=False),
+    )
+    caption = "Steps of the selected path."
+    yield (
+        "steps",
+        "Number of steps, right and wrong",
+        caption,
+        lambda: _histograms(groups, lambda o: len(o.steps), "steps", whole=True),
+    )
+
+
+def _save(figure: "Figure", path: Path) -> str:
+    """Write the figure as `.svg` and `.png`; returns SVG for a page."""
+    import matplotlib.pyplot as plt
+
+    metadata = {"Date": None, "Creator": None}
+    figure.savefig(path.with_suffix(".png"), dpi=150, facecolor="white")
+    figure.savefig(path.with_suffix(".svg"), facecolor="white", metadata=metadata)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata=metadata)
+    plt.close(figure)
+    return _inline(text.getvalue(), path.name)
+
+
+def _inline(svg: str, name: str) -> str:
+    """Make an SVG part of an HTML page: ids unique on the page, and the page's text color."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<svg([^>]*?) width="[^"]*"', r"<svg\1", svg, count=1)
+    svg = re.sub(r'<svg([^>]*?) height="[^"]*"', r'<svg role="img"\1', svg, count=1)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    return svg.replace(_INK, "currentColor")
+
+
+def _by_algorithm(runs: Sequence[Run]) -> dict[str, str]:
+    """A color for each algorithm."""
+    names = dict.fromkeys(run.algorithm for run in runs)
+    return {name: _COLORS[place % len(_COLORS)] for place, name in enumerate(names)}
+
+
+def _groups(runs: Sequence[Run]) -> dict[str, list[Outcome]]:
+    """Outcomes by run if there are few runs, else by algorithm."""
+    groups: dict[str, list[Outcome]] = {}
+    for run in runs:
+        title = run.name if len(runs) <= _MOST_GROUPS else run.algorithm
+        groups.setdefault(title, []).extend(run.outcomes)
+    return groups
+
+
+def _cost(measures: Sequence[Measures], cost: Callable[[Measures], float | None], label: str) -> "Figure | None":
+    import matplotlib.pyplot as plt
+
+    points = [(number, value, m) for number, m in enumerate(measures, start=1) if (value := cost(m))]
+    if not points:
+        return None
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    colors = _by_algorithm([m.run for m in measures])
+    front = [points[i] for i in pareto_front([(value, m.accuracy) for _, value, m in points])]
+    axes.plot([value for _, value, _ in front], [100 * m.accuracy for *_, m in front], ls="--", lw=1.2, color="grey")
+    for _, value, m in points:
+        bars = [[max(0.0, 100 * (m.accuracy - m.low))], [max(0.0, 100 * (m.high - m.accuracy))]]
+        color = colors[m.run.algorithm]
+        axes.errorbar([value], [100 * m.accuracy], yerr=bars, color=color, lw=1, alpha=0.4)
+        axes.plot([value], [100 * m.accuracy], "o", color=color, ms=6)
+    values = [value for _, value, _ in points]
+    if max(values) > _WIDE_RANGE * min(values) > 0:
+        axes.margins(x=0.08)
+        _make_logarithmic(axes, max(values) / min(values))
+    else:
+        axes.set_xlim(0, 1.08 * max(values) or 1)
+    axes.set_xlabel(label)
+    axes.set_ylabel("accuracy, %")
+    axes.grid(alpha=0.25)
+    _legend(figure, axes, colors)
+    _number(figure, axes, [(number, value, 100 * m.accuracy) for number, value, m in points])
+    return figure
+
+
+def _make_logarithmic(axes: "Axes", ratio: float) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if ratio < _FEW_DECADES else (1,)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _number(figure: "Figure", axes: "Axes", points: list[tuple[int, float, float]]) -> None:
+    """Write each point's number beside it, on a side that is free."""
+    figure.draw_without_rendering()  # sets the scale of the axes
+    taken = [tuple(axes.transData.transform((x, y)) * 72 / figure.dpi) for _, x, y in points]
+    for number, x, y in points:
+        at = axes.transData.transform((x, y)) * 72 / figure.dpi
+        places = [(at[0] + dx, at[1] + dy) for dx, dy in _SIDES]
+        free = [min(abs(px - tx) / 10 + abs(py - ty) / 7 for tx, ty in taken) for px, py in places]
+        best = next((i for i, room in enumerate(free) if room > 1), max(range(len(free)), key=free.__getitem__))
+        taken.append(places[best])
+        axes.annotate(
+            str(number), (x, y), _SIDES[best], textcoords="offset points", fontsize=8, ha="center", va="center"
+        )
+
+
+def _legend(figure: "Figure", axes: "Axes", colors: dict[str, str]) -> None:
+    from matplotlib.lines import Line2D
+
+    if len(colors) > 1:
+        handles = [Line2D([], [], color=color, marker="o", ls="", label=name) for name, color in colors.items()]
+        figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5))
+    else:
+        axes.set_title(next(iter(colors)))
+
+
+def _heat_maps(measures: Sequence[Measures]) -> "Figure | None":
+    """One map for each set of runs that differ only in N, M and seed, with at least two values of N and of M.
+
+    The runs of a map searched the same problems.
+    """
+    import matplotlib.pyplot as plt
+
+    panels = _grids(measures)
+    if not panels:
+        return None
+    columns = min(_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(6.4, 4.2 * rows), layout="constrained", squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    low, high = (pick(v for _, cells in panels for v in cells.values()) for pick in (min, max))
+    for axes, (title, cells) in zip(grid.flat, panels, strict=False):
+        _heat_map(axes, cells, low, max(high, low + 0.01))
+        axes.set_title(title)
+    return figure
+
+
+def _grids(measures: Sequence[Measures]) -> list[tuple[str, dict[tuple[int, int], float]]]:
+    """Titles and accuracies by (N, M)."""
+    groups: dict[tuple[str, frozenset[str]], list[Measures]] = {}
+    for m in measures:
+        if m.run.setting("beam_width") is not None and m.run.setting("expansion") is not None:
+            left_out = ("beam_width", "expansion", "seed")
+            rest = {field: value for field, value in m.run.configuration.items() if field not in left_out}
+            alike = repr(sorted(rest.items())), frozenset(m.run.by_problem)
+            groups.setdefault(alike, []).append(m)
+    panels = []
+    for found in groups.values():
+        accuracy: dict[tuple[int, int], list[float]] = {}
+        for m in found:
+            point = int(m.run.setting("beam_width")), int(m.run.setting("expansion"))
+            accuracy.setdefault(point, []).append(m.accuracy)
+        if all(len({point[axis] for point in accuracy}) > 1 for axis in (0, 1)):
+            panels.append((found[0].run.algorithm, {point: fmean(values) for point, values in accuracy.items()}))
+    return panels
+
+
+def _heat_map(axes: "Axes", cells: dict[tuple[int, int], float], low: float, high: float) -> None:
+    import numpy as np
+
+    widths, expansions = (sorted({point[axis] for point in cells}) for axis in (0, 1))
+    values = np.array([[cells.get((n, m), np.nan) for m in expansions] for n in widths])
+    axes.pcolormesh(np.ma.masked_invalid(values), cmap="cividis", vmin=low, vmax=high)
+    for row, n in enumerate(widths):
+        for column, m in enumerate(expansions):
+            if (n, m) in cells:
+                ink = "#ffffff" if cells[n, m] < (low + high) / 2 else "#000000"
+                axes.text(column + 0.5, row + 0.5, f"{100 * cells[n, m]:.1f}", ha="center", va="center", color=ink)
+    axes.set_xticks([column + 0.5 for column in range(len(expansions))], [str(m) for m in expansions])
+    axes.set_yticks([row + 0.5 for row in range(len(widths))], [str(n) for n in widths])
+    axes.set_xlabel("M")
+    axes.set_ylabel("N")
+
+
+def _calibration(groups: dict[str, list[Outcome]]) -> "Figure | None":
+    import matplotlib.pyplot as plt
+
+    scored = {title: [(o.score, o.correct) for o in found if o.score is not None] for title, found in groups.items()}
+    scored = {title: found for title, found in scored.items() if found}
+    if not scored:
+        return None
+    figure, (axes, below) = plt.subplots(
+        2, 1, figsize=(6.4, 5), height_ratios=(3, 1), sharex=True, layout="constrained"
+    )
+    axes.plot([0, 1], [0, 100], ls=":", color="grey", lw=1)
+    edges = [i / _BINS for i in range(_BINS + 1)]
+    for place, (title, found) in enumerate(scored.items()):
+        color = _COLORS[place % len(_COLORS)]
+        bins = calibration_bins(found)
+        shares = [100 * right / count for _, right, count in bins]
+        ends = [wilson_interval(right, count) for _, right, count in bins]
+        bars = [
+            [max(0.0, share - 100 * low) for share, (low, _) in zip(shares, ends, strict=True)],
+            [max(0.0, 100 * high - share) for share, (_, high) in zip(shares, ends, strict=True)],
+        ]
+        label = f"{title}, expected calibration error {100 * calibration_error(found):.1f} points"
+        means = [mean for mean, *_ in bins]
+        axes.errorbar(means, shares, yerr=bars, color=color, lw=1.2, marker="o", ms=4, elinewidth=0.8, label=label)
+        below.hist([score for score, _ in found], bins=edges, histtype="step", color=color)
+    axes.set_ylabel("right, %")
+    axes.set_ylim(-4, 104)
+    axes.grid(alpha=0.25)
+    below.set_ylabel("answers")
+    below.set_xlabel("score of the selected answer")
+    below.grid(alpha=0.25)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", fontsize=8)
+    return figure
+
+
+def calibration_bins(scored: Sequence[tuple[float, bool]]) -> list[tuple[float, int, int]]:
+    """Mean score, right answers and answers of each of ten equal bins of the score that is not empty."""
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for score, right in scored:
+        bins.setdefault(min(max(int(score * _BINS), 0), _BINS - 1), []).append((score, right))
+    return [
+        (fmean(score for score, _ in found), sum(right for _, right in found), len(found))
+        for _, found in sorted(bins.items())
+    ]
+
+
+def calibration_error(scored: Sequence[tuple[float, bool]]) -> float:
+    """Expected calibration error over ten equal bins (C. Guo et al., 2017)."""
+    return sum(abs(mean * count - right) for mean, right, count in calibration_bins(scored)) / len(scored)
+
+
+def _histograms(
+    groups: dict[str, list[Outcome]], value: Callable[[Outcome], int], label: str, whole: bool
+) -> "Figure | None":
+    import matplotlib.pyplot as plt
+
+    groups = {title: kept for title, found in groups.items() if (kept := [o for o in found if o.text])}
+    if not groups:
+        return None
+    columns = min(_COLUMNS, len(groups))
+    rows = math.ceil(len(groups) / columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(6.4, 1.6 + 1.9 * rows), sharex=True, layout="constrained", squeeze=False
+    )
+    for axes in grid.flat[len(groups) :]:
+        axes.set_axis_off()
+    values = [value(o) for found in groups.values() for o in found]
+    edges = _edges(min(values), max(values), whole)
+    for axes, (title, found) in zip(grid.flat, groups.items(), strict=False):
+        for right, color, name in ((True, _RIGHT, "right"), (False, _WRONG, "wrong")):
+            of_kind = [value(o) for o in found if o.correct is right]
+            axes.hist(of_kind, bins=edges, color=color, alpha=0.55, label=f"{name}")
+        axes.set_title(title)
+        axes.grid(alpha=0.25)
+    figure.supxlabel(label, fontsize=10)
+    figure.supylabel("searches", fontsize=10)
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
+    return figure
+
+
+def _edges(low: int, high: int, whole: bool) -> list[float]:
+    """Edges of the bins: one a whole number if there are few, else twenty."""
+    if whole and high - low < 30:
+        return [value - 0.5 for value in range(low, high + 2)]
+    width = max(1, math.ceil((high - low + 1) / 20))
+    return [low + width * place for place in range((high - low) // width + 2)]

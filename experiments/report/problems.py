@@ -1,0 +1,85 @@
+"""The problems of a report: what each run made of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.experiments.report.runs import Outcome, Run
+from espalier.experiments.report.trees import Line, load_trees, tree_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run's search of a problem: the run's number in the table, the outcome, its tree, whether it is whole."""
+
+    number: int
+    run: Run
+    outcome: Outcome
+    lines: list[Line]
+    whole_tree: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemRow:
+    """A problem with the attempts of all runs; `text` is empty if the benchmark is not at hand.
+
+    `solved` holds for each run the right answers and the searches.
+    """
+
+    unique_id: str
+    text: str
+    gold: str
+    level: int | None
+    subject: str | None
+    solved: list[tuple[int, int]]
+    attempts: list[Attempt]
+
+
+def problem_rows(runs: Sequence[Run], most: int) -> tuple[list[ProblemRow], int]:
+    """Rows of at most `most` problems, those on which runs disagree first, and the number of all problems.
+
+    Raises:
+        EspalierError: a file of trees is damaged.
+    """
+    found = list(dict.fromkeys(name for run in runs for name in run.by_problem))
+    kept = sorted(found, key=lambda name: (not _disputed(runs, name), found.index(name)))[:most]
+    attempts: dict[str, list[Attempt]] = {name: [] for name in kept}
+    for number, run in enumerate(runs, start=1):
+        trees = load_trees(run, attempts.keys())  # one run's trees at a time, as they may be large
+        for name in kept:
+            for outcome in run.by_problem.get(name, []):
+                nodes = trees.get((name, outcome.epoch))
+                attempts[name].append(Attempt(number, run, outcome, tree_lines(outcome, nodes), bool(nodes)))
+    texts = _texts(runs)
+    return [_row(runs, attempts[name], texts) for name in kept], len(found)
+
+
+def _row(runs: Sequence[Run], attempts: list[Attempt], texts: dict[tuple[str, str], str]) -> ProblemRow:
+    first = attempts[0].outcome
+    by_run = [run.by_problem.get(first.unique_id, []) for run in runs]
+    return ProblemRow(
+        unique_id=first.unique_id,
+        text=texts.get((first.unique_id, first.gold), ""),
+        gold=first.gold,
+        level=first.level,
+        subject=first.subject,
+        solved=[(sum(outcome.correct for outcome in found), len(found)) for found in by_run],
+        attempts=attempts,
+    )
+
+
+def _disputed(runs: Sequence[Run], name: str) -> bool:
+    return len({outcome.correct for run in runs for outcome in run.by_problem.get(name, [])}) > 1
+
+
+def _texts(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
+    """Texts of the problems by id and gold answers; a benchmark that cannot be loaded adds none."""
+    texts: dict[tuple[str, str], str] = {}
+    for benchmark in dict.fromkeys(run.benchmark for run in runs):
+        try:
+            problems = load_benchmark(benchmark)
+        except EspalierError:  # moved since the run; samples do not hold the problems
+            continue
+        texts |= {(problem.unique_id, " or ".join(problem.golds)): problem.problem for problem in problems}
+    return texts

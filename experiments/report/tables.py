@@ -1,0 +1,153 @@
+"""The tables of a report: one row per run, and one per pair of runs."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from espalier.experiments.report.differences import Difference
+from espalier.experiments.report.measures import Breakdown, Measures
+from espalier.experiments.report.runs import differing_fields, field_title
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Column titles, and rows of formatted values."""
+
+    columns: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        """The table in Markdown."""
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+    def csv(self) -> str:
+        """The table as CSV."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        return text.getvalue()
+
+
+def main_table(measures: Sequence[Measures]) -> Table:
+    """One row per run, for readers: the settings that differ, accuracy, and cost."""
+    runs = [m.run for m in measures]
+    fields = differing_fields(runs)
+    several = any(m.standard_error is not None for m in measures)
+    ks = _ks(measures)
+    refused = any(m.refused for m in measures)
+    columns = [
+        *("#", "run", "algorithm"),
+        *map(field_title, fields),
+        *("problems", "accuracy %", "95% interval"),
+        *(["searches", "clustered SE, points"] if several else []),
+        *(f"pass@{k} %" for k in ks),
+        *(["refused"] if refused else []),
+        *("generated tokens", "verifier tokens", "seconds", "peak KV MiB"),
+    ]
+    rows = [
+        [
+            *(str(number), m.run.name, m.run.algorithm),
+            *map(m.run.shown_setting, fields),
+            *(str(m.problems), f"{100 * m.accuracy:.1f}", f"{100 * m.low:.1f}–{100 * m.high:.1f}"),
+            *([str(m.searches), _or_dash(m.standard_error, 100)] if several else []),
+            *(_or_dash(m.pass_at.get(k), 100) for k in ks),
+            *([str(m.refused)] if refused else []),
+            *(f"{m.generated_tokens:.0f}", f"{m.verifier_tokens:.0f}"),
+            *("–" if m.wall_seconds is None else f"{m.wall_seconds:#.3g}", f"{m.peak_kv_mib:#.3g}"),
+        ]
+        for number, m in enumerate(measures, start=1)
+    ]
+    return Table(columns, rows)
+
+
+def data_table(measures: Sequence[Measures]) -> Table:
+    """One row per run, for programs: shares as fractions, nothing rounded, empty where there is no value."""
+    fields = differing_fields([m.run for m in measures])
+    ks = _ks(measures)
+    names = (
+        "problems", "searches", "refused", "accuracy", "low", "high", "standard_error", "generated_tokens",
+        "verifier_tokens", "wall_seconds", "search_seconds", "peak_kv_mib",
+    )  # fmt: skip
+    columns = ["run", "folder", "benchmark", "algorithm", *fields, *names, *(f"pass_at_{k}" for k in ks)]
+    rows = [
+        [
+            *(m.run.name, str(m.run.folder), m.run.benchmark, m.run.algorithm),
+            *(_plain(m.run.setting(field)) for field in fields),
+            *(_plain(getattr(m, name)) for name in names),
+            *(_plain(m.pass_at.get(k)) for k in ks),
+        ]
+        for m in measures
+    ]
+    return Table(columns, rows)
+
+
+DIFFERENCE_COLUMNS = (
+    "first", "second", "problems", "first_accuracy", "second_accuracy", "difference", "low", "high", "only_first",
+    "only_second", "mcnemar_p", "adjusted_p",
+)  # fmt: skip
+"""Columns of `differences.csv`; the problems follow as lists of ids."""
+
+
+def difference_data(found: Sequence[Difference]) -> Table:
+    """One row per pair, for programs; the last two columns list the problems, separated by spaces."""
+    rows = [
+        [
+            *(d.first.name, d.second.name, str(d.problems)),
+            *map(_plain, (d.first_accuracy, d.second_accuracy, d.difference, d.low, d.high)),
+            *(str(len(d.only_first)), str(len(d.only_second)), _plain(d.p), _plain(d.adjusted)),
+            *(" ".join(d.only_first), " ".join(d.only_second)),
+        ]
+        for d in found
+    ]
+    return Table([*DIFFERENCE_COLUMNS, "only_first_problems", "only_second_problems"], rows)
+
+
+def difference_table(found: Sequence[Difference]) -> Table:
+    """One row per pair, for readers."""
+    columns = [
+        *("first", "second", "problems", "second − first, points", "95% interval", "only first solves"),
+        *("only second solves", "McNemar p", "adjusted p"),
+    ]
+    return Table(columns, [[d.first.name, d.second.name, str(d.problems), *difference_cells(d)] for d in found])
+
+
+def difference_cells(d: Difference) -> list[str]:
+    """Formatted difference, interval, counts of disagreements, and p."""
+    interval = "–" if d.low is None or d.high is None else f"[{_points(d.low)}, {_points(d.high)}]"
+    return [
+        *(_points(d.difference), interval, str(len(d.only_first)), str(len(d.only_second))),
+        *(_probability(d.p), _probability(d.adjusted)),
+    ]
+
+
+def breakdown_table(measures: Sequence[Measures], breakdown: Breakdown) -> Table:
+    """Accuracy in percent per level or subject, one row per run."""
+    counts = [max(row[place][1] for row in breakdown.cells) for place in range(len(breakdown.groups))]
+    titles = [f"{group} (n={count})" for group, count in zip(breakdown.groups, counts, strict=True)]
+    rows = [
+        [str(number), m.run.name, *(f"{100 * right / count:.0f}" if count else "–" for right, count in cells)]
+        for number, (m, cells) in enumerate(zip(measures, breakdown.cells, strict=True), start=1)
+    ]
+    return Table(["#", "run", *titles], rows)
+
+
+def _ks(measures: Sequence[Measures]) -> list[int]:
+    return sorted({k for m in measures for k in m.pass_at if k > 1})
+
+
+def _or_dash(value: float | None, factor: float = 1) -> str:
+    return "–" if value is None else f"{factor * value:.1f}"
+
+
+def _points(share: float) -> str:
+    points = round(100 * share, 1) + 0.0
+    return f"{points:+.1f}" if points else "0.0"
+
+
+def _probability(p: float | None) -> str:
+    return "–" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _plain(value: object) -> str:
+    return "" if value is None else str(value)

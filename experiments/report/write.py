@@ -1,0 +1,114 @@
+"""Writes a report: tables, plots, Markdown and one HTML page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.run_folder import write_whole
+from espalier.experiments.report import tables
+from espalier.experiments.report.contents import NOTES, Report
+from espalier.experiments.report.differences import Difference, differences
+from espalier.experiments.report.measures import breakdowns, measure
+from espalier.experiments.report.plots import draw_plots
+from espalier.experiments.report.problems import problem_rows
+from espalier.experiments.report.runs import Run
+
+PAGE, MARKDOWN, TABLE, DIFFERENCES = "report.html", "report.md", "table.csv", "differences.csv"
+_TEMPLATE = "page.html"
+_LONGEST_MARKDOWN_LIST = 20
+
+
+def write_report(
+    runs: Sequence[Run], out: Path, *, most_problems: int = 200, resamples: int = 10_000, seed: int = 0
+) -> Report:
+    """Compare `runs` and write the report to the folder `out`.
+
+    Args:
+        runs: the runs, in the order of the table.
+        out: output folder; missing parents are created.
+        most_problems: number of problems whose texts and trees are on the page.
+        resamples: bootstrap resamples.
+        seed: seed of the bootstrap.
+
+    Raises:
+        EspalierError: a file cannot be written, a file of trees is damaged, or scipy is not installed.
+    """
+    measures = [measure(run) for run in runs]
+    compared = differences(runs, resamples, seed)
+    rows, count = problem_rows(runs, most_problems)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        plots = draw_plots(measures, out)
+    except OSError as error:
+        raise EspalierError(f"cannot write the report to {out}: {error.strerror}; name another --out") from error
+    report = Report(_title(runs), measures, compared, rows, count, plots)
+    write_whole(out / TABLE, tables.data_table(measures).csv())
+    write_whole(out / DIFFERENCES, tables.difference_data(compared).csv())
+    write_whole(out / MARKDOWN, markdown(report))
+    write_whole(out / PAGE, page(report))
+    return report
+
+
+def markdown(report: Report) -> str:
+    """The report in Markdown, with links to the plots beside it."""
+    parts = [f"# {report.title}", tables.main_table(report.measures).markdown()]
+    parts += [f"Note: {report.mixed}."] if report.mixed else []
+    parts += [f"## {plot.title}\n\n![{plot.title}]({plot.name}.svg)\n\n{plot.caption}" for plot in report.plots]
+    if report.differences:
+        parts += ["## Differences", tables.difference_table(report.differences).markdown()]
+        parts += [text for difference in report.differences if (text := _disagreements(difference))]
+    for breakdown in breakdowns([m.run for m in report.measures]):
+        table = tables.breakdown_table(report.measures, breakdown)
+        parts += [f"## Accuracy per {breakdown.title}, %", table.markdown()]
+    parts += ["## How to read it", "\n".join(f"- {note}" for note in NOTES)]
+    return "\n\n".join(parts) + "\n"
+
+
+def page(report: Report) -> str:
+    """Render the page; texts of problems and models are escaped."""
+    environment = Environment(
+        loader=PackageLoader("espalier.experiments.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    places = {row.unique_id: place for place, row in enumerate(report.problems)}
+    numbers = {id(m.run): number for number, m in enumerate(report.measures, start=1)}
+    return environment.get_template(_TEMPLATE).render(
+        report=report,
+        notes=NOTES,
+        main=tables.main_table(report.measures),
+        breakdowns=[
+            (found.title, tables.breakdown_table(report.measures, found))
+            for found in breakdowns([m.run for m in report.measures])
+        ],
+        pairs=[
+            (difference, numbers[id(difference.first)], numbers[id(difference.second)], cells)
+            for difference in report.differences
+            for cells in [tables.difference_cells(difference)]
+        ],
+        places=places,
+    )
+
+
+def _disagreements(difference: Difference) -> str:
+    sides = [(difference.first, difference.only_first), (difference.second, difference.only_second)]
+    return "\n\n".join(
+        f"Of {difference.first.name} and {difference.second.name}, only {run.name} solves: {_listed(names)}"
+        for run, names in sides
+        if names
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:_LONGEST_MARKDOWN_LIST])
+    left = len(names) - _LONGEST_MARKDOWN_LIST
+    return f"{shown} and {left} more (all in {DIFFERENCES})" if left > 0 else shown
+
+
+def _title(runs: Sequence[Run]) -> str:
+    benchmarks = ", ".join(dict.fromkeys(Path(run.benchmark).stem for run in runs))
+    return f"{runs[0].name} on {benchmarks}" if len(runs) == 1 else f"{len(runs)} runs on {benchmarks}"
