@@ -71,7 +71,7 @@ class RunFolder:
         except ValueError as error:
             raise EspalierError(f"{config} is damaged: {error}; name another --out") from error
         if self._samples.exists() and not config.is_file():
-            raise EspalierError(f"{folder}holds samples without a config.json; name another --out")
+            raise EspalierError(f"{folder} holds samples without a config.json; name another --out")
         if not isinstance(found, dict):
             raise EspalierError(f"{config} is damaged: it is not a JSON object; name another --out")
         commands = found.pop(_COMMANDS, []) if found is not configuration else []
