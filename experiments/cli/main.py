@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from espalier.engine.errors import EspalierError, InvalidRequestError
+from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError, NumericalError
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.commands.doctor import doctor
 from espalier.experiments.cli.commands.evaluate import evaluate_command
 from espalier.experiments.cli.commands.models import app as models_app
 from espalier.experiments.cli.commands.report import report_command
 from espalier.experiments.cli.commands.sweep import sweep_command
-from espalier.experiments.cli.runs import verifier_for
+from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
@@ -39,8 +39,6 @@ _SHOWCASE = 4
 
 Beam search solves it; greedy decoding and a majority of 16 do not.
 """
-
-_EXIT_USAGE = 2
 
 
 def _print_version(wanted: bool) -> None:
@@ -111,7 +109,7 @@ def solve(
             orchestrator.close()
         (result,) = ended
         if result.error:
-            raise EspalierError(result.error)
+            raise SearchFailedError(result.error)
     if plot:
         from espalier.experiments.cli.plots import plot_tree
 
@@ -184,6 +182,14 @@ def main() -> None:
     run_app(app)
 
 
+class SearchFailedError(EspalierError):
+    """A search ended without a result; the message says why."""
+
+
+_FAILURES = (SearchFailedError, FatalError, NumericalError)
+"""Errors that are not of the command's use."""
+
+
 def run_app(commands: typer.Typer) -> None:
     """Run a Typer application; a typed error becomes one line on standard error and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -193,10 +199,10 @@ def run_app(commands: typer.Typer) -> None:
     except InvalidRequestError as error:
         rules = (f"{_flag(violation.field)}: {violation.description}" for violation in error.violations)
         print(f"error: {'; '.join(rules)}", file=sys.stderr)
-        sys.exit(_EXIT_USAGE)
+        sys.exit(EXIT_USAGE)
     except EspalierError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(_EXIT_USAGE)
+        sys.exit(EXIT_FAILED if isinstance(error, _FAILURES) else EXIT_USAGE)
 
 
 def _flag(field: str) -> str:

@@ -37,6 +37,18 @@ def parse_int_list(text: str, option: str | None = None) -> list[int]:
     return numbers
 
 
+def parse_list(text: str | None, option: str) -> list[str]:
+    """Parse words like `a,b`, the value of `option`; none for None.
+
+    Raises:
+        typer.BadParameter: a word is empty.
+    """
+    words = [part.strip() for part in text.split(",")] if text is not None else []
+    if not all(words):
+        raise typer.BadParameter(f"{text!r} is not a list like a,b", param_hint=option)
+    return words
+
+
 def parse_field_map(text: str | None) -> dict[str, str]:
     """Parse the value of `--field-map`, such as `problem=Question,answer=Answer`.
 
@@ -122,7 +134,8 @@ Benchmark = Annotated[
 FieldMap = Annotated[
     str | None,
     typer.Option(
-        help="Names of the file's fields if not recognized, like problem=Question,answer=Answer; also id, level.",
+        help="Names of the file's fields if not recognized, like problem=Question,answer=Answer; also id, level and "
+        "subject.",
         show_default=False,
     ),
 ]

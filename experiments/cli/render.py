@@ -120,19 +120,22 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
         folder: folder of the run; None if nothing was stored.
     """
     table = Table(show_header=False, box=None, padding=(0, 2))
+    unit, units = ("search", "searches") if summary.epochs > 1 else ("problem", "problems")
     more = summary.problems - (summary.problems if asked is None else asked)
     rows = {
         "benchmark": f"{summary.benchmark}, {summary.problems} problems"
+        + (f", {summary.epochs} times each" if summary.epochs > 1 else "")
         + (f", {more} of them from an earlier command in {folder}" if more > 0 else ""),
         "refused": _with_reason(summary, "refused", "could not be searched", folder),
         "ungraded": _with_reason(summary, "ungraded", "could not be graded", folder),
         "accuracy": f"{_percent(summary.accuracy)}%  [{_percent(summary.low)}, {_percent(summary.high)}] at 95%",
         "by level": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_level.items()),
-        "tokens per problem": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
+        "by subject": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_subject.items()),
+        f"tokens per {unit}": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
         "computed ÷ tree": f"generator {summary.generator_redundancy:.3f}"
         + (f", verifier {summary.verifier_redundancy:.3f}" if summary.verifier_redundancy else ""),
         "blocks held ÷ logical": f"{summary.blocks_shared:.2f} at the peak",
-        "time": f"{summary.seconds:.1f} s, {summary.problems_per_minute:.1f} problems/min"
+        "time": f"{summary.seconds:.1f} s, {summary.problems_per_minute:.1f} {units}/min"
         if summary.problems_per_minute
         else "",
         "grader": summary.grader,

@@ -1,7 +1,7 @@
 """What the commands that fill run folders have in common."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +13,18 @@ from espalier.search.request import SearchRequest
 
 if TYPE_CHECKING:
     from espalier.experiments.evaluation.sample import Sample
+    from espalier.experiments.evaluation.summary import Summary
 
-EXIT_INTERRUPTED = 130
+EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
+"""Exit codes besides 0: nothing was achieved, wrong use, part of it was, Ctrl-C."""
+
+
+def exit_code(summaries: "Iterable[Summary]") -> int:
+    """The exit code for what was evaluated: 0 if every problem was searched and graded."""
+    lost = [(summary.refused + summary.ungraded, summary.problems * summary.epochs) for summary in summaries]
+    if not any(missing for missing, _ in lost):
+        return 0
+    return EXIT_FAILED if all(missing >= searches for missing, searches in lost) else EXIT_PARTIAL
 
 
 def both(one: Callable[["Sample"], None], other: Callable[["Sample"], None]) -> Callable[["Sample"], None]:

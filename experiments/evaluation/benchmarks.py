@@ -4,7 +4,7 @@ A file is JSON in UTF-8: one object per line, or one array of objects. These fie
 
 - the problem: `problem`, `Body` and `Question` together, `question`, or `prompt`;
 - the gold answer: `answer`, `final_answer`, or `solution`;
-- optionally an id, `unique_id` or `id`, and a `level`.
+- optionally an id, `unique_id` or `id`, a `level`, and a `subject`, `category` or `type`.
 
 The first of these names that exists is used, ignoring case; a field map gives other names.
 
@@ -30,6 +30,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "answer": ("answer", "final_answer", "solution"),
     "id": ("unique_id", "id"),
     "level": ("level",),
+    "subject": ("subject", "category", "type"),
 }
 """Fields read from a record and their possible names; a plus joins the texts of two fields."""
 
@@ -44,7 +45,7 @@ class BenchmarkError(EspalierError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One record. `answer` is the gold answer, LaTeX without dollars; `level` is None if absent.
+    """One record. `answer` is the gold answer, LaTeX without dollars; `level` and `subject` are None if absent.
 
     `alternatives` are further accepted answers.
     """
@@ -54,6 +55,7 @@ class Problem:
     answer: str
     level: int | None
     alternatives: tuple[str, ...] = ()
+    subject: str | None = None
 
     @property
     def golds(self) -> tuple[str, ...]:
@@ -174,7 +176,7 @@ class _Reading:
         if not text.strip():
             raise self._error(f"its {name} is empty")
         golds = self._golds(*self._take("answer"))
-        return Problem(self._id(default_id), text, golds[0], self._level(), golds[1:])
+        return Problem(self._id(default_id), text, golds[0], self._level(), golds[1:], self._subject())
 
     def _take(self, what: str) -> tuple[str, Any]:
         """The first name under which the record has a field, and its value."""
@@ -243,6 +245,13 @@ class _Reading:
         _, value = self._take("level") if "level" in self._map else next(self._candidates("level"))
         text = str(value).removeprefix("Level ").removesuffix(".0")
         return int(text) if text.isdecimal() else None
+
+    def _subject(self) -> str | None:
+        """The subject as text; None without one."""
+        for _, value in [self._take("subject")] if "subject" in self._map else self._candidates("subject"):
+            if isinstance(value, str) and value.strip():
+                return value.strip()
+        return None
 
     def _error(self, what: str) -> BenchmarkError:
         return BenchmarkError(f"{self._place}: {what}")

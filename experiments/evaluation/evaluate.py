@@ -3,11 +3,11 @@
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TextIO
 
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
 from espalier.experiments.evaluation.benchmarks import Problem
@@ -45,6 +45,9 @@ def evaluate(
     *,
     benchmark: str,
     limit: int | None = None,
+    asked: Sequence[Problem] | None = None,
+    epochs: int = 1,
+    keep_trees: bool = False,
     folder: RunFolder | None = None,
     on_sample: Callable[[Sample], None] | None = None,
 ) -> Summary:
@@ -60,6 +63,9 @@ def evaluate(
         grader: grades answers in its own processes while searches continue.
         benchmark: name of the benchmark, for the summary.
         limit: number of problems to search from the start; None for all.
+        asked: the problems to search, in order, instead of those from the start.
+        epochs: how often each is searched; epoch e has the request's seed plus e.
+        keep_trees: whether `trees.jsonl` in the folder gets each search's tree.
         folder: stores samples as they arrive; None stores nothing. Answers in it that could not be graded are graded
             again without another search.
         on_sample: called with each new sample.
@@ -70,12 +76,17 @@ def evaluate(
     Raises:
         InvalidRequestError: the request is invalid; see `Orchestrator.submit` for other errors. No search has started.
     """
-    samples = {sample.unique_id: sample for sample in folder.samples_of(problems)} if folder else {}
-    wanted = [p for p in problems[:limit] if p.unique_id not in samples or samples[p.unique_id].refused]
-    with folder.open_samples() if folder else nullcontext() as stream:
+    samples = {sample.key: sample for sample in folder.samples_of(problems)} if folder else {}
+    asked = problems[:limit] if asked is None else asked
+    keys = [(problem, epoch) for epoch in range(epochs) for problem in asked]
+    wanted = [(p, e) for p, e in keys if (p.unique_id, e) not in samples or samples[p.unique_id, e].refused]
+    with (
+        folder.open_samples() if folder else nullcontext() as stream,
+        folder.open_trees() if folder and keep_trees else nullcontext() as trees,
+    ):
 
         def keep(sample: Sample) -> None:
-            samples[sample.unique_id] = sample
+            samples[sample.key] = sample
             if stream:
                 stream.write(json.dumps(asdict(sample)) + "\n")
                 stream.flush()
@@ -83,14 +94,15 @@ def evaluate(
         for sample in _graded_again(problems, list(samples.values()), grader):
             keep(sample)
         last = time.monotonic()
-        for sample in _run(orchestrator, wanted, request, grader):
+        for sample in _run(orchestrator, wanted, request, grader, trees):
             now = time.monotonic()
-            if not _refused_as_before(sample, samples.get(sample.unique_id)):
+            if not _refused_as_before(sample, samples.get(sample.key)):
                 keep(replace(sample, wall_seconds=now - last))
             last = now
             if on_sample:
                 on_sample(sample)
-    in_order = [samples[problem.unique_id] for problem in problems if problem.unique_id in samples]
+    places = {problem.unique_id: place for place, problem in enumerate(problems)}
+    in_order = sorted(samples.values(), key=lambda sample: (places[sample.unique_id], sample.epoch))
     summary = summarise(in_order, benchmark, orchestrator.effective(request), grader.name)
     if folder:
         folder.write_summary(summary)
@@ -112,36 +124,44 @@ def _graded_again(problems: list[Problem], samples: list[Sample], grader: Grader
 
 
 def _run(
-    orchestrator: Orchestrator, problems: list[Problem], request: SearchRequest, grader: Grader
+    orchestrator: Orchestrator,
+    wanted: list[tuple[Problem, int]],
+    request: SearchRequest,
+    grader: Grader,
+    trees: TextIO | None,
 ) -> Iterable[Sample]:
-    """Yield samples in the order of grading; the engine never waits for a grade."""
-    by_search: dict[str, Problem] = {}
-    grading: list[tuple[Problem, SearchResult, _Grades]] = []
+    """Yield samples of problems and epochs in the order of grading; the engine never waits for a grade."""
+    by_search: dict[str, tuple[Problem, int]] = {}
+    grading: list[tuple[Problem, int, SearchResult, _Grades]] = []
     try:
-        for problem in problems:
+        for problem, epoch in wanted:
+            asked = replace(request, problem=problem.problem, seed=request.seed + epoch)
             try:
-                search = orchestrator.submit(replace(request, problem=problem.problem), options=_submit_options())
-                by_search[search] = problem
+                by_search[orchestrator.submit(asked, options=_submit_options())] = problem, epoch
             except RequestTooLargeError as error:
-                yield refused_sample(problem, str(error))
+                yield refused_sample(problem, str(error), epoch)
             except InvalidRequestError as error:
                 if any(violation.field != "problem" for violation in error.violations):
                     raise
-                yield refused_sample(problem, str(error))
+                yield refused_sample(problem, str(error), epoch)
         while orchestrator.busy:
             for result in orchestrator.step():
-                problem = by_search[result.search_id]
+                problem, epoch = by_search[result.search_id]
                 if result.error:
-                    yield refused_sample(problem, result.error)
+                    yield refused_sample(problem, result.error, epoch)
                     continue
-                grading.append((problem, result, _submit(problem, result.answer, grader)))
-            ready = [entry for entry in grading if all(future.done() for future in entry[2])]
+                if trees:
+                    nodes = [asdict(node) for node in result.nodes]
+                    trees.write(json.dumps({"unique_id": problem.unique_id, "epoch": epoch, "nodes": nodes}) + "\n")
+                    trees.flush()
+                grading.append((problem, epoch, result, _submit(problem, result.answer, grader)))
+            ready = [entry for entry in grading if all(future.done() for future in entry[3])]
             if ready:
                 grading = [entry for entry in grading if entry not in ready]
-            yield from (sample_of(problem, result, _grade(grades, grader)) for problem, result, grades in ready)
+            yield from (sample_of(problem, found, _grade(of, grader), epoch) for problem, epoch, found, of in ready)
     finally:  # cancel remaining searches; the caller closes the orchestrator
         orchestrator.drop(by_search)
-    yield from (sample_of(problem, result, _grade(grades, grader)) for problem, result, grades in grading)
+    yield from (sample_of(problem, found, _grade(of, grader), epoch) for problem, epoch, found, of in grading)
 
 
 def _submit_options() -> SubmitOptions:

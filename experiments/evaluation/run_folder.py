@@ -62,6 +62,7 @@ class RunFolder:
         """
         self.folder = folder
         self._samples = folder / "samples.jsonl"
+        self._trees = folder / "trees.jsonl"
         config = folder / "config.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,7 @@ class RunFolder:
         write_whole(config, configuration | ({_COMMANDS: commands} if commands else {}))
 
     def done(self) -> list[Sample]:
-        """Load the samples of earlier runs, one per problem; an incomplete last line is skipped.
+        """Load the samples of earlier runs, one per problem and epoch; an incomplete last line is skipped.
 
         Raises:
             EspalierError: a line before the last is damaged.
@@ -92,7 +93,7 @@ class RunFolder:
         lines = (
             self._samples.read_text(encoding="utf-8", errors="replace").split("\n") if self._samples.is_file() else []
         )
-        by_id: dict[str, Sample] = {}
+        by_key: dict[tuple[str, int], Sample] = {}
         for number, line in enumerate(lines, start=1):
             try:
                 sample = Sample(**json.loads(line)) if line.strip() else None
@@ -103,8 +104,8 @@ class RunFolder:
                     f"{self._samples}:{number} is damaged: {error}; repair or remove the line"
                 ) from error
             if sample:
-                by_id[sample.unique_id] = sample
-        return list(by_id.values())
+                by_key[sample.key] = sample
+        return list(by_key.values())
 
     def samples_of(self, problems: Iterable[Problem]) -> list[Sample]:
         """Samples of earlier runs for `problems`, without those of a different problem with the same id.
@@ -124,6 +125,14 @@ class RunFolder:
                 whole = text + "\n" if last in (json.dumps(asdict(s)) for s in self.done()) else text[: -len(last)]
                 _replace(self._samples, whole)
         return self._samples.open("a", encoding="utf-8")
+
+    def open_trees(self) -> TextIO:
+        """Open `trees.jsonl`, the search tree of each sample, for appending, after removing an incomplete last line."""
+        if self._trees.is_file():
+            with self._trees.open("rb+") as stream:
+                text = stream.read()
+                stream.truncate(text.rfind(b"\n") + 1)
+        return self._trees.open("a", encoding="utf-8")
 
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""

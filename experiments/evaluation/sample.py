@@ -23,7 +23,7 @@ class Sample:
     `error` is the reason why a problem was refused or its answer could not be graded; both count as not solved. `asked`
     is a digest of the problem and its gold answers, empty in samples of older versions. `wall_seconds` is the time
     since the previous sample or the start of the command, so that the sum over samples is the total time despite
-    interruptions; 0 in samples of older versions.
+    interruptions; 0 in samples of older versions. `epoch` counts the searches of a problem from 0.
     """
 
     unique_id: str
@@ -39,6 +39,8 @@ class Sample:
     usage: dict[str, Any]
     asked: str = ""
     wall_seconds: float = 0.0
+    epoch: int = 0
+    subject: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.correct, bool) or not isinstance(self.usage, dict):
@@ -56,12 +58,17 @@ class Sample:
         """Whether there is an answer that could not be graded."""
         return bool(self.error) and not self.refused
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """What no other sample of a run has: problem and epoch."""
+        return self.unique_id, self.epoch
+
     def is_of(self, problem: Problem) -> bool:
         """Whether this is a sample of `problem`, not of an earlier problem with the same id."""
         return self.asked == _digest(problem) if self.asked else self.gold == _gold(problem)
 
 
-def sample_of(problem: Problem, result: SearchResult, grade: Grade) -> Sample:
+def sample_of(problem: Problem, result: SearchResult, grade: Grade, epoch: int = 0) -> Sample:
     """Create the sample of a finished search."""
     answers: Counter[str] = Counter()
     for candidate in result.candidates:
@@ -80,10 +87,12 @@ def sample_of(problem: Problem, result: SearchResult, grade: Grade) -> Sample:
         answers=dict(answers),
         usage=asdict(result.usage),
         asked=_digest(problem),
+        epoch=epoch,
+        subject=problem.subject,
     )
 
 
-def refused_sample(problem: Problem, why: str) -> Sample:
+def refused_sample(problem: Problem, why: str, epoch: int = 0) -> Sample:
     """Create the sample of a problem that could not be searched, for example one longer than the model's context."""
     return Sample(
         unique_id=problem.unique_id,
@@ -98,6 +107,8 @@ def refused_sample(problem: Problem, why: str) -> Sample:
         answers={},
         usage=asdict(UsageMeter().close()),
         asked=_digest(problem),
+        epoch=epoch,
+        subject=problem.subject,
     )
 
 

@@ -1,10 +1,12 @@
 """The summary of an evaluation: totals over its samples."""
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.experiments.evaluation.sample import Sample
-from espalier.experiments.evaluation.statistics import wilson_interval
+from espalier.experiments.evaluation.statistics import effective_trials, wilson_interval
 from espalier.search.request import SearchRequest
 
 
@@ -14,10 +16,12 @@ class Summary:
 
     Attributes:
         problems: number of the benchmark's problems in the run.
+        epochs: searches of each problem; with several, what follows counts searches, and means are over them.
         refused: problems that could not be searched, for example for exceeding a context; they count as not solved.
         ungraded: problems whose answer could not be graded; they count as not solved.
         errors: the first reason of `refused` and of `ungraded`, by these names; without those that are 0.
-        accuracy: share of problems solved; `low` and `high` are its 95% Wilson interval.
+        accuracy: share of problems solved; `low` and `high` are its 95% Wilson interval, of the effective number of
+            trials where there are epochs.
         generated_tokens: mean tokens sampled per problem.
         verifier_tokens: mean tokens computed by the verifier per problem.
         verifier_redundancy: verifier tokens computed, relative to those in the search trees; 1 means no recomputation.
@@ -48,6 +52,8 @@ class Summary:
     problems_per_minute: float | None
     grader: str
     configuration: dict[str, Any]
+    accuracy_by_subject: dict[str, float] = field(default_factory=dict)
+    epochs: int = 1
 
 
 def search_fields(request: SearchRequest) -> dict[str, Any]:
@@ -59,9 +65,9 @@ def summarise(samples: list[Sample], benchmark: str, effective: SearchRequest, g
     """Summarize samples of the search `effective`, which has every default filled in."""
     correct = sum(sample.correct for sample in samples)
     count = len(samples)
-    low, high = wilson_interval(correct, count)
-    levels = sorted({s.level for s in samples if s.level is not None})
-    by_level = {level: [s.correct for s in samples if s.level == level] for level in levels}
+    clusters = list(_correct_by(samples, lambda sample: sample.unique_id).values())
+    trials = count if len(clusters) == count else effective_trials(clusters)
+    low, high = wilson_interval(trials * correct / count, trials) if count else wilson_interval(0, 0)
 
     def total(name: str) -> float:
         return sum(sample.usage[name] for sample in samples)
@@ -75,7 +81,7 @@ def summarise(samples: list[Sample], benchmark: str, effective: SearchRequest, g
     verifier_tree = total("verifier_tree_tokens")
     return Summary(
         benchmark=benchmark,
-        problems=count,
+        problems=len(clusters),
         refused=len(refused),
         ungraded=len(ungraded),
         errors={what: f"{first.unique_id}: {first.error}" for what, found in firsts.items() for first in found},
@@ -83,7 +89,7 @@ def summarise(samples: list[Sample], benchmark: str, effective: SearchRequest, g
         accuracy=correct / count if count else 0.0,
         low=low,
         high=high,
-        accuracy_by_level={str(level): sum(right) / len(right) for level, right in by_level.items()},
+        accuracy_by_level=_accuracy_by(samples, lambda sample: sample.level),
         generated_tokens=total("generated_tokens") / max(1, count),
         verifier_tokens=total("verifier_tokens") / max(1, count),
         verifier_redundancy=total("verifier_tokens") / verifier_tree if verifier_tree else None,
@@ -93,4 +99,18 @@ def summarise(samples: list[Sample], benchmark: str, effective: SearchRequest, g
         problems_per_minute=60 * len(timed) / seconds if timed else None,
         grader=grader,
         configuration=search_fields(effective),
+        accuracy_by_subject=_accuracy_by(samples, lambda sample: sample.subject),
+        epochs=max(map(len, clusters), default=1),
     )
+
+
+def _correct_by(samples: list[Sample], key: Callable[[Sample], Any]) -> dict[Any, list[bool]]:
+    found: dict[Any, list[bool]] = defaultdict(list)
+    for sample in samples:
+        found[key(sample)].append(sample.correct)
+    return found
+
+
+def _accuracy_by(samples: list[Sample], key: Callable[[Sample], Any]) -> dict[str, float]:
+    groups = _correct_by(samples, key)
+    return {str(group): sum(groups[group]) / len(groups[group]) for group in sorted(groups.keys() - {None})}

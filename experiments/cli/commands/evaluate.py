@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import both, kept_on_interrupt, say_what_was_verified, verifier_for
+from espalier.experiments.cli.runs import both, exit_code, kept_on_interrupt, say_what_was_verified, verifier_for
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
@@ -22,7 +22,23 @@ if TYPE_CHECKING:
 def evaluate_command(
     benchmark: opt.Benchmark = "demo",
     field_map: opt.FieldMap = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first problems, of those that other options leave.")
+    ] = None,
+    sample_ids: Annotated[str | None, typer.Option(help="Only these problems: ids, like a,b.")] = None,
+    levels: Annotated[str | None, typer.Option(help="Only problems of these levels, like 1,2.")] = None,
+    subjects: Annotated[
+        str | None, typer.Option(help="Only problems of these subjects, like Algebra,Geometry.")
+    ] = None,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Search in random order; with --limit, a random part.")
+    ] = False,
+    shuffle_seed: Annotated[int, typer.Option(help="Seed of --shuffle.")] = 0,
+    epochs: Annotated[
+        int,
+        typer.Option(min=1, help="Searches of each problem; epoch e has --seed plus e. More may be asked for later."),
+    ] = 1,
+    trees: Annotated[bool, typer.Option("--trees", help="Keep each search's tree in trees.jsonl of --out.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for samples.jsonl and summary.json; running the command again resumes.")
     ] = None,
@@ -41,11 +57,21 @@ def evaluate_command(
     from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
     from espalier.experiments.evaluation.provenance import describe_command
     from espalier.experiments.evaluation.run_folder import RunFolder
+    from espalier.experiments.evaluation.selection import Selection
     from espalier.search.voting.math_verify import Grader
 
-    # The folder may hold samples of problems beyond the limit; the whole benchmark tells which of them are current.
-    problems = load_benchmark(benchmark, None if out else limit, opt.parse_field_map(field_map))
-    asked = problems[:limit]
+    if trees and out is None:
+        raise typer.BadParameter("needs a folder, --out", param_hint="--trees")
+    selection = Selection(
+        sample_ids=opt.parse_list(sample_ids, "--sample-ids"),
+        levels=opt.parse_int_list(levels, "--levels") if levels is not None else (),
+        subjects=opt.parse_list(subjects, "--subjects"),
+        shuffle_seed=shuffle_seed if shuffle else None,
+        limit=limit,
+    )
+    # The folder may hold samples of other problems; the whole benchmark tells which of them are current.
+    problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map))
+    asked = selection.of(problems)
     runtime = replace(runtime, verifier=verifier_for(request, runtime.verifier), max_running=in_flight)
     orchestrator = load_with_progress(runtime)
     fresh: list[Sample] = []
@@ -53,18 +79,26 @@ def evaluate_command(
     if out:
         command = describe_command(benchmark, runtime, orchestrator)
         folder = RunFolder(out, run_configuration(benchmark, request, orchestrator), left_open(request), command)
-        before = sum(not sample.refused for sample in folder.samples_of(asked))
+        before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))
     grader = Grader(memory_bytes=runtime.grader_memory)
-    with kept_on_interrupt(out), closing(orchestrator), grader, sample_progress(len(asked), before) as on_sample:
+    with (
+        kept_on_interrupt(out),
+        closing(orchestrator),
+        grader,
+        sample_progress(epochs * len(asked), before) as on_sample,
+    ):
         summary = evaluate(
             orchestrator, problems, request, grader,
-            benchmark=benchmark, limit=limit, folder=folder, on_sample=both(fresh.append, on_sample),
+            benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=trees, folder=folder,
+            on_sample=both(fresh.append, on_sample),
         )  # fmt: skip
     if runtime.verify_incremental:
-        say_what_was_verified(fresh, len(asked), runtime.verifier)
+        say_what_was_verified(fresh, epochs * len(asked), runtime.verifier)
     if as_json:
         from dataclasses import asdict
 
         print(json.dumps(asdict(summary), indent=2))
     else:
         show_summary(Console(), summary, len(asked), out)
+    if code := exit_code([summary]):
+        raise typer.Exit(code)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import both, kept_on_interrupt, say_what_was_verified
+from espalier.experiments.cli.runs import both, exit_code, kept_on_interrupt, say_what_was_verified
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
@@ -69,3 +69,5 @@ def sweep_command(
         console = Console()
         show_cells(console, cells, out)
         console.print(f"table {out / TABLE}\nplot  {out / 'accuracy.png'}", highlight=False, markup=False)
+    if code := exit_code(cell.summary for cell in cells):
+        raise typer.Exit(code)

@@ -34,7 +34,7 @@ def copy(name: str) -> Path:
 
 
 def test_math_record(write):
-    assert load_benchmark(write(MATH)) == [Problem("a/1.json", "1+1?", "2", 3)]
+    assert load_benchmark(write(MATH)) == [Problem("a/1.json", "1+1?", "2", 3, subject="Algebra")]
 
 
 def test_math_record_without_level_and_id_is_named_by_file_and_line(write):
@@ -113,7 +113,7 @@ def test_file_that_is_not_text_is_refused_by_name(tmp_path):
 
 def test_a_byte_order_mark_is_no_part_of_the_first_record(tmp_path):
     (tmp_path / "marked.jsonl").write_text(json.dumps(MATH) + "\n", encoding="utf-8-sig")
-    assert load_benchmark(str(tmp_path / "marked.jsonl")) == [Problem("a/1.json", "1+1?", "2", 3)]
+    assert load_benchmark(str(tmp_path / "marked.jsonl")) == [Problem("a/1.json", "1+1?", "2", 3, subject="Algebra")]
 
 
 @pytest.mark.parametrize("lines", [(), ("", "  ", "")])
@@ -163,7 +163,7 @@ def test_array_of_records_is_read_like_lines(tmp_path):
     for indent in (None, 2):
         (tmp_path / "some.json").write_text("\n" + json.dumps(records, indent=indent) + "\n")
         first, second = load_benchmark(str(tmp_path / "some.json"))
-        assert first == Problem("a/1.json", "1+1?", "2", 3)
+        assert first == Problem("a/1.json", "1+1?", "2", 3, subject="Algebra")
         assert second == Problem("some/2", "2+2?", "4", None)
 
 
