@@ -131,6 +131,13 @@ Benchmark = Annotated[
         help="demo, or a file of JSON objects (one per line, or an array), each with a problem and its answer."
     ),
 ]
+GraderName = Annotated[
+    str,
+    typer.Option(
+        help="How answers are graded: math-verify, exact, choice (a letter), numeric or numeric:TOLERANCE, expression "
+        "(the gold answer is a Python expression of `answer`), or MODULE:FUNCTION of yours.",
+    ),
+]
 FieldMap = Annotated[
     str | None,
     typer.Option(

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
 from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.evaluation.graders import DEFAULT
 from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of
 from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
@@ -23,13 +24,16 @@ _Grades = list["Future[bool]"]
 """Grades of one answer, by each accepted answer."""
 
 
-def run_configuration(benchmark: str, request: SearchRequest, orchestrator: Orchestrator) -> dict[str, Any]:
+def run_configuration(
+    benchmark: str, request: SearchRequest, orchestrator: Orchestrator, grader: str = DEFAULT
+) -> dict[str, Any]:
     """Return what a run's samples depend on, for its `config.json`.
 
-    The search with every default filled in, and the models' digests.
+    The search with every default filled in, the models' digests, and the grader's name if it is not math-verify.
     """
     search = search_fields(orchestrator.effective(request))
-    return {"benchmark": benchmark, **search, **orchestrator.describe_models()}
+    graded = {} if grader == DEFAULT else {"grader": grader}
+    return {"benchmark": benchmark, **search, **orchestrator.describe_models(), **graded}
 
 
 def left_open(request: SearchRequest) -> list[str]:

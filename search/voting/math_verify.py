@@ -42,13 +42,18 @@ class Grade:
 
 
 class Grader:
-    """Grades answers with math-verify in a pool of child processes; a context manager.
+    """Grades answers in a pool of child processes, with math-verify or by another check; a context manager.
 
     Child processes are spawned with the first answer, so scripts need the usual `if __name__ == "__main__":` guard.
     """
 
     def __init__(
-        self, workers: int = 1, timeout_seconds: float = _TIMEOUT_SECONDS, memory_bytes: int = DEFAULT_MEMORY_BYTES
+        self,
+        workers: int = 1,
+        timeout_seconds: float = _TIMEOUT_SECONDS,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        check: Callable[[str, str], bool] = is_right,
+        name: str = "",
     ) -> None:
         """Create a grader; no child process is started yet.
 
@@ -57,7 +62,10 @@ class Grader:
             timeout_seconds: time limit of one answer.
             memory_bytes: memory limit of a child beyond what it uses before its first answer; not enforced on systems
                 without limits on the address space.
+            check: whether an answer, its second argument, is right by the gold answer; it must be picklable.
+            name: of another check than math-verify's.
         """
+        self._check, self._name = check, name
         self._workers = workers
         self._timeout = timeout_seconds
         self._memory = memory_bytes
@@ -77,8 +85,8 @@ class Grader:
 
     @property
     def name(self) -> str:
-        """Name and version of the grader, for reports."""
-        return f"math-verify {version('math-verify')}"
+        """Name of the grader, and math-verify's version, for reports."""
+        return self._name or f"math-verify {version('math-verify')}"
 
     def __enter__(self) -> "Grader":
         return self
@@ -111,7 +119,7 @@ class Grader:
         if not answer:
             future.set_result(False)
             return future
-        return self._ask(is_right, gold, answer)
+        return self._ask(self._check, gold, answer)
 
     def compare(self, one: str, other: str) -> "Future[bool]":
         """Start comparing whether two answers have exactly the same value, for a vote; see `is_same_value`."""
@@ -151,6 +159,8 @@ class Grader:
             return Grade(False, f"grading processes cannot be kept running: {error}")
         except CancelledError:
             return Grade(False, "grading was stopped")
+        except Exception as error:  # of a check that is somebody else's
+            return Grade(False, f"grading failed: {type(error).__name__}: {error}")
 
     def grade(self, gold: str, answer: str) -> Grade:
         """Grade one answer."""

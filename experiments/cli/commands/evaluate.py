@@ -39,6 +39,7 @@ def evaluate_command(
         typer.Option(min=1, help="Searches of each problem; epoch e has --seed plus e. More may be asked for later."),
     ] = 1,
     trees: Annotated[bool, typer.Option("--trees", help="Keep each search's tree in trees.jsonl of --out.")] = False,
+    grader: opt.GraderName = "math-verify",
     out: Annotated[
         Path | None, typer.Option(help="Folder for samples.jsonl and summary.json; running the command again resumes.")
     ] = None,
@@ -55,10 +56,10 @@ def evaluate_command(
     from espalier.experiments.cli.render import sample_progress, show_summary
     from espalier.experiments.evaluation.benchmarks import load_benchmark
     from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
+    from espalier.experiments.evaluation.graders import make_grader
     from espalier.experiments.evaluation.provenance import describe_command
     from espalier.experiments.evaluation.run_folder import RunFolder
     from espalier.experiments.evaluation.selection import Selection
-    from espalier.search.voting.math_verify import Grader
 
     if trees and out is None:
         raise typer.BadParameter("needs a folder, --out", param_hint="--trees")
@@ -73,22 +74,24 @@ def evaluate_command(
     problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map))
     asked = selection.of(problems)
     runtime = replace(runtime, verifier=verifier_for(request, runtime.verifier), max_running=in_flight)
+    checker = make_grader(grader, runtime.grader_memory)
     orchestrator = load_with_progress(runtime)
     fresh: list[Sample] = []
     folder, before = None, 0
     if out:
         command = describe_command(benchmark, runtime, orchestrator)
-        folder = RunFolder(out, run_configuration(benchmark, request, orchestrator), left_open(request), command)
+        folder = RunFolder(
+            out, run_configuration(benchmark, request, orchestrator, grader), left_open(request), command
+        )
         before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))
-    grader = Grader(memory_bytes=runtime.grader_memory)
     with (
         kept_on_interrupt(out),
         closing(orchestrator),
-        grader,
+        checker,
         sample_progress(epochs * len(asked), before) as on_sample,
     ):
         summary = evaluate(
-            orchestrator, problems, request, grader,
+            orchestrator, problems, request, checker,
             benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=trees, folder=folder,
             on_sample=both(fresh.append, on_sample),
         )  # fmt: skip

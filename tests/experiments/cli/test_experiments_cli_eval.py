@@ -65,3 +65,17 @@ def test_exit_codes_tell_all_from_some_and_none(espalier, tmp_path):
         assert espalier(*GREEDY, "--benchmark", file).code == code
         swept = espalier("sweep", "-N", 1, "-M", 1, "--benchmark", file, "--out", tmp_path / f"sweep-{code}")
         assert swept.code == code
+
+
+def test_another_grader_is_part_of_a_run(espalier, tmp_path):
+    file, out = tmp_path / "tasks.jsonl", tmp_path / "run"
+    file.write_text(json.dumps({"problem": "1+1?", "answer": "len(answer) > 0"}) + "\n")
+    arguments = (*GREEDY, "--benchmark", file, "--out", out)
+    ran = espalier(*arguments, "--grader", "expression")
+    assert ran.code == 0, ran.err
+    assert json.loads((out / "summary.json").read_text())["grader"] == "expression"
+    assert json.loads((out / "config.json").read_text())["grader"] == "expression"
+    again = espalier(*arguments)
+    assert again.code == 2
+    assert 'grader is "expression" there, not set now' in " ".join(again.err.split())
+    assert espalier(*arguments, "--grader", "nothing").code == 2
