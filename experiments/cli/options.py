@@ -112,6 +112,13 @@ Trace = Annotated[
     Path | None,
     typer.Option(callback=output_file(), help="Write the tree and all decisions to this .json; see `espalier replay`."),
 ]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        callback=output_file([".json"]),
+        help="Write a Chrome trace of all engine steps to this .json; open it in ui.perfetto.dev.",
+    ),
+]
 
 Benchmark = Annotated[
     str,

@@ -28,6 +28,7 @@ def evaluate_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     in_flight: opt.InFlight = 32,
+    profile: opt.Profile = None,
     *,
     request: SearchRequest,
     runtime: RuntimeSettings,
@@ -41,6 +42,7 @@ def evaluate_command(
     from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
     from espalier.experiments.evaluation.provenance import describe_command
     from espalier.experiments.evaluation.run_folder import RunFolder
+    from espalier.experiments.study.chrome_trace import profiled
     from espalier.search.voting.math_verify import Grader
 
     # The folder may hold samples of problems beyond the limit; the whole benchmark tells which of them are current.
@@ -56,10 +58,11 @@ def evaluate_command(
         before = sum(not sample.refused for sample in folder.samples_of(asked))
     grader = Grader(memory_bytes=runtime.grader_memory)
     with kept_on_interrupt(out), closing(orchestrator), grader, sample_progress(len(asked), before) as on_sample:
-        summary = evaluate(
-            orchestrator, problems, request, grader,
-            benchmark=benchmark, limit=limit, folder=folder, on_sample=both(fresh.append, on_sample),
-        )  # fmt: skip
+        with profiled(orchestrator.engine, profile):
+            summary = evaluate(
+                orchestrator, problems, request, grader,
+                benchmark=benchmark, limit=limit, folder=folder, on_sample=both(fresh.append, on_sample),
+            )  # fmt: skip
     if runtime.verify_incremental:
         say_what_was_verified(fresh, len(asked), runtime.verifier)
     if as_json:
