@@ -68,7 +68,7 @@ def output_file(suffixes: Sequence[str] = (), makes_folder: bool = False) -> Fil
     def check(context: typer.Context, parameter: typer.CallbackParam, path: Path | None) -> Path | None:
         if path is not None and not context.resilient_parsing:
             if suffixes and path.suffix.lower() not in suffixes:
-                known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+                known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}" if suffixes[1:] else suffixes[0]
                 raise OptionError(f"{parameter.opts[0]}: {str(path)!r} must end in {known}")
             try:
                 _try_to_write(path, makes_folder)

@@ -77,7 +77,7 @@ class ChromeTrace:
             ("wait", record.waiting, record.waited),
             ("update", record.waited, record.updated),
         )
-        if record.waiting - record.launched < 1e-4:  # else another step was launched meanwhile: slices would overlap
+        if not self._engine.settings.launch_ahead:  # else steps overlap, and whole ones would not nest
             self._write(self._slice(f"{record.role} step", track, record.begun, record.updated, sizes | memory))
             for name, begun, ended in phases:
                 self._write(self._slice(name, track, begun, ended))
