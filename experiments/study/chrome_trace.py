@@ -1,6 +1,6 @@
 """A Chrome trace of an engine's steps, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-Format: "Trace Event Format", JSON Object Format: complete events `X`, counters `C`, metadata `M`; times in microseconds.
+Format: "Trace Event Format", JSON Object Format; complete events `X`, counters `C`, metadata `M`; in microseconds.
 """
 
 import json

@@ -3,7 +3,7 @@
 A round of beam search ends with N kept paths and N·M children in memory, each a sequence with a block table:
 
     prompt      its full blocks, once
-    ancestors   the full blocks of the steps above the kept paths, once for each ancestor that still has a kept descendant
+    ancestors   the full blocks of the steps above the kept paths, once for each ancestor with a kept descendant
     kept paths  N, each with the blocks of its last step, the partial block included
     children    N·M, each with a copy of its parent's partial block, and new blocks
 

@@ -26,7 +26,7 @@ class PlannedModel:
     Attributes:
         shape: what the floor of its steps follows from.
         config: what its workspace follows from.
-        memory_bytes: bytes of all weights on the device; the floor's `weight_bytes` lack the embedding if it is not tied.
+        memory_bytes: bytes of all weights on the device; `shape.weight_bytes` lacks the embedding unless it is tied.
     """
 
     shape: ModelShape

@@ -104,7 +104,7 @@ def _draw_peak(cells: list[Cell], path: Path) -> None:
 
 def _draw_sharing(cells: list[Cell], path: Path) -> None:
     series = series_of(cells)
-    with _figure(path, len(series)) as (figure, plots):
+    with _figure(path, len(series)) as (_, plots):
         widths = sorted({cell["beam_width"] for cell in cells})
         for axes, (name, row) in zip(plots, series.items(), strict=True):
             for cell in row:

@@ -1,4 +1,4 @@
-"""A study of memory and time over a grid: a file for each cell, so that an interrupted study goes on where it stopped."""
+"""A study of memory and time over a grid: a file for each cell, so that an interrupted study resumes."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -56,6 +56,9 @@ def run_grid(
         EspalierError: the folder cannot be used or holds a study of another configuration, or a search failed.
     """
     _require_same(folder, configuration)
+    longest = max(problems, key=len)
+    for request in cells:  # what does not fit is refused before anything runs
+        orchestrator.drop([orchestrator.submit(replace(request, problem=longest))])
     found = []
     for request in cells:
         file = folder / "cells" / f"{request.algorithm}-N{request.beam_width}-M{request.expansion}.json"

@@ -108,7 +108,9 @@ def _run(orchestrator: Orchestrator, requests: list[SearchRequest], counts_block
     running, start = 0, perf_counter()
     engine.on_step = observer.add
     try:
-        order = [orchestrator.submit(request, options=SubmitOptions(salt=secrets.token_bytes(16))) for request in requests]
+        order = [
+            orchestrator.submit(request, options=SubmitOptions(salt=secrets.token_bytes(16))) for request in requests
+        ]
         while len(ended) < len(order):
             ended |= {result.search_id: result for result in orchestrator.step()}
             running = max(running, orchestrator.running)
@@ -190,16 +192,14 @@ def _estimate_of(orchestrator: Orchestrator, problem: str, result: SearchResult)
         request.algorithm, request.beam_width, request.expansion, depth, min(0.99, usage.duplicates / usage.nodes)
     )
     lengths = {
-        GENERATOR: PathLengths(
-            prompts[GENERATOR], fmean(node.tokens for node in steps), pending_tokens=1, varying=True
-        )
+        GENERATOR: PathLengths(prompts[GENERATOR], fmean(node.tokens for node in steps), pending_tokens=1, varying=True)
     }
     if usage.verifier_tree_tokens:
         scored = usage.verifier_tree_tokens - prompts[VERIFIER]
         lengths[VERIFIER] = PathLengths(prompts[VERIFIER], scored / len(steps), varying=True)
     size = engine.settings.block_size
     rows = {role: blocks_by_round(tree, its, size) for role, its in lengths.items()}
-    held = [
+    held: list[dict[str, float]] = [
         {
             "peak_kv_bytes": sum(
                 blocks.physical * engine.schedulers[role].pool.layout.block_bytes

@@ -12,6 +12,9 @@ Cell = dict[str, Any]
 
 TABLE, CELLS, PAGE = "cells.csv", "cells.json", "README.md"
 _MIB, _GIB = 2**20, 2**30
+SHARING = """\
+A search begins with nothing but its prompt, which all children share: the ratio is highest where many short paths hang
+on one prompt, and falls as their own steps outgrow it. It ends lower where paths end one after another."""
 
 
 def write_study(cells: list[Cell], configuration: dict[str, Any], folder: Path) -> None:
@@ -72,27 +75,26 @@ def page(cells: list[Cell], configuration: dict[str, Any]) -> str:
     table = "".join(f"| {' | '.join(_cell_text(row[name]) for name in shown)} |\n" for row in rows)
     return f"""# Memory and time against N and M
 
-Means over {cells[0]["problems"]} problems. Memory and phases: one search at a time. Throughput and preemptions: all at once, in one
-KV pool. No search shares a prompt with another.
+Means over {cells[0]["problems"]} problems. Memory and phases: one search at a time. Throughput and preemptions: all at
+once, in one KV pool. No search shares a prompt with another.
 
 ![Peak KV and live blocks against N](peak.png)
 
 {findings(cells)}
 ![Sharing over a search's life](sharing.png)
 
-A search begins with nothing but its prompt, which all children share: the ratio is highest where many short paths hang on one
-prompt, and falls as their own steps outgrow it. It ends lower where paths end one after another.
+{SHARING}
 
 ![Time by phase, and throughput](time.png)
 
-Launches and waits of a model's batches are decode and scoring; `scheduling` chooses rows and blocks and takes results in; the
-rest is the tree, the tokenization of steps and the vote.
+Launches and waits of a model's batches are decode and scoring; `scheduling` chooses rows and blocks and takes results
+in; the rest is the tree, the tokenization of steps and the vote.
 
 ![Searches that fit, and preemptions](fit.png)
 
 {header}{table}
-All columns are in `{TABLE}`, all values in `{CELLS}`. The closed form takes each search's own lengths (prompt, mean step, depth,
-merged share) and assumes that all paths reach that depth and that kept paths are a random choice of the children.
+All columns are in `{TABLE}`, all values in `{CELLS}`. The closed form takes each search's own lengths (prompt, mean
+step, depth, merged share); it assumes that all paths reach that depth, and that the kept ones are a random choice.
 
 ## What ran
 
@@ -112,12 +114,14 @@ def findings(cells: list[Cell]) -> str:
     text = "\n".join(lines) + "\n\n" if lines else ""
     if any(cell["expansion"] == 1 and cell["beam_width"] > 1 for cell in beam):
         text += (
-            "With M=1 nothing is pruned: a search is N chains that share the prompt and nothing else, and each keeps all\n"
-            "of its own steps. With M>1 the N best of N·M children have few parents and fewer grandparents: most of a\n"
-            "path is shared, and only the newest step is N·M times there. More children therefore cost less memory than\n"
-            "more chains, until N·M new steps outweigh the chains' history.\n\n"
+            "With M=1 nothing is pruned: a search is N chains that share the prompt and nothing else, and each keeps\n"
+            "all of its own steps. With M>1 the N best of N·M children have few parents and fewer grandparents: most\n"
+            "of a path is shared, and only the newest step is there N·M times. More children therefore cost less\n"
+            "memory than more chains, until N·M new steps outweigh the chains' history.\n\n"
         )
-    ratios = [cell["estimate"]["peak_kv_bytes"] / cell["isolated"]["peak_kv_bytes"] for cell in cells if cell["estimate"]]
+    ratios = [
+        cell["estimate"]["peak_kv_bytes"] / cell["isolated"]["peak_kv_bytes"] for cell in cells if cell["estimate"]
+    ]
     if ratios:
         text += f"The closed form is {min(ratios):.2f} to {max(ratios):.2f} times what was measured"
         text += f", over {len(ratios)} cells of {len(series_of(cells))} lines.\n"

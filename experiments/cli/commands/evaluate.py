@@ -57,12 +57,13 @@ def evaluate_command(
         folder = RunFolder(out, run_configuration(benchmark, request, orchestrator), left_open(request), command)
         before = sum(not sample.refused for sample in folder.samples_of(asked))
     grader = Grader(memory_bytes=runtime.grader_memory)
-    with kept_on_interrupt(out), closing(orchestrator), grader, sample_progress(len(asked), before) as on_sample:
-        with profiled(orchestrator.engine, profile):
-            summary = evaluate(
-                orchestrator, problems, request, grader,
-                benchmark=benchmark, limit=limit, folder=folder, on_sample=both(fresh.append, on_sample),
-            )  # fmt: skip
+    progress = sample_progress(len(asked), before)
+    profiling = profiled(orchestrator.engine, profile)
+    with kept_on_interrupt(out), closing(orchestrator), profiling, grader, progress as on_sample:
+        summary = evaluate(
+            orchestrator, problems, request, grader,
+            benchmark=benchmark, limit=limit, folder=folder, on_sample=both(fresh.append, on_sample),
+        )  # fmt: skip
     if runtime.verify_incremental:
         say_what_was_verified(fresh, len(asked), runtime.verifier)
     if as_json:

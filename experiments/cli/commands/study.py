@@ -58,9 +58,7 @@ def memory_and_time_command(
     from espalier.search.algorithms import needs_verifier
 
     algorithms = _algorithms(algorithm)
-    cells = grid_of(
-        request, algorithms, opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M")
-    )
+    cells = grid_of(request, algorithms, opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M"))
     problems = [problem.problem for problem in load_benchmark(benchmark, limit, opt.parse_field_map(field_map))]
     scored = any(needs_verifier(cell) for cell in cells)
     runtime = replace(runtime, verifier=runtime.verifier if scored else "", max_running=in_flight)
@@ -115,7 +113,16 @@ def _show(cells: list[dict[str, Any]]) -> None:
 
     from espalier.experiments.study.page import row_of
 
-    shown = ("algorithm", "N", "M", "peak KV MiB", "closed form MiB", "searches in 1 GiB", "ms alone", "tokens/s at once")
+    shown = (
+        "algorithm",
+        "N",
+        "M",
+        "peak KV MiB",
+        "closed form MiB",
+        "searches in 1 GiB",
+        "ms alone",
+        "tokens/s at once",
+    )
     table = Table(*shown, "preemptions")
     for cell in cells:
         row = row_of(cell)

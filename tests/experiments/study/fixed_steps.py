@@ -18,7 +18,9 @@ def write_pair(
 
     A step is a letter and a digit for each place, like `a3b7c0`: the letter says the place, so the next token's
     distribution follows from the last token alone; the digit is random. A score depends on the last step alone, through
-    sliding windows: siblings' scores resemble each other no more than others. A shape is layers, key-value heads, head size.
+    sliding windows: siblings' scores resemble each other no more than others.
+
+    A shape is layers, key-value heads and head size.
     """
     tokenizer = _tokenizer()
     places = step_tokens - 1

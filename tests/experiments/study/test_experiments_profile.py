@@ -67,11 +67,16 @@ def test_a_trace_has_slices_of_every_phase_and_counters_of_the_pool(
 
 def test_the_file_is_whole_after_an_interrupt(make_orchestrator: Callable[..., Orchestrator], tmp_path: Path):
     orchestrator = make_orchestrator()
-    with pytest.raises(KeyboardInterrupt), profiled(orchestrator.engine, tmp_path / "trace.json"):
-        orchestrator.submit(BEAM)
-        for _ in range(3):
-            orchestrator.step()
-        raise KeyboardInterrupt
+    orchestrator.submit(BEAM)
+
+    def interrupted() -> None:
+        with profiled(orchestrator.engine, tmp_path / "trace.json"):
+            for _ in range(3):
+                orchestrator.step()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     orchestrator.close()
     assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) > 3
 
