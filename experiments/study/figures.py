@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Cell = dict[str, Any]
 
-FIGURES = ("peak.png", "sharing.png", "time.png", "fit.png")
+FIGURES = ("peak.svg", "sharing.svg", "time.svg", "fit.svg")
 PHASES = {
     "decode": "decode (generator)",
     "scoring": "scoring (verifier)",
@@ -44,14 +44,26 @@ def _figure(path: Path, columns: int) -> "Iterator[tuple[Figure, list[Axes]]]":
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "espalier"  # deterministic output
+    mpl.rcParams["svg.fonttype"] = "none"  # text as text: smaller
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, columns, figsize=(5.2 * columns, 4.2), layout="constrained", squeeze=False)
     try:
         yield figure, list(axes[0])
-        figure.savefig(path, dpi=110)
+        figure.savefig(path, dpi=100, metadata={"Date": None} if path.suffix == ".svg" else None)
     finally:
         plt.close(figure)
+
+
+def _log_scale(axes: "Axes") -> None:
+    """A logarithmic y axis with plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_lines(
@@ -96,7 +108,7 @@ def _draw_peak(cells: list[Cell], path: Path) -> None:
         _draw_lines(blocks, cells, lambda cell: cell["isolated"]["physical_blocks"])
         _draw_lines(blocks, cells, lambda cell: cell["isolated"]["logical_blocks"], ":")
         blocks.set_ylabel("live blocks at the peak")
-        blocks.set_yscale("log")
+        _log_scale(blocks)
         memory.set_title("memory")
         blocks.set_title("with and without sharing")
         _legend(figure, cells, {"measured": "-", "closed form": "--", "if nothing were shared": ":"})
@@ -138,12 +150,13 @@ def _draw_time(cells: list[Cell], path: Path) -> None:
         phases.set_xticks(range(len(ordered)), names, rotation=90, fontsize=8)
         phases.set_ylabel("one search alone, ms")
         phases.set_title("time by phase")
-        phases.legend(fontsize=8)
+        phases.set_ylim(top=1.25 * max(below))  # room for the legend
+        phases.legend(fontsize=8, ncols=2, loc="upper center")
         _draw_lines(rate, cells, lambda cell: cell["together"]["generated_tokens_per_second"])
         _draw_lines(
             rate, cells, lambda cell: cell["isolated"]["generated_tokens"] / cell["isolated"]["seconds"], "--", False
         )
-        rate.set_yscale("log")
+        _log_scale(rate)
         rate.set_ylabel("sampled tokens/s")
         rate.set_title("throughput")
         _legend(figure, cells, {"all searches at once": "-", "one at a time": "--"})
@@ -154,7 +167,7 @@ def _draw_fit(cells: list[Cell], path: Path) -> None:
         _draw_lines(fit, cells, lambda cell: _GIB / cell["isolated"]["peak_kv_bytes"])
         _draw_lines(fit, cells, lambda cell: cell["estimate"] and _GIB / cell["estimate"]["peak_kv_bytes"], "--", False)
         _draw_lines(fit, cells, lambda cell: _GIB / unshared_bytes(cell), ":", False)
-        fit.set_yscale("log")
+        _log_scale(fit)
         fit.set_ylabel("searches at their peaks in 1 GiB")
         fit.set_title("searches that fit")
         _draw_lines(preemptions, cells, lambda cell: cell["together"]["preemptions"])

@@ -13,8 +13,8 @@ Cell = dict[str, Any]
 TABLE, CELLS, PAGE = "cells.csv", "cells.json", "README.md"
 _MIB, _GIB = 2**20, 2**30
 SHARING = """\
-A search begins with nothing but its prompt, which all children share: the ratio is highest where many short paths hang
-on one prompt, and falls as their own steps outgrow it. It ends lower where paths end one after another."""
+In every round the ratio rises while children branch off shared paths, and falls when their parents and the pruned are
+released. It grows with N: more sequences read the same prompt, and the same steps where they have a common ancestor."""
 
 
 def write_study(cells: list[Cell], configuration: dict[str, Any], folder: Path) -> None:
@@ -51,6 +51,7 @@ def row_of(cell: Cell) -> dict[str, Any]:
         "peak within a round MiB": round(alone["peak_step_bytes"] / _MIB, 3),
         "physical blocks": round(alone["physical_blocks"], 1),
         "logical blocks": round(alone["logical_blocks"], 1),
+        "merged %": round(100 * alone["duplicates"] / alone["nodes"], 1),
         "searches in 1 GiB": int(_GIB / alone["peak_kv_bytes"]),
         "in 1 GiB without sharing": int(_GIB / unshared_bytes(cell)),
         "ms alone": round(1e3 * alone["seconds"], 1),
@@ -78,19 +79,19 @@ def page(cells: list[Cell], configuration: dict[str, Any]) -> str:
 Means over {cells[0]["problems"]} problems. Memory and phases: one search at a time. Throughput and preemptions: all at
 once, in one KV pool. No search shares a prompt with another.
 
-![Peak KV and live blocks against N](peak.png)
+![Peak KV and live blocks against N](peak.svg)
 
 {findings(cells)}
-![Sharing over a search's life](sharing.png)
+![Sharing over a search's life](sharing.svg)
 
 {SHARING}
 
-![Time by phase, and throughput](time.png)
+![Time by phase, and throughput](time.svg)
 
 Launches and waits of a model's batches are decode and scoring; `scheduling` chooses rows and blocks and takes results
 in; the rest is the tree, the tokenization of steps and the vote.
 
-![Searches that fit, and preemptions](fit.png)
+![Searches that fit, and preemptions](fit.svg)
 
 {header}{table}
 All columns are in `{TABLE}`, all values in `{CELLS}`. The closed form takes each search's own lengths (prompt, mean
@@ -108,17 +109,23 @@ def findings(cells: list[Cell]) -> str:
     for width in sorted({cell["beam_width"] for cell in beam}):
         row = sorted((cell for cell in beam if cell["beam_width"] == width), key=lambda cell: cell["expansion"])
         if len(row) > 1:
-            held = ", ".join(f"{cell['isolated']['peak_kv_bytes'] / _MIB:.1f} at M={cell['expansion']}" for cell in row)
+            held = ", ".join(_held(cell) for cell in row)
             most = max(row, key=lambda cell: cell["isolated"]["peak_kv_bytes"])
-            lines.append(f"- N={width}: {held} MiB; the most at M={most['expansion']}")
+            lines.append(f"- N={width}: {held}; the most at M={most['expansion']}")
     text = "\n".join(lines) + "\n\n" if lines else ""
     if any(cell["expansion"] == 1 and cell["beam_width"] > 1 for cell in beam):
         text += (
-            "With M=1 nothing is pruned: a search is N chains that share the prompt and nothing else, and each keeps\n"
-            "all of its own steps. With M>1 the N best of N·M children have few parents and fewer grandparents: most\n"
-            "of a path is shared, and only the newest step is there N·M times. More children therefore cost less\n"
-            "memory than more chains, until N·M new steps outweigh the chains' history.\n\n"
+            "With M=1 nothing is pruned: a search is N chains that share the prompt, and each keeps all of its own\n"
+            "steps. With M>1 the N best of N·M children have few parents and fewer grandparents, so most of a path\n"
+            "is shared; against that stand N·M new steps instead of N.\n"
         )
+        if any(cell["isolated"]["duplicates"] for cell in beam):
+            text += (
+                "Merging adds to it: equal siblings are one path that takes several of the N places, and what scores\n"
+                "best is often what was sampled most, so that fewer different paths are kept than with M=1, where each\n"
+                "stays. `--no-merge-duplicates` shows pruning without merging.\n"
+            )
+        text += "\n"
     ratios = [
         cell["estimate"]["peak_kv_bytes"] / cell["isolated"]["peak_kv_bytes"] for cell in cells if cell["estimate"]
     ]
@@ -126,6 +133,12 @@ def findings(cells: list[Cell]) -> str:
         text += f"The closed form is {min(ratios):.2f} to {max(ratios):.2f} times what was measured"
         text += f", over {len(ratios)} cells of {len(series_of(cells))} lines.\n"
     return text
+
+
+def _held(cell: Cell) -> str:
+    alone = cell["isolated"]
+    merged = f" ({100 * alone['duplicates'] / alone['nodes']:.0f}% merged)" if alone["duplicates"] else ""
+    return f"{alone['peak_kv_bytes'] / _MIB:.1f} MiB at M={cell['expansion']}{merged}"
 
 
 def _cell_text(value: Any) -> str:

@@ -75,9 +75,9 @@ def _chain(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, places: 
     ids = [[tokenizer.convert_tokens_to_ids(f"{LETTERS[i]}{digit}") for digit in range(10)] for i in range(places)]
     ids.append([tokenizer.convert_tokens_to_ids("ĊĊ")])
     with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
         model.model.embed_tokens.weight.zero_()
         model.lm_head.weight.zero_()
         for place, tokens in enumerate(ids):
