@@ -83,7 +83,7 @@ def _draw_lines(
     axes.grid(alpha=0.3)
 
 
-def _legend(figure: "Figure", cells: list[Cell], styles: dict[str, str]) -> None:
+def _legend(figure: "Figure", cells: list[Cell], styles: dict[str, Any]) -> None:
     """Colours of the series, and the meaning of the line styles, below the plots."""
     from matplotlib.lines import Line2D
 

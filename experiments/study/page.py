@@ -122,8 +122,8 @@ def findings(cells: list[Cell]) -> str:
         if any(cell["isolated"]["duplicates"] for cell in beam):
             text += (
                 "Merging adds to it: equal siblings are one path that takes several of the N places, and what scores\n"
-                "best is often what was sampled most, so that fewer different paths are kept than with M=1, where each\n"
-                "stays. `--no-merge-duplicates` shows pruning without merging.\n"
+                "best is often what was sampled most, so that fewer different paths are kept than with M=1, where\n"
+                "each stays. `--no-merge-duplicates` shows pruning without merging.\n"
             )
         text += "\n"
     ratios = [

@@ -4,16 +4,16 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
 from study.fixed_steps import problem_of, write_pair
 from typer.testing import CliRunner
 
 from espalier.experiments.cli.main import app
 from espalier.experiments.study.figures import FIGURES
 
-Study = Callable[..., Result]
+Study = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     lines = ({"problem": problem_of(tokens), "answer": "1"} for tokens in (20, 30))
     problems.write_text("\n".join(map(json.dumps, lines)))
 
-    def run(*flags: str) -> Result:
+    def run(*flags: str) -> Any:
         fixed = ["--generator", str(generator), "--verifier", str(verifier), "--benchmark", str(problems)]
         limits = ["--device", "cpu", "--kv-memory", "16M", "--max-steps", "4", "--system-prompt", ""]
         return CliRunner().invoke(app, ["study", "memory-and-time", *fixed, *limits, *flags], env={"COLUMNS": "200"})
