@@ -137,7 +137,7 @@ def _isolated(alone: list[_Run], results: list[SearchResult]) -> dict[str, Any]:
         "peak_kv_bytes", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "logical_blocks", "physical_blocks",
         "generated_tokens", "generator_tokens", "verifier_tokens", "nodes", "duplicates",
     )  # fmt: skip
-    life = np.mean([_life(one.observer.held) for one in alone], axis=0)  # [MOMENTS, 2]
+    life = np.mean([_life(one.observer.held) for one in alone], axis=0).round(1)  # [MOMENTS, 2]
     return {
         **{name: fmean(usage[name] for usage in usages) for name in names},
         "peak_step_bytes": fmean(one.observer.most_bytes for one in alone),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.experiments.evaluation.run_folder import write_whole
-from espalier.experiments.study.figures import PHASES, draw_all, series_of, unshared_bytes
+from espalier.experiments.study.figures import PHASES, draw_all, unshared_bytes
 
 Cell = dict[str, Any]
 
@@ -121,7 +121,7 @@ def findings(cells: list[Cell]) -> str:
         )
         if any(cell["isolated"]["duplicates"] for cell in beam):
             text += (
-                "Merging adds to it: equal siblings are one path that takes several of the N places, and what scores\n"
+                "Merging often decides it: equal siblings are one path in several of the N places, and what scores\n"
                 "best is often what was sampled most, so that fewer different paths are kept than with M=1, where\n"
                 "each stays. `--no-merge-duplicates` shows pruning without merging.\n"
             )
@@ -131,7 +131,7 @@ def findings(cells: list[Cell]) -> str:
     ]
     if ratios:
         text += f"The closed form is {min(ratios):.2f} to {max(ratios):.2f} times what was measured"
-        text += f", over {len(ratios)} cells of {len(series_of(cells))} lines.\n"
+        text += f", over {len(ratios)} cells.\n"
     return text
 
 
