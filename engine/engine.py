@@ -1,10 +1,11 @@
 """The engine: two models, one KV pool, one batch at a time."""
 
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from itertools import pairwise
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from espalier.engine.scheduling.admission import Admission
 from espalier.engine.scheduling.preemption import Preemption
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, GeneratorFirst, RoleLoad, RolePolicy
 from espalier.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from espalier.engine.step_record import StepRecord
 from espalier.engine.work import Done, Generate, Generated, Score, Work
 from espalier.kernels.layout import KVLayout
 
@@ -105,7 +107,12 @@ class RoleStats:
 
 
 class Engine:
-    """Runs the work of many owners on a generator and, where there is one, a verifier."""
+    """Runs the work of many owners on a generator and, where there is one, a verifier.
+
+    Attributes:
+        on_step: called after each batch with its `StepRecord`; None for nobody. An exception that it raises leaves
+            `step`, so it must not raise.
+    """
 
     def __init__(
         self,
@@ -130,7 +137,8 @@ class Engine:
         pools = {role: scheduler.pool for role, scheduler in self.schedulers.items()}
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
         self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
-        self._in_flight: list[tuple[str, SchedulerOutput, BatchInFlight]] = []  # the oldest first
+        self._in_flight: list[tuple[str, SchedulerOutput, BatchInFlight, _LaunchTimes]] = []  # the oldest first
+        self.on_step: Callable[[StepRecord], None] | None = None
         self._collected: list[Done] = []
         self._failed: dict[str, set[Hashable]] = {role: set() for role in models}
 
@@ -289,14 +297,16 @@ class Engine:
         if len(roles) > 1 and self._role_policy.choose(loads[GENERATOR], loads[VERIFIER]) != roles[0]:
             roles.reverse()
         for role in roles:
-            scheduler = self.schedulers[role]
+            scheduler, begun = self.schedulers[role], perf_counter()
             if (step := scheduler.schedule(self.settings.max_batch_tokens)) is None:
                 continue
+            scheduled = perf_counter()
             try:
-                self._in_flight.append((role, step, self._runners[role].launch(scheduler.table, step)))
+                batch = self._runners[role].launch(scheduler.table, step)
             except BaseException:  # an interrupt too: the prefix cache lists blocks before they are written
                 self._drop_all_kv(role)
                 raise
+            self._in_flight.append((role, step, batch, (begun, scheduled, perf_counter())))
             scheduler.launched(step)
             return
 
@@ -307,14 +317,20 @@ class Engine:
 
     def _collect(self) -> None:
         """Take in the results of the oldest batch in flight; `step` returns them, or raises for owners that failed."""
-        role, step, batch = self._in_flight.pop(0)
+        role, step, batch, launch_times = self._in_flight.pop(0)
+        waiting = perf_counter()
         try:
-            self._collected += self.schedulers[role].update(step, *self._runners[role].wait(batch))
+            results = self._runners[role].wait(batch)
+            waited = perf_counter()
+            self._collected += self.schedulers[role].update(step, *results)
         except BaseException as error:
             self._drop_all_kv(role)
             if not isinstance(error, NumericalError):
                 raise
             self._failed[role] |= error.owners
+            return
+        if self.on_step:
+            self.on_step(_record(role, step, launch_times, (waiting, waited, perf_counter())))
 
     def _drop_all_kv(self, role: str) -> None:
         """Free all KV of a role whose batch failed, and forget the batches that were launched behind it."""
@@ -408,6 +424,16 @@ class Engine:
     def _make_room(self, needy: Hashable) -> bool:
         self._settle()
         return self._preemption.make_room(needy)
+
+
+_LaunchTimes = tuple[float, float, float]
+"""When the scheduling of a batch began, its launch began, and its launch ended."""
+
+
+def _record(role: str, step: SchedulerOutput, launch: _LaunchTimes, collect: tuple[float, float, float]) -> StepRecord:
+    plan, draws = step.plan, 0 if step.draws is None else len(step.draws.step_positions)
+    sizes = len(plan.rows), int(plan.counts.sum()), draws, len(step.reads), len(plan.copies[0])
+    return StepRecord(role, *sizes, *launch, *collect)
 
 
 def _warn_of_missing_embeddings(role: str, model: Model) -> None:

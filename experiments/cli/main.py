@@ -15,7 +15,9 @@ from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.commands.doctor import doctor
 from espalier.experiments.cli.commands.evaluate import evaluate_command
 from espalier.experiments.cli.commands.models import app as models_app
+from espalier.experiments.cli.commands.plan import plan_command
 from espalier.experiments.cli.commands.report import report_command
+from espalier.experiments.cli.commands.study import app as study_app
 from espalier.experiments.cli.commands.sweep import sweep_command
 from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
@@ -33,6 +35,7 @@ app = typer.Typer(
 )
 
 app.add_typer(models_app, name="models")
+app.add_typer(study_app, name="study")
 
 _SHOWCASE = 4
 """Index in the demo benchmark of the default problem of `espalier solve`.
@@ -74,6 +77,7 @@ def solve(
         ),
     ] = None,
     trace: opt.Trace = None,
+    profile: opt.Profile = None,
     *,
     request: SearchRequest,
     runtime: RuntimeSettings,
@@ -98,13 +102,15 @@ def solve(
             result = client.solve(request, include_nodes=True)
     else:
         from espalier.experiments.cli.loading import load_with_progress
+        from espalier.experiments.study.chrome_trace import profiled
 
         orchestrator = load_with_progress(replace(runtime, verifier=verifier_for(request, runtime.verifier)))
         try:
             orchestrator.submit(request)
             _warn_of_unknown(text, runtime.generator)
-            while not (ended := orchestrator.step()):
-                pass
+            with profiled(orchestrator.engine, profile):
+                while not (ended := orchestrator.step()):
+                    pass
         finally:
             orchestrator.close()
         (result,) = ended
@@ -174,6 +180,7 @@ def serve(
 app.command("eval")(evaluate_command)
 app.command("sweep")(sweep_command)
 app.command("report")(report_command)
+app.command("plan")(plan_command)
 app.command()(doctor)
 
 
@@ -211,14 +218,14 @@ def _flag(field: str) -> str:
 
 
 def _refuse_with_endpoint(context: typer.Context) -> None:
-    """Refuse options that have no effect with --endpoint: those of the models, and --trace.
+    """Refuse options that have no effect with --endpoint: those of the models, --trace and --profile.
 
     Values from the environment may be meant for other commands and are ignored.
 
     Raises:
         OptionError: names every such option on the command line.
     """
-    local = {field.name for field in declared(RuntimeSettings)} | {"trace"}
+    local = {field.name for field in declared(RuntimeSettings)} | {"trace", "profile"}
     given = (parameter for parameter in context.command.params if parameter.name in local)
     flags = [parameter.opts[0] for parameter in given if _is_on_the_line(context, parameter.name)]
     if flags:

@@ -80,7 +80,7 @@ def output_file(suffixes: Sequence[str] = (), makes_folder: bool = False) -> Fil
     def check(context: typer.Context, parameter: typer.CallbackParam, path: Path | None) -> Path | None:
         if path is not None and not context.resilient_parsing:
             if suffixes and path.suffix.lower() not in suffixes:
-                known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+                known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}" if suffixes[1:] else suffixes[0]
                 raise OptionError(f"{parameter.opts[0]}: {str(path)!r} must end in {known}")
             try:
                 _try_to_write(path, makes_folder)
@@ -123,6 +123,13 @@ Endpoint = Annotated[
 Trace = Annotated[
     Path | None,
     typer.Option(callback=output_file(), help="Write the tree and all decisions to this .json; see `espalier replay`."),
+]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        callback=output_file([".json"]),
+        help="Write a Chrome trace of all engine steps to this .json; open it in ui.perfetto.dev.",
+    ),
 ]
 
 Benchmark = Annotated[

@@ -139,6 +139,17 @@ class Orchestrator:
         equivalence = self._equivalence.name if self._equivalence else EXACT_MATCH
         return digests | {"dtype": dtype, "device": device, "system_prompt": prompt, "answer_equivalence": equivalence}
 
+    def prompt_tokens(self, problem: str) -> dict[str, int]:
+        """Return how many tokens each model reads before the first step of a problem, by role.
+
+        Raises:
+            NoEmbeddingError: the prompt has tokens without an embedding in the generator.
+        """
+        lengths = {GENERATOR: len(self._generator.prompt_ids(problem))}
+        if self._verifier:
+            lengths[VERIFIER] = len(self._verifier.family.prompt_ids(problem))
+        return lengths
+
     def effective(self, request: SearchRequest) -> SearchRequest:
         """Return the request with every default filled in from the algorithm, the checkpoint and the context size.
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder's sizes, in bfloat16.
+    """A decoder's sizes.
 
     Attributes:
         outputs: what its head gives for a token: logits, or a PRM's labels.
+        item_bytes: bytes of a weight, and of an element of a key or value; 2 for bfloat16.
     """
 
     name: str
@@ -20,6 +21,7 @@ class ModelShape:
     head_dim: int
     vocabulary: int
     outputs: int
+    item_bytes: int = 2
 
     @property
     def parameters(self) -> int:
@@ -31,12 +33,12 @@ class ModelShape:
     @property
     def weight_bytes(self) -> int:
         """Their bytes."""
-        return 2 * self.parameters
+        return self.item_bytes * self.parameters
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in all layers."""
-        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+        return self.item_bytes * 2 * self.layers * self.kv_heads * self.head_dim
 
 
 MODELS = {

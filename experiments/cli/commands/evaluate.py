@@ -45,6 +45,7 @@ def evaluate_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     in_flight: opt.InFlight = 32,
+    profile: opt.Profile = None,
     *,
     request: SearchRequest,
     runtime: RuntimeSettings,
@@ -60,6 +61,7 @@ def evaluate_command(
     from espalier.experiments.evaluation.provenance import describe_command
     from espalier.experiments.evaluation.run_folder import RunFolder
     from espalier.experiments.evaluation.selection import Selection
+    from espalier.experiments.study.chrome_trace import profiled
 
     if trees and out is None:
         raise typer.BadParameter("needs a folder, --out", param_hint="--trees")
@@ -87,6 +89,7 @@ def evaluate_command(
     with (
         kept_on_interrupt(out),
         closing(orchestrator),
+        profiled(orchestrator.engine, profile),
         checker,
         sample_progress(epochs * len(asked), before) as on_sample,
     ):

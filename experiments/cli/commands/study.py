@@ -1,0 +1,130 @@
+"""`espalier study`."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from espalier.experiments.cli import options as opt
+from espalier.experiments.cli.runs import kept_on_interrupt
+from espalier.experiments.cli.schema_options import with_schema
+from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.run.load import RuntimeSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(help="Measure how searches behave.", no_args_is_help=True)
+
+
+@app.callback()
+def _study() -> None:
+    """Measure how searches behave."""
+
+
+@app.command("memory-and-time")
+@with_schema
+def memory_and_time_command(
+    algorithm: Annotated[str, typer.Option("--algorithm", "-a", help="Algorithms, like beam,dvts.")] = "beam",
+    beam_width: Annotated[str, typer.Option("--beam-width", "-N", help="Values of N, like 1,2,4.")] = "1,2,4,8",
+    expansion: Annotated[str, typer.Option("--expansion", "-M", help="Values of M, like 1,2,4.")] = "1,2,4",
+    benchmark: opt.Benchmark = "demo",
+    field_map: opt.FieldMap = None,
+    limit: Annotated[int, typer.Option(min=1, help="Only the first problems.")] = 24,
+    out: Annotated[
+        Path, typer.Option(help="Folder for cells, tables, figures and a page; running the command again resumes.")
+    ] = Path("runs/memory-and-time"),
+    in_flight: opt.InFlight = 32,
+    *,
+    request: SearchRequest,
+    runtime: RuntimeSettings,
+) -> None:
+    """Measure memory and time against N and M, each beside its closed form: figures, tables and a page.
+
+    Every cell runs its searches one at a time, for the memory and the phases of one search, and then all at once in one
+    KV pool, for throughput and preemptions. A small --kv-memory shows preemptions. The same command runs on a GPU with
+    --device cuda, and with --load-format dummy for real shapes without their weights.
+    """
+    import sys
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from espalier.experiments.cli.loading import load_with_progress
+    from espalier.experiments.evaluation.benchmarks import load_benchmark
+    from espalier.experiments.study.grid import Cell, grid_of, run_grid
+    from espalier.experiments.study.page import PAGE, TABLE, write_study
+    from espalier.search.algorithms import needs_verifier
+
+    algorithms = _algorithms(algorithm)
+    cells = grid_of(request, algorithms, opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M"))
+    problems = [problem.problem for problem in load_benchmark(benchmark, limit, opt.parse_field_map(field_map))]
+    scored = any(needs_verifier(cell) for cell in cells)
+    runtime = replace(runtime, verifier=runtime.verifier if scored else "", max_running=in_flight)
+    orchestrator = load_with_progress(runtime)
+    effective = orchestrator.effective(replace(cells[0], problem="-"))
+    left_out = ("problem", "algorithm", "beam_width", "expansion")
+    configuration = {
+        "benchmark": benchmark,
+        "problems": len(problems),
+        **{name: value for name, value in effective.to_dict().items() if name not in left_out},
+        **orchestrator.describe_models(),
+        "kv_memory": orchestrator.engine.kv_pool.num_bytes,
+        "block_size": runtime.block_size,
+        "reserved_share": runtime.reserved_share,
+        "max_batch_tokens": runtime.max_batch_tokens,
+        "launch_ahead": runtime.launch_ahead,
+        "in_flight": in_flight,
+        "threads": runtime.threads,
+    }
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with kept_on_interrupt(out), closing(orchestrator):
+        with Progress(*columns, console=_stderr(), disable=not sys.stderr.isatty(), transient=True) as progress:
+            task = progress.add_task("cells", total=len(cells))
+
+            def on_cell(cell: Cell) -> None:
+                progress.advance(task)
+
+            found = run_grid(orchestrator, problems, cells, out, configuration, on_cell)
+        write_study(found, configuration, out)
+    _show(found)
+    print(f"page  {out / PAGE}\ntable {out / TABLE}")
+
+
+def _algorithms(text: str) -> list[AlgorithmName]:
+    """Parse names like `beam,dvts`."""
+    names = [name.strip() for name in text.split(",")]
+    known = [str(name) for name in AlgorithmName]
+    if wrong := [name for name in names if name not in known]:
+        raise typer.BadParameter(f"{wrong[0]!r} is not one of {', '.join(known)}", param_hint="-a")
+    return [AlgorithmName(name) for name in dict.fromkeys(names)]
+
+
+def _stderr() -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _show(cells: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from espalier.experiments.study.page import row_of
+
+    shown = (
+        "algorithm",
+        "N",
+        "M",
+        "peak KV MiB",
+        "closed form MiB",
+        "searches in 1 GiB",
+        "ms alone",
+        "tokens/s at once",
+    )
+    table = Table(*shown, "preemptions")
+    for cell in cells:
+        row = row_of(cell)
+        table.add_row(*(str("" if row[name] is None else row[name]) for name in (*shown, "preemptions")))
+    Console().print(table)

@@ -1,0 +1,1 @@
+"""Memory and time of searches: on paper, and measured."""

@@ -1,0 +1,112 @@
+"""A Chrome trace of an engine's steps, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+Format: "Trace Event Format", JSON Object Format; complete events `X`, counters `C`, metadata `M`; in microseconds.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TextIO
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import EspalierError
+from espalier.engine.step_record import StepRecord
+
+_PROCESS = 1
+_HOST = 1
+"""Track of what happens between steps: the search's own work, votes, and waiting."""
+
+
+@contextmanager
+def profiled(engine: Engine, path: Path | None) -> Iterator[None]:
+    """Write a trace of all steps of `engine` to `path` meanwhile; None writes nothing.
+
+    The file is complete after any exit from the block, an exception or Ctrl-C included.
+
+    Raises:
+        EspalierError: the file cannot be written.
+    """
+    if path is None:
+        yield
+        return
+    try:
+        stream = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise EspalierError(f"--profile: cannot write {str(path)!r}: {error.strerror}") from error
+    with stream:
+        trace = ChromeTrace(engine, stream)
+        engine.on_step = trace.add
+        try:
+            yield
+        finally:
+            engine.on_step = None
+            trace.close()
+
+
+class ChromeTrace:
+    """Writes events as they come, so that a long run needs no memory for them."""
+
+    def __init__(self, engine: Engine, stream: TextIO) -> None:
+        self._engine = engine
+        self._stream = stream
+        self._start = self._last = perf_counter()
+        self._tracks = {role: _HOST + 1 + place for place, role in enumerate(engine.schedulers)}
+        pool = engine.kv_pool
+        stream.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        names = {_HOST: "between steps", **{track: role for role, track in self._tracks.items()}}
+        metadata = [self._event("M", "process_name", 0, args={"name": f"espalier, KV pool {pool.num_bytes:,} bytes"})]
+        for track, name in names.items():
+            metadata.append(self._event("M", "thread_name", track, args={"name": name}))
+        stream.write(",\n".join(map(json.dumps, metadata)))
+
+    def add(self, record: StepRecord) -> None:
+        """Write a step: its phases, the time since the step before, and what the pool holds after it."""
+        track = self._tracks[record.role]
+        if record.begun > self._last:
+            self._write(self._slice("search", _HOST, self._last, record.begun))
+        self._last = max(self._last, record.updated)
+        sizes = {name: getattr(record, name) for name in ("rows", "tokens", "draws", "reads", "copied_blocks")}
+        held = {role: scheduler.pool for role, scheduler in self._engine.schedulers.items()}
+        pool = held[record.role]
+        memory = {"live_blocks": pool.live_blocks, "bytes": pool.live_blocks * pool.layout.block_bytes}
+        phases = (
+            ("scheduling", record.begun, record.scheduled),
+            ("launch", record.scheduled, record.launched),
+            ("wait", record.waiting, record.waited),
+            ("update", record.waited, record.updated),
+        )
+        if not self._engine.settings.launch_ahead:  # else steps overlap, and whole ones would not nest
+            self._write(self._slice(f"{record.role} step", track, record.begun, record.updated, sizes | memory))
+            for name, begun, ended in phases:
+                self._write(self._slice(name, track, begun, ended))
+        else:
+            for name, begun, ended in phases:
+                self._write(self._slice(name, track, begun, ended, sizes | memory if name == "launch" else None))
+        for role, its in held.items():
+            blocks = {"live": its.live_blocks, "cached": its.cached_blocks, "free in its slabs": its.free_blocks}
+            self._write(self._event("C", f"{role} blocks", track, record.updated, args=blocks))
+        used = {role: its.live_blocks * its.layout.block_bytes for role, its in held.items()}
+        self._write(self._event("C", "live KV bytes", track, record.updated, args=used))
+
+    def close(self) -> None:
+        """End the file."""
+        self._stream.write("\n]}\n")
+
+    def _slice(
+        self, name: str, track: int, begun: float, ended: float, args: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        event = self._event("X", name, track, begun, args=args)
+        return event | {"dur": round(1e6 * (ended - begun), 3)}
+
+    def _event(
+        self, phase: str, name: str, track: int, at: float | None = None, args: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        event: dict[str, Any] = {"ph": phase, "name": name, "pid": _PROCESS, "tid": track}
+        if at is not None:
+            event["ts"] = round(1e6 * (at - self._start), 3)
+        return event | ({"args": args} if args else {})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._stream.write(",\n" + json.dumps(event))

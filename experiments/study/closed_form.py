@@ -1,0 +1,196 @@
+"""The KV blocks that a search is expected to hold, in closed form: round by round, for one model.
+
+A round of beam search ends with N kept paths and N·M children in memory, each a sequence with a block table:
+
+    prompt      its full blocks, once
+    ancestors   the full blocks of the steps above the kept paths, once for each ancestor with a kept descendant
+    kept paths  N, each with the blocks of its last step, the partial block included
+    children    N·M, each with a copy of its parent's partial block, and new blocks
+
+How many ancestors are left follows from pruning. If the N kept paths are any N of the N·M children with the same
+probability, k paths have on average N·(1 - C(NM-M, k) / C(NM, k)) different parents, and so on upwards. Scores of
+siblings that resemble each other make the ancestors fewer, so this is an upper estimate for a good verifier; with M = 1
+nothing is pruned and all N chains stay apart.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.request import AlgorithmName
+
+_INDEPENDENT = (AlgorithmName.BEST_OF_N, AlgorithmName.MAJORITY)
+_SINGLE = (AlgorithmName.GREEDY, AlgorithmName.CHAIN)
+KNOWN = (AlgorithmName.BEAM, AlgorithmName.DVTS, *_INDEPENDENT, *_SINGLE)
+"""Algorithms with a closed form; the others depend on scores or answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """The tree of a search.
+
+    Attributes:
+        algorithm: one of `KNOWN`.
+        beam_width: N.
+        expansion: M.
+        rounds: steps of a path.
+        merged_share: share of the sampled children that are merged into an equal sibling, at least 0 and below 1.
+    """
+
+    algorithm: AlgorithmName
+    beam_width: int
+    expansion: int
+    rounds: int
+    merged_share: float = 0.0
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether each path is sampled to its end by itself."""
+        return self.algorithm in (*_INDEPENDENT, *_SINGLE)
+
+    @property
+    def kept(self) -> float:
+        """Different paths kept after a round."""
+        width = 1 if self.algorithm in _SINGLE else self.beam_width
+        return width if self.is_independent else max(1.0, width * (1 - self.merged_share))
+
+    @property
+    def children(self) -> float:
+        """Different children at the end of a round."""
+        return self.kept if self.is_independent else max(1.0, self._sampled * (1 - self.merged_share))
+
+    @property
+    def _sampled(self) -> int:
+        return self.beam_width * self.expansion
+
+    def ancestors(self, rounds: int) -> list[float]:
+        """Expected number of different nodes above the kept paths, for each depth from 1 to `rounds` - 1."""
+        if self.algorithm is AlgorithmName.DVTS:
+            return [self.kept] * max(0, rounds - 1)
+        scale = self.kept / self.beam_width
+        counts = _surviving(self.beam_width, self.expansion, max(0, rounds - 1))
+        return [max(1.0, count * scale) for count in reversed(counts)]
+
+
+@dataclass(frozen=True, slots=True)
+class PathLengths:
+    """Tokens of one model.
+
+    Attributes:
+        prompt_tokens: tokens before the first step.
+        step_tokens: tokens of a step.
+        pending_tokens: tokens at the end of a new child that have no KV yet: 1 for the generator, whose last sampled
+            token is computed only when the child is expanded.
+        varying: whether steps only have this length on average; then a path's end lies anywhere in its last block.
+    """
+
+    prompt_tokens: float
+    step_tokens: float
+    pending_tokens: int = 0
+    varying: bool = False
+
+    def at(self, depth: int) -> float:
+        """Tokens of a path of `depth` steps."""
+        return self.prompt_tokens + depth * self.step_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBlocks:
+    """Blocks of one model that a search holds at the end of a round.
+
+    Attributes:
+        physical: each block once.
+        logical: as many as there would be if every sequence had its own.
+    """
+
+    physical: float
+    logical: float
+
+
+def blocks_by_round(tree: TreeShape, lengths: PathLengths, block_size: int) -> list[HeldBlocks]:
+    """Expected blocks of one model at the end of each round; one entry for algorithms of independent paths.
+
+    Raises:
+        InvalidRequestError: the algorithm has no closed form.
+    """
+    if tree.algorithm not in KNOWN:
+        names = ", ".join(KNOWN)
+        raise InvalidRequestError([Violation("algorithm", f"{tree.algorithm} has no closed form; {names} have one")])
+    if tree.is_independent:
+        return [_independent(tree, lengths, block_size)]
+    return [_round(tree, lengths, block_size, number) for number in range(1, tree.rounds + 1)]
+
+
+def _independent(tree: TreeShape, lengths: PathLengths, block_size: int) -> HeldBlocks:
+    """The prompt's sequence, and whole paths after it."""
+    size = _Rounding(block_size, lengths.varying)
+    prompt, whole = size.up(lengths.prompt_tokens), size.up(lengths.at(tree.rounds) - lengths.pending_tokens)
+    own = whole - size.down(lengths.prompt_tokens)
+    return HeldBlocks(prompt + tree.kept * own, prompt + tree.kept * whole)
+
+
+def _round(tree: TreeShape, lengths: PathLengths, block_size: int, number: int) -> HeldBlocks:
+    size = _Rounding(block_size, lengths.varying)
+    parents = 1.0 if number == 1 else tree.kept
+    above, end = lengths.at(number - 1), lengths.at(number) - lengths.pending_tokens
+    parent, child = size.up(above), size.up(end)
+    new = child - size.down(above) if end > above else 0.0
+    full = [size.down(lengths.at(depth)) for depth in range(number)]
+    held = parent if number == 1 else full[0]
+    if number > 1:
+        for depth, count in enumerate(tree.ancestors(number - 1), start=1):
+            held += count * (full[depth] - full[depth - 1])
+        held += parents * (parent - full[number - 2])
+    return HeldBlocks(held + tree.children * new, parents * parent + tree.children * child)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounding:
+    """Tokens to blocks; on average over where a path ends within a block if lengths vary."""
+
+    block_size: int
+    varying: bool
+
+    def up(self, tokens: float) -> float:
+        if self.varying:
+            return tokens / self.block_size + (self.block_size - 1) / (2 * self.block_size)
+        return float(math.ceil(tokens / self.block_size))
+
+    def down(self, tokens: float) -> float:
+        if self.varying:
+            return max(0.0, tokens / self.block_size - (self.block_size - 1) / (2 * self.block_size))
+        return float(tokens // self.block_size)
+
+
+@lru_cache(maxsize=256)
+def _surviving(width: int, expansion: int, generations: int) -> Sequence[float]:
+    """Expected number of different ancestors of the `width` kept paths, 1, 2, ... `generations` steps above them.
+
+    The distribution over the number of lineages is exact; see `_parents_of`.
+    """
+    step = _parents_of(width, expansion)
+    lineages = np.zeros(width + 1)
+    lineages[width] = 1.0
+    found = []
+    for _ in range(generations):
+        lineages = lineages @ step
+        found.append(float(lineages @ np.arange(width + 1)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def _parents_of(width: int, expansion: int) -> np.ndarray:
+    """Probability that k of `width` times `expansion` children have j different parents, float64 `[k, j]`."""
+    chances = np.zeros((width + 1, width + 1))
+    chances[0, 0] = 1.0
+    for drawn in range(width):  # one child after another: the next one's parent is new, or one of the j seen
+        left = width * expansion - drawn
+        for seen in range(drawn + 1):
+            fresh = (width - seen) * expansion / left
+            chances[drawn + 1, seen + 1] += chances[drawn, seen] * fresh
+            chances[drawn + 1, seen] += chances[drawn, seen] * (1 - fresh)
+    return chances

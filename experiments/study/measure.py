@@ -1,0 +1,213 @@
+"""One cell of a study: searches one at a time, for their memory, and all at once, for throughput."""
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import EspalierError
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.step_record import StepRecord
+from espalier.experiments.study.closed_form import KNOWN, PathLengths, TreeShape, blocks_by_round
+from espalier.search.request import SearchRequest, SubmitOptions
+from espalier.search.result import SearchResult
+from espalier.search.run.orchestrator import Orchestrator
+
+MOMENTS = 20
+"""Parts of a search's life, by engine steps."""
+_STEPLESS = ("duplicate",)
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds by what the process did.
+
+    Attributes:
+        decode: the generator's batches, prompts included.
+        scoring: the verifier's.
+        scheduling: choosing batches and taking in their results.
+        search: the rest: the tree, tokenization of steps, the vote; on a machine with other work also waiting.
+    """
+
+    decode: float = 0.0
+    scoring: float = 0.0
+    scheduling: float = 0.0
+    search: float = 0.0
+
+
+@dataclass(slots=True)
+class _Observer:
+    """Adds up engine steps; `held` has the logical and physical blocks after each."""
+
+    engine: Engine
+    counts_blocks: bool
+    phases: Phases = field(default_factory=Phases)
+    held: list[tuple[int, int]] = field(default_factory=list)
+    most_bytes: int = 0
+
+    def add(self, record: StepRecord) -> None:
+        if record.role == GENERATOR:
+            self.phases.decode += record.computing_seconds
+        else:
+            self.phases.scoring += record.computing_seconds
+        self.phases.scheduling += record.scheduling_seconds
+        schedulers = self.engine.schedulers.values()
+        used = sum(its.pool.live_blocks * its.pool.layout.block_bytes for its in schedulers)
+        self.most_bytes = max(self.most_bytes, used)
+        if self.counts_blocks:
+            logical = sum(len(table) for its in schedulers for table in its.table.live_block_tables())
+            self.held.append((logical, sum(its.pool.live_blocks for its in schedulers)))
+
+
+def measure_cell(orchestrator: Orchestrator, problems: Iterable[str], request: SearchRequest) -> dict[str, Any]:
+    """Measure one search setting on some problems: alone, then all at once.
+
+    Returns:
+        Values for JSON; see the columns of `page`.
+
+    Raises:
+        EspalierError: a search failed.
+    """
+    texts = list(problems)
+    _run(orchestrator, [replace(request, problem=texts[0])], counts_blocks=False)  # warm-up
+    alone = [_run(orchestrator, [replace(request, problem=text)], counts_blocks=True) for text in texts]
+    results = [one.results[0] for one in alone]
+    together = _run(orchestrator, [replace(request, problem=text) for text in texts], counts_blocks=False)
+    return {
+        "algorithm": str(request.algorithm),
+        "beam_width": request.beam_width,
+        "expansion": request.expansion,
+        "problems": len(texts),
+        "isolated": _isolated(alone, results),
+        "estimate": _estimate(orchestrator, texts, results),
+        "together": _together(together),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    results: list[SearchResult]
+    observer: _Observer
+    seconds: float
+    computed_tokens: int
+    preemptions: int
+    most_running: int
+
+
+def _run(orchestrator: Orchestrator, requests: list[SearchRequest], counts_blocks: bool) -> _Run:
+    """Run searches that share nothing with each other or with earlier ones."""
+    engine = orchestrator.engine
+    before = engine.stats()
+    observer = _Observer(engine, counts_blocks)
+    ended: dict[str, SearchResult] = {}
+    running, start = 0, perf_counter()
+    engine.on_step = observer.add
+    try:
+        order = [
+            orchestrator.submit(request, options=SubmitOptions(salt=secrets.token_bytes(16))) for request in requests
+        ]
+        while len(ended) < len(order):
+            ended |= {result.search_id: result for result in orchestrator.step()}
+            running = max(running, orchestrator.running)
+    finally:
+        engine.on_step = None
+    seconds, after, phases = perf_counter() - start, engine.stats(), observer.phases
+    phases.search = max(0.0, seconds - phases.decode - phases.scoring - phases.scheduling)
+    if failed := [result.error for result in ended.values() if result.error]:
+        raise EspalierError(failed[0])
+    return _Run(
+        [ended[name] for name in order],
+        observer,
+        seconds,
+        sum(after[role].computed_tokens - before[role].computed_tokens for role in after),
+        max(after[role].preemptions - before[role].preemptions for role in after),
+        running,
+    )
+
+
+def _isolated(alone: list[_Run], results: list[SearchResult]) -> dict[str, Any]:
+    """Means over the searches; the peaks are of rounds' ends, as in `Usage`, besides `peak_step_bytes`."""
+    usages = [asdict(result.usage) for result in results]
+    names = (
+        "peak_kv_bytes", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "logical_blocks", "physical_blocks",
+        "generated_tokens", "generator_tokens", "verifier_tokens", "nodes", "duplicates",
+    )  # fmt: skip
+    life = np.mean([_life(one.observer.held) for one in alone], axis=0).round(1)  # [MOMENTS, 2]
+    return {
+        **{name: fmean(usage[name] for usage in usages) for name in names},
+        "peak_step_bytes": fmean(one.observer.most_bytes for one in alone),
+        "rounds": fmean(len(result.rounds) for result in results),
+        "seconds": fmean(one.seconds for one in alone),
+        "phases": _mean_phases(alone),
+        "life_logical_blocks": life[:, 0].tolist(),
+        "life_physical_blocks": life[:, 1].tolist(),
+    }
+
+
+def _life(held: list[tuple[int, int]]) -> np.ndarray:
+    """Blocks at evenly spaced moments of a search, float64 `[MOMENTS, 2]`: logical, physical."""
+    rows = np.array(held, dtype=np.float64)
+    places = np.linspace(0, len(rows) - 1, MOMENTS).round().astype(int)
+    return rows[places]
+
+
+def _mean_phases(alone: list[_Run]) -> dict[str, float]:
+    phases = [asdict(one.observer.phases) for one in alone]
+    return {name: fmean(one[name] for one in phases) for name in phases[0]}
+
+
+def _together(run: _Run) -> dict[str, Any]:
+    generated = sum(result.usage.generated_tokens for result in run.results)
+    return {
+        "seconds": run.seconds,
+        "generated_tokens_per_second": generated / run.seconds,
+        "computed_tokens_per_second": run.computed_tokens / run.seconds,
+        "searches_per_minute": 60 * len(run.results) / run.seconds,
+        "phases": asdict(run.observer.phases),
+        "preemptions": run.preemptions,
+        "most_running": run.most_running,
+        "peak_step_bytes": run.observer.most_bytes,
+    }
+
+
+def _estimate(orchestrator: Orchestrator, texts: list[str], results: list[SearchResult]) -> dict[str, float] | None:
+    """The closed form with each search's own lengths, averaged; None for an algorithm without one."""
+    if results[0].configuration.algorithm not in KNOWN:
+        return None
+    found = [_estimate_of(orchestrator, text, result) for text, result in zip(texts, results, strict=True)]
+    return {name: fmean(one[name] for one in found) for name in found[0]}
+
+
+def _estimate_of(orchestrator: Orchestrator, problem: str, result: SearchResult) -> dict[str, float]:
+    engine, usage = orchestrator.engine, result.usage
+    steps = [node for node in result.nodes if node.parent_id is not None and node.termination not in _STEPLESS]
+    request, prompts = result.configuration, orchestrator.prompt_tokens(problem)
+    depth = max(node.depth for node in steps)
+    tree = TreeShape(
+        request.algorithm, request.beam_width, request.expansion, depth, min(0.99, usage.duplicates / usage.nodes)
+    )
+    lengths = {
+        GENERATOR: PathLengths(prompts[GENERATOR], fmean(node.tokens for node in steps), pending_tokens=1, varying=True)
+    }
+    if usage.verifier_tree_tokens:
+        scored = usage.verifier_tree_tokens - prompts[VERIFIER]
+        lengths[VERIFIER] = PathLengths(prompts[VERIFIER], scored / len(steps), varying=True)
+    size = engine.settings.block_size
+    rows = {role: blocks_by_round(tree, its, size) for role, its in lengths.items()}
+    held: list[dict[str, float]] = [
+        {
+            "peak_kv_bytes": sum(
+                blocks.physical * engine.schedulers[role].pool.layout.block_bytes
+                for role, blocks in zip(rows, both, strict=True)
+            ),
+            "physical_blocks": sum(blocks.physical for blocks in both),
+            "logical_blocks": sum(blocks.logical for blocks in both),
+        }
+        for both in zip(*rows.values(), strict=True)
+    ]
+    return max(held, key=lambda row: row["peak_kv_bytes"])

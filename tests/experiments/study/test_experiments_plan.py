@@ -1,0 +1,94 @@
+"""`espalier plan`."""
+
+import json
+
+import pytest
+import torch
+from study.fixed_steps import write_pair
+from typer.testing import CliRunner
+
+from espalier.experiments.cli.main import app
+from espalier.experiments.study.devices import planned_model
+
+QWEN = ["--generator", "Qwen2.5-1.5B", "--verifier", "Qwen2.5-Math-PRM-7B"]
+
+
+def planned(*flags: str) -> dict:
+    done = CliRunner().invoke(app, ["plan", "--json", *flags])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return json.loads(done.stdout)
+
+
+def refusal(*flags: str) -> str:
+    done = CliRunner().invoke(app, ["plan", *flags], env={"COLUMNS": "200"})
+    assert done.exit_code != 0
+    return f"{done.output}{done.exception}"
+
+
+def test_known_shapes_are_planned_without_any_file():
+    plan = planned(*QWEN, "--card", "h100", "-N", "8", "-M", "4")
+    assert plan["models"]["generator"]["kv_bytes_per_token"] == 28 * 2 * 2 * 128 * 2
+    assert plan["models"]["verifier"]["weight_bytes"] == pytest.approx(2 * 7.07e9, rel=0.02)
+    search = plan["search"]
+    assert search["peak_bytes"] == pytest.approx(sum(search["peak_bytes_by_role"].values()))
+    assert search["mean_bytes"] < search["peak_bytes"] < search["worst_case_bytes"]
+    assert search["peak_bytes"] < search["logical_peak_bytes"]
+    fit = plan["searches_that_fit"]
+    assert fit["at_their_peaks"] == int(plan["device"]["kv_pool_bytes"] // search["peak_bytes"])
+    assert fit["at_their_peaks"] <= fit["on_average"]
+    rates = [row["rounds_per_second"] for row in plan["speed"]]
+    assert rates == sorted(rates)
+
+
+def test_float32_takes_twice_the_memory_of_bfloat16():
+    single, half = (planned(*QWEN, "--memory", "80G", "--dtype", name)["search"] for name in ("float32", "bfloat16"))
+    assert single["peak_bytes"] == 2 * half["peak_bytes"]
+
+
+def test_a_folders_sizes_are_read_from_its_configuration(tmp_path):
+    generator, verifier = write_pair(tmp_path, 1, 5, (3, 2, 16), (2, 1, 8))
+    plan = planned("--generator", str(generator), "--verifier", str(verifier), "--memory", "8G", "--dtype", "float32")
+    assert plan["models"]["generator"]["kv_bytes_per_token"] == 3 * 2 * 2 * 16 * 4
+    assert plan["models"]["verifier"]["kv_bytes_per_token"] == 2 * 2 * 1 * 8 * 4
+    files = (generator / "model.safetensors").stat().st_size
+    assert plan["models"]["generator"]["weight_bytes"] == pytest.approx(files, rel=0.05)
+
+
+def test_a_search_without_scores_needs_no_verifier():
+    assert list(planned(*QWEN, "--memory", "24G", "-a", "majority")["models"]) == ["generator"]
+
+
+def test_without_a_speed_there_is_a_memory_plan_alone():
+    assert planned(*QWEN, "--memory", "24G")["speed"] == []
+    faster = planned(*QWEN, "--memory", "24G", "--bandwidth", "2000", "--matrix-rate", "500")["speed"]
+    slower = planned(*QWEN, "--memory", "24G", "--bandwidth", "1000", "--matrix-rate", "250")["speed"]
+    assert faster[0]["rounds_per_second"] > slower[0]["rounds_per_second"]
+
+
+def test_the_plan_is_shown_as_text():
+    shown = CliRunner().invoke(app, ["plan", *QWEN, "--card", "a100"], env={"COLUMNS": "160"})
+    assert shown.exit_code == 0
+    assert "searches that fit" in shown.output
+    assert "the floor on a100" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "--card or --memory is needed"),
+        (("--card", "x"), "takes a100, h100, h200 or cpu"),
+        (("--memory", "24G", "--bandwidth", "10"), "--bandwidth and --matrix-rate go together"),
+        (("--memory", "24G", "--dtype", "int3"), "--dtype takes one of"),
+        (("--memory", "24G", "-N", "300"), "beam_width"),
+        ((*QWEN, "--memory", "24G", "-a", "mcts"), "mcts has no closed form"),
+        ((*QWEN, "--memory", "4G"), "leaves nothing for the KV pool"),
+        (("--memory", "24G", "--generator", "no-such"), "no checkpoint 'no-such'"),
+    ],
+)
+def test_wrong_input_is_one_clear_error(flags: tuple[str, ...], said: str):
+    assert said in refusal(*flags)
+
+
+def test_a_tied_embedding_counts_once():
+    tied = planned_model("Qwen2.5-1.5B", "generator", torch.bfloat16)
+    assert tied.memory_bytes == tied.shape.weight_bytes
