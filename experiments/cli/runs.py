@@ -14,6 +14,9 @@ from espalier.search.request import SearchRequest
 if TYPE_CHECKING:
     from espalier.experiments.evaluation.sample import Sample
 
+EXIT_FAILED = 1
+EXIT_PARTIAL = 3
+"""Something was not searched, such as problems that exceed a context."""
 EXIT_INTERRUPTED = 130
 
 
