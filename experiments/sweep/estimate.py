@@ -13,7 +13,9 @@ from espalier.search.algorithms import memory_estimate, needs_verifier, with_def
 from espalier.search.request import AlgorithmName, SearchRequest
 
 _DEFAULT_MAX_TOKENS = 2048
-MEASURED, SCALED, BOUND = "its own samples", "samples of", "upper bound"
+_OF_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
+"""Fields whose default is the checkpoint's."""
+MEASURED, SCALED, LONGEST = "its own samples", "samples of", "longest paths"
 """What an estimate is based on."""
 
 
@@ -30,7 +32,8 @@ class Estimate:
         minutes: wall time; None without samples to tell the speed.
         peak_kv_bytes: KV of one search at its peak, of both models.
         basis: what the figures follow from: samples of this cell, those of another cell scaled by the number of
-            candidates, or an upper bound from N, M and the longest path.
+            candidates, or N and M with every path as long as
+            allowed, nothing shared and prompts not counted, which is usually far too much.
     """
 
     name: str
@@ -73,13 +76,14 @@ def estimates(
     for path, request in held_requests(folder):
         samples = [s for s in read_samples(path) if not s.refused]
         held.append(_Measured(path.name, request, [s for s in samples if s.unique_id in by_id]))
-    varied = varied_fields(map(with_defaults, [*(each.request for each in held), *asked]))
+    full = [_filled(request, held) for request in asked]
+    varied = varied_fields([*(with_defaults(each.request) for each in held), *full])
     wanted = {problem.unique_id for problem in problems[:limit]}
     found: list[Estimate] = []
-    for request in asked:
+    for request, filled in zip(asked, full, strict=True):
         own = next((each for each in held if _same(request, each.request)), None)
         done = {sample.unique_id for sample in own.samples} & wanted if own else set[str]()
-        name = own.name if own else cell_name(with_defaults(request), varied)
+        name = own.name if own else cell_name(filled, varied)
         found.append(_estimate(name, request, own, held, len(done), len(wanted), kv_bytes_per_token))
     return found
 
@@ -97,7 +101,7 @@ def _estimate(
     alike = [each for each in held if each.samples and each.request.algorithm is request.algorithm]
     source = own if own and own.samples else min(alike, key=lambda each: _distance(each.request, request), default=None)
     if source is None:
-        return _bound(name, request, done, left, kv)
+        return _longest(name, request, done, left, kv)
     scale = 1.0 if source is own else _steps_in_parallel(request) / _steps_in_parallel(source.request)
     count = len(source.samples)
 
@@ -117,21 +121,21 @@ def _estimate(
     )
 
 
-def _bound(name: str, request: SearchRequest, done: int, left: int, kv: tuple[int, int]) -> Estimate:
-    """Upper bounds: every path as long as allowed, every step as long as allowed, nothing shared."""
+def _longest(name: str, request: SearchRequest, done: int, left: int, kv: tuple[int, int]) -> Estimate:
+    """Cost if every path and step is as long as allowed and nothing is shared, without prompts."""
     full = with_defaults(request)
     path = min(full.max_steps * full.max_step_tokens, full.max_tokens or _DEFAULT_MAX_TOKENS)
     step = min(full.max_step_tokens, path)
     tokens = _steps_in_parallel(full) * path
     if full.algorithm is AlgorithmName.MCTS:
-        tokens += path
+        tokens = full.candidates * (full.simulations or 1) * step + path
     if full.generator_budget:
         tokens = min(tokens, full.generator_budget + full.candidates * step)
     scored = needs_verifier(full)
     at_peak = max(each.paths * path + each.steps * step for each in memory_estimate(full))
     bytes_per_token = kv[0] + (kv[1] if scored else 0)
     return Estimate(
-        name, done, left, left * tokens, left * tokens if scored else 0, None, at_peak * bytes_per_token, BOUND
+        name, done, left, left * tokens, left * tokens if scored else 0, None, at_peak * bytes_per_token, LONGEST
     )
 
 
@@ -155,6 +159,15 @@ def _distance(one: SearchRequest, other: SearchRequest) -> float:
     """How far apart two searches are in the number of candidates, as a factor."""
     a, b = _steps_in_parallel(one), _steps_in_parallel(other)
     return max(a / b, b / a)
+
+
+def _filled(request: SearchRequest, held: Sequence[_Measured]) -> SearchRequest:
+    """The request with its defaults; those of the checkpoint as the first run folder has them, if there is one."""
+    full = with_defaults(request)
+    if not held:
+        return full
+    opened = {name: getattr(held[0].request, name) for name in _OF_CHECKPOINT if getattr(full, name) is None}
+    return replace(full, **opened)
 
 
 def _same(asked: SearchRequest, held: SearchRequest) -> bool:

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ def column_names(varied: Sequence[str]) -> list[str]:
 
 def _in_order(cells: Iterable[Cell], varied: Sequence[str]) -> list[Cell]:
     names = column_names(varied)
-    ordinal = {name: {value: i for i, value in enumerate(FIELDS[name].kind)} for name in names if _is_choice(name)}
+    ordinal = {name: {value: i for i, value in enumerate(_choices(name))} for name in names}
 
     def key(cell: Cell) -> list[tuple[bool, Any]]:
         values = [(name, cell.settings[name]) for name in names]
@@ -239,8 +240,10 @@ def _in_order(cells: Iterable[Cell], varied: Sequence[str]) -> list[Cell]:
     return sorted(cells, key=key)
 
 
-def _is_choice(name: str) -> bool:
-    return hasattr(FIELDS[name].kind, "__members__")
+def _choices(name: str) -> list[StrEnum]:
+    """Values of a field in the order of their declaration; empty unless it is a choice."""
+    kind = FIELDS[name].kind
+    return list(kind) if issubclass(kind, StrEnum) else []
 
 
 def _write(folder: Path, cells: Sequence[Cell], varied: Sequence[str]) -> None:

@@ -34,12 +34,13 @@ REQUEST = SearchRequest("-", max_steps=3, max_step_tokens=8)
 def run(make_orchestrator, grader, tmp_path):
     orchestrator = make_orchestrator()
 
-    def run(widths: list[int], expansions: list[int], **options: Any) -> list[Cell]:
+    def cells(widths: list[int], expansions: list[int], **options: Any) -> list[Cell]:
         options = {"benchmark": "some", "folder": tmp_path / "sweep", **options}
         request = options.pop("request", REQUEST)
         requests = [replace(request, beam_width=n, expansion=m) for n, m in product(widths, expansions)]
         return sweep(orchestrator, PROBLEMS, options.pop("requests", requests), grader, **options)
 
+    run: Any = cells
     run.effective = orchestrator.effective
     run.steps = lambda: orchestrator.engine.stats()["generator"].steps
     return run
