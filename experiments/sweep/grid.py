@@ -169,6 +169,20 @@ def cell_name(effective: SearchRequest, varied: Sequence[str]) -> str:
     return "-".join(parts) or str(effective.algorithm)
 
 
+def is_cell_name(name: str, effective: SearchRequest) -> bool:
+    """Whether `cell_name` could have named the run folder of a search `name`, whichever fields varied."""
+    unused = unused_fields(effective)
+    order = ["algorithm", *N_AND_M, *(field for field in FIELDS if field not in ("algorithm", *N_AND_M))]
+    rest = name
+    for field in order:
+        part = _part(field, getattr(effective, field))
+        if rest == part or rest.startswith(f"{part}-"):
+            rest = rest[len(part) + 1 :]
+        elif field in N_AND_M and field not in unused:
+            return False
+    return not rest or rest.isdecimal()
+
+
 def _part(name: str, value: Any) -> str:
     return f"{_SHORT.get(name, name.replace('_', '-'))}{'none' if value is None else value}"
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -21,6 +22,7 @@ from espalier.experiments.sweep.grid import (
     cell_name,
     distinct,
     in_unused_fields_of,
+    is_cell_name,
     key_of,
     settings_of,
     varied_fields,
@@ -38,6 +40,10 @@ _COLUMNS = (
     "problems_per_minute", "grader",
 )  # fmt: skip
 """Fields of a summary in the table, after the varied fields."""
+
+
+_CELL = re.compile(r"(?:[a-z-]+-)?[NM]\d")
+"""Start of the names of most cells' run folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +159,17 @@ def held_requests(folder: Path) -> list[tuple[Path, SearchRequest]]:
     """
     found: list[tuple[Path, SearchRequest]] = []
     for config in sorted(folder.glob("*/config.json")):
+        path = config.parent
         try:
             stored = json.loads(config.read_text(encoding="utf-8"))
             values = {name: value for name, value in stored.items() if name in FIELDS and value is not None}
-            found.append((config.parent, from_values(SearchRequest, {"problem": "-", **values})))
+            request = from_values(SearchRequest, {"problem": "-", **values})
         except (OSError, ValueError, AttributeError, EspalierError) as error:
-            raise EspalierError(f"{config} is damaged: {error}; name another --out") from error
+            if _CELL.match(path.name):
+                raise EspalierError(f"{config} is damaged: {error}; name another --out") from error
+            continue  # not of a sweep
+        if is_cell_name(path.name, request):
+            found.append((path, request))
     return found
 
 
@@ -169,7 +180,7 @@ def _places(
     by_key = {key_of(place.effective): place for place in reversed(held)}
     effective = [orchestrator.effective(request) for request in requests]
     varied = varied_fields([*(place.effective for place in held), *effective])
-    taken = {place.path.name for place in held}
+    taken = {path.name for path in folder.glob("*/") if any(path.iterdir())}
     places: list[_Place] = []
     for request, full in zip(requests, effective, strict=True):
         if there := by_key.get(key_of(full)):

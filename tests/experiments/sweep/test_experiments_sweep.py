@@ -287,6 +287,24 @@ def test_a_refused_cell_is_named_and_not_drawn_at_nothing(drawn):
     assert list(drawn([none]).axes[0].lines) == []
 
 
+def test_plot_has_a_line_for_each_setting_other_than_n_and_m(drawn):
+    cells = [cell(n, 2, 3 + n, tokens=100.0 * n) for n in (1, 2)]
+    best = [replace(c, settings={"algorithm": "best-of-n", "beam_width": i, "expansion": None, "temperature": 0.6})
+            for i, c in enumerate(cells, 1)]  # fmt: skip
+    beam = [replace(c, settings={"algorithm": "beam", **c.settings, "temperature": 1.0}) for c in cells]
+    labels = [text.get_text() for text in drawn([*best, *beam]).legends[0].get_texts()]
+    assert labels == ["best-of-n, temperature 0.6", "beam, temperature 1.0", "M not used", "M = 2"]
+
+
+def test_other_run_folders_beside_the_cells_are_left_alone(run, tmp_path):
+    first = run([1], [1])
+    for name, text in (("mine", "{}"), ("model", "not JSON")):
+        (tmp_path / "sweep" / name).mkdir()
+        (tmp_path / "sweep" / name / "config.json").write_text(text)
+    assert run([1], [1]) == first
+    assert (tmp_path / "sweep" / "mine" / "config.json").read_text() == "{}"
+
+
 @pytest.mark.parametrize("correct", [0, 7])
 def test_plot_bears_cells_where_none_or_all_are_right(tmp_path, correct):
     plot_cells([cell(1, 1, correct), cell(1, 2, correct, tokens=200)], "some", tmp_path / "accuracy.png")

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
-from espalier.experiments.sweep.grid import FIELDS, cell_name, distinct, read_grid, read_values, requests_of
+from espalier.experiments.sweep.grid import (
+    FIELDS,
+    cell_name,
+    distinct,
+    is_cell_name,
+    read_grid,
+    read_values,
+    requests_of,
+)
 from espalier.experiments.sweep.grid import varied_fields as varied
 from espalier.search.algorithms import with_defaults
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -108,3 +116,14 @@ def test_too_many_cells_are_refused():
     with pytest.raises(EspalierError, match="at most 4096 cells, these lists give 4100"):
         requests_of({"seed": list(range(2050)), "beam_width": [1, 2]})
     assert requests_of({}) == [SearchRequest("-")]
+
+
+def test_run_folders_of_cells_are_told_from_others():
+    beam = SearchRequest("-", beam_width=4, expansion=2, temperature=0.6, seed=3)
+    best = SearchRequest("-", algorithm=AlgorithmName.BEST_OF_N, beam_width=4, expansion=2)
+    for name in ("N4-M2", "beam-N4-M2", "N4-M2-temperature0.6-seed3", "N4-M2-seed3-2"):
+        assert is_cell_name(name, beam), name
+    for name in ("best-of-n-N4", "N4-M2"):
+        assert is_cell_name(name, best), name
+    for name in ("beam", "mine", "N4", "N4-M3", "N4-M2-old", "beam-N4-M2-temperature0.7"):
+        assert not is_cell_name(name, beam), name
