@@ -7,7 +7,9 @@ and configuration files (`experiments.cli.schema_options`), and protobuf convers
 fields of the same name in the `.proto`.
 """
 
+import json
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -22,6 +24,8 @@ from espalier.engine.errors import InvalidRequestError, Violation
 T = TypeVar("T")
 
 _KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
+"""Formats of files with values of fields."""
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -143,6 +147,28 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
     if wrong:
         raise InvalidRequestError(wrong)
     return kind(**typed)
+
+
+def read_file_values(path: Path) -> Any:
+    """Read a JSON, TOML or YAML file, by its suffix.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not of that format.
+    """
+    text = path.read_text(encoding="utf-8")
+    match path.suffix.lower():
+        case ".json":
+            return json.loads(text)
+        case ".toml":
+            return tomllib.loads(text)
+        case _:
+            import yaml
+
+            try:
+                return yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ValueError(error) from error
 
 
 def parse_size(text: str) -> int:

@@ -9,6 +9,7 @@ import typer
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.benchmarks import FIELDS
+from espalier.experiments.evaluation.selection import Selection
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 """File formats of plots."""
@@ -64,6 +65,27 @@ def parse_field_map(text: str | None) -> dict[str, str]:
             param_hint="--field-map",
         )
     return known
+
+
+def parse_selection(
+    sample_ids: str | None,
+    levels: str | None,
+    subjects: str | None,
+    shuffle_seed: int | None,
+    limit: int | None,
+) -> Selection:
+    """Parse the options that choose problems.
+
+    Raises:
+        typer.BadParameter: one of them has another format.
+    """
+    return Selection(
+        sample_ids=parse_list(sample_ids, "--sample-ids"),
+        levels=parse_int_list(levels, "--levels") if levels is not None else (),
+        subjects=parse_list(subjects, "--subjects"),
+        shuffle_seed=shuffle_seed,
+        limit=limit,
+    )
 
 
 FileCallback = Callable[[typer.Context, typer.CallbackParam, Path | None], Path | None]
@@ -145,6 +167,17 @@ GraderName = Annotated[
         "(the gold answer is a Python expression of `answer`), or MODULE:FUNCTION of yours.",
     ),
 ]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first problems, of those that other options leave.")]
+SampleIds = Annotated[str | None, typer.Option(help="Only these problems: ids, like a,b.")]
+Levels = Annotated[str | None, typer.Option(help="Only problems of these levels, like 1,2.")]
+Subjects = Annotated[str | None, typer.Option(help="Only problems of these subjects, like Algebra,Geometry.")]
+Shuffle = Annotated[bool, typer.Option("--shuffle", help="Search in random order; with --limit, a random part.")]
+ShuffleSeed = Annotated[int, typer.Option(help="Seed of --shuffle.")]
+Epochs = Annotated[
+    int,
+    typer.Option(min=1, help="Searches of each problem; epoch e has --seed plus e. More may be asked for later."),
+]
+Trees = Annotated[bool, typer.Option("--trees", help="Keep each search's tree in trees.jsonl of its run folder.")]
 FieldMap = Annotated[
     str | None,
     typer.Option(

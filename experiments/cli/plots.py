@@ -5,7 +5,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espalier.experiments.evaluation.sweep import Cell
+from espalier.experiments.sweep.grid import N_AND_M, settings_text
+from espalier.experiments.sweep.run import Cell
 from espalier.search.result import NodeRecord, SearchResult
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 
 _MARKERS = "osD^vP*Xph"
+_COLOURS = 10
+"""Lines told apart by the usual palette; more take theirs from a continuous one and lie closer."""
 _APART = 7.0
 """Offset between lines in points, so that cells of the same cost do not cover each other."""
 _MARGIN = 1.2
@@ -20,8 +23,9 @@ _MARGIN = 1.2
 
 
 def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
-    """Plot accuracy with its 95% interval against generated tokens per problem: one color per N, one marker per M.
+    """Plot accuracy with its 95% interval against generated tokens per problem, one marker per M.
 
+    If the cells differ in N and M only, there is a line per N; else a line through all N and M of each other setting.
     Cells with refused problems are listed below the plot; a cell with only refused problems is not drawn.
     """
     import matplotlib as mpl
@@ -31,25 +35,32 @@ def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
     from matplotlib.lines import Line2D
 
     drawn = [cell for cell in cells if not cell.refused]
-    widths = sorted({cell.beam_width for cell in drawn})
-    expansions = sorted({cell.expansion for cell in drawn})
+    lines_of: dict[str, list[Cell]] = defaultdict(list)
+    for cell in drawn:
+        lines_of[_line_of(cell)].append(cell)
+    palette = mpl.colormaps["tab10" if len(lines_of) <= _COLOURS else "turbo"]
+    colours = {line: palette(i if len(lines_of) <= _COLOURS else i / len(lines_of)) for i, line in enumerate(lines_of)}
+    expansions = sorted({_expansion(cell) for cell in drawn})
     markers = {m: _MARKERS[i % len(_MARKERS)] for i, m in enumerate(expansions)}
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     if tokens := [cell.summary.generated_tokens for cell in drawn if cell.summary.generated_tokens]:
         axes.set_xscale("log")
         axes.set_xlim(min(tokens) / _MARGIN, max(tokens) * _MARGIN)  # autoscaling ignores offset lines
-    for place, width in enumerate(widths):
-        row = [cell for cell in drawn if cell.beam_width == width]
-        _draw_width(axes, row, markers, f"C{place}", (len(widths) - 1) / 2 - place)
+    apart = min(1.0, _COLOURS / max(1, len(lines_of)))
+    for place, (line, row) in enumerate(lines_of.items()):
+        _draw_line(axes, row, markers, colours[line], apart * ((len(lines_of) - 1) / 2 - place))
     axes.set_xlabel("generated tokens per problem (lines are slightly offset)")
     axes.set_ylabel("accuracy, %")
     axes.set_ylim(-3, 103)  # markers at 0 and 100% are fully visible
     problems = {cell.summary.problems for cell in cells}
     many = "–".join(str(count) for count in sorted({min(problems), max(problems)}))
-    axes.set_title(f"Beam search on {benchmark}, {many} problems, 95% intervals", parse_math=False)
+    axes.set_title(f"Accuracy on {benchmark}, {many} problems, 95% intervals", parse_math=False)
     axes.grid(alpha=0.3)
-    lines = [Line2D([], [], color=f"C{i}", label=f"N = {n}") for i, n in enumerate(widths)]
-    shapes = [Line2D([], [], color="dimgrey", ls="", marker=marker, label=f"M = {m}") for m, marker in markers.items()]
+    lines = [Line2D([], [], color=colour, label=line) for line, colour in colours.items()]
+    shapes = [
+        Line2D([], [], color="dimgrey", ls="", marker=marker, label=f"M = {m}" if m else "M not used")
+        for m, marker in markers.items()
+    ]
     if drawn:
         figure.legend(handles=[*lines, *shapes], loc="outside right center")
     if refused := [_refusal(cell) for cell in cells if cell.summary.refused]:
@@ -60,11 +71,24 @@ def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
 
 def _refusal(cell: Cell) -> str:
     count = "all, not drawn" if cell.refused else f"{cell.summary.refused} of {cell.summary.problems}"
-    return f"N={cell.beam_width} M={cell.expansion} ({count})"
+    return f"{settings_text(cell.settings)} ({count})"
 
 
-def _draw_width(axes: "Axes", cells: list[Cell], markers: dict[int, str], colour: str, aside: float) -> None:
-    """Draw the cells of one beam width, offset horizontally by `aside` times `_APART`."""
+def _expansion(cell: Cell) -> int:
+    """M; 0 if the search does not use it."""
+    return cell.settings["expansion"] or 0
+
+
+def _line_of(cell: Cell) -> str:
+    """Label of the line that a cell is on."""
+    others = {name: value for name, value in cell.settings.items() if name not in N_AND_M and value is not None}
+    if not others:
+        return f"N = {cell.settings['beam_width']}"
+    return ", ".join(str(v) if name == "algorithm" else f"{name.replace('_', ' ')} {v}" for name, v in others.items())
+
+
+def _draw_line(axes: "Axes", cells: list[Cell], markers: dict[int, str], colour: Any, aside: float) -> None:
+    """Draw the cells of one line, offset horizontally by `aside` times `_APART`."""
     from matplotlib.transforms import ScaledTranslation
 
     figure = axes.get_figure()
@@ -77,7 +101,7 @@ def _draw_width(axes: "Axes", cells: list[Cell], markers: dict[int, str], colour
     above = [100 * (cell.summary.high - cell.summary.accuracy) for cell in cells]
     axes.errorbar(tokens, accuracy, yerr=[below, above], color=colour, capsize=3, elinewidth=1, transform=where)
     for cell, x, y in zip(cells, tokens, accuracy, strict=True):
-        axes.plot([x], [y], marker=markers[cell.expansion], color=colour, transform=where)
+        axes.plot([x], [y], marker=markers[_expansion(cell)], color=colour, transform=where)
 
 
 def plot_algorithms(rows: list[dict[str, Any]], title: str, path: Path) -> None:

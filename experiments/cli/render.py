@@ -23,7 +23,9 @@ from rich.tree import Tree
 
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.evaluation.summary import Summary
-from espalier.experiments.evaluation.sweep import Cell
+from espalier.experiments.sweep.estimate import LONGEST, Estimate
+from espalier.experiments.sweep.grid import settings_text
+from espalier.experiments.sweep.run import Cell
 from espalier.search.result import NodeRecord, SearchResult, StopReason
 
 _MAX_PRUNED_SHOWN = 3
@@ -160,15 +162,20 @@ def _percent(share: float) -> str:
 
 def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
     """Print the table of a sweep whose run folders are in `folder`."""
-    table = Table("N", "M", "problems", "accuracy\n%")
+    names = list(cells[0].settings) if cells else []
+    short = {"beam_width": "N", "expansion": "M"}
+    table = Table(pad_edge=len(names) == len(short), padding=(0, 1 if len(names) == len(short) else 0))
+    for name in names:
+        table.add_column(short.get(name, name.replace("_", "\n")), no_wrap=True)
+    table.add_column("problems")
+    table.add_column("accuracy\n%")
     table.add_column("95%\ninterval", no_wrap=True)
     for name in ("tokens\ngenerated", "verifier\ntokens", "problems\n/min"):
         table.add_column(name)
     for cell in cells:
         s = cell.summary
         table.add_row(
-            str(cell.beam_width),
-            str(cell.expansion),
+            *("" if value is None else str(value) for value in cell.settings.values()),
             f"{s.problems}" + (f", {s.refused} refused" if s.refused else ""),
             "" if cell.refused else _percent(s.accuracy),
             "refused" if cell.refused else f"[{_percent(s.low)}, {_percent(s.high)}]",
@@ -180,7 +187,45 @@ def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
     for cell in cells:
         for what, meaning in (("refused", "could not be searched"), ("ungraded", "could not be graded")):
             if why := _with_reason(cell.summary, what, meaning, folder / cell.name):
-                console.print(f"N={cell.beam_width} M={cell.expansion}: {why}", highlight=False, markup=False)
+                console.print(f"{settings_text(cell.settings)}: {why}", highlight=False, markup=False)
+
+
+def show_estimates(console: Console, estimates: list[Estimate]) -> None:
+    """Print what the cells of a sweep are expected to cost."""
+    table = Table()
+    table.add_column("cell", no_wrap=True)
+    for name in ("to\nsearch", "generated\ntokens", "verifier\ntokens", "min", "peak\nMiB"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("estimated from")
+    for each in estimates:
+        table.add_row(
+            each.name,
+            str(each.searches),
+            _short(each.generated_tokens),
+            _short(each.verifier_tokens),
+            "?" if each.minutes is None else f"{each.minutes:.1f}",
+            f"{each.peak_kv_bytes / 2**20:.1f}",
+            each.basis,
+        )
+    console.print(table)
+    known = [each.minutes for each in estimates if each.minutes is not None]
+    minutes = f"{sum(known):.1f} minutes" if len(known) == len(estimates) else "minutes unknown without samples"
+    console.print(
+        f"{len(estimates)} cells, {sum(each.searches for each in estimates):,} searches, "
+        f"{_short(sum(each.generated_tokens for each in estimates))} generated and "
+        f"{_short(sum(each.verifier_tokens for each in estimates))} verifier tokens, {minutes}",
+        highlight=False,
+    )
+    if any(each.basis == LONGEST for each in estimates):
+        console.print("longest paths: no samples to go by; every path as long as allowed, usually far too much")
+
+
+def _short(count: float) -> str:
+    """Format a large number like 1.2k or 3.4M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return f"{count:.0f}"
 
 
 @contextmanager

@@ -2,10 +2,8 @@
 
 import functools
 import inspect
-import json
-import tomllib
-from collections.abc import Callable
-from dataclasses import MISSING
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +11,29 @@ import typer
 
 from espalier.experiments.cli.options import OptionError
 from espalier.search.run.load import RuntimeSettings, check_settings
-from espalier.search.schema import Field, declared, parse_size
+from espalier.search.schema import CONFIG_SUFFIXES, Field, declared, parse_size, read_file_values
 
-CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
+
+@dataclass(frozen=True)
+class Lists:
+    """Annotation of a parameter that receives lists of values for the fields of a declared dataclass.
+
+    Attributes:
+        kind: the dataclass.
+        read: reads the values of a field from text, a list or a single value; raises ValueError.
+        shown: defaults to show in the help instead of the fields' own, by field.
+        also: further flags, by field.
+    """
+
+    kind: Any
+    read: Callable[[Field, Any], list[Any]]
+    shown: Mapping[str, str]
+    also: Mapping[str, str]
+
+
+def _lists(annotation: Any) -> Lists | None:
+    """The `Lists` in an annotation, if any."""
+    return next((item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, Lists)), None)
 
 
 def with_schema(command: Callable[..., None]) -> Callable[..., None]:
@@ -23,10 +41,14 @@ def with_schema(command: Callable[..., None]) -> Callable[..., None]:
 
     A dataclass is declared (see `search.schema`) if it has a `help_panel`; with an `env_prefix`, its fields can also be
     set by environment variables. A field with the same name as a parameter of the command gets no option: it keeps its
-    default, or `-` without one. `--config` reads options from a file; the command line and the environment override it.
+    default, or `-` without one. A parameter annotated with `Lists` gets options with lists of values instead, and
+    receives the given ones by field. `--config` reads options from a file; the command line and the environment
+    override it.
     """
     own = inspect.signature(command)
+    lists = {p.name: its for p in own.parameters.values() if (its := _lists(p.annotation))}
     kinds = {p.name: p.annotation for p in own.parameters.values() if hasattr(p.annotation, "help_panel")}
+    kinds |= {name: its.kind for name, its in lists.items()}
     options = {
         name: [f for f in declared(kind) if f.option and f.name not in own.parameters] for name, kind in kinds.items()
     }
@@ -34,6 +56,10 @@ def with_schema(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(config: Path | None, **given: Any) -> None:
         for name, kind in kinds.items():
+            if name in lists:
+                values = {field: given.pop(field.name) for field in options[name]}
+                given[name] = {field.name: value for field, value in values.items() if value is not None}
+                continue
             empty = {field.name: "-" for field in declared(kind) if field.default is MISSING}
             made = kind(**empty, **{field.name: given.pop(field.name) for field in options[name]})
             if isinstance(made, RuntimeSettings):  # requests are validated when submitted
@@ -42,7 +68,11 @@ def with_schema(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     kept = [p for p in own.parameters.values() if p.name not in kinds]
-    added = [_parameter(field, kinds[name]) for name, its in options.items() for field in its]
+    added = [
+        _list_parameter(field, lists[name]) if name in lists else _parameter(field, kinds[name])
+        for name, its in options.items()
+        for field in its
+    ]
     run.__signature__ = own.replace(parameters=[*kept, *added, _CONFIG])  # pyright: ignore[reportAttributeAccessIssue] - Typer reads it
     return run
 
@@ -63,6 +93,29 @@ def _parameter(field: Field, kind: type) -> inspect.Parameter:
     of = field.kind | None if field.optional else field.kind
     annotation = Annotated[of, _typer_option(field, kind)]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+
+
+def _list_parameter(field: Field, lists: Lists) -> inspect.Parameter:
+    """An option that takes a list of values; None if it is not given."""
+    assert field.option is not None
+
+    def read(given: Any) -> list[Any]:
+        try:
+            return lists.read(field, given)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    shown = lists.shown.get(field.name, "" if field.default in (None, MISSING) else str(field.default))
+    option = typer.Option(
+        *(flag for flag in (field.flag, field.option.short, lists.also.get(field.name)) if flag),
+        help=field.option.help.replace("[", "\\[") + (f" ({field.range})" if field.range else ""),
+        rich_help_panel=f"{lists.kind.help_panel}: values, or lists of them like 1,2,4",
+        parser=read,
+        metavar="LIST",
+        show_default=shown or False,
+    )
+    kind = Annotated[str | None, option]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
 def _typer_option(field: Field, kind: Any) -> Any:
@@ -110,8 +163,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     if path.suffix.lower() not in CONFIG_SUFFIXES:
         raise OptionError(f"--config: {str(path)!r} must end in {', '.join(CONFIG_SUFFIXES)}")
     try:
-        text = path.read_text(encoding="utf-8")
-        values = _values(path.suffix.lower(), text)
+        values = read_file_values(path)
     except (OSError, ValueError) as error:
         raise OptionError(f"--config: cannot read {str(path)!r}: {error}") from None
     if not isinstance(values, dict):
@@ -122,21 +174,6 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise OptionError(f"--config: {str(path)!r}has keys that are no options of `{context.info_name}`: {unknown}")
     context.default_map = {**(context.default_map or {}), **named}
     return path
-
-
-def _values(suffix: str, text: str) -> Any:
-    match suffix:
-        case ".json":
-            return json.loads(text)
-        case ".toml":
-            return tomllib.loads(text)
-        case _:
-            import yaml
-
-            try:
-                return yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise ValueError(error) from error
 
 
 _CONFIG = inspect.Parameter(

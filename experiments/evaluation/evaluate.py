@@ -11,7 +11,6 @@ from typing import Any, TextIO
 
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
 from espalier.experiments.evaluation.benchmarks import Problem
-from espalier.experiments.evaluation.graders import DEFAULT
 from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of
 from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
@@ -25,14 +24,14 @@ _Grades = list["Future[bool]"]
 
 
 def run_configuration(
-    benchmark: str, request: SearchRequest, orchestrator: Orchestrator, grader: str = DEFAULT
+    benchmark: str, request: SearchRequest, orchestrator: Orchestrator, grader: Grader | None = None
 ) -> dict[str, Any]:
     """Return what a run's samples depend on, for its `config.json`.
 
-    The search with every default filled in, the models' digests, and the grader's name if it is not math-verify.
+    The search with every default filled in, the models' digests, and the grader's rule if it is not math-verify.
     """
     search = search_fields(orchestrator.effective(request))
-    graded = {} if grader == DEFAULT else {"grader": grader}
+    graded = {"grader": grader.rule} if grader and grader.rule else {}
     return {"benchmark": benchmark, **search, **orchestrator.describe_models(), **graded}
 
 

@@ -35,7 +35,7 @@ def make_grader(name: str = DEFAULT, memory_bytes: int = DEFAULT_MEMORY_BYTES) -
     """
     if name == DEFAULT:
         return Grader(memory_bytes=memory_bytes)
-    return Grader(memory_bytes=memory_bytes, check=_check(name), name=name)
+    return Grader(memory_bytes=memory_bytes, check=_check(name), rule=name)
 
 
 def _check(name: str) -> Check:

@@ -90,22 +90,7 @@ class RunFolder:
         Raises:
             EspalierError: a line before the last is damaged.
         """
-        lines = (
-            self._samples.read_text(encoding="utf-8", errors="replace").split("\n") if self._samples.is_file() else []
-        )
-        by_key: dict[tuple[str, int], Sample] = {}
-        for number, line in enumerate(lines, start=1):
-            try:
-                sample = Sample(**json.loads(line)) if line.strip() else None
-            except (ValueError, TypeError) as error:
-                if number == len(lines):
-                    break
-                raise EspalierError(
-                    f"{self._samples}:{number} is damaged: {error}; repair or remove the line"
-                ) from error
-            if sample:
-                by_key[sample.key] = sample
-        return list(by_key.values())
+        return read_samples(self.folder)
 
     def samples_of(self, problems: Iterable[Problem]) -> list[Sample]:
         """Samples of earlier runs for `problems`, without those of a different problem with the same id.
@@ -137,6 +122,23 @@ class RunFolder:
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""
         write_whole(self.folder / "summary.json", asdict(summary))
+
+
+def read_samples(folder: Path) -> list[Sample]:
+    """Load the samples of a run folder without opening it for a run; see `RunFolder.done`."""
+    path = folder / "samples.jsonl"
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
+    by_key: dict[tuple[str, int], Sample] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            sample = Sample(**json.loads(line)) if line.strip() else None
+        except (ValueError, TypeError) as error:
+            if number == len(lines):
+                break
+            raise EspalierError(f"{path}:{number} is damaged: {error}; repair or remove the line") from error
+        if sample:
+            by_key[sample.key] = sample
+    return list(by_key.values())
 
 
 def write_whole(path: Path, value: Any) -> None:

@@ -54,6 +54,24 @@ def needs_verifier(request: SearchRequest) -> bool:
     return _TABLE[request.algorithm].scored(with_defaults(request))
 
 
+def unused_fields(request: SearchRequest) -> frozenset[str]:
+    """Names of the fields that do not change this search, because its algorithm does not use them."""
+    of_algorithms = {name for entry in _TABLE.values() for name in entry.usual}
+    unused = of_algorithms - _TABLE[request.algorithm].usual.keys()
+    match request.algorithm:
+        case AlgorithmName.GREEDY:
+            unused |= {"beam_width", "expansion", "temperature", "top_k", "top_p", "min_p", "seed"}
+        case AlgorithmName.CHAIN:
+            unused |= {"beam_width", "expansion"}
+        case AlgorithmName.MAJORITY | AlgorithmName.BEST_OF_N | AlgorithmName.PARTICLE:
+            unused |= {"expansion"}
+        case AlgorithmName.MCTS:
+            unused |= {"beam_width"}
+        case _:
+            pass
+    return frozenset(unused | (set() if needs_verifier(request) else {"aggregation"}))
+
+
 def answers_suffice(request: SearchRequest) -> bool:
     """Whether the search uses no scores, or only those of complete answers."""
     return _TABLE[request.algorithm].answers_suffice or not needs_verifier(request)

@@ -53,7 +53,7 @@ class Grader:
         timeout_seconds: float = _TIMEOUT_SECONDS,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         check: Callable[[str, str], bool] = is_right,
-        name: str = "",
+        rule: str = "",
     ) -> None:
         """Create a grader; no child process is started yet.
 
@@ -63,9 +63,9 @@ class Grader:
             memory_bytes: memory limit of a child beyond what it uses before its first answer; not enforced on systems
                 without limits on the address space.
             check: whether an answer, its second argument, is right by the gold answer; it must be picklable.
-            name: of another check than math-verify's.
+            rule: name of the check, if it is not math-verify's.
         """
-        self._check, self._name = check, name
+        self._check, self.rule = check, rule
         self._workers = workers
         self._timeout = timeout_seconds
         self._memory = memory_bytes
@@ -86,7 +86,7 @@ class Grader:
     @property
     def name(self) -> str:
         """Name of the grader, and math-verify's version, for reports."""
-        return self._name or f"math-verify {version('math-verify')}"
+        return self.rule or f"math-verify {version('math-verify')}"
 
     def __enter__(self) -> "Grader":
         return self

@@ -22,23 +22,14 @@ if TYPE_CHECKING:
 def evaluate_command(
     benchmark: opt.Benchmark = "demo",
     field_map: opt.FieldMap = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first problems, of those that other options leave.")
-    ] = None,
-    sample_ids: Annotated[str | None, typer.Option(help="Only these problems: ids, like a,b.")] = None,
-    levels: Annotated[str | None, typer.Option(help="Only problems of these levels, like 1,2.")] = None,
-    subjects: Annotated[
-        str | None, typer.Option(help="Only problems of these subjects, like Algebra,Geometry.")
-    ] = None,
-    shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Search in random order; with --limit, a random part.")
-    ] = False,
-    shuffle_seed: Annotated[int, typer.Option(help="Seed of --shuffle.")] = 0,
-    epochs: Annotated[
-        int,
-        typer.Option(min=1, help="Searches of each problem; epoch e has --seed plus e. More may be asked for later."),
-    ] = 1,
-    trees: Annotated[bool, typer.Option("--trees", help="Keep each search's tree in trees.jsonl of --out.")] = False,
+    limit: opt.Limit = None,
+    sample_ids: opt.SampleIds = None,
+    levels: opt.Levels = None,
+    subjects: opt.Subjects = None,
+    shuffle: opt.Shuffle = False,
+    shuffle_seed: opt.ShuffleSeed = 0,
+    epochs: opt.Epochs = 1,
+    trees: opt.Trees = False,
     grader: opt.GraderName = "math-verify",
     out: Annotated[
         Path | None, typer.Option(help="Folder for samples.jsonl and summary.json; running the command again resumes.")
@@ -60,18 +51,11 @@ def evaluate_command(
     from espalier.experiments.evaluation.graders import make_grader
     from espalier.experiments.evaluation.provenance import describe_command
     from espalier.experiments.evaluation.run_folder import RunFolder
-    from espalier.experiments.evaluation.selection import Selection
     from espalier.experiments.study.chrome_trace import profiled
 
     if trees and out is None:
         raise typer.BadParameter("needs a folder, --out", param_hint="--trees")
-    selection = Selection(
-        sample_ids=opt.parse_list(sample_ids, "--sample-ids"),
-        levels=opt.parse_int_list(levels, "--levels") if levels is not None else (),
-        subjects=opt.parse_list(subjects, "--subjects"),
-        shuffle_seed=shuffle_seed if shuffle else None,
-        limit=limit,
-    )
+    selection = opt.parse_selection(sample_ids, levels, subjects, shuffle_seed if shuffle else None, limit)
     # The folder may hold samples of other problems; the whole benchmark tells which of them are current.
     problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map))
     asked = selection.of(problems)
@@ -83,7 +67,7 @@ def evaluate_command(
     if out:
         command = describe_command(benchmark, runtime, orchestrator)
         folder = RunFolder(
-            out, run_configuration(benchmark, request, orchestrator, grader), left_open(request), command
+            out, run_configuration(benchmark, request, orchestrator, checker), left_open(request), command
         )
         before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))
     with (

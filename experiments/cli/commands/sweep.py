@@ -2,72 +2,144 @@
 
 import json
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.runs import both, exit_code, kept_on_interrupt, say_what_was_verified
-from espalier.experiments.cli.schema_options import with_schema
+from espalier.experiments.cli.schema_options import Lists, with_schema
+from espalier.experiments.sweep.grid import distinct, read_grid, read_values, requests_of
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
+    from espalier.experiments.evaluation.benchmarks import Problem
     from espalier.experiments.evaluation.sample import Sample
+
+_USUAL = {"beam_width": [1, 2, 4], "expansion": [1, 2, 4]}
+"""The grid without --grid, for fields that are not given."""
+_SHOWN = {name: ",".join(map(str, values)) for name, values in _USUAL.items()}
 
 
 @with_schema
 def sweep_command(
-    beam_width: Annotated[str, typer.Option("--beam-width", "-N", help="Values of N, like 1,2,4.")] = "1,2,4",
-    expansion: Annotated[str, typer.Option("--expansion", "-M", help="Values of M, like 1,2,4.")] = "1,2,4",
+    grid: Annotated[
+        Path | None,
+        typer.Option(
+            help="Fields with lists of values, or a list of such mappings, from a .yaml, .toml or .json file; other "
+            "options multiply them.",
+            show_default=False,
+        ),
+    ] = None,
     benchmark: opt.Benchmark = "demo",
     field_map: opt.FieldMap = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems.")] = None,
+    limit: opt.Limit = None,
+    sample_ids: opt.SampleIds = None,
+    levels: opt.Levels = None,
+    subjects: opt.Subjects = None,
+    shuffle: opt.Shuffle = False,
+    shuffle_seed: opt.ShuffleSeed = 0,
+    epochs: opt.Epochs = 1,
+    trees: opt.Trees = False,
+    grader: opt.GraderName = "math-verify",
     out: Annotated[
         Path, typer.Option(help="Folder for the cells, the table and the plot; running the command again resumes.")
     ] = Path("runs/sweep"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the cells and what they are expected to cost; runs nothing.")
+    ] = False,
+    isolated: Annotated[
+        bool,
+        typer.Option(
+            "--isolated",
+            help="One search at a time, so that the seconds of a cell are its own. Without it, --in-flight searches "
+            "run at once and share the machine and the KV pool. Searches never share cached prompts.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the cells as JSON.")] = False,
     in_flight: opt.InFlight = 32,
     *,
-    request: SearchRequest,
+    values: Annotated[dict[str, list[Any]], Lists(SearchRequest, read_values, _SHOWN, {"seed": "--seeds"})],
     runtime: RuntimeSettings,
 ) -> None:
-    """Evaluate beam search over a grid of N and M; writes a table and a plot of accuracy against tokens."""
-    from dataclasses import asdict
+    """Evaluate a grid of searches over any fields; writes tables and a plot of accuracy against tokens.
 
+    Exits with 3 if problems were refused, and 1 if all were.
+    """
     from rich.console import Console
 
     from espalier.experiments.cli.loading import load_with_progress
     from espalier.experiments.cli.plots import plot_cells
     from espalier.experiments.cli.render import sample_progress, show_cells
     from espalier.experiments.evaluation.benchmarks import load_benchmark
+    from espalier.experiments.evaluation.graders import make_grader
     from espalier.experiments.evaluation.provenance import describe_command
-    from espalier.experiments.evaluation.sweep import TABLE, sweep
-    from espalier.search.voting.math_verify import Grader
+    from espalier.experiments.sweep.run import TABLE, Cell, sweep
 
-    widths, expansions = opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M")
+    requests = requests_of(values, read_grid(grid)) if grid else requests_of(_USUAL | values)
     problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map))
-    runtime = replace(runtime, max_running=in_flight)
+    selection = opt.parse_selection(sample_ids, levels, subjects, shuffle_seed if shuffle else None, limit)
+    asked = selection.of(problems)
+    if dry_run:
+        _estimate(requests, problems, asked, epochs, runtime, out, as_json)
+        return
+    runtime = replace(runtime, max_running=1 if isolated else in_flight)
     orchestrator = load_with_progress(runtime)
-    total = len(problems[:limit]) * len(widths) * len(expansions)
+    total = epochs * len(asked) * len(distinct(requests, orchestrator.effective))
     fresh: list[Sample] = []
-    grader = Grader(memory_bytes=runtime.grader_memory)
-    with kept_on_interrupt(out), closing(orchestrator), grader, sample_progress(total, 0) as on_sample:
+    requested: list[Cell] = []
+    checker = make_grader(grader, runtime.grader_memory)
+    with kept_on_interrupt(out), closing(orchestrator), checker, sample_progress(total, 0) as on_sample:
         cells = sweep(
-            orchestrator, problems, request, grader, widths, expansions,
-            benchmark=benchmark, folder=out, limit=limit, on_sample=both(fresh.append, on_sample),
+            orchestrator, problems, requests, checker,
+            benchmark=benchmark, folder=out, asked=asked, epochs=epochs, keep_trees=trees, isolated=isolated,
             command=describe_command(benchmark, runtime, orchestrator),
+            on_sample=both(fresh.append, on_sample), on_cell=requested.append,
         )  # fmt: skip
     plot_cells(cells, benchmark, out / "accuracy.png")
     if runtime.verify_incremental:
         say_what_was_verified(fresh, total, runtime.verifier)
     if as_json:
-        print(json.dumps([asdict(cell) for cell in cells], indent=2))
+        print(json.dumps([cell.to_dict() for cell in cells], indent=2))
     else:
         console = Console()
         show_cells(console, cells, out)
         console.print(f"table {out / TABLE}\nplot  {out / 'accuracy.png'}", highlight=False, markup=False)
-    if code := exit_code(cell.summary for cell in cells):
+    if code := exit_code(cell.summary for cell in requested):
         raise typer.Exit(code)
+
+
+def _estimate(
+    requests: list[SearchRequest],
+    problems: "list[Problem]",
+    asked: "list[Problem]",
+    epochs: int,
+    runtime: RuntimeSettings,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Print what the cells are expected to cost, from the checkpoints' configurations and the samples in `out`."""
+    from rich.console import Console
+
+    from espalier.engine.models.hub import HubSettings
+    from espalier.experiments.cli.commands.inspection import inspect_checkpoint
+    from espalier.experiments.cli.render import show_estimates
+    from espalier.experiments.sweep.estimate import estimates
+    from espalier.search.run.load import resolve_dtype
+
+    kind = resolve_dtype(runtime.dtype, runtime.device)
+    hub = HubSettings(runtime.offline, runtime.cache_dir)
+    generator = inspect_checkpoint(runtime.generator, kind, hub=hub).kv_bytes_per_token
+    verifier = 0
+    if runtime.verifier:
+        family, reference = runtime.verifier_family, runtime.verifier_reference
+        found = inspect_checkpoint(runtime.verifier, kind, family=family, reference=reference, hub=hub)
+        verifier = found.kv_bytes_per_token
+    rows = estimates(requests, problems, asked, out, epochs=epochs, kv_bytes_per_token=(generator, verifier))
+    if as_json:
+        print(json.dumps([asdict(each) for each in rows], indent=2))
+    else:
+        show_estimates(Console(), rows)

@@ -97,8 +97,8 @@ def test_help_and_wrong_commands_import_nothing_heavy(command):
         (["eval", "--in-flight", "0"], "Invalid value for '--in-flight'"),
         ([*SOLVE, "--kv-memory", "lots"], "'lots' is not a size; write 512M or 4G"),
         ([*SOLVE, "--grader-memory", "lots"], "'lots' is not a size; write 512M or 4G"),
-        (["sweep", "-N", "1,0"], "'1,0' is not a list of different positive numbers; write 1,2,4"),
-        (["sweep", "-M", "a"], "'a' is not a list of different positive numbers; write 1,2,4"),
+        (["sweep", "-N", "1,1"], "lists 1 twice; write each value once"),
+        (["sweep", "-M", "a"], "'a' is not a number; write a list like 0:3 or 1,2,4"),
     ],
 )
 def test_wrong_option_is_a_usage_error_that_says_what_is_wrong(espalier, arguments, said):

@@ -4,9 +4,9 @@ import csv
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from io import StringIO
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from espalier.engine.errors import EspalierError, InvalidRequestError
+from espalier.engine.errors import EspalierError
 from espalier.experiments.cli.plots import plot_cells
 from espalier.experiments.cli.render import show_cells
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.statistics import wilson_interval
 from espalier.experiments.evaluation.summary import Summary
-from espalier.experiments.evaluation.sweep import Cell, sweep
-from espalier.search.request import SearchRequest
+from espalier.experiments.sweep.run import Cell, sweep
+from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.orchestrator import Orchestrator
 
 PROBLEMS = [Problem(f"p/{i}", f"What is {i}+1?", str(i), i) for i in range(2)]
@@ -34,11 +34,14 @@ REQUEST = SearchRequest("-", max_steps=3, max_step_tokens=8)
 def run(make_orchestrator, grader, tmp_path):
     orchestrator = make_orchestrator()
 
-    def run(widths: list[int], expansions: list[int], **options: Any) -> list[Cell]:
+    def cells(widths: list[int], expansions: list[int], **options: Any) -> list[Cell]:
         options = {"benchmark": "some", "folder": tmp_path / "sweep", **options}
         request = options.pop("request", REQUEST)
-        return sweep(orchestrator, PROBLEMS, request, grader, widths, expansions, **options)
+        requests = [replace(request, beam_width=n, expansion=m) for n, m in product(widths, expansions)]
+        return sweep(orchestrator, PROBLEMS, options.pop("requests", requests), grader, **options)
 
+    run: Any = cells
+    run.effective = orchestrator.effective
     run.steps = lambda: orchestrator.engine.stats()["generator"].steps
     return run
 
@@ -49,7 +52,11 @@ def cell(n: int, m: int, correct: int, problems: int = 7, tokens: float = 100.0)
         "some", problems, 0, 0, {}, correct, correct / problems, low, high, {}, tokens, 2 * tokens, 1.0, 1.0, 0.5,
         60.0, 7.0, "math-verify 0", {},
     )  # fmt: skip
-    return Cell(n, m, summary)
+    return Cell(f"N{n}-M{m}", {"beam_width": n, "expansion": m}, summary)
+
+
+def point(cell: Cell) -> tuple[int, int]:
+    return cell.settings["beam_width"], cell.settings["expansion"]
 
 
 def some_refused(of: Cell, count: int) -> Cell:
@@ -59,7 +66,7 @@ def some_refused(of: Cell, count: int) -> Cell:
 def figures(cells: list[Cell]) -> dict[tuple[int, int], tuple[float, ...]]:
     """What each cell computed."""
     return {
-        (c.beam_width, c.expansion): (
+        point(c): (
             c.summary.generated_tokens,
             c.summary.verifier_tokens,
             c.summary.generator_redundancy,
@@ -72,21 +79,18 @@ def figures(cells: list[Cell]) -> dict[tuple[int, int], tuple[float, ...]]:
 def test_sweep_covers_the_grid_in_order(run):
     seen: list[Cell] = []
     cells = run([1, 2], [1, 3], on_cell=seen.append)
-    assert [(c.beam_width, c.expansion) for c in cells] == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    assert [point(c) for c in cells] == [(1, 1), (1, 3), (2, 1), (2, 3)]
     assert seen == cells
     for c in cells:
         assert c.summary.problems == 2
-        assert (c.summary.configuration["beam_width"], c.summary.configuration["expansion"]) == (
-            c.beam_width,
-            c.expansion,
-        )
+        assert (c.summary.configuration["beam_width"], c.summary.configuration["expansion"]) == point(c)
     assert cells[-1].summary.generated_tokens > cells[0].summary.generated_tokens
 
 
 def test_sweep_writes_its_cells_and_a_run_folder_for_each(run, tmp_path):
     cells = run([1, 2], [2])
     written = json.loads((tmp_path / "sweep" / "cells.json").read_text())
-    assert written == json.loads(json.dumps([asdict(c) for c in cells]))
+    assert written == json.loads(json.dumps([c.to_dict() for c in cells]))
     for name in ("N1-M2", "N2-M2"):
         folder = tmp_path / "sweep" / name
         assert len((folder / "samples.jsonl").read_text().splitlines()) == 2
@@ -109,10 +113,10 @@ def test_sweep_that_is_run_again_computes_only_new_cells(run):
 def test_table_lists_all_cells_that_the_folder_holds(run, tmp_path):
     first = run([1], [1, 2])
     both = run([2], [1])
-    assert [(c.beam_width, c.expansion) for c in both] == [(1, 1), (1, 2), (2, 1)]
+    assert [point(c) for c in both] == [(1, 1), (1, 2), (2, 1)]
     assert both[:2] == first
     assert json.loads((tmp_path / "sweep" / "cells.json").read_text()) == json.loads(
-        json.dumps([asdict(c) for c in both])
+        json.dumps([c.to_dict() for c in both])
     )
     with (tmp_path / "sweep" / "sweep.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -123,21 +127,64 @@ def test_table_lists_all_cells_that_the_folder_holds(run, tmp_path):
 
 
 def test_limit_adds_problems_and_takes_none_away(run):
-    assert run([1], [1], limit=1)[0].summary.problems == 1
+    assert run([1], [1], asked=PROBLEMS[:1])[0].summary.problems == 1
     first = run([1], [1])
     assert first[0].summary.problems == 2
     steps = run.steps()
-    assert run([1], [1], limit=1) == first
+    assert run([1], [1], asked=PROBLEMS[:1]) == first
     assert run.steps() == steps
 
 
-def test_cell_of_another_search_is_refused_before_any_runs(run, tmp_path):
+def test_cell_of_another_benchmark_is_refused_before_any_runs(run, tmp_path):
     run([1], [1])
     steps = run.steps()
-    with pytest.raises(EspalierError, match=r"N1-M1 holds a run of another configuration: seed is 0 there, 1 now"):
-        run([2], [1], request=replace(REQUEST, seed=1))
+    with pytest.raises(EspalierError, match=r'N1-M1 holds a run of another configuration: benchmark is "some" there'):
+        run([2], [1], benchmark="other")
     assert run.steps() == steps
     assert not (tmp_path / "sweep" / "N2-M1").exists()
+
+
+def test_cells_of_any_field_are_added_and_only_they_run(run, tmp_path):
+    first = run([1, 2], [2])
+    steps = run.steps()
+    new = []
+    requests = [replace(REQUEST, beam_width=2, expansion=2, seed=seed) for seed in (0, 7)]
+    cells = run([], [], requests=requests, on_sample=new.append)
+    assert len(new) == 2  # seed 0 was there
+    assert run.steps() > steps
+    assert [(c.name, c.settings) for c in cells] == [
+        ("N1-M2", {"beam_width": 1, "expansion": 2, "seed": 0}),
+        ("N2-M2", {"beam_width": 2, "expansion": 2, "seed": 0}),
+        ("N2-M2-seed7", {"beam_width": 2, "expansion": 2, "seed": 7}),
+    ]
+    assert [c.summary for c in cells[:2]] == [c.summary for c in first]
+    with (tmp_path / "sweep" / "sweep.csv").open(newline="") as stream:
+        assert [row["seed"] for row in csv.DictReader(stream)] == ["0", "0", "7"]
+
+
+def test_cells_that_differ_in_an_unused_field_only_are_one(run):
+    best, beam = (replace(REQUEST, algorithm=AlgorithmName(name), beam_width=2) for name in ("best-of-n", "beam"))
+    cells = run([], [], requests=[replace(each, expansion=m) for each in (best, beam) for m in (1, 2)])
+    assert [c.name for c in cells] == ["best-of-n-N2", "beam-N2-M1", "beam-N2-M2"]
+    assert cells[0].settings == {"algorithm": "best-of-n", "beam_width": 2, "expansion": None}
+    steps = run.steps()
+    again = run([], [], requests=[replace(best, expansion=4)])
+    assert again == cells
+    assert run.steps() == steps
+
+
+def test_a_value_equal_to_the_default_in_effect_is_no_other_cell(run):
+    temperature = run.effective(REQUEST).temperature
+    cells = run([], [], requests=[REQUEST, replace(REQUEST, temperature=temperature)])
+    assert len(cells) == 1
+
+
+def test_isolated_refuses_samples_of_searches_that_ran_beside_others(run):
+    run([1], [1], command={"in_flight": 32})
+    with pytest.raises(EspalierError, match=r"--isolated: .*N1-M1 holds samples of searches that ran beside others"):
+        run([1], [1], isolated=True)
+    run([2], [1], isolated=True, command={"in_flight": 1})
+    run([2], [1], isolated=True, command={"in_flight": 1})
 
 
 def test_a_cell_computes_the_same_first_last_alone_and_after_an_interruption(run, tmp_path):
@@ -162,12 +209,6 @@ def test_cells_of_other_models_are_not_taken_for_these(run, monkeypatch):
     monkeypatch.setattr(Orchestrator, "describe_models", lambda _: {"verifier": "another digest"})
     with pytest.raises(EspalierError, match=r"another configuration.*verifier"):
         run([1], [1])
-
-
-def test_cell_that_breaks_a_limit_is_refused_before_any_other_is_run(run):
-    with pytest.raises(InvalidRequestError, match="1024"):
-        run([1, 256], [8])
-    assert run.steps() == 0
 
 
 def test_plot_is_a_picture_of_the_cells(tmp_path: Path):
@@ -244,6 +285,24 @@ def test_a_refused_cell_is_named_and_not_drawn_at_nothing(drawn):
     assert {tokens for tokens, _ in markers(figure)} == {100.0, 200.0}
     assert figure._supxlabel.get_text() == "refused: N=2 M=1 (2 of 7), N=4 M=1 (all, not drawn)"
     assert list(drawn([none]).axes[0].lines) == []
+
+
+def test_plot_has_a_line_for_each_setting_other_than_n_and_m(drawn):
+    cells = [cell(n, 2, 3 + n, tokens=100.0 * n) for n in (1, 2)]
+    best = [replace(c, settings={"algorithm": "best-of-n", "beam_width": i, "expansion": None, "temperature": 0.6})
+            for i, c in enumerate(cells, 1)]  # fmt: skip
+    beam = [replace(c, settings={"algorithm": "beam", **c.settings, "temperature": 1.0}) for c in cells]
+    labels = [text.get_text() for text in drawn([*best, *beam]).legends[0].get_texts()]
+    assert labels == ["best-of-n, temperature 0.6", "beam, temperature 1.0", "M not used", "M = 2"]
+
+
+def test_other_run_folders_beside_the_cells_are_left_alone(run, tmp_path):
+    first = run([1], [1])
+    for name, text in (("mine", "{}"), ("model", "not JSON")):
+        (tmp_path / "sweep" / name).mkdir()
+        (tmp_path / "sweep" / name / "config.json").write_text(text)
+    assert run([1], [1]) == first
+    assert (tmp_path / "sweep" / "mine" / "config.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("correct", [0, 7])

@@ -1,0 +1,180 @@
+"""Estimates what the cells of a sweep cost, before anything runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.evaluation.run_folder import read_samples
+from espalier.experiments.evaluation.sample import Sample
+from espalier.experiments.sweep.grid import cell_name, distinct, key_of, varied_fields
+from espalier.experiments.sweep.run import held_requests
+from espalier.search.algorithms import memory_estimate, needs_verifier, with_defaults
+from espalier.search.request import AlgorithmName, SearchRequest
+
+_DEFAULT_MAX_TOKENS = 2048
+_OF_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
+"""Fields whose default is the checkpoint's."""
+MEASURED, SCALED, LONGEST = "its own samples", "samples of", "longest paths"
+"""What an estimate is based on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Expected cost of the searches of one cell that are not done.
+
+    Attributes:
+        name: name of the run folder.
+        done: searches that have samples already.
+        searches: searches still to run.
+        generated_tokens: tokens sampled, in total.
+        verifier_tokens: tokens computed by the verifier, in total.
+        minutes: wall time; None without samples to tell the speed.
+        peak_kv_bytes: KV of one search at its peak, of both models.
+        basis: what the figures follow from: samples of this cell, those of another cell scaled by the number of
+            candidates, or N and M with every path as long as
+            allowed, nothing shared and prompts not counted, which is usually far too much.
+    """
+
+    name: str
+    done: int
+    searches: int
+    generated_tokens: float
+    verifier_tokens: float
+    minutes: float | None
+    peak_kv_bytes: float
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    name: str
+    request: SearchRequest
+    samples: list[Sample]
+
+
+def estimates(
+    requests: Sequence[SearchRequest],
+    problems: Sequence[Problem],
+    asked: Sequence[Problem],
+    folder: Path,
+    *,
+    epochs: int = 1,
+    kv_bytes_per_token: tuple[int, int],
+) -> list[Estimate]:
+    """Estimate every distinct search; reads the samples in `folder`, and no weights.
+
+    Args:
+        requests: the searches.
+        problems: the problems of the benchmark.
+        asked: the problems to search.
+        folder: folder of the sweep; need not exist.
+        epochs: how often each is searched.
+        kv_bytes_per_token: of the generator and of the verifier.
+    """
+    searches = distinct(requests, with_defaults)
+    by_id = {problem.unique_id: problem for problem in problems}
+    held: list[_Measured] = []
+    for path, request in held_requests(folder):
+        samples = [s for s in read_samples(path) if not s.refused]
+        held.append(_Measured(path.name, request, [s for s in samples if s.unique_id in by_id]))
+    full = [_filled(request, held) for request in searches]
+    varied = varied_fields([*(with_defaults(each.request) for each in held), *full])
+    wanted = {(problem.unique_id, epoch) for problem in asked for epoch in range(epochs)}
+    found: list[Estimate] = []
+    for request, filled in zip(searches, full, strict=True):
+        own = next((each for each in held if _same(request, each.request)), None)
+        done = {sample.key for sample in own.samples} & wanted if own else set[tuple[str, int]]()
+        name = own.name if own else cell_name(filled, varied)
+        found.append(_estimate(name, request, own, held, len(done), len(wanted), kv_bytes_per_token))
+    return found
+
+
+def _estimate(
+    name: str,
+    request: SearchRequest,
+    own: _Measured | None,
+    held: Sequence[_Measured],
+    done: int,
+    wanted: int,
+    kv: tuple[int, int],
+) -> Estimate:
+    left = wanted - done
+    alike = [each for each in held if each.samples and each.request.algorithm is request.algorithm]
+    source = own if own and own.samples else min(alike, key=lambda each: _distance(each.request, request), default=None)
+    if source is None:
+        return _longest(name, request, done, left, kv)
+    scale = 1.0 if source is own else _steps_in_parallel(request) / _steps_in_parallel(source.request)
+    count = len(source.samples)
+
+    def mean(field: str) -> float:
+        return sum(sample.usage[field] for sample in source.samples) / count
+
+    seconds = sum(sample.wall_seconds for sample in source.samples) / count
+    return Estimate(
+        name,
+        done,
+        left,
+        left * scale * mean("generated_tokens"),
+        left * scale * mean("verifier_tokens"),
+        left * scale * seconds / 60 if seconds else None,
+        max(1.0, scale) * max(sample.usage["peak_kv_bytes"] for sample in source.samples),
+        MEASURED if source is own else f"{SCALED} {source.name}",
+    )
+
+
+def _longest(name: str, request: SearchRequest, done: int, left: int, kv: tuple[int, int]) -> Estimate:
+    """Cost if every path and step is as long as allowed and nothing is shared, without prompts."""
+    full = with_defaults(request)
+    path = min(full.max_steps * full.max_step_tokens, full.max_tokens or _DEFAULT_MAX_TOKENS)
+    step = min(full.max_step_tokens, path)
+    tokens = _steps_in_parallel(full) * path
+    if full.algorithm is AlgorithmName.MCTS:
+        tokens = full.candidates * (full.simulations or 1) * step + path
+    if full.generator_budget:
+        tokens = min(tokens, full.generator_budget + full.candidates * step)
+    scored = needs_verifier(full)
+    at_peak = max(each.paths * path + each.steps * step for each in memory_estimate(full))
+    bytes_per_token = kv[0] + (kv[1] if scored else 0)
+    return Estimate(
+        name, done, left, left * tokens, left * tokens if scored else 0, None, at_peak * bytes_per_token, LONGEST
+    )
+
+
+def _steps_in_parallel(request: SearchRequest) -> float:
+    """Paths of the greatest length whose tokens a search samples at most, to scale costs by."""
+    full = with_defaults(request)
+    match full.algorithm:
+        case AlgorithmName.ADAPTIVE:
+            return full.beam_width
+        case AlgorithmName.MCTS:
+            return full.candidates * (full.simulations or 1) / full.max_steps
+        case AlgorithmName.LOOKAHEAD:
+            return full.candidates * (1 + (full.lookahead_steps or 1))
+        case AlgorithmName.PARTICLE:
+            return full.candidates * (full.iterations or 1)
+        case _:
+            return full.candidates
+
+
+def _distance(one: SearchRequest, other: SearchRequest) -> float:
+    """How far apart two searches are in the number of candidates, as a factor."""
+    a, b = _steps_in_parallel(one), _steps_in_parallel(other)
+    return max(a / b, b / a)
+
+
+def _filled(request: SearchRequest, held: Sequence[_Measured]) -> SearchRequest:
+    """The request with its defaults; those of the checkpoint as the first run folder has them, if there is one."""
+    full = with_defaults(request)
+    if not held:
+        return full
+    opened = {name: getattr(held[0].request, name) for name in _OF_CHECKPOINT if getattr(full, name) is None}
+    return replace(full, **opened)
+
+
+def _same(asked: SearchRequest, held: SearchRequest) -> bool:
+    """Whether the held search, whose configuration has no open fields, is the asked one where that says something."""
+    full = with_defaults(asked)
+    known = {name: value for name, value in full.to_dict().items() if value is not None}
+    filled = replace(with_defaults(held), **known)
+    return key_of(filled) == key_of(with_defaults(held))

@@ -1,0 +1,279 @@
+"""Runs the cells of a sweep, each in a run folder of its own, and writes tables of all cells of the sweep's folder."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
+from espalier.experiments.evaluation.run_folder import RunFolder, write_whole
+from espalier.experiments.evaluation.sample import Sample
+from espalier.experiments.evaluation.summary import Summary, summarise
+from espalier.experiments.sweep.grid import (
+    FIELDS,
+    N_AND_M,
+    cell_name,
+    distinct,
+    in_unused_fields_of,
+    is_cell_name,
+    key_of,
+    settings_of,
+    varied_fields,
+)
+from espalier.search.request import SearchRequest
+from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.schema import from_values
+from espalier.search.voting.math_verify import Grader
+
+CELLS, TABLE = "cells.json", "sweep.csv"
+"""File names of a sweep's tables."""
+_COLUMNS = (
+    "benchmark", "problems", "refused", "ungraded", "correct", "accuracy", "low", "high", "generated_tokens",
+    "verifier_tokens", "verifier_redundancy", "generator_redundancy", "blocks_shared", "seconds",
+    "problems_per_minute", "grader",
+)  # fmt: skip
+"""Fields of a summary in the table, after the varied fields."""
+
+
+_CELL = re.compile(r"(?:[a-z-]+-)?[NM]\d")
+"""Start of the names of most cells' run folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of the grid, with its summary.
+
+    Attributes:
+        name: name of its run folder.
+        settings: N, M and all fields in which cells of the sweep differ; None for those that its search does not use.
+        summary: summary of its samples.
+        search_seconds: mean seconds of a search from its start, beside all searches that ran at the same time.
+        peak_kv_bytes: mean bytes of KV that a search holds at its peak, of both models.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    summary: Summary
+    search_seconds: float = 0.0
+    peak_kv_bytes: float = 0.0
+
+    @property
+    def refused(self) -> bool:
+        """Whether none of its problems could be searched."""
+        return self.summary.refused == self.summary.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cell as JSON-serializable values, its settings beside its name."""
+        fields = asdict(self)
+        return {"name": fields.pop("name"), **fields.pop("settings"), **fields}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A run folder of the sweep: its path, its search, and the search with every default filled in."""
+
+    path: Path
+    request: SearchRequest
+    effective: SearchRequest
+
+
+def sweep(
+    orchestrator: Orchestrator,
+    problems: list[Problem],
+    requests: Sequence[SearchRequest],
+    grader: Grader,
+    *,
+    benchmark: str,
+    folder: Path,
+    asked: Sequence[Problem] | None = None,
+    epochs: int = 1,
+    keep_trees: bool = False,
+    isolated: bool = False,
+    command: Mapping[str, Any] | None = None,
+    on_sample: Callable[[Sample], None] | None = None,
+    on_cell: Callable[[Cell], None] | None = None,
+) -> list[Cell]:
+    """Evaluate every distinct search; cells and samples already in `folder` are not run again.
+
+    Searches that differ only in fields that they do not use are one cell. Writes a run folder per cell, and after each
+    cell the tables of all cells in `folder`: `sweep.csv`, and `cells.json` with every value.
+
+    Args:
+        orchestrator: runs the searches; it decides how many run at once.
+        problems: the problems of the benchmark.
+        requests: the searches, validated; see `requests_of`.
+        grader: grades the answers.
+        benchmark: name of the benchmark.
+        folder: output folder.
+        asked: the problems to search; None for all.
+        epochs: how often each is searched; see `evaluate`.
+        keep_trees: whether each cell keeps the trees of its searches; see `evaluate`.
+        isolated: refuse samples of commands that searched several problems at once.
+        command: see `RunFolder`.
+        on_sample: called with each new sample.
+        on_cell: called with each requested cell.
+
+    Returns:
+        All cells in `folder`, ordered by algorithm, N, M and the other varied fields.
+
+    Raises:
+        InvalidRequestError: a cell's request is invalid; no search has started.
+        EspalierError: the folder has a cell of other models or of another benchmark, or one that was not searched in
+            isolation; no search has started.
+    """
+    held = [_Place(path, request, orchestrator.effective(request)) for path, request in held_requests(folder)]
+    places = _places(folder, distinct(requests, orchestrator.effective), held, orchestrator)
+    if isolated:
+        _require_isolated(places)
+    asked_paths = {place.path for place in places}
+    everything = [*(place for place in held if place.path not in asked_paths), *places]
+    varied = varied_fields(place.effective for place in everything)
+    cells: dict[Path, Cell] = {}
+    for place in everything:
+        if (place.path / "config.json").is_file():
+            run_folder = _run_folder(place, benchmark, orchestrator, grader)
+            if samples := run_folder.samples_of(problems):
+                summary = summarise(samples, benchmark, place.effective, grader.name)
+                cells[place.path] = _cell(place, varied, summary, samples)
+    for place in places:
+        run_folder = _run_folder(place, benchmark, orchestrator, grader, command)
+        summary = evaluate(
+            orchestrator, problems, place.request, grader,
+            benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=keep_trees, folder=run_folder,
+            on_sample=on_sample,
+        )  # fmt: skip
+        cells[place.path] = _cell(place, varied, summary, run_folder.samples_of(problems))
+        if on_cell:
+            on_cell(cells[place.path])
+        _write(folder, _in_order(cells.values(), varied), varied)
+    return _in_order(cells.values(), varied)
+
+
+def held_requests(folder: Path) -> list[tuple[Path, SearchRequest]]:
+    """Run folders in `folder` with their searches, as far as their configurations say.
+
+    Raises:
+        EspalierError: a configuration cannot be read.
+    """
+    found: list[tuple[Path, SearchRequest]] = []
+    for config in sorted(folder.glob("*/config.json")):
+        path = config.parent
+        try:
+            stored = json.loads(config.read_text(encoding="utf-8"))
+            values = {name: value for name, value in stored.items() if name in FIELDS and value is not None}
+            request = from_values(SearchRequest, {"problem": "-", **values})
+        except (OSError, ValueError, AttributeError, EspalierError) as error:
+            if _CELL.match(path.name):
+                raise EspalierError(f"{config} is damaged: {error}; name another --out") from error
+            continue  # not of a sweep
+        if is_cell_name(path.name, request):
+            found.append((path, request))
+    return found
+
+
+def _places(
+    folder: Path, requests: Sequence[SearchRequest], held: Sequence[_Place], orchestrator: Orchestrator
+) -> list[_Place]:
+    """Where each search is kept: the run folder that has it, else a new one."""
+    by_key = {key_of(place.effective): place for place in reversed(held)}
+    effective = [orchestrator.effective(request) for request in requests]
+    varied = varied_fields([*(place.effective for place in held), *effective])
+    taken = {path.name for path in folder.glob("*/") if any(path.iterdir())}
+    places: list[_Place] = []
+    for request, full in zip(requests, effective, strict=True):
+        if there := by_key.get(key_of(full)):
+            kept = in_unused_fields_of(request, there.request)
+            places.append(_Place(there.path, kept, orchestrator.effective(kept)))
+            continue
+        name = first = cell_name(full, varied)
+        number = 2
+        while name in taken:
+            name, number = f"{first}-{number}", number + 1
+        taken.add(name)
+        places.append(_Place(folder / name, request, full))
+    return places
+
+
+def _require_isolated(places: Iterable[_Place]) -> None:
+    """Check that no samples were searched beside others.
+
+    Raises:
+        EspalierError: names the first cell that has such samples.
+    """
+    for place in places:
+        config, samples = place.path / "config.json", place.path / "samples.jsonl"
+        if config.is_file() and samples.is_file() and samples.stat().st_size:
+            commands = json.loads(config.read_text(encoding="utf-8")).get("commands", [])
+            if not commands or any(each.get("in_flight") != 1 for each in commands):
+                raise EspalierError(
+                    f"--isolated: {place.path} holds samples of searches that ran beside others; name another --out"
+                )
+
+
+def _run_folder(
+    place: _Place,
+    benchmark: str,
+    orchestrator: Orchestrator,
+    grader: Grader,
+    command: Mapping[str, Any] | None = None,
+) -> RunFolder:
+    configuration = run_configuration(benchmark, place.request, orchestrator, grader)
+    return RunFolder(place.path, configuration, left_open(place.request), command)
+
+
+def _cell(place: _Place, varied: Sequence[str], summary: Summary, samples: Sequence[Sample]) -> Cell:
+    settings = settings_of(place.effective)
+    searched = [sample.usage for sample in samples if not sample.refused]
+
+    def mean(name: str) -> float:
+        return sum(usage[name] for usage in searched) / max(1, len(searched))
+
+    columns = {name: settings[name] for name in column_names(varied)}
+    return Cell(place.path.name, columns, summary, mean("seconds"), mean("peak_kv_bytes"))
+
+
+def column_names(varied: Sequence[str]) -> list[str]:
+    """The settings in a sweep's tables: the algorithm if it varies, N, M, and the other varied fields."""
+    return [
+        *(name for name in varied if name == "algorithm"), *N_AND_M, *(name for name in varied if name != "algorithm")
+    ]  # fmt: skip
+
+
+def _in_order(cells: Iterable[Cell], varied: Sequence[str]) -> list[Cell]:
+    names = column_names(varied)
+    ordinal = {name: {value: i for i, value in enumerate(_choices(name))} for name in names}
+
+    def key(cell: Cell) -> list[tuple[bool, Any]]:
+        values = [(name, cell.settings[name]) for name in names]
+        return [
+            (value is not None, 0 if value is None else ordinal.get(name, {}).get(value, value))
+            for name, value in values
+        ]
+
+    return sorted(cells, key=key)
+
+
+def _choices(name: str) -> list[StrEnum]:
+    """Values of a field in the order of their declaration; empty unless it is a choice."""
+    kind = FIELDS[name].kind
+    return list(kind) if issubclass(kind, StrEnum) else []
+
+
+def _write(folder: Path, cells: Sequence[Cell], varied: Sequence[str]) -> None:
+    names = column_names(varied)
+    write_whole(folder / CELLS, [cell.to_dict() for cell in cells])
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow((*names, *_COLUMNS, "search_seconds", "peak_kv_bytes"))
+    for cell in cells:
+        figures = (getattr(cell.summary, column) for column in _COLUMNS)
+        settings = ("" if cell.settings[name] is None else cell.settings[name] for name in names)
+        writer.writerow((*settings, *figures, cell.search_seconds, cell.peak_kv_bytes))
+    write_whole(folder / TABLE, table.getvalue())
