@@ -133,14 +133,13 @@ class SolutionScorer:
         owners = [owner for owner in error.owners if owner in self._running]
         if not owners or not isinstance(error, PoolExhaustedError | NumericalError):
             raise error
+        if isinstance(error, PoolExhaustedError) and len(self._running) > 1:
+            owner = owners[-1]
+            waiting.appendleft((owner, self._end(owner).solution))
+            self._in_flight = len(self._running)
+            return
         for owner in owners:
-            if isinstance(error, PoolExhaustedError) and len(self._running) > 1:
-                self._in_flight = max(1, len(self._running) - 1)
-                solution = self._end(owner).solution
-                waiting.appendleft((owner, solution))
-            else:
-                hint = "; raise --kv-memory" if isinstance(error, PoolExhaustedError) else ""
-                self._refuse(owner, f"{error}{hint}", on_scored)
+            self._refuse(owner, str(error), on_scored)
 
     def _refuse(self, owner: int, why: str, on_scored: Callable[[Scored], None]) -> None:
         on_scored(Scored(self._end(owner).solution.unique_id, refused=why))

@@ -1,6 +1,6 @@
 """Reads solutions with labelled steps, in the formats of ProcessBench and PRMBench.
 
-A file is JSON in UTF-8: one object per line, or one array of objects. A folder's `.json` and `.jsonl` files are subsets.
+A file is JSON in UTF-8: one object per line, or one array of objects. Of a folder, each `.json` or `.jsonl` file is a subset.
 
 - ProcessBench (Zheng et al. 2024, arXiv:2412.06559): `id`, `generator`, `problem`, `steps`, `final_answer_correct`, and
   `label`, the index from 0 of the first wrong step, or -1 if all are right. Later steps have no label.
@@ -73,9 +73,7 @@ def read_solutions(path: Path, forced: Format | None = None) -> tuple[Format, li
     if path.is_dir():
         files = sorted(each for each in path.iterdir() if each.suffix.lower() in (".json", ".jsonl"))
     if not files or not all(file.is_file() for file in files):
-        raise SchemaError(
-            f"no benchmark {str(path)!r}: neither `demo`, a file, nor a folder with .json or .jsonl files"
-        )
+        raise SchemaError(f"no benchmark {str(path)!r}: neither `demo`, a file, nor a folder of .json or .jsonl")
     form, solutions, places = forced, [], {}
     for file in files:
         for place, record in _records(file):
