@@ -130,7 +130,7 @@ class SolutionScorer:
         self, error: OwnersError, waiting: deque[tuple[int, Solution]], on_scored: Callable[[Scored], None]
     ) -> None:
         """Refuse the solutions whose results are not numbers; put back those that found no memory."""
-        owners = [owner for owner in error.owners if owner in self._running]
+        owners = [owner for owner in self._running if owner in error.owners]
         if not owners or not isinstance(error, PoolExhaustedError | NumericalError):
             raise error
         if isinstance(error, PoolExhaustedError) and len(self._running) > 1:

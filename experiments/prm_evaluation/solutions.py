@@ -1,6 +1,6 @@
 """Reads solutions with labelled steps, in the formats of ProcessBench and PRMBench.
 
-A file is JSON in UTF-8: one object per line, or one array of objects. Of a folder, each `.json` or `.jsonl` file is a subset.
+A file is JSON in UTF-8: one object per line, or one array of objects. In a folder, each such file is a subset.
 
 - ProcessBench (Zheng et al. 2024, arXiv:2412.06559): `id`, `generator`, `problem`, `steps`, `final_answer_correct`, and
   `label`, the index from 0 of the first wrong step, or -1 if all are right. Later steps have no label.

@@ -53,7 +53,7 @@ def test_a_solution_that_is_too_long_is_refused_and_the_others_are_not(demo_veri
 
 def test_little_memory_changes_no_score(demo_verifier):
     solutions = demo_solutions()[:24]
-    small = load_verifier_alone(RuntimeSettings(kv_memory=2**20))
+    small = load_verifier_alone(RuntimeSettings(kv_memory=2**21))
     assert score(small, solutions, in_flight=24) == score(demo_verifier, solutions)
 
 
@@ -119,9 +119,10 @@ def test_wrong_input_is_a_usage_error(espalier, arguments):
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_scores(tmp_path):
     command = "from espalier.experiments.cli.main import main; main()"
-    arguments = ["eval-prm", "--limit", "60", "--in-flight", "2", "--out"]
+    arguments = ["eval-prm", "--limit", "30", "--in-flight", "2", "--out"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
 
     def start(folder):
@@ -135,7 +136,7 @@ def test_a_killed_run_resumes_to_the_same_scores(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     kept = scores.read_text()
-    assert 5 <= kept.count("\n") < 120
+    assert 5 <= kept.count("\n") < 60
     scores.write_text(kept + '{"id": "demo-te')  # a line cut off in the middle
     assert start(killed).wait() == 0
     assert start(whole).wait() == 0
