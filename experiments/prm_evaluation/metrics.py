@@ -5,7 +5,7 @@ A step is flagged as wrong if its score is below the threshold.
 - ProcessBench (Zheng et al. 2024, arXiv:2412.06559): accuracy on erroneous samples (the first flagged step is the first
   wrong one), accuracy on correct samples (no step is flagged), and F1, the harmonic mean of both. For models that give
   scores, the threshold is the one with the highest F1 on the GSM8K subset.
-- PRMBench (Song et al. 2025, arXiv:2501.03124): PRMScore is the mean of the F1 of right steps and that of wrong steps, over
+- PRMBench (Song et al. 2025, arXiv:2501.03124): PRMScore is the mean of the F1 of right and of wrong steps, over
   all steps; where no step is wrong, the F1 of right steps alone.
 """
 

@@ -53,7 +53,7 @@ def test_a_solution_that_is_too_long_is_refused_and_the_others_are_not(demo_veri
 
 def test_little_memory_changes_no_score(demo_verifier):
     solutions = demo_solutions()[:24]
-    small = load_verifier_alone(RuntimeSettings(kv_memory=2**21))
+    small = load_verifier_alone(RuntimeSettings(kv_memory=3 * 2**20))
     assert score(small, solutions, in_flight=24) == score(demo_verifier, solutions)
 
 
