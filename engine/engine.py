@@ -120,10 +120,10 @@ class Engine:
         settings: EngineSettings | None = None,
         role_policy: RolePolicy | None = None,
     ) -> None:
-        """Make an engine for `models`, by role: `generator`, and `verifier` unless scores are not needed."""
+        """Make an engine for `models`, by role: `generator`, `verifier`, or both."""
         self.settings = settings or EngineSettings()
         self._role_policy = role_policy or GeneratorFirst()
-        device = models[GENERATOR].decoder.device
+        device = next(iter(models.values())).decoder.device
         self.kv_pool = _make_kv_pool(models, self.settings, device)
         self.schedulers: dict[str, Scheduler] = {}
         self._runners: dict[str, ModelRunner] = {}

@@ -13,6 +13,7 @@ import typer
 from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError, NumericalError
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.commands.doctor import doctor
+from espalier.experiments.cli.commands.eval_prm import eval_prm_command
 from espalier.experiments.cli.commands.evaluate import evaluate_command
 from espalier.experiments.cli.commands.models import app as models_app
 from espalier.experiments.cli.commands.plan import plan_command
@@ -178,6 +179,7 @@ def serve(
 
 
 app.command("eval")(evaluate_command)
+app.command("eval-prm")(eval_prm_command)
 app.command("sweep")(sweep_command)
 app.command("report")(report_command)
 app.command("plan")(plan_command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.config import DecoderConfig
+    from espalier.prm.verifier import Verifier
     from espalier.search.run.orchestrator import Orchestrator
 
 _REFERENCE = "reference"
@@ -211,6 +212,36 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     verifier = Verifier(engine, family, settings.verify_incremental) if family else None
     equivalence = make_equivalence(settings.answer_equivalence, settings.grader_memory)
     return Orchestrator(engine, generator, verifier, max_running=settings.max_running, equivalence=equivalence)
+
+
+def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None) -> Verifier:
+    """Load the process reward model, without a generator, onto an engine of its own; see `load_orchestrator`.
+
+    Raises:
+        InvalidRequestError: settings are invalid; see `check_settings`.
+        CheckpointError: there is no verifier; it is missing, unsupported or incomplete; or the device is not available.
+    """
+    check_settings(settings)
+    from espalier.engine.engine import Engine, EngineSettings
+    from espalier.engine.scheduling.role_policy import VERIFIER
+    from espalier.prm.families import load_verifier
+    from espalier.prm.verifier import Verifier
+
+    if not settings.verifier:
+        raise CheckpointError("--verifier names no process reward model")
+    device = _device(settings.device)
+    dtype = _dtype(settings.dtype, device)
+    opened = _open_checkpoints(replace(settings, generator=""), on_bytes)
+    family = load_verifier(opened[VERIFIER], dtype, device, settings.verifier_family, opened.get(_REFERENCE))
+    kv_memory = settings.kv_memory
+    if kv_memory is None:
+        kv_memory = _default_kv_memory(settings, device, dtype, [family.model.config])
+    engine_settings = EngineSettings(
+        kv_memory, settings.block_size, max_batch_tokens=settings.max_batch_tokens, launch_ahead=settings.launch_ahead
+    )
+    engine = Engine({VERIFIER: family.model}, engine_settings)
+    engine.set_threads(settings.threads)
+    return Verifier(engine, family, settings.verify_incremental)
 
 
 def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None) -> dict[str, Checkpoint]:

@@ -1,0 +1,119 @@
+"""`espalier eval-prm`."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from espalier.experiments.cli import options as opt
+from espalier.experiments.cli.runs import kept_on_interrupt
+from espalier.experiments.cli.schema_options import with_schema
+from espalier.experiments.prm_evaluation.solutions import Format
+from espalier.search.run.load import RuntimeSettings
+
+EXIT_PARTIAL = 3
+
+
+@with_schema
+def eval_prm_command(
+    benchmark: Annotated[
+        str,
+        typer.Option(
+            help="demo (solutions with planted errors), or a file or folder of subsets (.json, .jsonl) in the format "
+            "of ProcessBench or PRMBench."
+        ),
+    ] = "demo",
+    form: Annotated[
+        Format | None, typer.Option("--format", help="Format of the records; default: recognized by their fields.")
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Steps that score below it are flagged; default: the highest F1 on --tune-on, 0.5 for PRMBench.",
+        ),
+    ] = None,
+    tune_on: Annotated[
+        str | None,
+        typer.Option(help="Subset on which the threshold is chosen; default: gsm8k, demo-tuning for demo."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first solutions of each subset.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for scores.jsonl, summary.json and reliability.svg; running the command again resumes."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    in_flight: opt.InFlight = 32,
+    *,
+    runtime: RuntimeSettings,
+) -> None:
+    """Measure how well a process reward model finds the wrong steps of solutions; loads no generator."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from espalier.experiments.cli.loading import bytes_progress
+    from espalier.experiments.prm_evaluation.report import make_records, summarize
+    from espalier.experiments.prm_evaluation.score_folder import ScoreFolder
+    from espalier.experiments.prm_evaluation.scoring import Scored, SolutionScorer, describe
+    from espalier.experiments.prm_evaluation.show import plot_reliability, show_summary
+    from espalier.experiments.prm_evaluation.solutions import Solution, read_solutions
+    from espalier.search.run.load import load_verifier_alone
+
+    if benchmark == "demo":
+        from espalier.experiments.prm_evaluation.demo_errors import TUNING, demo_solutions
+
+        if form is Format.PRMBENCH:
+            raise typer.BadParameter("demo is in ProcessBench's format", param_hint="--format")
+        found, solutions, tune_on = Format.PROCESSBENCH, demo_solutions(), tune_on or TUNING
+    else:
+        found, solutions = read_solutions(Path(benchmark), form)
+    subsets = sorted({solution.subset for solution in solutions})
+    if tune_on and tune_on not in subsets:
+        raise typer.BadParameter(f"no subset {tune_on!r}; there are {', '.join(subsets)}", param_hint="--tune-on")
+    tune_on = tune_on or "gsm8k"
+    counted = dict.fromkeys(subsets, 0)
+    asked: list[Solution] = []
+    for solution in solutions:
+        counted[solution.subset] += 1
+        if limit is None or counted[solution.subset] <= limit:
+            asked.append(solution)
+
+    with bytes_progress(Console(stderr=True)) as on_bytes:
+        verifier = load_verifier_alone(runtime, on_bytes)
+    scorer = SolutionScorer(verifier, in_flight)
+    scored: dict[str, Scored] = {}
+    folder = None
+    if out:
+        text = json.dumps([asdict(solution) for solution in solutions])
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        folder = ScoreFolder(out, {"benchmark": digest, "format": str(found), **describe(verifier)}, solutions)
+        names = {solution.unique_id for solution in asked}
+        scored = {name: each for name, each in folder.done.items() if name in names}
+
+    def keep(each: Scored) -> None:
+        scored[each.unique_id] = each
+        if folder:
+            folder.append(each)
+        progress.advance(task)
+
+    waiting = [solution for solution in asked if solution.unique_id not in scored]
+    with kept_on_interrupt(out), Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("solutions", total=len(asked), completed=len(scored))
+        scorer.score(waiting, keep)
+    summary = summarize(asked, scored, found, tune_on, threshold)
+    summary = {"benchmark": benchmark, **describe(verifier), **summary}
+    if folder and out:
+        folder.finish(make_records(asked, scored, summary["threshold"]), summary)
+        plot_reliability(summary, out / "reliability.svg")
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    else:
+        show_summary(Console(), summary)
+    if summary["refused"]:
+        raise typer.Exit(EXIT_PARTIAL)

@@ -1,0 +1,1 @@
+"""Evaluation of process reward models on solutions whose wrong steps are known."""

@@ -1,0 +1,144 @@
+"""`espalier eval-prm` on the bundled verifier, and the scorer on a random one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from espalier.experiments.prm_evaluation.demo_errors import TEST, demo_records, demo_solutions
+from espalier.experiments.prm_evaluation.scoring import Scored, SolutionScorer
+from espalier.experiments.prm_evaluation.solutions import Solution, read_solutions
+from espalier.search.run.load import RuntimeSettings, load_verifier_alone
+
+
+@pytest.fixture(scope="module")
+def demo_verifier():
+    return load_verifier_alone(RuntimeSettings(kv_memory=2**26))
+
+
+def score(verifier, solutions, in_flight=8) -> dict[str, Scored]:
+    found: dict[str, Scored] = {}
+    SolutionScorer(verifier, in_flight).score(solutions, lambda each: found.update({each.unique_id: each}))
+    verifier.engine.check_integrity()
+    verifier.engine.check_drained()
+    return found
+
+
+def test_scores_do_not_depend_on_what_runs_beside_them(demo_verifier):
+    solutions = demo_solutions()[:12]
+    together = score(demo_verifier, solutions, in_flight=12)
+    assert score(demo_verifier, solutions, in_flight=1) == together
+    assert [len(together[each.unique_id].scores) for each in solutions] == [len(each.steps) for each in solutions]
+
+
+def test_scores_equal_those_of_the_whole_text():
+    checked = load_verifier_alone(RuntimeSettings(kv_memory=2**26, verify_incremental=True))
+    assert not any(each.refused for each in score(checked, demo_solutions()[:6]).values())
+
+
+def test_a_solution_that_is_too_long_is_refused_and_the_others_are_not(demo_verifier):
+    good = demo_solutions()[0]
+    many = tuple(["(a) 1+1=2"] * 2000)
+    long = Solution("long", good.problem, many, (), "s")
+    wide = Solution("wide", "word " * 5000, ("1+1=2",), (), "s")
+    found = score(demo_verifier, [long, good, wide])
+    assert "beyond the verifier's context" in found["long"].refused
+    assert "context" in found["wide"].refused
+    assert found[good.unique_id] == score(demo_verifier, [good])[good.unique_id]
+
+
+def test_little_memory_changes_no_score(demo_verifier):
+    solutions = demo_solutions()[:24]
+    small = load_verifier_alone(RuntimeSettings(kv_memory=3 * 2**20))
+    assert score(small, solutions, in_flight=24) == score(demo_verifier, solutions)
+
+
+def test_planted_errors_are_labelled_by_the_oracle_and_always_the_same():
+    records = demo_records(TEST, 40)
+    assert records == demo_records(TEST, 40)
+    assert sum(each["label"] >= 0 for each in records) == 20
+    assert {each["final_answer_correct"] for each in records if each["label"] < 0} == {True}
+
+
+def test_the_bundled_verifier_finds_planted_errors(espalier, tmp_path):
+    for subset in ("gsm8k", "math"):
+        lines = "".join(json.dumps(each) + "\n" for each in demo_records(subset, 60))
+        (tmp_path / f"{subset}.jsonl").write_text(lines)
+    out = tmp_path / "run"
+    ran = espalier("eval-prm", "--benchmark", tmp_path, "--out", out, "--json")
+    assert ran.code == 0
+    summary = json.loads(ran.out)
+    assert "highest F1 on subset 'gsm8k'" in summary["threshold_source"]
+    assert summary["by"]["subset"]["math"]["f1"]["value"] > 0.7
+    assert summary["auc"] > 0.9
+    _, solutions = read_solutions(tmp_path)
+    records = [json.loads(line) for line in (out / "scores.jsonl").read_text().splitlines()]
+    assert [each["id"] for each in records] == [each.unique_id for each in solutions]
+    assert [each["label"] for each in records] == [each.label for each in solutions]
+    assert (out / "reliability.svg").read_text().startswith("<?xml")
+    again = espalier("eval-prm", "--benchmark", tmp_path, "--out", out, "--threshold", 0.9)
+    assert again.code == 0
+    assert "given with --threshold" in again.out
+    other = espalier("eval-prm", "--out", out)
+    assert other.code == 2
+    assert "another configuration: benchmark" in other.err
+
+
+def test_prmbench_is_scored_by_classification_and_refusals_are_partial(espalier, tmp_path):
+    records = [
+        {
+            "idx": str(i),
+            "modified_question": each["problem"],
+            "modified_process": each["steps"],
+            "error_steps": [] if each["label"] < 0 else [each["label"] + 1],
+            "classification": "counterfactual" if i % 4 < 2 else "circular",
+        }
+        for i, each in enumerate(demo_records(TEST, 12))
+    ]
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(records))
+    ran = espalier("eval-prm", "--benchmark", file, "--json")
+    assert ran.code == 0
+    assert set(json.loads(ran.out)["by"]["classification"]) == {"circular", "counterfactual"}
+    records[0]["modified_process"] = ["1+1=2"] * 2000
+    file.write_text(json.dumps(records))
+    partial = espalier("eval-prm", "--benchmark", file)
+    assert partial.code == 3
+    assert "1 of 12" in partial.out
+    assert "counterfactual_0: step " in partial.out
+
+
+@pytest.mark.parametrize("arguments", [["--benchmark", "nothing"], ["--tune-on", "x"], ["--verifier", ""]])
+def test_wrong_input_is_a_usage_error(espalier, arguments):
+    ran = espalier("eval-prm", *arguments)
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_scores(tmp_path):
+    command = "from espalier.experiments.cli.main import main; main()"
+    arguments = ["eval-prm", "--limit", "30", "--in-flight", "2", "--out"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    def start(folder):
+        line = [sys.executable, "-c", command, *arguments, str(folder)]
+        return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+
+    process = start(killed)
+    scores = killed / "scores.jsonl"
+    while process.poll() is None and not (scores.exists() and scores.read_text().count("\n") >= 5):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = scores.read_text()
+    assert 5 <= kept.count("\n") < 60
+    scores.write_text(kept + '{"id": "demo-te')  # a line cut off in the middle
+    assert start(killed).wait() == 0
+    assert start(whole).wait() == 0
+    for name in ("scores.jsonl", "summary.json", "reliability.svg"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
