@@ -139,7 +139,6 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
             pointwise.replace_by_drawn,
             {"token_ids": i32, "drawn": i64, "count": "i32"},
             {"PORTION": pointwise.PORTION},
-            moves=True,
         ),
     )
     yield (
