@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings, check_executor
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 if TYPE_CHECKING:
+    from espalier.search.run.executor import Executor
     from espalier.search.run.orchestrator import Orchestrator
 
 _SHOWN_FROM = 256 * 2**20
@@ -25,6 +27,26 @@ def load_with_progress(settings: RuntimeSettings) -> Orchestrator:
     """Call `load_orchestrator` with a progress bar."""
     with bytes_progress(Console(stderr=True)) as on_bytes:
         return load_orchestrator(settings, on_bytes)
+
+
+def load_executor(settings: RuntimeSettings, where: ExecutorSettings, longest_first: bool = False) -> Executor:
+    """Load the models, with a progress bar in this process, or on Ray workers.
+
+    Args:
+        settings: what to load; per worker.
+        where: in this process or on workers.
+        longest_first: see `RayExecutor`.
+
+    Raises:
+        InvalidRequestError: settings are invalid.
+        EspalierError: a checkpoint cannot be loaded, or Ray has no such workers to give.
+    """
+    check_executor(where, settings)
+    if where.executor is ExecutorName.LOCAL:
+        return load_with_progress(settings)
+    from espalier.experiments.executors.ray_executor import RayExecutor
+
+    return RayExecutor(settings, where, longest_first)
 
 
 @contextmanager

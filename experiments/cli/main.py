@@ -22,6 +22,7 @@ from espalier.experiments.cli.commands.study import app as study_app
 from espalier.experiments.cli.commands.sweep import sweep_command
 from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
+from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
 from espalier.search.schema import declared
@@ -109,7 +110,7 @@ def solve(
         try:
             orchestrator.submit(request)
             _warn_of_unknown(text, runtime.generator)
-            with profiled(orchestrator.engine, profile):
+            with profiled(orchestrator, profile):
                 while not (ended := orchestrator.step()):
                     pass
         finally:
@@ -151,11 +152,12 @@ def serve(
     *,
     settings: ServerSettings,
     runtime: RuntimeSettings,
+    where: ExecutorSettings,
 ) -> None:
     """Serve searches over gRPC (espalier.v1.SearchService)."""
     import logging
 
-    from espalier.experiments.cli.loading import load_with_progress
+    from espalier.experiments.cli.loading import load_executor
     from espalier.search.service.server import serve as run_server
 
     if runtime.verify_incremental:
@@ -163,14 +165,14 @@ def serve(
             "a server would stop at the first difference; use solve or eval",
             param_hint="--verify-incremental",
         )
-    runtime = replace(runtime, max_running=settings.max_searches)
+    runtime = replace(runtime, max_running=-(-settings.max_searches // where.workers))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("espalier").setLevel(logging.INFO)
 
     def report(address: str) -> None:
         print(f"serving {runtime.generator} with {runtime.verifier or 'no verifier'} on {address}", flush=True)
 
-    code = run_server(lambda: load_with_progress(runtime), settings, ready=report)
+    code = run_server(lambda: load_executor(runtime, where), settings, ready=report)
     # Not a normal exit: after a signal during loading, the engine's thread is still inside torch, which would abort.
     logging.shutdown()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Batch evaluation: runs every problem of a benchmark through one orchestrator and grades the answers."""
+"""Batch evaluation: runs every problem of a benchmark through one executor and grades the answers."""
 
 import json
 import secrets
@@ -16,7 +16,7 @@ from espalier.experiments.evaluation.sample import Sample, refused_sample, sampl
 from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
-from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.executor import Executor
 from espalier.search.voting.math_verify import Grade, Grader
 
 _Grades = list["Future[bool]"]
@@ -24,15 +24,15 @@ _Grades = list["Future[bool]"]
 
 
 def run_configuration(
-    benchmark: str, request: SearchRequest, orchestrator: Orchestrator, grader: Grader | None = None
+    benchmark: str, request: SearchRequest, executor: Executor, grader: Grader | None = None
 ) -> dict[str, Any]:
     """Return what a run's samples depend on, for its `config.json`.
 
     The search with every default filled in, the models' digests, and the grader's rule if it is not math-verify.
     """
-    search = search_fields(orchestrator.effective(request))
+    search = search_fields(executor.effective(request))
     graded = {"grader": grader.rule} if grader and grader.rule else {}
-    return {"benchmark": benchmark, **search, **orchestrator.describe_models(), **graded}
+    return {"benchmark": benchmark, **search, **executor.describe_models(), **graded}
 
 
 def left_open(request: SearchRequest) -> list[str]:
@@ -41,7 +41,7 @@ def left_open(request: SearchRequest) -> list[str]:
 
 
 def evaluate(
-    orchestrator: Orchestrator,
+    executor: Executor,
     problems: list[Problem],
     request: SearchRequest,
     grader: Grader,
@@ -60,7 +60,7 @@ def evaluate(
     interruptions. A time limit counts from the start of each search, as all are submitted at once.
 
     Args:
-        orchestrator: runs the searches; it decides how many run at once.
+        executor: runs the searches; it decides how many run at once.
         problems: the problems of the benchmark; samples of other problems in the folder are ignored.
         request: the search; its problem is replaced by each problem.
         grader: grades answers in its own processes while searches continue.
@@ -97,7 +97,7 @@ def evaluate(
         for sample in _graded_again(problems, list(samples.values()), grader):
             keep(sample)
         last = time.monotonic()
-        for sample in _run(orchestrator, wanted, request, grader, trees):
+        for sample in _run(executor, wanted, request, grader, trees):
             now = time.monotonic()
             if not _refused_as_before(sample, samples.get(sample.key)):
                 keep(replace(sample, wall_seconds=now - last))
@@ -106,7 +106,7 @@ def evaluate(
                 on_sample(sample)
     places = {problem.unique_id: place for place, problem in enumerate(problems)}
     in_order = sorted(samples.values(), key=lambda sample: (places[sample.unique_id], sample.epoch))
-    summary = summarise(in_order, benchmark, orchestrator.effective(request), grader.name)
+    summary = summarise(in_order, benchmark, executor.effective(request), grader.name)
     if folder:
         folder.write_summary(summary)
     return summary
@@ -127,7 +127,7 @@ def _graded_again(problems: list[Problem], samples: list[Sample], grader: Grader
 
 
 def _run(
-    orchestrator: Orchestrator,
+    executor: Executor,
     wanted: list[tuple[Problem, int]],
     request: SearchRequest,
     grader: Grader,
@@ -140,15 +140,15 @@ def _run(
         for problem, epoch in wanted:
             asked = replace(request, problem=problem.problem, seed=request.seed + epoch)
             try:
-                by_search[orchestrator.submit(asked, options=_submit_options())] = problem, epoch
+                by_search[executor.submit(asked, options=_submit_options())] = problem, epoch
             except RequestTooLargeError as error:
                 yield refused_sample(problem, str(error), epoch)
             except InvalidRequestError as error:
                 if any(violation.field != "problem" for violation in error.violations):
                     raise
                 yield refused_sample(problem, str(error), epoch)
-        while orchestrator.busy:
-            for result in orchestrator.step():
+        while executor.busy:
+            for result in executor.step():
                 problem, epoch = by_search[result.search_id]
                 if result.error:
                     yield refused_sample(problem, result.error, epoch)
@@ -162,8 +162,8 @@ def _run(
             if ready:
                 grading = [entry for entry in grading if entry not in ready]
             yield from (sample_of(problem, found, _grade(of, grader), epoch) for problem, epoch, found, of in ready)
-    finally:  # cancel remaining searches; the caller closes the orchestrator
-        orchestrator.drop(by_search)
+    finally:  # cancel remaining searches; the caller closes the executor
+        executor.drop(by_search)
     yield from (sample_of(problem, found, _grade(of, grader), epoch) for problem, epoch, found, of in grading)
 
 

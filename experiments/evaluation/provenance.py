@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from espalier.engine.models.hub import HubSettings, locate
+from espalier.search.run.executor import Executor
 from espalier.search.run.load import RuntimeSettings
-from espalier.search.run.orchestrator import Orchestrator
 
 _PACKAGES = ("espalier", "torch", "transformers", "numba")
 
 
-def describe_command(benchmark: str, runtime: RuntimeSettings, orchestrator: Orchestrator) -> dict[str, Any]:
+def describe_command(benchmark: str, runtime: RuntimeSettings, executor: Executor) -> dict[str, Any]:
     """Describe a command for a run's `config.json`, with what does not affect samples; see `RunFolder`."""
     names = {"generator": runtime.generator, "verifier": runtime.verifier, "reference": runtime.verifier_reference}
     # Loading has downloaded the models, so no network access is needed.
@@ -29,7 +29,7 @@ def describe_command(benchmark: str, runtime: RuntimeSettings, orchestrator: Orc
         "folder": str(Path.cwd()),
         "benchmark": benchmark if benchmark == "demo" else str(Path(benchmark).resolve()),
         "models": models,
-        "kv_memory_bytes": orchestrator.engine.settings.kv_memory_bytes,
+        "kv_memory_bytes": executor.kv_memory_bytes,
         "in_flight": runtime.max_running,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     }

@@ -13,6 +13,8 @@ from typing import Any, TextIO
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.engine.step_record import StepRecord
+from espalier.search.run.executor import Executor
+from espalier.search.run.orchestrator import Orchestrator
 
 _PROCESS = 1
 _HOST = 1
@@ -20,17 +22,20 @@ _HOST = 1
 
 
 @contextmanager
-def profiled(engine: Engine, path: Path | None) -> Iterator[None]:
-    """Write a trace of all steps of `engine` to `path` meanwhile; None writes nothing.
+def profiled(executor: Executor, path: Path | None) -> Iterator[None]:
+    """Write a trace of all engine steps of `executor` to `path` meanwhile; None writes nothing.
 
     The file is complete after any exit from the block, an exception or Ctrl-C included.
 
     Raises:
-        EspalierError: the file cannot be written.
+        EspalierError: the file cannot be written, or the executor has no engine in this process.
     """
     if path is None:
         yield
         return
+    if not isinstance(executor, Orchestrator):
+        raise EspalierError("--profile: needs --executor local; the engines of Ray workers run elsewhere")
+    engine = executor.engine
     try:
         stream = path.open("w", encoding="utf-8")
     except OSError as error:

@@ -28,7 +28,7 @@ from espalier.experiments.sweep.grid import (
     varied_fields,
 )
 from espalier.search.request import SearchRequest
-from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.executor import Executor
 from espalier.search.schema import from_values
 from espalier.search.voting.math_verify import Grader
 
@@ -85,7 +85,7 @@ class _Place:
 
 
 def sweep(
-    orchestrator: Orchestrator,
+    executor: Executor,
     problems: list[Problem],
     requests: Sequence[SearchRequest],
     grader: Grader,
@@ -106,7 +106,7 @@ def sweep(
     cell the tables of all cells in `folder`: `sweep.csv`, and `cells.json` with every value.
 
     Args:
-        orchestrator: runs the searches; it decides how many run at once.
+        executor: runs the searches; it decides how many run at once.
         problems: the problems of the benchmark.
         requests: the searches, validated; see `requests_of`.
         grader: grades the answers.
@@ -128,8 +128,8 @@ def sweep(
         EspalierError: the folder has a cell of other models or of another benchmark, or one that was not searched in
             isolation; no search has started.
     """
-    held = [_Place(path, request, orchestrator.effective(request)) for path, request in held_requests(folder)]
-    places = _places(folder, distinct(requests, orchestrator.effective), held, orchestrator)
+    held = [_Place(path, request, executor.effective(request)) for path, request in held_requests(folder)]
+    places = _places(folder, distinct(requests, executor.effective), held, executor)
     if isolated:
         _require_isolated(places)
     asked_paths = {place.path for place in places}
@@ -138,14 +138,14 @@ def sweep(
     cells: dict[Path, Cell] = {}
     for place in everything:
         if (place.path / "config.json").is_file():
-            run_folder = _run_folder(place, benchmark, orchestrator, grader)
+            run_folder = _run_folder(place, benchmark, executor, grader)
             if samples := run_folder.samples_of(problems):
                 summary = summarise(samples, benchmark, place.effective, grader.name)
                 cells[place.path] = _cell(place, varied, summary, samples)
     for place in places:
-        run_folder = _run_folder(place, benchmark, orchestrator, grader, command)
+        run_folder = _run_folder(place, benchmark, executor, grader, command)
         summary = evaluate(
-            orchestrator, problems, place.request, grader,
+            executor, problems, place.request, grader,
             benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=keep_trees, folder=run_folder,
             on_sample=on_sample,
         )  # fmt: skip
@@ -179,18 +179,18 @@ def held_requests(folder: Path) -> list[tuple[Path, SearchRequest]]:
 
 
 def _places(
-    folder: Path, requests: Sequence[SearchRequest], held: Sequence[_Place], orchestrator: Orchestrator
+    folder: Path, requests: Sequence[SearchRequest], held: Sequence[_Place], executor: Executor
 ) -> list[_Place]:
     """Where each search is kept: the run folder that has it, else a new one."""
     by_key = {key_of(place.effective): place for place in reversed(held)}
-    effective = [orchestrator.effective(request) for request in requests]
+    effective = [executor.effective(request) for request in requests]
     varied = varied_fields([*(place.effective for place in held), *effective])
     taken = {path.name for path in folder.glob("*/") if any(path.iterdir())}
     places: list[_Place] = []
     for request, full in zip(requests, effective, strict=True):
         if there := by_key.get(key_of(full)):
             kept = in_unused_fields_of(request, there.request)
-            places.append(_Place(there.path, kept, orchestrator.effective(kept)))
+            places.append(_Place(there.path, kept, executor.effective(kept)))
             continue
         name = first = cell_name(full, varied)
         number = 2
@@ -220,11 +220,11 @@ def _require_isolated(places: Iterable[_Place]) -> None:
 def _run_folder(
     place: _Place,
     benchmark: str,
-    orchestrator: Orchestrator,
+    executor: Executor,
     grader: Grader,
     command: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    configuration = run_configuration(benchmark, place.request, orchestrator, grader)
+    configuration = run_configuration(benchmark, place.request, executor, grader)
     return RunFolder(place.path, configuration, left_open(place.request), command)
 
 

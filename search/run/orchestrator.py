@@ -124,6 +124,11 @@ class Orchestrator:
         """Number of queued searches, including suspended ones."""
         return len(self._queue)
 
+    @property
+    def kv_memory_bytes(self) -> int:
+        """Size of the KV pool, in bytes."""
+        return self.engine.settings.kv_memory_bytes
+
     def describe_models(self) -> dict[str, str]:
         """Return what results depend on besides the request.
 

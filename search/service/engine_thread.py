@@ -13,11 +13,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from espalier.engine.errors import FatalError
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions
-from espalier.search.result import Event, Finished, SearchResult
+from espalier.search.result import Event, Finished
+from espalier.search.run.executor import Executor, Rejected
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
 
@@ -25,33 +25,6 @@ log = logging.getLogger("espalier.service")
 
 DEAD = "the engine has stopped, and the server with it; it needs a restart"
 STOPPING = "the server is shutting down"
-
-
-class OrchestratorLike(Protocol):
-    """The orchestrator's methods used by the service; all are called on one thread."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether any search is running or waiting."""
-        ...
-
-    def submit(
-        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, options: SubmitOptions = USUAL
-    ) -> str:
-        """Queue a search and return its id; `on_event` is called from `step`."""
-        ...
-
-    def cancel(self, search_id: str) -> None:
-        """Stop a search at the next `step`, which still finishes it. Unknown and finished ids are ignored."""
-        ...
-
-    def step(self) -> list[SearchResult]:
-        """Run one engine step and return the searches that finished."""
-        ...
-
-    def close(self) -> None:
-        """Cancel all searches and release everything."""
-        ...
 
 
 class Search:
@@ -93,10 +66,10 @@ class EngineThread:
         closed: done when the orchestrator is closed and the thread ends; True if both succeeded.
     """
 
-    def __init__(self, load: Callable[[], OrchestratorLike], max_searches: int, event_capacity: int) -> None:
+    def __init__(self, load: Callable[[], Executor], max_searches: int, event_capacity: int) -> None:
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._commands: queue.Queue[Callable[[OrchestratorLike], None]] = queue.Queue(6 * max_searches + 1)
+        self._commands: queue.Queue[Callable[[Executor], None]] = queue.Queue(6 * max_searches + 1)
         self._event_capacity = event_capacity
         self._live: set[Search] = set()
         self._stop_asked = False  # used on the event loop only
@@ -217,36 +190,38 @@ class EngineThread:
         self._post(self._set_over)
         return clean & _survives(orchestrator.close, "the orchestrator could not be closed")
 
-    def _serve(self, orchestrator: OrchestratorLike) -> None:
+    def _serve(self, executor: Executor) -> None:
         self._post(self.loaded.set_result, None)
         while self._running:
-            self._run_commands(orchestrator, wait=not orchestrator.busy)
-            if self._running and orchestrator.busy:
-                orchestrator.step()
+            self._run_commands(executor, wait=not executor.busy)
+            if self._running and executor.busy:
+                executor.step()
 
-    def _run_commands(self, orchestrator: OrchestratorLike, wait: bool) -> None:
+    def _run_commands(self, executor: Executor, wait: bool) -> None:
         try:
             while True:
-                self._commands.get(block=wait)(orchestrator)
+                self._commands.get(block=wait)(executor)
                 wait = False
         except queue.Empty:
             return
 
-    def _submit(self, orchestrator: OrchestratorLike, search: Search, progress: bool, options: SubmitOptions) -> None:
-        def on_event(event: Event) -> None:
-            if progress or isinstance(event, Finished):
+    def _submit(self, executor: Executor, search: Search, progress: bool, options: SubmitOptions) -> None:
+        def on_event(event: Event | Rejected) -> None:
+            if isinstance(event, Rejected):
+                self._post(search.fail, event.error)
+            elif progress or isinstance(event, Finished):
                 self._post(search.deliver, event)
 
         try:
-            search.search_id = orchestrator.submit(search.request, on_event, options)
+            search.search_id = executor.submit(search.request, on_event, options)
         except Exception as error:  # fails this search only; `errors` decides what the client sees
             self._post(search.fail, error)
 
-    def _cancel(self, orchestrator: OrchestratorLike, search: Search) -> None:
+    def _cancel(self, executor: Executor, search: Search) -> None:
         if search.search_id is not None:
-            orchestrator.cancel(search.search_id)
+            executor.cancel(search.search_id)
 
-    def _leave(self, orchestrator: OrchestratorLike) -> None:
+    def _leave(self, executor: Executor) -> None:
         self._running = False
 
 

@@ -10,7 +10,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from espalier.engine.errors import EspalierError
-from espalier.search.service.engine_thread import EngineThread, OrchestratorLike
+from espalier.search.run.executor import Executor
+from espalier.search.service.engine_thread import EngineThread
 from espalier.search.service.errors import ErrorInterceptor
 from espalier.search.service.servicer import SolveServicer
 from espalier.search.service.settings import ServerSettings
@@ -38,7 +39,7 @@ class Server:
     start of `drain`.
     """
 
-    def __init__(self, load: Callable[[], OrchestratorLike], settings: ServerSettings) -> None:
+    def __init__(self, load: Callable[[], Executor], settings: ServerSettings) -> None:
         self._settings = settings
         self.engine = EngineThread(load, settings.max_searches, settings.event_buffer)
         self._servicer = SolveServicer(self.engine, settings)
@@ -117,9 +118,7 @@ class Server:
             await self._health.set(name, status)
 
 
-def serve(
-    load: Callable[[], OrchestratorLike], settings: ServerSettings, ready: Callable[[str], None] | None = None
-) -> int:
+def serve(load: Callable[[], Executor], settings: ServerSettings, ready: Callable[[str], None] | None = None) -> int:
     """Serve until SIGTERM or SIGINT, or until the engine dies. Call it on the main thread.
 
     The first signal refuses new searches, drains and stops; a second one exits immediately.
@@ -140,9 +139,7 @@ def serve(
     return asyncio.run(_serve(load, settings, ready))
 
 
-async def _serve(
-    load: Callable[[], OrchestratorLike], settings: ServerSettings, ready: Callable[[str], None] | None
-) -> int:
+async def _serve(load: Callable[[], Executor], settings: ServerSettings, ready: Callable[[str], None] | None) -> int:
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
     server = Server(load, settings)

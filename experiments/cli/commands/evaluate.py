@@ -11,6 +11,7 @@ import typer
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.runs import both, exit_code, kept_on_interrupt, say_what_was_verified, verifier_for
 from espalier.experiments.cli.schema_options import with_schema
+from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
 
@@ -40,11 +41,12 @@ def evaluate_command(
     *,
     request: SearchRequest,
     runtime: RuntimeSettings,
+    where: ExecutorSettings,
 ) -> None:
     """Run a search on every problem of a benchmark and grade the answers."""
     from rich.console import Console
 
-    from espalier.experiments.cli.loading import load_with_progress
+    from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.cli.render import sample_progress, show_summary
     from espalier.experiments.evaluation.benchmarks import load_benchmark
     from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
@@ -61,24 +63,22 @@ def evaluate_command(
     asked = selection.of(problems)
     runtime = replace(runtime, verifier=verifier_for(request, runtime.verifier), max_running=in_flight)
     checker = make_grader(grader, runtime.grader_memory)
-    orchestrator = load_with_progress(runtime)
+    executor = load_executor(runtime, where, longest_first=True)
     fresh: list[Sample] = []
     folder, before = None, 0
     if out:
-        command = describe_command(benchmark, runtime, orchestrator)
-        folder = RunFolder(
-            out, run_configuration(benchmark, request, orchestrator, checker), left_open(request), command
-        )
+        command = describe_command(benchmark, runtime, executor)
+        folder = RunFolder(out, run_configuration(benchmark, request, executor, checker), left_open(request), command)
         before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))
     with (
         kept_on_interrupt(out),
-        closing(orchestrator),
-        profiled(orchestrator.engine, profile),
+        closing(executor),
+        profiled(executor, profile),
         checker,
         sample_progress(epochs * len(asked), before) as on_sample,
     ):
         summary = evaluate(
-            orchestrator, problems, request, checker,
+            executor, problems, request, checker,
             benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=trees, folder=folder,
             on_sample=both(fresh.append, on_sample),
         )  # fmt: skip

@@ -11,6 +11,7 @@ import typer
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.runs import both, exit_code, kept_on_interrupt, say_what_was_verified
 from espalier.experiments.cli.schema_options import Lists, with_schema
+from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.sweep.grid import distinct, read_grid, read_values, requests_of
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
@@ -64,6 +65,7 @@ def sweep_command(
     *,
     values: Annotated[dict[str, list[Any]], Lists(SearchRequest, read_values, _SHOWN, {"seed": "--seeds"})],
     runtime: RuntimeSettings,
+    where: ExecutorSettings,
 ) -> None:
     """Evaluate a grid of searches over any fields; writes tables and a plot of accuracy against tokens.
 
@@ -71,7 +73,7 @@ def sweep_command(
     """
     from rich.console import Console
 
-    from espalier.experiments.cli.loading import load_with_progress
+    from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.cli.plots import plot_cells
     from espalier.experiments.cli.render import sample_progress, show_cells
     from espalier.experiments.evaluation.benchmarks import load_benchmark
@@ -87,16 +89,16 @@ def sweep_command(
         _estimate(requests, problems, asked, epochs, runtime, out, as_json)
         return
     runtime = replace(runtime, max_running=1 if isolated else in_flight)
-    orchestrator = load_with_progress(runtime)
-    total = epochs * len(asked) * len(distinct(requests, orchestrator.effective))
+    executor = load_executor(runtime, where, longest_first=True)
+    total = epochs * len(asked) * len(distinct(requests, executor.effective))
     fresh: list[Sample] = []
     requested: list[Cell] = []
     checker = make_grader(grader, runtime.grader_memory)
-    with kept_on_interrupt(out), closing(orchestrator), checker, sample_progress(total, 0) as on_sample:
+    with kept_on_interrupt(out), closing(executor), checker, sample_progress(total, 0) as on_sample:
         cells = sweep(
-            orchestrator, problems, requests, checker,
+            executor, problems, requests, checker,
             benchmark=benchmark, folder=out, asked=asked, epochs=epochs, keep_trees=trees, isolated=isolated,
-            command=describe_command(benchmark, runtime, orchestrator),
+            command=describe_command(benchmark, runtime, executor),
             on_sample=both(fresh.append, on_sample), on_cell=requested.append,
         )  # fmt: skip
     plot_cells(cells, benchmark, out / "accuracy.png")

@@ -39,7 +39,7 @@ def test_every_batch_is_recorded_once_in_order_of_its_phases(
 def test_observing_does_not_change_a_search(make_orchestrator: Callable[..., Orchestrator], tmp_path: Path):
     plain = run(make_orchestrator(), BEAM).only
     orchestrator = make_orchestrator()
-    with profiled(orchestrator.engine, tmp_path / "trace.json"):
+    with profiled(orchestrator, tmp_path / "trace.json"):
         observed = run(orchestrator, BEAM).only
     assert [(n.path, n.text, n.score) for n in observed.nodes] == [(n.path, n.text, n.score) for n in plain.nodes]
     assert orchestrator.engine.on_step is None
@@ -49,7 +49,7 @@ def test_a_trace_has_slices_of_every_phase_and_counters_of_the_pool(
     make_orchestrator: Callable[..., Orchestrator], tmp_path: Path
 ):
     orchestrator = make_orchestrator()
-    with profiled(orchestrator.engine, tmp_path / "trace.json"):
+    with profiled(orchestrator, tmp_path / "trace.json"):
         run(orchestrator, BEAM)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     steps = sum(stats.steps for stats in orchestrator.engine.stats().values())
@@ -70,7 +70,7 @@ def test_the_file_is_whole_after_an_interrupt(make_orchestrator: Callable[..., O
     orchestrator.submit(BEAM)
 
     def interrupted() -> None:
-        with profiled(orchestrator.engine, tmp_path / "trace.json"):
+        with profiled(orchestrator, tmp_path / "trace.json"):
             for _ in range(3):
                 orchestrator.step()
             raise KeyboardInterrupt

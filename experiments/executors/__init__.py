@@ -1,0 +1,1 @@
+"""Executors: where the searches of an evaluation, a sweep or a service run."""

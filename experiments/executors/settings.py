@@ -1,0 +1,60 @@
+"""Options that choose where searches run."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from annotated_types import Interval
+
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.run.load import RuntimeSettings
+from espalier.search.schema import Option, violations
+
+
+class ExecutorName(StrEnum):
+    """Where searches run."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSettings:
+    """Where searches run: in this process, or on Ray workers."""
+
+    help_panel: ClassVar = "Executor"
+    env_prefix: ClassVar = "ESPALIER_"
+
+    executor: Annotated[
+        ExecutorName,
+        Option("local: in this process. ray: on workers, each with both models on a device of its own."),
+    ] = ExecutorName.LOCAL
+    ray_address: Annotated[
+        str | None,
+        Option("Ray cluster to use: auto for the one of this machine, or HOST:PORT. Default: start one here."),
+    ] = None
+    workers: Annotated[int, Interval(ge=1, le=4096), Option("Ray workers; --in-flight and --threads are of each.")] = 1
+    gpus_per_worker: Annotated[
+        float | None,
+        Interval(ge=0, le=64),
+        Option(
+            "GPUs of each Ray worker, such as 1 or 0.5. Default: 1 if the cluster has GPUs, unless --device is cpu."
+        ),
+    ] = None
+
+
+def check_executor(settings: ExecutorSettings, runtime: RuntimeSettings) -> None:
+    """Check what can be checked before a cluster is joined.
+
+    Raises:
+        InvalidRequestError: lists the invalid settings.
+    """
+    wrong = violations(settings)
+    if settings.executor is ExecutorName.LOCAL:
+        given = {"ray_address": settings.ray_address, "gpus_per_worker": settings.gpus_per_worker}
+        names = [name for name, value in given.items() if value is not None] + ["workers"] * (settings.workers > 1)
+        wrong += [Violation(name, "needs --executor ray") for name in names]
+    elif runtime.device.startswith("cuda:"):
+        wrong.append(Violation("device", f"must be cuda with --executor ray, which assigns GPUs; is {runtime.device}"))
+    if wrong:
+        raise InvalidRequestError(wrong)

@@ -1,0 +1,73 @@
+"""What runs searches: an orchestrator in this process, or workers on other machines."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from espalier.search.request import USUAL, SearchRequest, SubmitOptions
+from espalier.search.result import Event, SearchResult
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The only event of a search that a worker did not accept; `error` is what `submit` would have raised."""
+
+    search_id: str
+    error: Exception
+
+
+class Executor(Protocol):
+    """Runs searches; the `Orchestrator`, for one. All methods are called on one thread."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any search is waiting or running."""
+        ...
+
+    @property
+    def kv_memory_bytes(self) -> int:
+        """Size of the KV pool, in bytes; of one worker's where there are several."""
+        ...
+
+    def describe_models(self) -> dict[str, str]:
+        """Return what results depend on besides the request."""
+        ...
+
+    def effective(self, request: SearchRequest) -> SearchRequest:
+        """Return the request with every default filled in."""
+        ...
+
+    def submit(
+        self,
+        request: SearchRequest,
+        on_event: Callable[[Event | Rejected], None] | None = None,
+        options: SubmitOptions = USUAL,
+    ) -> str:
+        """Queue a search and return its id; `on_event` is called from `step`.
+
+        Raises:
+            InvalidRequestError: lists every invalid field.
+            RequestTooLargeError: the search can never fit. Workers on other machines tell both later, by `Rejected`
+                and a failed result.
+        """
+        ...
+
+    def cancel(self, search_id: str) -> None:
+        """Stop a search at the next `step`, which still finishes it. Unknown and finished ids are ignored."""
+        ...
+
+    def drop(self, search_ids: Iterable[str]) -> None:
+        """Cancel searches immediately; `step` does not return them."""
+        ...
+
+    def step(self) -> list[SearchResult]:
+        """Work on the searches for a moment, and return those that finished.
+
+        Raises:
+            FatalError: no search can continue.
+        """
+        ...
+
+    def close(self) -> None:
+        """Cancel all searches and release everything."""
+        ...
