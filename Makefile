@@ -25,23 +25,23 @@ $(STAMP): requirements.txt pyproject.toml
 	rm -f $(VENV)/.installed-*
 	touch $(STAMP)
 
-$(VENV)/.gpu: tests/gpu/requirements.txt $(STAMP)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r tests/gpu/requirements.txt
+$(VENV)/.tests: tests/requirements.txt $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt
 	touch $@
 
 demo: $(STAMP)  ## solve one problem by beam search with the bundled models, on CPU
 	$(BIN)/espalier solve
 
-test: $(VENV)/.gpu  ## the whole suite but the slow marker, on up to four cores
+test: $(VENV)/.tests  ## the whole suite but the slow marker, on up to four cores
 	$(BIN)/python -m pytest -m "not slow" --numprocesses logical --maxprocesses 4 --dist worksteal
 
-test-slow: $(VENV)/.gpu  ## the minutes-long checks
+test-slow: $(VENV)/.tests  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow
 
 test-gpu:  ## what needs a GPU: tests and figures, with the machine's own Python
 	tests/gpu/all.sh
 
-lint: $(VENV)/.gpu  ## style, types, layers
+lint: $(VENV)/.tests  ## style, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright

@@ -2,13 +2,24 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 _MOST_NAMED = 8
 """Tokens that one error or warning names."""
 
 
 class EspalierError(Exception):
-    """Base of every error raised on purpose; its text is fit for a user to read."""
+    """Base of every error raised on purpose; its text is fit for a user to read. It can be pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(kind: type[EspalierError], args: tuple[Any, ...], attributes: dict[str, Any]) -> EspalierError:
+    """Make the error without `__init__`, which takes other arguments than the text in `args`."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class CheckpointError(EspalierError):

@@ -218,7 +218,7 @@ def run_app(commands: typer.Typer) -> None:
 
 def _flag(field: str) -> str:
     """The flag of a field; its own name if it has none."""
-    return flags_by_field(SearchRequest, RuntimeSettings).get(field, field)
+    return flags_by_field(SearchRequest, RuntimeSettings, ExecutorSettings).get(field, field)
 
 
 def _refuse_with_endpoint(context: typer.Context) -> None:

@@ -8,9 +8,9 @@ counts once. Ray restarts the actor, wherever there is room.
 import heapq
 import itertools
 import logging
-import math
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,6 +33,7 @@ _WAIT_SECONDS = 0.02
 """Seconds that `step` waits for a result; new searches wait as long."""
 _REMIND_SECONDS = 30.0
 """Seconds between two reports that workers have not started."""
+_CONNECT_SECONDS = 10.0
 _LOST_SECONDS = 300.0
 """Seconds without any worker after which no search can continue."""
 _PATHS = ("generator", "verifier", "verifier_family", "verifier_reference", "cache_dir")
@@ -93,6 +94,7 @@ class RayExecutor:
         self._arrivals = itertools.count()
         self._queue: list[tuple[Any, _Search]] = []
         self._searches: dict[str, _Search] = {}  # all unfinished ones
+        self._cancelled: list[_Search] = []  # those that no worker runs
         self._revivals: dict[Any, _Worker] = {}  # by the reference to the description of a worker that was lost
         self._none_since: float | None = None
         self._effective: dict[SearchRequest, SearchRequest] = {}
@@ -149,27 +151,24 @@ class RayExecutor:
 
     def cancel(self, search_id: str) -> None:
         """Stop a search, which ends with its best answer so far. Unknown and finished ids are ignored."""
-        if not (search := self._searches.get(search_id)):
+        if not (search := self._searches.get(search_id)) or search.cancelled:
             return
         search.cancelled = True
         for worker in self._workers:
             if search_id in worker.running:
                 worker.actor.cancel.remote(search_id)
                 return
-        self._queue = [entry for entry in self._queue if entry[1] is not search]
-        heapq.heapify(self._queue)
-        self._enqueue(search)  # at the head: a worker ends it with what it has, nothing
+        self._cancelled.append(search)
+        self._unqueue()
 
     def drop(self, search_ids: Iterable[str]) -> None:
         """Cancel searches immediately; `step` does not return them."""
         for name in search_ids:
-            if search := self._searches.pop(name, None):
-                search.cancelled = True
+            if self._searches.pop(name, None):
                 for worker in self._workers:
                     if worker.running.pop(name, None):
                         worker.actor.cancel.remote(name)
-        self._queue = [entry for entry in self._queue if entry[1].name in self._searches]
-        heapq.heapify(self._queue)
+        self._unqueue()
 
     def step(self) -> list[SearchResult]:
         """Give searches to workers with room, wait briefly, and return the searches that finished.
@@ -179,7 +178,7 @@ class RayExecutor:
         """
         with interrupts_held():
             self._dispatch()
-            finished = self._collect()
+            finished = self._collect() + self._end_cancelled()
         self._require_workers()
         return finished
 
@@ -200,6 +199,8 @@ class RayExecutor:
     def _join(self, settings: ExecutorSettings, runtime: RuntimeSettings) -> None:
         address = settings.ray_address or "local"
         try:
+            if ":" in address:
+                _require_listening(address)
             self._ray.init(
                 address=address,
                 num_cpus=settings.workers * (runtime.threads or 1) if address == "local" and runtime.threads else None,
@@ -284,8 +285,20 @@ class RayExecutor:
 
     def _enqueue(self, search: _Search) -> None:
         length = -len(search.request.problem) if self._longest_first else 0
-        priority = math.inf if search.cancelled else search.options.priority
-        heapq.heappush(self._queue, ((search.suspect, -priority, length, search.arrival), search))
+        order = search.suspect, -search.options.priority, length, search.arrival
+        heapq.heappush(self._queue, (order, search))
+
+    def _unqueue(self) -> None:
+        """Remove cancelled and dropped searches from the queue."""
+        gone = {search.name for search in self._cancelled}
+        self._queue = [e for e in self._queue if e[1].name in self._searches and e[1].name not in gone]
+        heapq.heapify(self._queue)
+
+    def _end_cancelled(self) -> list[SearchResult]:
+        """End the searches that were cancelled before they ran."""
+        cancelled = [search for search in self._cancelled if search.name in self._searches]
+        self._cancelled.clear()
+        return [self._end_without(search, StopReason.CANCELLED) for search in cancelled]
 
     def _dispatch(self) -> None:
         """Give waiting searches to workers, the one with the fewest first; a suspect runs alone."""
@@ -306,8 +319,6 @@ class RayExecutor:
         else:
             promise = worker.actor.search.remote(search.name, search.request, options)
         worker.running[search.name] = search, promise
-        if search.cancelled:
-            worker.actor.cancel.remote(search.name)
 
     def _collect(self) -> list[SearchResult]:
         promises = {promise: (w, search) for w in self._workers for search, promise in w.running.values()}
@@ -340,15 +351,38 @@ class RayExecutor:
                 raise error.cause from None
             if search.on_event:
                 search.on_event(Rejected(search.name, error.cause))
+                search.on_event = None
             elif isinstance(error.cause, InvalidRequestError) and not _is_of_problem(error.cause):
                 raise error.cause from None
-            return [self._end(worker, search, _failed(search, str(error.cause)))]
+            del worker.running[search.name]
+            return [self._end_without(search, StopReason.FAILED, str(error.cause))]
         except (exceptions.RayError, StopIteration) as error:
             return self._lose(worker, error)
 
     def _end(self, worker: _Worker, search: _Search, result: SearchResult) -> SearchResult:
         worker.running.pop(search.name, None)
         del self._searches[search.name]
+        return result
+
+    def _end_without(self, search: _Search, reason: StopReason, why: str = "") -> SearchResult:
+        """End a search for which no worker has a result."""
+        del self._searches[search.name]
+        result = SearchResult(
+            search_id=search.name,
+            answer="",
+            score=None,
+            stop_reason=reason,
+            best=None,
+            candidates=(),
+            nodes=(),
+            usage=UsageMeter().close(),
+            configuration=search.request,
+            digests={},
+            grader="",
+            error=why,
+        )
+        if search.on_event:
+            search.on_event(Finished(search.name, result))
         return result
 
     def _lose(self, worker: _Worker, error: Exception) -> list[SearchResult]:
@@ -362,12 +396,12 @@ class RayExecutor:
         self._revivals[worker.actor.describe.options(max_task_retries=-1).remote()] = worker
         failed: list[SearchResult] = []
         for search in lost:
+            if search.cancelled:
+                self._cancelled.append(search)
+                continue
             if search.suspect:  # it ran alone
-                del self._searches[search.name]
                 text = f"{search.deaths + 1} workers died while they ran this search, the last one with no other"
-                failed.append(_failed(search, text))
-                if search.on_event:
-                    search.on_event(Finished(search.name, failed[-1]))
+                failed.append(self._end_without(search, StopReason.FAILED, text))
                 continue
             search.deaths += 1
             self._enqueue(search)
@@ -386,6 +420,7 @@ class RayExecutor:
 
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports its use over the network
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # those of dropped searches
     try:
         import ray
         import ray.exceptions
@@ -398,26 +433,22 @@ def _absolute(name: str | Path | None) -> str | Path | None:
     return type(name)(Path(name).resolve()) if name and Path(name).exists() else name
 
 
+def _require_listening(address: str) -> None:
+    """Check that somebody listens at HOST:PORT, for whom Ray would wait for minutes.
+
+    Raises:
+        OSError: nobody does.
+        ValueError: it is not HOST:PORT.
+    """
+    host, _, port = address.rpartition(":")
+    if not (port.isdecimal() and host and "/" not in host):
+        raise ValueError("it must be auto or HOST:PORT")
+    socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+
+
 def _is_of_problem(error: InvalidRequestError) -> bool:
     """Whether only this search's problem is invalid, and not what all searches have in common."""
     return all(violation.field == "problem" for violation in error.violations)
-
-
-def _failed(search: _Search, why: str) -> SearchResult:
-    return SearchResult(
-        search_id=search.name,
-        answer="",
-        score=None,
-        stop_reason=StopReason.FAILED,
-        best=None,
-        candidates=(),
-        nodes=(),
-        usage=UsageMeter().close(),
-        configuration=search.request,
-        digests={},
-        grader="",
-        error=why,
-    )
 
 
 def _first_line(error: Exception) -> str:

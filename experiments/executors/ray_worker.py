@@ -1,6 +1,7 @@
 """A Ray worker: an asynchronous actor with an engine of its own, which runs many searches at once."""
 
 import os
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -39,6 +40,7 @@ class RayWorker:
         self._thread: EngineThread | None = None
         self._orchestrator: Orchestrator | None = None
         self._searches: dict[str, Search] = {}
+        self._cancelled_early: deque[str] = deque(maxlen=_EVENTS_KEPT)  # calls may arrive out of order
 
     async def describe(self) -> WorkerDescription:
         """Load the models, if that was not done before, and return what they are."""
@@ -76,6 +78,8 @@ class RayWorker:
         """Stop a search, which ends with its best answer so far."""
         if self._thread and (search := self._searches.get(name)):
             self._thread.cancel(search)
+        else:
+            self._cancelled_early.append(name)
 
     async def _loaded(self) -> EngineThread:
         if self._thread is None:
@@ -95,6 +99,8 @@ class RayWorker:
         if thread.over.done():
             os._exit(1)
         self._searches[name] = search = thread.submit(request, lambda: None, progress, options)
+        if name in self._cancelled_early:
+            thread.cancel(search)
         event: Event | None = None
         try:
             while not isinstance(event, Finished):

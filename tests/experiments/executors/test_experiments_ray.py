@@ -1,0 +1,253 @@
+"""Searches on a Ray cluster of two nodes, both on this machine."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError
+from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
+from espalier.experiments.evaluation.evaluate import evaluate
+from espalier.experiments.evaluation.sample import Sample
+from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings
+from espalier.search.client import SearchClient
+from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.result import Finished, StepDone, StopReason
+from espalier.search.run.executor import Executor
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.service.settings import ServerSettings
+
+ray = pytest.importorskip("ray")
+from espalier.experiments.executors import ray_executor  # noqa: E402 - after the check for Ray
+from espalier.experiments.executors.ray_executor import RayExecutor  # noqa: E402
+from espalier.experiments.executors.ray_worker import RayWorker  # noqa: E402
+
+RUNTIME = RuntimeSettings(kv_memory=2**28, threads=1, max_running=4)
+REQUEST = SearchRequest("-", AlgorithmName.BEAM, 2, 2)
+TIMES = ("seconds", "queue_seconds", "first_step_seconds")
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without CPUs, and a node with one; each test adds the second."""
+    from ray.cluster_utils import Cluster
+
+    quiet = {"include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **quiet})
+    cluster.add_node(num_cpus=1, **quiet)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def second_node(cluster: Any) -> Iterator[Any]:
+    node = cluster.add_node(num_cpus=1, include_dashboard=False)
+    cluster.wait_for_nodes()
+    yield node
+    if node in cluster.list_all_nodes():
+        cluster.remove_node(node)
+
+
+@pytest.fixture
+def make_executor(cluster: Any, second_node: Any) -> Iterator[Callable[..., RayExecutor]]:
+    made: list[RayExecutor] = []
+
+    def make(workers: int = 2, runtime: RuntimeSettings = RUNTIME, **options: Any) -> RayExecutor:
+        settings = ExecutorSettings(ExecutorName.RAY, cluster.address, workers)
+        made.append(RayExecutor(runtime, settings, **options))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[Problem]:
+    return load_benchmark("demo", 40)
+
+
+@pytest.fixture(scope="module")
+def local(problems: list[Problem], grader) -> dict[tuple[str, int], dict[str, Any]]:
+    """What the orchestrator in this process finds."""
+    orchestrator = load_orchestrator(RUNTIME)
+    try:
+        return run(orchestrator, problems, grader)
+    finally:
+        orchestrator.close()
+
+
+def run(
+    executor: Executor, problems: list[Problem], grader, on_sample: Callable[[Sample], None] = lambda _: None
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """The samples of an evaluation, without their times."""
+    found: list[Sample] = []
+
+    def keep(sample: Sample) -> None:
+        found.append(sample)
+        on_sample(sample)
+
+    evaluate(executor, problems, REQUEST, grader, benchmark="demo", on_sample=keep)
+    assert len({sample.key for sample in found}) == len(found), "a search counted twice"
+    return {sample.key: plain(sample) for sample in found}
+
+
+def plain(sample: Sample) -> dict[str, Any]:
+    record = asdict(replace(sample, wall_seconds=0.0))
+    return record | {"usage": {name: value for name, value in record["usage"].items() if name not in TIMES}}
+
+
+def workers_processes() -> list[int]:
+    """Process ids of the Ray workers of this machine that have an engine."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "cmdline").read_bytes().startswith(b"ray::RayWorker"):
+                found.append(int(folder.name))
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def test_two_nodes_find_what_one_process_finds(make_executor, problems, local, grader):
+    executor = make_executor(longest_first=True)
+    assert len(workers_processes()) == 2
+    assert run(executor, problems, grader) == local
+    assert not executor.busy
+
+
+def test_a_killed_worker_changes_nothing(make_executor, problems, local, grader):
+    executor = make_executor()
+    killed: list[int] = []
+
+    def kill(_: Sample) -> None:
+        if not killed:
+            killed.append(workers_processes()[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    assert run(executor, problems, grader, kill) == local
+    assert killed
+    assert all(worker.up for worker in executor._workers) or executor._revivals
+
+
+def test_a_worker_that_came_back_is_used_again(make_executor, problems, local, grader):
+    executor = make_executor(workers=1)
+    (first,) = workers_processes()
+    os.kill(first, signal.SIGKILL)
+    assert run(executor, problems, grader) == local
+    (second,) = workers_processes()
+    assert second != first
+
+
+def test_a_lost_node_changes_nothing(make_executor, cluster, second_node, problems, local, grader):
+    executor = make_executor()
+
+    def lose(_: Sample) -> None:
+        if second_node in cluster.list_all_nodes():
+            cluster.remove_node(second_node, allow_graceful=False)
+
+    assert run(executor, problems, grader, lose) == local
+    assert sum(worker.up for worker in executor._workers) == 1
+
+
+class Fragile(RayWorker):
+    """Its process ends at a problem that says so."""
+
+    async def search(self, name, request, options):
+        if "poison" in request.problem:
+            os._exit(9)
+        return await super().search(name, request, options)
+
+
+def test_a_search_that_kills_workers_is_refused_and_no_other_is(
+    make_executor, problems, local, grader, monkeypatch: pytest.MonkeyPatch
+):
+    import sys
+
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
+    monkeypatch.setattr(ray_executor, "RayWorker", Fragile)
+    poison = Problem("poison", "A poison of 3 grams.", "3", 1)
+    found = run(make_executor(), [poison, *problems], grader)
+    refused = found.pop(("poison", 0))
+    assert refused["stop_reason"] == "refused"
+    assert "4 workers died" in refused["error"]
+    assert found == local
+
+
+def test_what_cannot_be_searched_is_refused_with_the_words_of_one_process(make_executor, problems, grader):
+    long = Problem("long", "What is 1" + " + 1" * 2000, "2001", 1)
+    orchestrator = load_orchestrator(RUNTIME)
+    here = run(orchestrator, [long, *problems[:2]], grader)
+    orchestrator.close()
+    assert here["long", 0]["error"]
+    assert run(make_executor(1), [long, *problems[:2]], grader) == here
+
+
+def test_a_search_that_no_worker_can_run_is_an_error(make_executor, problems, grader):
+    executor = make_executor(1, replace(RUNTIME, verifier=""))
+    with pytest.raises(InvalidRequestError, match="needs a verifier"):
+        run(executor, problems, grader)
+    with pytest.raises(InvalidRequestError, match="beam_width"):
+        executor.submit(replace(REQUEST, problem="1 + 1", beam_width=0))
+    assert not executor.busy
+
+
+def test_cancelled_searches_end_and_dropped_ones_are_forgotten(make_executor, problems):
+    executor = make_executor(1)
+    names = [executor.submit(replace(REQUEST, problem=p.problem, beam_width=8)) for p in problems[:16]]
+    executor.cancel(names[-1])  # it waits
+    found = {result.search_id: result for result in executor.step()}
+    executor.cancel(names[0])  # it runs
+    executor.cancel("unknown")
+    executor.drop(names[1:9])
+    while executor.busy:
+        found |= {result.search_id: result for result in executor.step()}
+    assert set(found) == {names[0], *names[9:]}
+    assert found[names[-1]].stop_reason is StopReason.CANCELLED
+    assert found[names[0]].stop_reason is StopReason.CANCELLED
+    assert {found[name].stop_reason for name in names[9:-1]} == {StopReason.FINISHED}
+
+
+def test_workers_are_replicas_of_the_service(make_executor, problems):
+    from server_thread import ServerThread
+
+    request = replace(REQUEST, problem=problems[0].problem)
+    server = ServerThread(make_executor, ServerSettings(port=0))
+    try:
+        server.wait_loaded()
+        with SearchClient(server.address) as client:
+            events = list(client.solve_stream(request, timeout=PATIENCE))
+            assert isinstance(events[-1], Finished)
+            assert any(isinstance(event, StepDone) for event in events)
+            for process in workers_processes()[:1]:
+                os.kill(process, signal.SIGKILL)
+            results = [client.solve(replace(request, seed=seed), timeout=PATIENCE) for seed in (0, 1)]
+            assert results[0].answer == events[-1].result.answer
+            with pytest.raises(EspalierError, match="context"):
+                client.solve(replace(request, problem="1" + " + 1" * 2000), timeout=PATIENCE)
+    finally:
+        server.close()
+
+
+def test_clusters_that_are_missing_or_too_small_are_named(make_executor, cluster):
+    with pytest.raises(EspalierError, match=r"3 workers with 1 CPUs each need 3, and the cluster has 2.*--workers"):
+        make_executor(3)
+    settings = ExecutorSettings(ExecutorName.RAY, "127.0.0.1:1")
+    with pytest.raises(EspalierError, match="--ray-address"):
+        RayExecutor(RUNTIME, settings)
+    with pytest.raises(EspalierError, match="no-such-folder"):
+        make_executor(1, replace(RUNTIME, generator="no-such-folder"))
+
+
+def test_workers_with_other_models_are_refused(make_executor, monkeypatch: pytest.MonkeyPatch):
+    executor = make_executor(1)
+    other = replace(executor._description, version="0.0.1")
+    with pytest.raises(FatalError, match=r"differ.*version.*0\.0\.1"):
+        executor._require_equal(1, other)
