@@ -116,6 +116,22 @@ def pool(
 
 
 @app.command()
+def executors(
+    problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 96,
+    workers: Annotated[str, typer.Option(help="Numbers of Ray workers, like 1,2.")] = "1,2",
+    in_flight: Annotated[int, typer.Option(min=1, help="Problems searched at once, by each worker.")] = 16,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    json_path: JsonPath = None,
+) -> None:
+    """Searches in problems/min on Ray workers of one thread each, compared with one thread in this process."""
+    from espalier.experiments.bench.executors import run
+    from espalier.experiments.bench.report import publish
+
+    rows, ratios = run(problems, parse_int_list(workers, "--workers"), in_flight, repeats)
+    publish(f"executors, {problems} problems, {in_flight} in flight, one thread each", rows, ratios, json_path)
+
+
+@app.command()
 def host(
     steps: Annotated[int, typer.Option(min=30, help="Decode steps in each repetition.")] = 200,
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 3,

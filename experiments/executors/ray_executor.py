@@ -88,7 +88,7 @@ class RayExecutor:
             EspalierError: Ray is not installed, there is no such cluster, it is too small, a worker cannot load, or
                 workers differ in version or models.
         """
-        self._ray = _import_ray()
+        self._ray = import_ray()
         self._longest_first = longest_first
         self._limit = runtime.max_running + max(1, runtime.max_running // 8)
         self._arrivals = itertools.count()
@@ -418,7 +418,12 @@ class RayExecutor:
             worker.up = True
 
 
-def _import_ray() -> Any:
+def import_ray() -> Any:
+    """Import Ray, which takes most of a second, with its reports of use to its makers switched off.
+
+    Raises:
+        EspalierError: it is not installed.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports its use over the network
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # those of dropped searches
     try:

@@ -1,0 +1,105 @@
+"""Searches in problems/min on Ray workers of one thread each, compared with one thread in this process."""
+
+import logging
+import secrets
+import statistics
+import time
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import Any
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.experiments.executors.ray_executor import RayExecutor, import_ray
+from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings
+from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
+from espalier.search.run.executor import Executor
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+
+_BEAM = SearchRequest("-", beam_width=4, expansion=4)
+WORKLOADS = {"beam N=4 M=4": _BEAM, "beam N=4 M=4, unmerged": replace(_BEAM, merge_duplicates=False)}
+_LOCAL = "one process"
+
+
+def run(
+    problems: int, workers: list[int], in_flight: int, repeats: int
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Search the same problems by every executor in turn, all with one thread for each engine.
+
+    Returns:
+        Rows with median problems/min; and ratios, medians of pairs: `ray@WORKLOAD/local` of one worker over one process,
+        `K workers@WORKLOAD/1 worker`.
+
+    Raises:
+        EspalierError: Ray is missing, or an executor's answers are not those of one process.
+    """
+    texts = [problem.problem for problem in load_benchmark("demo", problems)]
+    runtime = RuntimeSettings(
+        threads=1, max_running=in_flight, kv_memory=2**30, answer_equivalence=AnswerEquivalence.EXACT_MATCH
+    )
+    ray = import_ray()
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, float] = {}
+    with ExitStack() as stack:
+        ray.init(
+            address="local",
+            num_cpus=sum(workers),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        stack.callback(ray.shutdown)
+        contestants: dict[str, Executor] = {_LOCAL: stack.enter_context(closing(load_orchestrator(runtime)))}
+        for count in workers:
+            settings = ExecutorSettings(ExecutorName.RAY, workers=count)
+            contestants[_named(count)] = stack.enter_context(
+                closing(RayExecutor(runtime, settings, longest_first=True))
+            )
+        for workload, request in WORKLOADS.items():
+            rates = _race(contestants, texts, request, repeats)
+            rows += [
+                {"workload": workload, "executor": name, "problems/min": statistics.median(its)}
+                for name, its in rates.items()
+            ]
+            first = _named(workers[0])
+            ratios[f"{first}@{workload}/{_LOCAL}"] = _ratio(rates[first], rates[_LOCAL])
+            for count in workers[1:]:
+                ratios[f"{_named(count)}@{workload}/{first}"] = _ratio(rates[_named(count)], rates[first])
+    return rows, ratios
+
+
+def _named(count: int) -> str:
+    return f"{count} Ray worker{'s' if count > 1 else ''}"
+
+
+def _race(
+    contestants: dict[str, Executor], texts: list[str], request: SearchRequest, repeats: int
+) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    for repeat in range(repeats + 1):
+        answers = {}
+        for name, executor in contestants.items():
+            begun = time.perf_counter()
+            answers[name] = _search(executor, texts, replace(request, seed=repeat))
+            if repeat:  # the first is the warm-up
+                rates[name].append(60 * len(texts) / (time.perf_counter() - begun))
+        if differing := [name for name, its in answers.items() if its != answers[_LOCAL]]:
+            raise EspalierError(f"{', '.join(differing)}: other answers than those of one process")
+    return rates
+
+
+def _search(executor: Executor, texts: list[str], request: SearchRequest) -> dict[str, str]:
+    """The answer to each text."""
+    options = SubmitOptions(salt=secrets.token_bytes(16), timed_from_start=True)
+    asked = {executor.submit(replace(request, problem=text), options=options): text for text in texts}
+    answers: dict[str, str] = {}
+    while executor.busy:
+        for result in executor.step():
+            if result.error:
+                raise EspalierError(result.error)
+            answers[asked[result.search_id]] = result.answer
+    return answers
+
+
+def _ratio(rates: list[float], others: list[float]) -> float:
+    return statistics.median(one / other for one, other in zip(rates, others, strict=True))
