@@ -27,8 +27,8 @@ def run(
     """Search the same problems by every executor in turn, all with one thread for each engine.
 
     Returns:
-        Rows with median problems/min; and ratios, medians of pairs: `ray@WORKLOAD/local` of one worker over one process,
-        `K workers@WORKLOAD/1 worker`.
+        Rows with median problems/min; and ratios, medians of pairs: one worker over one process, and
+        more workers over one.
 
     Raises:
         EspalierError: Ray is missing, or an executor's answers are not those of one process.
