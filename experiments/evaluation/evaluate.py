@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from typing import Any, TextIO
+from typing import Any
 
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.run_folder import RunFolder
-from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of
+from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of, tree_record
 from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
@@ -85,11 +85,14 @@ def evaluate(
     wanted = [(p, e) for p, e in keys if (p.unique_id, e) not in samples or samples[p.unique_id, e].refused]
     with (
         folder.open_samples() if folder else nullcontext() as stream,
-        folder.open_trees() if folder and keep_trees else nullcontext() as trees,
+        folder.open_trees([(p.unique_id, e) for p, e in wanted]) if folder and keep_trees else nullcontext() as trees,
     ):
 
-        def keep(sample: Sample) -> None:
+        def keep(sample: Sample, result: SearchResult | None = None) -> None:
             samples[sample.key] = sample
+            if trees and result:  # before its sample; see `RunFolder.open_trees`
+                trees.write(json.dumps(tree_record(sample, result)) + "\n")
+                trees.flush()
             if stream:
                 stream.write(json.dumps(asdict(sample)) + "\n")
                 stream.flush()
@@ -97,10 +100,10 @@ def evaluate(
         for sample in _graded_again(problems, list(samples.values()), grader):
             keep(sample)
         last = time.monotonic()
-        for sample in _run(orchestrator, wanted, request, grader, trees):
+        for sample, result in _run(orchestrator, wanted, request, grader):
             now = time.monotonic()
             if not _refused_as_before(sample, samples.get(sample.key)):
-                keep(replace(sample, wall_seconds=now - last))
+                keep(replace(sample, wall_seconds=now - last), result)
             last = now
             if on_sample:
                 on_sample(sample)
@@ -127,44 +130,40 @@ def _graded_again(problems: list[Problem], samples: list[Sample], grader: Grader
 
 
 def _run(
-    orchestrator: Orchestrator,
-    wanted: list[tuple[Problem, int]],
-    request: SearchRequest,
-    grader: Grader,
-    trees: TextIO | None,
-) -> Iterable[Sample]:
-    """Yield samples of problems and epochs in the order of grading; the engine never waits for a grade."""
+    orchestrator: Orchestrator, wanted: list[tuple[Problem, int]], request: SearchRequest, grader: Grader
+) -> Iterable[tuple[Sample, SearchResult | None]]:
+    """Yield samples with the results of their searches in the order of grading; the engine never waits for a grade."""
     by_search: dict[str, tuple[Problem, int]] = {}
     grading: list[tuple[Problem, int, SearchResult, _Grades]] = []
+
+    def graded(problem: Problem, epoch: int, result: SearchResult, grades: _Grades) -> tuple[Sample, SearchResult]:
+        return sample_of(problem, result, _grade(grades, grader), epoch), result
+
     try:
         for problem, epoch in wanted:
             asked = replace(request, problem=problem.problem, seed=request.seed + epoch)
             try:
                 by_search[orchestrator.submit(asked, options=_submit_options())] = problem, epoch
             except RequestTooLargeError as error:
-                yield refused_sample(problem, str(error), epoch)
+                yield refused_sample(problem, str(error), epoch), None
             except InvalidRequestError as error:
                 if any(violation.field != "problem" for violation in error.violations):
                     raise
-                yield refused_sample(problem, str(error), epoch)
+                yield refused_sample(problem, str(error), epoch), None
         while orchestrator.busy:
             for result in orchestrator.step():
                 problem, epoch = by_search[result.search_id]
                 if result.error:
-                    yield refused_sample(problem, result.error, epoch)
+                    yield refused_sample(problem, result.error, epoch), None
                     continue
-                if trees:
-                    nodes = [asdict(node) for node in result.nodes]
-                    trees.write(json.dumps({"unique_id": problem.unique_id, "epoch": epoch, "nodes": nodes}) + "\n")
-                    trees.flush()
                 grading.append((problem, epoch, result, _submit(problem, result.answer, grader)))
             ready = [entry for entry in grading if all(future.done() for future in entry[3])]
             if ready:
                 grading = [entry for entry in grading if entry not in ready]
-            yield from (sample_of(problem, found, _grade(of, grader), epoch) for problem, epoch, found, of in ready)
+            yield from (graded(*entry) for entry in ready)
     finally:  # cancel remaining searches; the caller closes the orchestrator
         orchestrator.drop(by_search)
-    yield from (sample_of(problem, found, _grade(of, grader), epoch) for problem, epoch, found, of in grading)
+    yield from (graded(*entry) for entry in grading)
 
 
 def _submit_options() -> SubmitOptions:

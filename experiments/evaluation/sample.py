@@ -92,6 +92,18 @@ def sample_of(problem: Problem, result: SearchResult, grade: Grade, epoch: int =
     )
 
 
+def tree_record(sample: Sample, result: SearchResult) -> dict[str, Any]:
+    """Return the tree of a sample's search: a line of `trees.jsonl`.
+
+    Nodes are ordered by path and numbered in that order, so that the record does not depend on timing.
+    """
+    nodes = sorted(result.nodes, key=lambda node: node.path)
+    place: dict[int | None, int | None] = {None: None}
+    place |= {node.node_id: i for i, node in enumerate(nodes)}
+    records = [asdict(node) | {"node_id": i, "parent_id": place[node.parent_id]} for i, node in enumerate(nodes)]
+    return {"unique_id": sample.unique_id, "epoch": sample.epoch, "nodes": records}
+
+
 def refused_sample(problem: Problem, why: str, epoch: int = 0) -> Sample:
     """Create the sample of a problem that could not be searched, for example one longer than the model's context."""
     return Sample(

@@ -13,7 +13,7 @@ from typing import Any
 from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
-from espalier.experiments.evaluation.run_folder import RunFolder, write_whole
+from espalier.experiments.evaluation.run_folder import RunFolder, remove_partial_files, write_whole
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.evaluation.summary import Summary, summarise
 from espalier.experiments.sweep.grid import (
@@ -128,6 +128,7 @@ def sweep(
         EspalierError: the folder has a cell of other models or of another benchmark, or one that was not searched in
             isolation; no search has started.
     """
+    remove_partial_files(folder)
     held = [_Place(path, request, orchestrator.effective(request)) for path, request in held_requests(folder)]
     places = _places(folder, distinct(requests, orchestrator.effective), held, orchestrator)
     if isolated:
@@ -185,6 +186,8 @@ def _places(
     by_key = {key_of(place.effective): place for place in reversed(held)}
     effective = [orchestrator.effective(request) for request in requests]
     varied = varied_fields([*(place.effective for place in held), *effective])
+    for path in folder.glob("*/"):
+        remove_partial_files(path)  # a cell that was killed before it had a configuration
     taken = {path.name for path in folder.glob("*/") if any(path.iterdir())}
     places: list[_Place] = []
     for request, full in zip(requests, effective, strict=True):
