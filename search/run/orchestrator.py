@@ -5,7 +5,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -27,7 +27,7 @@ from espalier.search.algorithms import (
     with_defaults,
 )
 from espalier.search.request import EXACT_MATCH, USUAL, AlgorithmName, SearchRequest, SubmitOptions, Vote, validate
-from espalier.search.result import Event, SearchResult, StopReason
+from espalier.search.result import Candidate, Event, SearchResult, StopReason
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import (
     PathLimits,
@@ -209,6 +209,11 @@ class Orchestrator:
             if search.result is None:
                 self._work_on(search, search.stop, StopReason.CANCELLED)
             del self._searches[search.search_id]
+
+    def vote(self, candidates: Sequence[Candidate], vote: Vote) -> VoteResult:
+        """Select one of a finished search's candidates as its own vote would; returns once the vote is counted."""
+        end = self._clock() + _VOTE_SECONDS
+        return select(candidates, vote, self._equivalence, lambda: self._clock() > end)
 
     def step(self) -> list[SearchResult]:
         """Admit queued searches, run one engine step, and return the searches that finished.

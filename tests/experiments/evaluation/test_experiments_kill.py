@@ -17,6 +17,7 @@ from killed_runs import (
 
 EVAL = ("eval", "-N", 2, "-M", 2, "--epochs", 2, "--trees", "--threads", 1, "--limit")
 SWEEP = ("sweep", "-a", "beam,best-of-n", "-N", "1,2", "-M", "2", "--trees", "--threads", 1, "--limit")
+SHARING = ("sweep", "--share-work", *SWEEP[1:])
 
 
 def same_as(whole: Path):
@@ -34,7 +35,7 @@ def same_as(whole: Path):
 
 @pytest.mark.parametrize(
     ("command", "moments"),
-    [((*EVAL, 3), (TREE_WITHOUT_SAMPLE, HALF_A_SAMPLE)), ((*SWEEP, 3), (HALF_A_FILE, TREE_WITHOUT_SAMPLE))],
+    [((*EVAL, 3), (TREE_WITHOUT_SAMPLE, HALF_A_SAMPLE)), ((*SHARING, 3), (HALF_A_FILE, TREE_WITHOUT_SAMPLE))],
     ids=["eval", "sweep"],
 )
 def test_what_is_killed_while_it_writes_goes_on_to_the_same_results(command, moments, espalier, tmp_path):
@@ -46,7 +47,7 @@ def test_what_is_killed_while_it_writes_goes_on_to_the_same_results(command, mom
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [(*EVAL, 12), (*SWEEP, 8)], ids=["eval", "sweep"])
+@pytest.mark.parametrize("command", [(*EVAL, 12), (*SWEEP, 8), (*SHARING, 8)], ids=["eval", "sweep", "sharing"])
 def test_what_is_killed_at_ten_random_moments_and_at_every_step_of_writing_goes_on_to_the_same_results(
     command, tmp_path
 ):
