@@ -196,8 +196,11 @@ def _replace(path: Path, content: str | Iterable[bytes]) -> None:
     """Replace `path` atomically by a text, or by lines of bytes."""
     partial = path.with_name(f"{path.name}.{os.getpid()}{_PARTIAL}")
     try:
-        with partial.open("wb") as stream:
-            stream.writelines([content.encode()] if isinstance(content, str) else content)
+        if isinstance(content, str):
+            partial.write_text(content, encoding="utf-8")
+        else:
+            with partial.open("wb") as stream:
+                stream.writelines(content)
         partial.replace(path)
     except OSError as error:
         raise EspalierError(f"cannot write {path}: {error.strerror}") from error
