@@ -46,10 +46,11 @@ def _contents(path: Path) -> Any:
     return path.read_bytes()
 
 
-def started(arguments: tuple[object, ...], moment: str = "") -> "subprocess.Popen[bytes]":
-    """Start the command line; it kills itself at one of `MOMENTS` if that is given."""
+def started(arguments: tuple[object, ...], moment: str = "", **options: Any) -> "subprocess.Popen[bytes]":
+    """Start the command line with options of `Popen`; it kills itself at one of `MOMENTS` if that is given."""
     command = [sys.executable, __file__, moment, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+    options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": os.environ, **options}
+    return subprocess.Popen(command, **options)
 
 
 def finish(arguments: tuple[object, ...]) -> float:

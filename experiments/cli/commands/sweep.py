@@ -83,7 +83,7 @@ def sweep_command(
 ) -> None:
     """Evaluate a grid of searches over any fields; writes tables and a plot of accuracy against tokens.
 
-    Exits with 3 if problems were refused, and 1 if all were.
+    Running the command again resumes. Exits with 3 if problems were refused, and 1 if all were.
     """
     from rich.console import Console
 
@@ -125,9 +125,10 @@ def sweep_command(
             command=describe_command(benchmark, runtime, orchestrator),
             on_sample=both(fresh.append, on_sample), on_cell=requested.append,
         )  # fmt: skip
-    plot_cells(cells, benchmark, out / "accuracy.png")
-    if report:
-        write_report(load_runs([out]), out / REPORT)
+    with kept_on_interrupt(out):
+        plot_cells(cells, benchmark, out / "accuracy.png")
+        if report:
+            write_report(load_runs([out]), out / REPORT)
     if runtime.verify_incremental:
         say_what_was_verified(fresh, total, runtime.verifier)
     if as_json:
