@@ -1,6 +1,6 @@
 """What a search returns: events while it runs, then one result with its usage."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -96,6 +96,21 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """How a node was sampled, and what it cost.
+
+    Attributes:
+        draws: indices of the parent's samples that the node stands for, ascending.
+        own_tokens: how many of its last tokens are not shared with a sibling of a lower path.
+        verifier_tokens: tokens that the verifier read for it; the problem's for the root.
+    """
+
+    draws: tuple[int, ...]
+    own_tokens: int
+    verifier_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """The cost of one search.
 
@@ -140,8 +155,8 @@ class SearchResult:
     `answer` is empty when no path gave one; that is not an error. `configuration` is the request with every default
     filled in, `digests` holds the SHA-256 digest of each model's files. `grader` names how the vote compared answers:
     "math-verify" with its version, or "exact-match" where math-verify was not needed, not enabled, or too slow.
-    `rounds` records the algorithm's requests and inputs (see `trace`); it is not serialized. `error` is the reason of a
-    failed search, else empty.
+    `rounds` records the algorithm's requests and inputs (see `trace`), and `sampled` how each of `nodes` was sampled;
+    neither is serialized. `error` is the reason of a failed search, else empty.
     """
 
     search_id: str
@@ -157,6 +172,7 @@ class SearchResult:
     grader: str
     rounds: tuple[Round, ...] = ()
     error: str = ""
+    sampled: tuple[Sampled, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def selected_path(self) -> set[int]:
@@ -170,8 +186,10 @@ class SearchResult:
         return path
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON-serializable values, without `rounds`."""
-        return asdict(replace(self, rounds=()))
+        """Return the result as JSON-serializable values, without `rounds` and `sampled`."""
+        values = asdict(replace(self, rounds=(), sampled=()))
+        del values["sampled"]
+        return values
 
 
 @dataclass(frozen=True, slots=True)

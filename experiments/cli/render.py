@@ -134,9 +134,14 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
         "by level": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_level.items()),
         "by subject": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_subject.items()),
         f"tokens per {unit}": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
-        "computed ÷ tree": f"generator {summary.generator_redundancy:.3f}"
-        + (f", verifier {summary.verifier_redundancy:.3f}" if summary.verifier_redundancy else ""),
-        "blocks held ÷ logical": f"{summary.blocks_shared:.2f} at the peak",
+        "computed ÷ tree": ", ".join(
+            f"{role} {ratio:.3f}"
+            for role, ratio in (("generator", summary.generator_redundancy), ("verifier", summary.verifier_redundancy))
+            if ratio is not None
+        ),
+        "blocks held ÷ logical": "" if summary.blocks_shared is None else f"{summary.blocks_shared:.2f} at the peak",
+        "derived": f"{summary.derived} from larger searches, whose time and memory are not these"
+        * (summary.derived > 0),
         "time": f"{summary.seconds:.1f} s, {summary.problems_per_minute:.1f} {units}/min"
         if summary.problems_per_minute
         else "",

@@ -39,9 +39,11 @@ def both(one: Callable[["Sample"], None], other: Callable[["Sample"], None]) -> 
 
 def say_what_was_verified(fresh: "list[Sample]", searches: int, verifier: str) -> None:
     """Report how many searches `--verify-incremental` did not check, such as those of an earlier command."""
-    verified = sum(not sample.refused for sample in fresh) if verifier else 0
+    verified = sum(not sample.refused and not sample.derived_from for sample in fresh) if verifier else 0
     if verified < searches:
-        why = "the other samples are of an earlier command, or refused; name another --out to search them again"
+        why = (
+            "the other samples are of an earlier command, refused, or derived; name another --out to search them again"
+        )
         why = why if verifier else "this search reads no scores"
         what = f"{verified} of {searches} searches" if verified else f"nothing, of {searches} searches"
         print(f"--verify-incremental verified {what}: {why}", file=sys.stderr)

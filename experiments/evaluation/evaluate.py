@@ -3,16 +3,16 @@
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
-from dataclasses import asdict, replace
-from typing import Any, TextIO
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.run_folder import RunFolder
-from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of
+from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of, tree_record
 from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
@@ -21,6 +21,21 @@ from espalier.search.voting.math_verify import Grade, Grader
 
 _Grades = list["Future[bool]"]
 """Grades of one answer, by each accepted answer."""
+_Key = tuple[str, int]
+"""Id of a problem, and epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Another run whose results follow from those of the run that is evaluated.
+
+    Attributes:
+        folder: folder of the other run.
+        derive: returns the other run's result, or None if it does not follow.
+    """
+
+    folder: RunFolder
+    derive: Callable[[SearchResult], SearchResult | None]
 
 
 def run_configuration(
@@ -52,6 +67,7 @@ def evaluate(
     epochs: int = 1,
     keep_trees: bool = False,
     folder: RunFolder | None = None,
+    derivations: Sequence[Derivation] = (),
     on_sample: Callable[[Sample], None] | None = None,
 ) -> Summary:
     """Search many problems concurrently, and grade the answers.
@@ -71,7 +87,9 @@ def evaluate(
         keep_trees: whether `trees.jsonl` in the folder gets each search's tree.
         folder: stores samples as they arrive; None stores nothing. Answers in it that could not be graded are graded
             again without another search.
-        on_sample: called with each new sample.
+        derivations: runs that get those samples which they lack and which follow from a search of this run, before
+            this run gets its own; only this run gets a summary.
+        on_sample: called with each new sample, derived ones too.
 
     Returns:
         The summary of the requested problems and of all others with samples in the folder.
@@ -79,29 +97,34 @@ def evaluate(
     Raises:
         InvalidRequestError: the request is invalid; see `Orchestrator.submit` for other errors. No search has started.
     """
-    samples = {sample.key: sample for sample in folder.samples_of(problems)} if folder else {}
+    samples = _samples_in(folder, problems)
     asked = problems[:limit] if asked is None else asked
-    keys = [(problem, epoch) for epoch in range(epochs) for problem in asked]
-    wanted = [(p, e) for p, e in keys if (p.unique_id, e) not in samples or samples[p.unique_id, e].refused]
-    with (
-        folder.open_samples() if folder else nullcontext() as stream,
-        folder.open_trees() if folder and keep_trees else nullcontext() as trees,
-    ):
+    searches = [(problem, epoch) for epoch in range(epochs) for problem in asked]
+    wanted = [(p, e) for p, e in searches if _is_missing(samples, (p.unique_id, e))]
+    with ExitStack() as stack:
+        keys = [(problem.unique_id, epoch) for problem, epoch in wanted]
+        own = stack.enter_context(_Writer(folder, samples, keys, keep_trees))
+        others = [
+            stack.enter_context(_Writer(each.folder, _samples_in(each.folder, problems), keys, keep_trees))
+            for each in derivations
+        ]
 
-        def keep(sample: Sample) -> None:
-            samples[sample.key] = sample
-            if stream:
-                stream.write(json.dumps(asdict(sample)) + "\n")
-                stream.flush()
+        def derived(key: _Key, result: SearchResult) -> Iterator[tuple[_Writer, SearchResult]]:
+            for writer, derivation in zip(others, derivations, strict=True):
+                if writer.lacks(key) and (follows := derivation.derive(result)):
+                    yield writer, follows
 
         for sample in _graded_again(problems, list(samples.values()), grader):
-            keep(sample)
+            own.write(sample)
         last = time.monotonic()
-        for sample in _run(executor, wanted, request, grader, trees):
-            now = time.monotonic()
-            if not _refused_as_before(sample, samples.get(sample.key)):
-                keep(replace(sample, wall_seconds=now - last))
-            last = now
+        for writer, sample, result in _run(executor, wanted, request, grader, own, derived):
+            if writer is not own:
+                writer.write(sample, result)
+            else:
+                now = time.monotonic()
+                if not _refused_as_before(sample, samples.get(sample.key)):
+                    own.write(replace(sample, wall_seconds=now - last), result)
+                last = now
             if on_sample:
                 on_sample(sample)
     places = {problem.unique_id: place for place, problem in enumerate(problems)}
@@ -110,6 +133,50 @@ def evaluate(
     if folder:
         folder.write_summary(summary)
     return summary
+
+
+def _samples_in(folder: RunFolder | None, problems: Sequence[Problem]) -> dict[_Key, Sample]:
+    return {sample.key: sample for sample in folder.samples_of(problems)} if folder else {}
+
+
+def _is_missing(samples: Mapping[_Key, Sample], key: _Key) -> bool:
+    return key not in samples or samples[key].refused
+
+
+class _Writer:
+    """Collects the samples of one run, and appends them and their trees to its folder, if it has one."""
+
+    def __init__(
+        self, folder: RunFolder | None, samples: dict[_Key, Sample], wanted: Sequence[_Key], keep_trees: bool
+    ) -> None:
+        """Start with the `samples` that the run has; it may get those of `wanted` that are missing."""
+        self.run = folder.folder.name if folder else ""
+        self._samples = samples
+        self._stream = folder.open_samples() if folder else None
+        missing = [key for key in wanted if self.lacks(key)]
+        self._trees = folder.open_trees(missing) if folder and keep_trees else None
+
+    def lacks(self, key: _Key) -> bool:
+        """Whether the search has no sample yet, or was refused."""
+        return _is_missing(self._samples, key)
+
+    def write(self, sample: Sample, result: SearchResult | None = None) -> None:
+        """Add a sample, and the tree of its search."""
+        self._samples[sample.key] = sample
+        if self._trees and result:  # before its sample; see `RunFolder.open_trees`
+            self._trees.write(json.dumps(tree_record(sample, result)) + "\n")
+            self._trees.flush()
+        if self._stream:
+            self._stream.write(json.dumps(asdict(sample)) + "\n")
+            self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self._stream, self._trees):
+            if stream:
+                stream.close()
 
 
 def _refused_as_before(sample: Sample, before: Sample | None) -> bool:
@@ -131,40 +198,64 @@ def _run(
     wanted: list[tuple[Problem, int]],
     request: SearchRequest,
     grader: Grader,
-    trees: TextIO | None,
-) -> Iterable[Sample]:
-    """Yield samples of problems and epochs in the order of grading; the engine never waits for a grade."""
+    own: _Writer,
+    derived: Callable[[_Key, SearchResult], Iterable[tuple[_Writer, SearchResult]]],
+) -> Iterable[tuple[_Writer, Sample, SearchResult | None]]:
+    """Yield samples and results in the order of grading; the engine never waits for a grade.
+
+    Those that are `derived` from a search come before its own, so that none is missing once that is written.
+    """
     by_search: dict[str, tuple[Problem, int]] = {}
-    grading: list[tuple[Problem, int, SearchResult, _Grades]] = []
+    grading: list[list[_InGrading]] = []
     try:
         for problem, epoch in wanted:
             asked = replace(request, problem=problem.problem, seed=request.seed + epoch)
             try:
                 by_search[executor.submit(asked, options=_submit_options())] = problem, epoch
             except RequestTooLargeError as error:
-                yield refused_sample(problem, str(error), epoch)
+                yield own, refused_sample(problem, str(error), epoch), None
             except InvalidRequestError as error:
                 if any(violation.field != "problem" for violation in error.violations):
                     raise
-                yield refused_sample(problem, str(error), epoch)
+                yield own, refused_sample(problem, str(error), epoch), None
         while executor.busy:
             for result in executor.step():
                 problem, epoch = by_search[result.search_id]
                 if result.error:
-                    yield refused_sample(problem, result.error, epoch)
+                    yield own, refused_sample(problem, result.error, epoch), None
                     continue
-                if trees:
-                    nodes = [asdict(node) for node in result.nodes]
-                    trees.write(json.dumps({"unique_id": problem.unique_id, "epoch": epoch, "nodes": nodes}) + "\n")
-                    trees.flush()
-                grading.append((problem, epoch, result, _submit(problem, result.answer, grader)))
-            ready = [entry for entry in grading if all(future.done() for future in entry[3])]
-            if ready:
-                grading = [entry for entry in grading if entry not in ready]
-            yield from (sample_of(problem, found, _grade(of, grader), epoch) for problem, epoch, found, of in ready)
+                results = [*derived((problem.unique_id, epoch), result), (own, result)]
+                grading.append([
+                    _InGrading(writer, problem, epoch, found, _submit(problem, found.answer, grader))
+                    for writer, found in results
+                ])  # fmt: skip
+            ready = [group for group in grading if all(each.done for each in group)]
+            grading = [group for group in grading if group not in ready]
+            yield from (each.graded(grader, own) for group in ready for each in group)
     finally:  # cancel remaining searches; the caller closes the executor
         executor.drop(by_search)
-    yield from (sample_of(problem, found, _grade(of, grader), epoch) for problem, epoch, found, of in grading)
+    yield from (each.graded(grader, own) for group in grading for each in group)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _InGrading:
+    """A result whose answer is being graded."""
+
+    writer: _Writer
+    problem: Problem
+    epoch: int
+    result: SearchResult
+    grades: _Grades
+
+    @property
+    def done(self) -> bool:
+        return all(grade.done() for grade in self.grades)
+
+    def graded(self, grader: Grader, searched: _Writer) -> tuple[_Writer, Sample, SearchResult]:
+        """Wait for the grade; `searched` is the writer of the run that searched."""
+        source = "" if self.writer is searched else searched.run
+        sample = sample_of(self.problem, self.result, _grade(self.grades, grader), self.epoch, source)
+        return self.writer, sample, self.result
 
 
 def _submit_options() -> SubmitOptions:

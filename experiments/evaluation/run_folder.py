@@ -28,6 +28,8 @@ _FOLLOWED = ("verifier_family",)
 _COMMANDS = "commands"
 """Key of information that is not compared: the commands that ran in the folder."""
 _REQUEST = frozenset(field.name for field in fields(SearchRequest))
+_PARTIAL = ".partial"
+"""Suffix of a file that is being written; the id of the process that writes it comes before."""
 _LACKING = object()
 _LONGEST_SHOWN = 60
 
@@ -66,6 +68,7 @@ class RunFolder:
         config = folder / "config.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            remove_partial_files(folder)
             found = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else configuration
         except OSError as error:
             raise EspalierError(f"cannot use {folder} for a run: {error}") from error
@@ -111,13 +114,38 @@ class RunFolder:
                 _replace(self._samples, whole)
         return self._samples.open("a", encoding="utf-8")
 
-    def open_trees(self) -> TextIO:
-        """Open `trees.jsonl`, the search tree of each sample, for appending, after removing an incomplete last line."""
+    def open_trees(self, wanted: Collection[tuple[str, int]] = ()) -> TextIO:
+        """Open `trees.jsonl`, the search tree of each sample, for appending.
+
+        Each tree is written before its sample, so that an interruption may leave a tree without one. Trees without a
+        sample, trees of the searches `wanted`, which run again, and an incomplete last line are removed before; of
+        several trees of one search, the last is kept.
+
+        Raises:
+            EspalierError: a line before the last is damaged, or the file cannot be written.
+        """
         if self._trees.is_file():
-            with self._trees.open("rb+") as stream:
-                text = stream.read()
-                stream.truncate(text.rfind(b"\n") + 1)
+            keep = {sample.key for sample in self.done() if not sample.refused}.difference(wanted)
+            self._keep_trees(keep)
         return self._trees.open("a", encoding="utf-8")
+
+    def _keep_trees(self, keep: Collection[tuple[str, int]]) -> None:
+        """Remove all lines of `trees.jsonl` but the last one of each key in `keep`."""
+        last: dict[tuple[str, int], int] = {}
+        with self._trees.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    tree = json.loads(line)
+                    last[tree["unique_id"], tree.get("epoch", 0)] = number
+                except (ValueError, TypeError, KeyError) as error:
+                    raise EspalierError(
+                        f"{self._trees}:{number} is damaged: {error}; repair or remove the line"
+                    ) from error
+            kept = {number for key, number in last.items() if key in keep}
+            stream.seek(0)
+            _replace(self._trees, (line for number, line in enumerate(stream, start=1) if number in kept))
 
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""
@@ -146,10 +174,33 @@ def write_whole(path: Path, value: Any) -> None:
     _replace(path, value if isinstance(value, str) else json.dumps(value, indent=2) + "\n")
 
 
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+def remove_partial_files(folder: Path) -> None:
+    """Remove files that processes were writing to `folder` when they were killed."""
+    for path in folder.glob(f"*{_PARTIAL}"):
+        writer = path.name.removesuffix(_PARTIAL).rpartition(".")[2]
+        if writer.isdecimal() and (int(writer) == os.getpid() or not _is_running(int(writer))):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
     try:
-        partial.write_text(text, encoding="utf-8")
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # not ours, but there
+        pass
+    return True
+
+
+def _replace(path: Path, content: str | Iterable[bytes]) -> None:
+    """Replace `path` atomically by a text, or by lines of bytes."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}{_PARTIAL}")
+    try:
+        if isinstance(content, str):
+            partial.write_text(content, encoding="utf-8")
+        else:
+            with partial.open("wb") as stream:
+                stream.writelines(content)
         partial.replace(path)
     except OSError as error:
         raise EspalierError(f"cannot write {path}: {error.strerror}") from error

@@ -13,6 +13,11 @@ from espalier.search.voting.math_verify import Grade
 
 REFUSED = "refused"
 """Stop reason of a problem that was not searched."""
+_NOT_DERIVED = (
+    "peak_kv_bytes", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "logical_blocks", "physical_blocks",
+    "queue_seconds", "first_step_seconds", "seconds",
+)  # fmt: skip
+"""Fields of the usage that are None in derived samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,9 @@ class Sample:
     is a digest of the problem and its gold answers, empty in samples of older versions. `wall_seconds` is the time
     since the previous sample or the start of the command, so that the sum over samples is the total time despite
     interruptions; 0 in samples of older versions. `epoch` counts the searches of a problem from 0.
+
+    `derived_from` names the run whose larger search this sample was derived from, without a search of its own. Its
+    seconds and KV memory are then None in `usage`, and `wall_seconds` is 0.
     """
 
     unique_id: str
@@ -41,6 +49,7 @@ class Sample:
     wall_seconds: float = 0.0
     epoch: int = 0
     subject: str | None = None
+    derived_from: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.correct, bool) or not isinstance(self.usage, dict):
@@ -68,8 +77,8 @@ class Sample:
         return self.asked == _digest(problem) if self.asked else self.gold == _gold(problem)
 
 
-def sample_of(problem: Problem, result: SearchResult, grade: Grade, epoch: int = 0) -> Sample:
-    """Create the sample of a finished search."""
+def sample_of(problem: Problem, result: SearchResult, grade: Grade, epoch: int = 0, derived_from: str = "") -> Sample:
+    """Create the sample of a finished search, or of a result that was derived from another run's."""
     answers: Counter[str] = Counter()
     for candidate in result.candidates:
         if candidate.answer:
@@ -85,11 +94,24 @@ def sample_of(problem: Problem, result: SearchResult, grade: Grade, epoch: int =
         stop_reason=str(result.stop_reason),
         text=result.best.text if result.best else "",
         answers=dict(answers),
-        usage=asdict(result.usage),
+        usage=asdict(result.usage) | (dict.fromkeys(_NOT_DERIVED) if derived_from else {}),
         asked=_digest(problem),
         epoch=epoch,
         subject=problem.subject,
+        derived_from=derived_from,
     )
+
+
+def tree_record(sample: Sample, result: SearchResult) -> dict[str, Any]:
+    """Return the tree of a sample's search: a line of `trees.jsonl`.
+
+    Nodes are ordered by path and numbered in that order, so that the record does not depend on timing.
+    """
+    nodes = sorted(result.nodes, key=lambda node: node.path)
+    place: dict[int | None, int | None] = {None: None}
+    place |= {node.node_id: i for i, node in enumerate(nodes)}
+    records = [asdict(node) | {"node_id": i, "parent_id": place[node.parent_id]} for i, node in enumerate(nodes)]
+    return {"unique_id": sample.unique_id, "epoch": sample.epoch, "nodes": records}
 
 
 def refused_sample(problem: Problem, why: str, epoch: int = 0) -> Sample:

@@ -89,7 +89,7 @@ def mcnemar_p(only_first: int, only_second: int) -> float:
         EspalierError: scipy is not installed.
     """
     differing = only_first + only_second
-    return float(_scipy().binomtest(only_first, differing).pvalue) if differing else 1.0
+    return float(require_scipy().binomtest(only_first, differing).pvalue) if differing else 1.0
 
 
 def adjusted_p(values: Sequence[float]) -> list[float]:
@@ -98,7 +98,7 @@ def adjusted_p(values: Sequence[float]) -> list[float]:
     Raises:
         EspalierError: scipy is not installed.
     """
-    return [float(value) for value in _scipy().false_discovery_control(values)] if values else []
+    return [float(value) for value in require_scipy().false_discovery_control(values)] if values else []
 
 
 def paired_bootstrap_interval(
@@ -117,12 +117,17 @@ def paired_bootstrap_interval(
         return float(differences[0]), float(differences[0])
     rng = np.random.default_rng(seed)
     values = (np.asarray(differences),)
-    found = _scipy().bootstrap(values, np.mean, method="percentile", n_resamples=resamples, batch=500, rng=rng)
+    found = require_scipy().bootstrap(values, np.mean, method="percentile", n_resamples=resamples, batch=500, rng=rng)
     interval = found.confidence_interval
     return float(interval.low), float(interval.high)
 
 
-def _scipy() -> ModuleType:
+def require_scipy() -> ModuleType:
+    """Return `scipy.stats`.
+
+    Raises:
+        EspalierError: scipy is not installed.
+    """
     try:
         from scipy import stats
     except ImportError as error:

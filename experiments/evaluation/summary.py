@@ -25,12 +25,13 @@ class Summary:
         generated_tokens: mean tokens sampled per problem.
         verifier_tokens: mean tokens computed by the verifier per problem.
         verifier_redundancy: verifier tokens computed, relative to those in the search trees; 1 means no recomputation.
-        generator_redundancy: the same for the generator.
+        generator_redundancy: the same for the generator; None like the three below if samples are derived.
         blocks_shared: physical relative to logical KV blocks at a search's peak, mean over problems.
         seconds: wall time of all commands that searched the problems.
         problems_per_minute: problems per minute of that time; None if it was not measured.
         grader: name and version of the grader.
         configuration: the search with every default filled in.
+        derived: samples that were derived from a larger search; what only a search tells is then None.
     """
 
     benchmark: str
@@ -46,14 +47,15 @@ class Summary:
     generated_tokens: float
     verifier_tokens: float
     verifier_redundancy: float | None
-    generator_redundancy: float
-    blocks_shared: float
-    seconds: float
+    generator_redundancy: float | None
+    blocks_shared: float | None
+    seconds: float | None
     problems_per_minute: float | None
     grader: str
     configuration: dict[str, Any]
     accuracy_by_subject: dict[str, float] = field(default_factory=dict)
     epochs: int = 1
+    derived: int = 0
 
 
 def search_fields(request: SearchRequest) -> dict[str, Any]:
@@ -72,7 +74,9 @@ def summarise(samples: list[Sample], benchmark: str, effective: SearchRequest, g
     def total(name: str) -> float:
         return sum(sample.usage[name] for sample in samples)
 
-    shares = [s.usage["physical_blocks"] / s.usage["logical_blocks"] for s in samples if s.usage["logical_blocks"]]
+    derived = sum(bool(sample.derived_from) for sample in samples)
+    searched = [] if derived else [sample.usage for sample in samples]
+    shares = [usage["physical_blocks"] / usage["logical_blocks"] for usage in searched if usage["logical_blocks"]]
     refused = [sample for sample in samples if sample.refused]
     ungraded = [sample for sample in samples if sample.ungraded]
     firsts = {"refused": refused[:1], "ungraded": ungraded[:1]}
@@ -92,15 +96,16 @@ def summarise(samples: list[Sample], benchmark: str, effective: SearchRequest, g
         accuracy_by_level=_accuracy_by(samples, lambda sample: sample.level),
         generated_tokens=total("generated_tokens") / max(1, count),
         verifier_tokens=total("verifier_tokens") / max(1, count),
-        verifier_redundancy=total("verifier_tokens") / verifier_tree if verifier_tree else None,
-        generator_redundancy=total("generator_tokens") / max(1.0, total("generator_tree_tokens")),
-        blocks_shared=sum(shares) / len(shares) if shares else 1.0,
-        seconds=seconds,
-        problems_per_minute=60 * len(timed) / seconds if timed else None,
+        verifier_redundancy=total("verifier_tokens") / verifier_tree if verifier_tree and not derived else None,
+        generator_redundancy=None if derived else total("generator_tokens") / max(1.0, total("generator_tree_tokens")),
+        blocks_shared=None if derived else sum(shares) / len(shares) if shares else 1.0,
+        seconds=None if derived else seconds,
+        problems_per_minute=60 * len(timed) / seconds if timed and not derived else None,
         grader=grader,
         configuration=search_fields(effective),
         accuracy_by_subject=_accuracy_by(samples, lambda sample: sample.subject),
         epochs=max(map(len, clusters), default=1),
+        derived=derived,
     )
 
 

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from espalier.engine.errors import EspalierError, FatalError, InvalidRequestErro
 from espalier.engine.interrupts import interrupts_held
 from espalier.experiments.executors.ray_worker import RayWorker, WorkerDescription
 from espalier.experiments.executors.settings import ExecutorSettings
-from espalier.search.request import USUAL, SearchRequest, SubmitOptions, validate
-from espalier.search.result import Event, Finished, SearchResult, StopReason
+from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote, validate
+from espalier.search.result import Candidate, Event, Finished, SearchResult, StopReason
 from espalier.search.run.executor import Rejected
 from espalier.search.run.load import RuntimeSettings
 from espalier.search.run.usage import UsageMeter
+from espalier.search.voting.equivalence import make_equivalence
+from espalier.search.voting.vote import VOTE_SECONDS, VoteResult, select
 
 log = logging.getLogger("espalier.executors")
 
@@ -99,6 +101,7 @@ class RayExecutor:
         self._none_since: float | None = None
         self._effective: dict[SearchRequest, SearchRequest] = {}
         self._workers: list[_Worker] = []
+        self._equivalence = make_equivalence(runtime.answer_equivalence, runtime.grader_memory)
         self._started_ray = not self._ray.is_initialized()
         if self._started_ray:
             self._join(settings, runtime)
@@ -182,6 +185,11 @@ class RayExecutor:
         self._require_workers()
         return finished
 
+    def vote(self, candidates: Sequence[Candidate], vote: Vote) -> VoteResult:
+        """Select one of a finished search's candidates as its own vote would; counted in this process."""
+        end = time.monotonic() + VOTE_SECONDS
+        return select(candidates, vote, self._equivalence, lambda: time.monotonic() > end)
+
     def close(self) -> None:
         """End all workers, and the cluster if this executor has started it."""
         self._searches.clear()
@@ -191,6 +199,8 @@ class RayExecutor:
             worker.running.clear()
             self._ray.kill(worker.actor)
         self._workers.clear()
+        if self._equivalence:
+            self._equivalence.close()
         if self._started_ray:
             self._ray.shutdown()
 

@@ -1,16 +1,21 @@
 """A Ray worker: an asynchronous actor with an engine of its own, which runs many searches at once."""
 
+from __future__ import annotations
+
 import os
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
-from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.service.engine_thread import EngineThread, Search
+
+if TYPE_CHECKING:
+    from espalier.search.run.orchestrator import Orchestrator
 
 _EVENTS_KEPT = 256
 """Events of a search that wait for the driver before older ones are dropped; see `EventBuffer`."""

@@ -13,7 +13,8 @@ NOTES = (
     "Differences are over the problems that both runs searched; their intervals are 95% percentile bootstrap intervals "
     "over problems. p is of McNemar's exact test, and adjusted for all pairs by Benjamini and Hochberg.",
     "Tokens, seconds and memory are means over searches. Seconds are the run's wall time divided by its searches; "
-    "peak KV is the memory of a search's KV blocks of both models at its peak.",
+    "peak KV is the memory of a search's KV blocks of both models at its peak. A dash: not measured, as in runs whose "
+    "samples were derived from a search with more paths.",
 )
 """How to read a report."""
 _MIXED = (

@@ -30,7 +30,8 @@ class Measures:
         pass_at: unbiased pass@k by k, mean over problems; empty with one epoch.
         generated_tokens: mean tokens sampled per search.
         verifier_tokens: mean tokens computed by the verifier per search.
-        wall_seconds: time of the run per search; None if it was not measured.
+        wall_seconds: time of the run per search; None if it was not measured, like the two below if any of the run's
+            samples was derived from a larger search.
         search_seconds: mean time from a search's start to its end; others may have run at the same time.
         peak_kv_mib: mean peak KV memory of a search, both models together, in MiB.
     """
@@ -47,8 +48,8 @@ class Measures:
     generated_tokens: float
     verifier_tokens: float
     wall_seconds: float | None
-    search_seconds: float
-    peak_kv_mib: float
+    search_seconds: float | None
+    peak_kv_mib: float | None
 
 
 def measure(run: Run) -> Measures:
@@ -58,10 +59,7 @@ def measure(run: Run) -> Measures:
     accuracy = fmean(float(outcome.correct) for outcome in run.outcomes)
     trials = effective_trials(clusters) if run.epochs > 1 else len(run.outcomes)
     low, high = wilson_interval(sum(o.correct for o in run.outcomes) * trials / len(run.outcomes), trials)
-    wall = sum(outcome.wall_seconds for outcome in run.outcomes)
-
-    def mean(value: Callable[[Outcome], float]) -> float:
-        return fmean(map(value, ran)) if ran else 0.0
+    wall, peak = _mean(run.outcomes, lambda o: o.wall_seconds), _mean(ran, lambda o: o.peak_kv_bytes)
 
     return Measures(
         run=run,
@@ -73,12 +71,19 @@ def measure(run: Run) -> Measures:
         high=high if accuracy < 1 else 1.0,
         standard_error=clustered_standard_error(clusters) if run.epochs > 1 else None,
         pass_at=_pass_at(run),
-        generated_tokens=mean(lambda o: o.generated_tokens),
-        verifier_tokens=mean(lambda o: o.verifier_tokens),
-        wall_seconds=wall / len(ran) if wall and ran else None,
-        search_seconds=mean(lambda o: o.seconds),
-        peak_kv_mib=mean(lambda o: o.peak_kv_bytes) / _MIB,
+        generated_tokens=_mean(ran, lambda o: o.generated_tokens) or 0.0,
+        verifier_tokens=_mean(ran, lambda o: o.verifier_tokens) or 0.0,
+        wall_seconds=wall * len(run.outcomes) / len(ran) if wall and ran else None,
+        search_seconds=_mean(ran, lambda o: o.seconds),
+        peak_kv_mib=None if peak is None else peak / _MIB,
     )
+
+
+def _mean(outcomes: Sequence[Outcome], value: Callable[[Outcome], float | None]) -> float | None:
+    """Mean over outcomes, 0 without any; None if one of them has no value."""
+    values = [value(outcome) for outcome in outcomes]
+    known = [each for each in values if each is not None]
+    return None if len(known) < len(values) else fmean(known) if known else 0.0
 
 
 def _pass_at(run: Run) -> dict[int, float]:

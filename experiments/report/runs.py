@@ -36,6 +36,7 @@ class Outcome:
 
     `epoch` numbers the searches of one problem from 0. `asked` is a digest of the problem; empty in older runs.
     `seconds` is the search's own time, during which others may have run; `wall_seconds` is its share of the run's time.
+    These and the memory are None in a sample that was derived from a larger search.
     """
 
     unique_id: str
@@ -52,9 +53,9 @@ class Outcome:
     refused: bool
     generated_tokens: float
     verifier_tokens: float
-    seconds: float
-    wall_seconds: float
-    peak_kv_bytes: float
+    seconds: float | None
+    wall_seconds: float | None
+    peak_kv_bytes: float | None
 
     @property
     def steps(self) -> list[str]:
@@ -225,6 +226,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _outcome(record: dict[str, Any]) -> Outcome:
     usage = record["usage"]
+    derived = bool(record.get("derived_from"))
     if not isinstance(record["correct"], bool):
         raise TypeError("correct must be true or false")
     return Outcome(
@@ -242,9 +244,9 @@ def _outcome(record: dict[str, Any]) -> Outcome:
         refused=record.get("stop_reason") == REFUSED,
         generated_tokens=float(usage.get("generated_tokens", 0)),
         verifier_tokens=float(usage.get("verifier_tokens", 0)),
-        seconds=float(usage.get("seconds", 0)),
-        wall_seconds=float(record.get("wall_seconds") or 0),
-        peak_kv_bytes=float(usage.get("peak_kv_bytes", 0)),
+        seconds=None if derived else float(usage.get("seconds", 0)),
+        wall_seconds=None if derived else float(record.get("wall_seconds") or 0),
+        peak_kv_bytes=None if derived else float(usage.get("peak_kv_bytes", 0)),
     )
 
 

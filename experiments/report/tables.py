@@ -54,7 +54,7 @@ def main_table(measures: Sequence[Measures]) -> Table:
             *(_or_dash(m.pass_at.get(k), 100) for k in ks),
             *([str(m.refused)] if refused else []),
             *(f"{m.generated_tokens:.0f}", f"{m.verifier_tokens:.0f}"),
-            *("–" if m.wall_seconds is None else f"{m.wall_seconds:#.3g}", f"{m.peak_kv_mib:#.3g}"),
+            *("–" if value is None else f"{value:#.3g}" for value in (m.wall_seconds, m.peak_kv_mib)),
         ]
         for number, m in enumerate(measures, start=1)
     ]

@@ -14,7 +14,6 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.engine.step_record import StepRecord
 from espalier.search.run.executor import Executor
-from espalier.search.run.orchestrator import Orchestrator
 
 _PROCESS = 1
 _HOST = 1
@@ -33,6 +32,8 @@ def profiled(executor: Executor, path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
+    from espalier.search.run.orchestrator import Orchestrator
+
     if not isinstance(executor, Orchestrator):
         raise EspalierError("--profile: needs --executor local; the engines of Ray workers run elsewhere")
     engine = executor.engine

@@ -7,6 +7,7 @@ from pathlib import Path
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.run_folder import read_samples
 from espalier.experiments.evaluation.sample import Sample
+from espalier.experiments.sweep.fewer_paths import holds_the_paths_of
 from espalier.experiments.sweep.grid import cell_name, distinct, key_of, varied_fields
 from espalier.experiments.sweep.run import held_requests
 from espalier.search.algorithms import memory_estimate, needs_verifier, with_defaults
@@ -15,7 +16,7 @@ from espalier.search.request import AlgorithmName, SearchRequest
 _DEFAULT_MAX_TOKENS = 2048
 _OF_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
 """Fields whose default is the checkpoint's."""
-MEASURED, SCALED, LONGEST = "its own samples", "samples of", "longest paths"
+MEASURED, SCALED, LONGEST, DERIVED = "its own samples", "samples of", "longest paths", "derived from a larger N"
 """What an estimate is based on."""
 
 
@@ -33,7 +34,8 @@ class Estimate:
         peak_kv_bytes: KV of one search at its peak, of both models.
         basis: what the figures follow from: samples of this cell, those of another cell scaled by the number of
             candidates, or N and M with every path as long as
-            allowed, nothing shared and prompts not counted, which is usually far too much.
+            allowed, nothing shared and prompts not counted, which is usually far too much; or nothing is to be searched
+            as all samples are derived.
     """
 
     name: str
@@ -52,6 +54,11 @@ class _Measured:
     request: SearchRequest
     samples: list[Sample]
 
+    @property
+    def searched(self) -> list[Sample]:
+        """Samples with a search of their own, which tell what it costs."""
+        return [sample for sample in self.samples if not sample.derived_from]
+
 
 def estimates(
     requests: Sequence[SearchRequest],
@@ -60,6 +67,7 @@ def estimates(
     folder: Path,
     *,
     epochs: int = 1,
+    share_work: bool = False,
     kv_bytes_per_token: tuple[int, int],
 ) -> list[Estimate]:
     """Estimate every distinct search; reads the samples in `folder`, and no weights.
@@ -70,6 +78,7 @@ def estimates(
         asked: the problems to search.
         folder: folder of the sweep; need not exist.
         epochs: how often each is searched.
+        share_work: whether samples are derived from larger searches; see `fewer_paths`.
         kv_bytes_per_token: of the generator and of the verifier.
     """
     searches = distinct(requests, with_defaults)
@@ -81,12 +90,20 @@ def estimates(
     full = [_filled(request, held) for request in searches]
     varied = varied_fields([*(with_defaults(each.request) for each in held), *full])
     wanted = {(problem.unique_id, epoch) for problem in asked for epoch in range(epochs)}
+    owned = [next((each for each in held if _same(request, each.request)), None) for request in searches]
+    missing = [wanted - {sample.key for sample in own.samples} if own else wanted for own in owned]
     found: list[Estimate] = []
-    for request, filled in zip(searches, full, strict=True):
-        own = next((each for each in held if _same(request, each.request)), None)
-        done = {sample.key for sample in own.samples} & wanted if own else set[tuple[str, int]]()
+    for request, filled, own, lacking in zip(searches, full, owned, missing, strict=True):
+        left = set(lacking)
+        for other, its in zip(full, missing, strict=True):
+            if share_work and holds_the_paths_of(other, filled):
+                left -= its
         name = own.name if own else cell_name(filled, varied)
-        found.append(_estimate(name, request, own, held, len(done), len(wanted), kv_bytes_per_token))
+        done = len(wanted) - len(lacking)
+        if lacking and not left:
+            found.append(Estimate(name, done, 0, 0, 0, 0, 0, DERIVED))
+        else:
+            found.append(_estimate(name, request, own, held, done, len(left), kv_bytes_per_token))
     return found
 
 
@@ -96,21 +113,23 @@ def _estimate(
     own: _Measured | None,
     held: Sequence[_Measured],
     done: int,
-    wanted: int,
+    left: int,
     kv: tuple[int, int],
 ) -> Estimate:
-    left = wanted - done
-    alike = [each for each in held if each.samples and each.request.algorithm is request.algorithm]
-    source = own if own and own.samples else min(alike, key=lambda each: _distance(each.request, request), default=None)
+    alike = [each for each in held if each.searched and each.request.algorithm is request.algorithm]
+    source = (
+        own if own and own.searched else min(alike, key=lambda each: _distance(each.request, request), default=None)
+    )
     if source is None:
         return _longest(name, request, done, left, kv)
     scale = 1.0 if source is own else _steps_in_parallel(request) / _steps_in_parallel(source.request)
-    count = len(source.samples)
+    samples = source.searched
+    count = len(samples)
 
     def mean(field: str) -> float:
-        return sum(sample.usage[field] for sample in source.samples) / count
+        return sum(sample.usage[field] for sample in samples) / count
 
-    seconds = sum(sample.wall_seconds for sample in source.samples) / count
+    seconds = sum(sample.wall_seconds for sample in samples) / count
     return Estimate(
         name,
         done,
@@ -118,7 +137,7 @@ def _estimate(
         left * scale * mean("generated_tokens"),
         left * scale * mean("verifier_tokens"),
         left * scale * seconds / 60 if seconds else None,
-        max(1.0, scale) * max(sample.usage["peak_kv_bytes"] for sample in source.samples),
+        max(1.0, scale) * max(sample.usage["peak_kv_bytes"] for sample in samples),
         MEASURED if source is own else f"{SCALED} {source.name}",
     )
 

@@ -7,15 +7,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.benchmarks import Problem
-from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
-from espalier.experiments.evaluation.run_folder import RunFolder, write_whole
+from espalier.experiments.evaluation.evaluate import Derivation, evaluate, left_open, run_configuration
+from espalier.experiments.evaluation.run_folder import RunFolder, read_samples, remove_partial_files, write_whole
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.evaluation.summary import Summary, summarise
+from espalier.experiments.sweep.fewer_paths import holds_the_paths_of, with_fewer_paths
 from espalier.experiments.sweep.grid import (
     FIELDS,
     N_AND_M,
@@ -37,7 +39,7 @@ CELLS, TABLE = "cells.json", "sweep.csv"
 _COLUMNS = (
     "benchmark", "problems", "refused", "ungraded", "correct", "accuracy", "low", "high", "generated_tokens",
     "verifier_tokens", "verifier_redundancy", "generator_redundancy", "blocks_shared", "seconds",
-    "problems_per_minute", "grader",
+    "problems_per_minute", "grader", "derived",
 )  # fmt: skip
 """Fields of a summary in the table, after the varied fields."""
 
@@ -54,15 +56,16 @@ class Cell:
         name: name of its run folder.
         settings: N, M and all fields in which cells of the sweep differ; None for those that its search does not use.
         summary: summary of its samples.
-        search_seconds: mean seconds of a search from its start, beside all searches that ran at the same time.
+        search_seconds: mean seconds of a search from its start, beside all searches that ran at the same time; None
+            like the next if samples are derived.
         peak_kv_bytes: mean bytes of KV that a search holds at its peak, of both models.
     """
 
     name: str
     settings: dict[str, Any]
     summary: Summary
-    search_seconds: float = 0.0
-    peak_kv_bytes: float = 0.0
+    search_seconds: float | None = 0.0
+    peak_kv_bytes: float | None = 0.0
 
     @property
     def refused(self) -> bool:
@@ -96,6 +99,7 @@ def sweep(
     epochs: int = 1,
     keep_trees: bool = False,
     isolated: bool = False,
+    share_work: bool = False,
     command: Mapping[str, Any] | None = None,
     on_sample: Callable[[Sample], None] | None = None,
     on_cell: Callable[[Cell], None] | None = None,
@@ -115,7 +119,8 @@ def sweep(
         asked: the problems to search; None for all.
         epochs: how often each is searched; see `evaluate`.
         keep_trees: whether each cell keeps the trees of its searches; see `evaluate`.
-        isolated: refuse samples of commands that searched several problems at once.
+        isolated: refuse samples of commands that searched several problems at once, and derived ones.
+        share_work: derive samples from searches that differ in a larger N only, where that is exact; see `fewer_paths`.
         command: see `RunFolder`.
         on_sample: called with each new sample.
         on_cell: called with each requested cell.
@@ -128,6 +133,7 @@ def sweep(
         EspalierError: the folder has a cell of other models or of another benchmark, or one that was not searched in
             isolation; no search has started.
     """
+    remove_partial_files(folder)
     held = [_Place(path, request, executor.effective(request)) for path, request in held_requests(folder)]
     places = _places(folder, distinct(requests, executor.effective), held, executor)
     if isolated:
@@ -142,12 +148,22 @@ def sweep(
             if samples := run_folder.samples_of(problems):
                 summary = summarise(samples, benchmark, place.effective, grader.name)
                 cells[place.path] = _cell(place, varied, summary, samples)
+    if share_work:
+        places.sort(key=lambda place: -place.effective.beam_width)
     for place in places:
         run_folder = _run_folder(place, benchmark, executor, grader, command)
+        smaller = [other for other in places if share_work and holds_the_paths_of(place.effective, other.effective)]
+        derivations = [
+            Derivation(
+                _run_folder(other, benchmark, executor, grader, command),
+                partial(with_fewer_paths, paths=other.effective.beam_width, vote=executor.vote),
+            )
+            for other in smaller
+        ]
         summary = evaluate(
             executor, problems, place.request, grader,
             benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=keep_trees, folder=run_folder,
-            on_sample=on_sample,
+            derivations=derivations, on_sample=on_sample,
         )  # fmt: skip
         cells[place.path] = _cell(place, varied, summary, run_folder.samples_of(problems))
         if on_cell:
@@ -185,6 +201,8 @@ def _places(
     by_key = {key_of(place.effective): place for place in reversed(held)}
     effective = [executor.effective(request) for request in requests]
     varied = varied_fields([*(place.effective for place in held), *effective])
+    for path in folder.glob("*/"):
+        remove_partial_files(path)  # a cell that was killed before it had a configuration
     taken = {path.name for path in folder.glob("*/") if any(path.iterdir())}
     places: list[_Place] = []
     for request, full in zip(requests, effective, strict=True):
@@ -215,6 +233,10 @@ def _require_isolated(places: Iterable[_Place]) -> None:
                 raise EspalierError(
                     f"--isolated: {place.path} holds samples of searches that ran beside others; name another --out"
                 )
+            if any(sample.derived_from for sample in read_samples(place.path)):
+                raise EspalierError(
+                    f"--isolated: {place.path} holds samples derived from a larger search; name another --out"
+                )
 
 
 def _run_folder(
@@ -232,8 +254,8 @@ def _cell(place: _Place, varied: Sequence[str], summary: Summary, samples: Seque
     settings = settings_of(place.effective)
     searched = [sample.usage for sample in samples if not sample.refused]
 
-    def mean(name: str) -> float:
-        return sum(usage[name] for usage in searched) / max(1, len(searched))
+    def mean(name: str) -> float | None:
+        return None if summary.derived else sum(usage[name] for usage in searched) / max(1, len(searched))
 
     columns = {name: settings[name] for name in column_names(varied)}
     return Cell(place.path.name, columns, summary, mean("seconds"), mean("peak_kv_bytes"))

@@ -1,11 +1,12 @@
 """What runs searches: an orchestrator in this process, or workers on other machines."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from espalier.search.request import USUAL, SearchRequest, SubmitOptions
-from espalier.search.result import Event, SearchResult
+from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote
+from espalier.search.result import Candidate, Event, SearchResult
+from espalier.search.voting.vote import VoteResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,10 @@ class Executor(Protocol):
         Raises:
             FatalError: no search can continue.
         """
+        ...
+
+    def vote(self, candidates: Sequence[Candidate], vote: Vote) -> VoteResult:
+        """Select one of a finished search's candidates as its own vote would; returns once the vote is counted."""
         ...
 
     def close(self) -> None:

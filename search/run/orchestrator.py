@@ -5,7 +5,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -27,7 +27,7 @@ from espalier.search.algorithms import (
     with_defaults,
 )
 from espalier.search.request import EXACT_MATCH, USUAL, AlgorithmName, SearchRequest, SubmitOptions, Vote, validate
-from espalier.search.result import Event, SearchResult, StopReason
+from espalier.search.result import Candidate, Event, SearchResult, StopReason
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import (
     PathLimits,
@@ -39,13 +39,10 @@ from espalier.search.run.memory import (
 )
 from espalier.search.run.search import RunningSearch
 from espalier.search.voting.equivalence import Equivalence
-from espalier.search.voting.vote import VoteResult, is_decided, select
+from espalier.search.voting.vote import VOTE_SECONDS, VoteResult, is_decided, select
 
 DEFAULT_MAX_TOKENS = 2048
 """Default limit on the generated tokens of one path."""
-
-_VOTE_SECONDS = 60.0
-"""Seconds after which a vote falls back to exact match; adversarial answers could otherwise delay it for hours."""
 
 _VOTE_THREADS = 4
 """Votes counted concurrently; each thread mostly waits for child processes."""
@@ -215,6 +212,11 @@ class Orchestrator:
                 self._work_on(search, search.stop, StopReason.CANCELLED)
             del self._searches[search.search_id]
 
+    def vote(self, candidates: Sequence[Candidate], vote: Vote) -> VoteResult:
+        """Select one of a finished search's candidates as its own vote would; returns once the vote is counted."""
+        end = self._clock() + VOTE_SECONDS
+        return select(candidates, vote, self._equivalence, lambda: self._clock() > end)
+
     def step(self) -> list[SearchResult]:
         """Admit queued searches, run one engine step, and return the searches that finished.
 
@@ -291,7 +293,7 @@ class Orchestrator:
     def _end_growth(self, search: RunningSearch) -> None:
         """Release what a search with a complete tree holds, and start its vote."""
         self._give_back(search)
-        search.vote_deadline = self._clock() + _VOTE_SECONDS
+        search.vote_deadline = self._clock() + VOTE_SECONDS
         if search.result is None:
             self._begin_vote(search)
 

@@ -20,6 +20,7 @@ from espalier.search.result import (
     Event,
     Finished,
     Round,
+    Sampled,
     ScoredStep,
     SearchResult,
     Started,
@@ -256,6 +257,7 @@ class RunningSearch:
             grader=outcome.grader,
             rounds=tuple(self._rounds),
             error=self._error,
+            sampled=tuple(Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
         )
         self._on_event(Finished(self.search_id, self.result))
 

@@ -11,6 +11,9 @@ from espalier.search.voting.answers import canonical, exact_match_key, is_number
 from espalier.search.voting.equivalence import Equivalence
 from espalier.search.voting.reading import marks_agree, read
 
+VOTE_SECONDS = 60.0
+"""Seconds after which a vote falls back to exact match; adversarial answers could otherwise delay it for hours."""
+
 
 class VoteResult(NamedTuple):
     """The winning candidate, None if no candidate has an answer; and the name of what compared the answers."""

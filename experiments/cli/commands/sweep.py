@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _USUAL = {"beam_width": [1, 2, 4], "expansion": [1, 2, 4]}
 """The grid without --grid, for fields that are not given."""
+REPORT = "report"
+"""Folder of the report in the sweep's folder."""
 _SHOWN = {name: ",".join(map(str, values)) for name, values in _USUAL.items()}
 
 
@@ -60,6 +62,20 @@ def sweep_command(
             "run at once and share the machine and the KV pool. Searches never share cached prompts.",
         ),
     ] = False,
+    share_work: Annotated[
+        bool,
+        typer.Option(
+            "--share-work",
+            help="Derive best-of-n and majority cells from those that differ in a larger N only: their first paths are "
+            "the same. All but seconds and KV memory is exact; those are left empty.",
+        ),
+    ] = False,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report", help="Also write the report of all cells in the folder, as `espalier report` does, to report/."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the cells as JSON.")] = False,
     in_flight: opt.InFlight = 32,
     *,
@@ -69,7 +85,7 @@ def sweep_command(
 ) -> None:
     """Evaluate a grid of searches over any fields; writes tables and a plot of accuracy against tokens.
 
-    Exits with 3 if problems were refused, and 1 if all were.
+    Running the command again resumes. Exits with 3 if problems were refused, and 1 if all were.
     """
     from rich.console import Console
 
@@ -79,14 +95,23 @@ def sweep_command(
     from espalier.experiments.evaluation.benchmarks import load_benchmark
     from espalier.experiments.evaluation.graders import make_grader
     from espalier.experiments.evaluation.provenance import describe_command
+    from espalier.experiments.evaluation.statistics import require_scipy
+    from espalier.experiments.report.runs import load_runs
+    from espalier.experiments.report.write import PAGE, write_report
     from espalier.experiments.sweep.run import TABLE, Cell, sweep
 
+    if share_work and isolated:
+        raise typer.BadParameter(
+            "a derived cell has no seconds of its own; leave out one of both", param_hint="--share-work"
+        )
+    if report:
+        require_scipy()  # before the work, not after it
     requests = requests_of(values, read_grid(grid)) if grid else requests_of(_USUAL | values)
     problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map))
     selection = opt.parse_selection(sample_ids, levels, subjects, shuffle_seed if shuffle else None, limit)
     asked = selection.of(problems)
     if dry_run:
-        _estimate(requests, problems, asked, epochs, runtime, out, as_json)
+        _estimate(requests, problems, asked, epochs, share_work, runtime, out, as_json)
         return
     runtime = replace(runtime, max_running=1 if isolated else in_flight)
     executor = load_executor(runtime, where, longest_first=True)
@@ -98,10 +123,14 @@ def sweep_command(
         cells = sweep(
             executor, problems, requests, checker,
             benchmark=benchmark, folder=out, asked=asked, epochs=epochs, keep_trees=trees, isolated=isolated,
+            share_work=share_work,
             command=describe_command(benchmark, runtime, executor),
             on_sample=both(fresh.append, on_sample), on_cell=requested.append,
         )  # fmt: skip
-    plot_cells(cells, benchmark, out / "accuracy.png")
+    with kept_on_interrupt(out):
+        plot_cells(cells, benchmark, out / "accuracy.png")
+        if report:
+            write_report(load_runs([out]), out / REPORT)
     if runtime.verify_incremental:
         say_what_was_verified(fresh, total, runtime.verifier)
     if as_json:
@@ -110,6 +139,8 @@ def sweep_command(
         console = Console()
         show_cells(console, cells, out)
         console.print(f"table {out / TABLE}\nplot  {out / 'accuracy.png'}", highlight=False, markup=False)
+        if report:
+            console.print(f"page  {out / REPORT / PAGE}", highlight=False, markup=False)
     if code := exit_code(cell.summary for cell in requested):
         raise typer.Exit(code)
 
@@ -119,6 +150,7 @@ def _estimate(
     problems: "list[Problem]",
     asked: "list[Problem]",
     epochs: int,
+    share_work: bool,
     runtime: RuntimeSettings,
     out: Path,
     as_json: bool,
@@ -140,7 +172,9 @@ def _estimate(
         family, reference = runtime.verifier_family, runtime.verifier_reference
         found = inspect_checkpoint(runtime.verifier, kind, family=family, reference=reference, hub=hub)
         verifier = found.kv_bytes_per_token
-    rows = estimates(requests, problems, asked, out, epochs=epochs, kv_bytes_per_token=(generator, verifier))
+    rows = estimates(
+        requests, problems, asked, out, epochs=epochs, share_work=share_work, kv_bytes_per_token=(generator, verifier)
+    )
     if as_json:
         print(json.dumps([asdict(each) for each in rows], indent=2))
     else:

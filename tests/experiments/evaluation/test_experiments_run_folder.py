@@ -1,6 +1,8 @@
 """The folders that keep the samples of an evaluation."""
 
 import json
+import os
+import subprocess
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -213,3 +215,39 @@ def test_damaged_configuration_is_refused_by_name(tmp_path: Path, text: str):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(EspalierError, match=r"config\.json"):
         RunFolder(tmp_path, CONFIGURATION)
+
+
+def test_what_a_killed_process_was_writing_is_removed_and_what_a_running_one_writes_is_not(tmp_path):
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    theirs = tmp_path / f"config.json.{os.getppid()}.partial"
+    for path in (
+        theirs,
+        tmp_path / f"config.json.{ended.pid}.partial",
+        tmp_path / f"summary.json.{os.getpid()}.partial",
+    ):
+        path.write_text("half")
+    RunFolder(tmp_path, CONFIGURATION)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", theirs.name]
+
+
+def test_trees_are_kept_of_samples_only_and_one_of_each(tmp_path):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    keep(folder, sample("a"), sample("b"), sample("c", epoch=1), sample("d", stop_reason="refused"))
+    lines = [
+        json.dumps({"unique_id": name, "epoch": epoch, "nodes": [number]}) + "\n"
+        for number, (name, epoch) in enumerate(
+            [("a", 0), ("b", 0), ("c", 0), ("c", 1), ("d", 0), ("nobody", 0), ("a", 0)]
+        )
+    ]
+    (tmp_path / "trees.jsonl").write_text("".join(lines) + lines[0][:20])
+    with folder.open_trees(wanted=[("b", 0)]) as stream:
+        stream.write(lines[1])
+    assert (tmp_path / "trees.jsonl").read_text() == lines[3] + lines[6] + lines[1]
+
+
+def test_a_damaged_tree_before_the_last_is_named(tmp_path):
+    folder = RunFolder(tmp_path, CONFIGURATION)
+    (tmp_path / "trees.jsonl").write_text('{"unique_id": "a", "epoch": 0, "nodes": []}\n{"unique\n')
+    with pytest.raises(EspalierError, match=r"trees.jsonl:2 is damaged: .*; repair or remove the line"):
+        folder.open_trees()

@@ -56,7 +56,7 @@ FULL = SearchRequest(
     time_limit=12.5,
     merge_duplicates=False,
 )
-ONLY_HERE = {"rounds", "error"}
+ONLY_HERE = {"rounds", "sampled", "error"}
 """Of a result. One that failed leaves the server as a status."""
 RESULT = result_of(FULL, "s1", StopReason.FINISHED)
 
