@@ -14,7 +14,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -52,11 +52,12 @@ class Part(NamedTuple):
     split: str | None = None
 
 
-def read_records(name: str) -> tuple[str, Iterator[Record]]:
+def read_records(name: str, offline: bool = False) -> tuple[str, Iterator[Record]]:
     """The records of a benchmark, read when they are needed; and a short name of it, for the ids of its problems.
 
     Args:
         name: a file, a folder or a hub id; see this module.
+        offline: take what is of the hub from the datasets library's cache, and use no network.
 
     Raises:
         BenchmarkError: there is no such benchmark, or it cannot be read; names the file and the line or row.
@@ -69,7 +70,7 @@ def read_records(name: str) -> tuple[str, Iterator[Record]]:
     if folder.is_dir():
         return folder.resolve().name, _of_folder(folder, part)
     if (found := _HUB_NAME.fullmatch(source)) and folder.suffix.lower() not in SUFFIXES:
-        return found["repository"].partition("/")[2], _of_hub(found["repository"], found["revision"], part)
+        return found["repository"].partition("/")[2], _of_hub(found["repository"], found["revision"], part, offline)
     raise BenchmarkError(f"no benchmark {name!r}: neither a file, a folder, a hub id like openai/gsm8k, nor `demo`")
 
 
@@ -227,10 +228,10 @@ def _of_folder(folder: Path, part: Part) -> Iterator[Record]:
             yield record._replace(number=number)
 
 
-def _of_hub(repository: str, revision: str | None, part: Part) -> Iterator[Record]:
+def _of_hub(repository: str, revision: str | None, part: Part, offline: bool) -> Iterator[Record]:
     datasets = _library("datasets", repository)
     name = f"{repository}@{revision}" if revision else repository
-    with _dataset_errors(repository, part, revision):
+    with _without_network(datasets.config) if offline else nullcontext(), _dataset_errors(repository, part, revision):
         splits = datasets.load_dataset(repository, part.configuration, revision=revision)
     yield from _rows(name, splits, part)
 
@@ -259,15 +260,28 @@ def _chosen(name: str, splits: Iterable[str], part: Part) -> str:
 
 
 @contextmanager
+def _without_network(config: Any) -> Iterator[None]:
+    """Keep the library from the network: it has no argument for that, and reads the environment only when imported."""
+    before = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
+
+
+@contextmanager
 def _dataset_errors(source: str, part: Part, revision: str | None = None) -> Iterator[None]:
     """Turn the library's errors into BenchmarkErrors; it raises many kinds, and of the hub's client and of Arrow."""
     try:
         yield
     except Exception as error:
         known: list[str] = []
-        if isinstance(error, ValueError):  # no such configuration, or several and none named
+        datasets = import_module("datasets")
+        knows = Path(source).is_dir() or not datasets.config.HF_HUB_OFFLINE
+        if knows and isinstance(error, ValueError):  # no such configuration, or several and none named
             with suppress(Exception):
-                known = import_module("datasets").get_dataset_config_names(source, revision=revision)
+                known = datasets.get_dataset_config_names(source, revision=revision)
         if known and part.configuration not in known:
             lacks = f"no configuration {part.configuration!r}" if part.configuration else "several configurations"
             raise BenchmarkError(

@@ -74,18 +74,21 @@ class Problem:
         return self.answer, *self.alternatives
 
 
-def load_benchmark(name: str, limit: int | None = None, field_map: Mapping[str, str] | None = None) -> list[Problem]:
+def load_benchmark(
+    name: str, limit: int | None = None, field_map: Mapping[str, str] | None = None, offline: bool = False
+) -> list[Problem]:
     """Load a benchmark; see this module for the format.
 
     Args:
         name: `demo` for the bundled benchmark, a file, a folder, or a hub id; see `benchmark_files`.
         limit: number of records to load from the start; None for all.
         field_map: the record's names for the keys of `FIELDS`, if they differ.
+        offline: take a benchmark of the hub from the cache, and use no network.
 
     Raises:
         BenchmarkError: the benchmark is missing or invalid; names the file and the line or row.
     """
-    source, records = read_records(str(_demo_path()) if name == "demo" else name)
+    source, records = read_records(str(_demo_path()) if name == "demo" else name, offline)
     problems: list[Problem] = []
     places: dict[str, str] = {}
     for record in islice(records, limit):

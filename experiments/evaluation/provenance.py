@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("espalier", "torch", "transformers", "numba")
 _GIT_SECONDS = 10.0
 _CPU_INFO = Path("/proc/cpuinfo")
+_SOURCE = Path(__file__).resolve()
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -104,7 +105,7 @@ def gpus() -> list[dict[str, Any]]:
     ]
 
 
-def git_state(source: Path = Path(__file__).resolve()) -> dict[str, Any] | None:
+def git_state(source: Path = _SOURCE) -> dict[str, Any] | None:
     """The commit that `source` is of, and whether any tracked file differs from it; None if git does not track it.
 
     So an installation inside somebody's repository does not give that repository's commit for Espalier's.

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -244,6 +245,34 @@ def test_hub_id_is_taken_apart(monkeypatch, datasets, splits, name, asked):
     problems = load_benchmark(name)
     assert [p.answer for p in problems] == expected
     assert problems[0].unique_id == f"{name.partition('/')[2].partition(':')[0].partition('@')[0]}/1"
+
+
+@pytest.fixture
+def in_the_cache(tmp_path, monkeypatch, datasets):
+    """`openai/gsm8k` as the library keeps it after a download: with the configuration `main`, and no other."""
+    folder = tmp_path / "gsm8k"
+    for split in ("train", "test"):
+        write_lines(folder / f"{split}.jsonl", [{"question": f"{split}?", "answer": "Two.\n#### 2"}])
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: main\n  data_dir: .\n---\n")
+    datasets.load_dataset(str(folder), "main", cache_dir=str(tmp_path / "made"))
+    (prepared,) = (tmp_path / "made").glob("gsm8k/main/*/*/dataset_info.json")
+    place = tmp_path / "downloaded" / "openai___gsm8k" / "main" / prepared.parents[1].name / prepared.parent.name
+    shutil.copytree(prepared.parent, place)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "downloaded")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+
+
+def test_what_was_downloaded_is_read_offline_without_the_network(in_the_cache, monkeypatch, datasets):
+    monkeypatch.setattr("huggingface_hub.HfApi.hf_hub_download", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: pytest.fail("asked the hub"))
+    for name, problem in (
+        ("openai/gsm8k:main/test", "test?"), ("openai/gsm8k:main/train", "train?"), ("openai/gsm8k", "test?"),
+    ):  # fmt: skip
+        assert load_benchmark(name, offline=True) == [Problem("gsm8k/1", problem, "2", None)]
+    assert "Couldn't reach 'openai/other' on the Hub (OfflineModeIsEnabled)" in refusal("openai/other", offline=True)
+    assert "Available configs in the cache: ['main']" in refusal("openai/gsm8k:socratic/test", offline=True)
+    assert "has no split 'dev'; it has " in refusal("openai/gsm8k:main/dev", offline=True)
+    assert datasets.config.HF_HUB_OFFLINE is False
 
 
 def test_row_of_a_hub_dataset_is_named(monkeypatch, datasets):
