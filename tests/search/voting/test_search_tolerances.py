@@ -42,6 +42,7 @@ def test_the_examples_of_olympiad_bench(gold: str, answer: str, tolerances: list
         ("1, 2", "2.05, 1.05", [0.1, 0.01], False),
         ("1, 2", "2.005, 1.05", [0.1, 0.01], True),
         ("1.0, 1.4", "1.35, 0.9", [0.5, 0.1], True),  # the nearest to the first is the second's only one
+        ("1.0, 1.1", "1.05, 5", [0.1], False),  # one is near both, and stands for one
         (r"\pm 2", "-2.05, 1.95", [0.1], True),
         ("[0, 1.5]", "[0.01, 1.49]", [0.02], True),
         ("[0, 1.5]", "(0.01, 1.49)", [0.02], False),
