@@ -2,7 +2,6 @@
 
 import json
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.table import Table
 
 def machine() -> dict[str, Any]:
     """Return the processor and the versions of relevant packages."""
+    from espalier.experiments.evaluation.provenance import git_state, processor_name
     from espalier.kernels.cpu.threads import num_threads
 
     packages = {}
@@ -22,12 +22,13 @@ def machine() -> dict[str, Any]:
             packages[name] = version(name)
         except PackageNotFoundError:
             continue
+    git = git_state()
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "threads": num_threads(),
         "python": platform.python_version(),
         "packages": packages,
-        "commit": _commit(),
+        "commit": f"{git['commit'][:7]}{'-dirty' if git['dirty'] else ''}" if git else "",
     }
 
 
@@ -51,21 +52,3 @@ def cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _commit() -> str:
-    """The commit of the current checkout, empty outside one."""
-    command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""

@@ -157,7 +157,9 @@ Profile = Annotated[
 Benchmark = Annotated[
     str,
     typer.Option(
-        help="demo, or a file of JSON objects (one per line, or an array), each with a problem and its answer."
+        help="demo; a file of problems with their answers: .jsonl, .json, .csv, .tsv or .parquet; a folder of such "
+        "files or of save_to_disk; or a Hugging Face id like openai/gsm8k. Behind a folder or id, :SPLIT or "
+        ":CONFIGURATION/SPLIT, as in openai/gsm8k:main/test.",
     ),
 ]
 GraderName = Annotated[

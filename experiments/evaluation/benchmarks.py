@@ -1,28 +1,39 @@
-"""Loads benchmarks: problems with their gold answers, from a file or by name.
+"""Loads benchmarks: problems with their gold answers, by name, from a file, a folder or the Hugging Face hub.
 
-A file is JSON in UTF-8: one object per line, or one array of objects. These fields of an object are read:
+What can be read, and how a part of a dataset is named, is in `benchmark_files`. These fields of a record are read:
 
 - the problem: `problem`, `Body` and `Question` together, `question`, or `prompt`;
 - the gold answer: `answer`, `final_answer`, or `solution`;
-- optionally an id, `unique_id` or `id`, a `level`, and a `subject`, `category` or `type`.
+- optionally an id, `unique_id` or `id`, a `level`, and a `subfield`, `subject`, `category` or `type`.
 
 The first of these names that exists is used, ignoring case; a field map gives other names.
 
 A gold answer is a number, or LaTeX without dollars. In a worked solution, it is the text after the last `####`, as in
 GSM8K, or the content of the last box, as in MATH. A list holds several accepted answers, any of which is right.
+
+So GSM8K, MATH-500, AIME and AMC are read as they are. A record with `final_answer` and `answer_type` is one of
+OlympiadBench, and is graded as its authors do (https://github.com/OpenBMB/OlympiadBench, `inference/judge.py`):
+
+- with `is_multiple_answer`, the listed answers are one, and all must be given, in any order;
+- `error` is how far a number may be off, absolutely; several, with commas between them, are of the answers in order;
+  none of a tuple;
+- `unit` is not graded: an answer may have or lack it;
+- `context` precedes the question.
+
+Its proofs, and answers that a human must judge, cannot be graded, and its images cannot be read: such records are
+refused. Unlike the authors' judge, a number without a percent sign is not right for being 100 times too large or small.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.benchmark_files import BenchmarkError, Record, read_records
 from espalier.search.voting.answers import last_boxed
 
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -30,24 +41,23 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "answer": ("answer", "final_answer", "solution"),
     "id": ("unique_id", "id"),
     "level": ("level",),
-    "subject": ("subject", "category", "type"),
+    "subject": ("subfield", "subject", "category", "type"),
 }
 """Fields read from a record and their possible names; a plus joins the texts of two fields."""
 
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 _SHOWN_FIELDS = 12
-_BLANKS = re.compile(r"[ \t\r\n]*+")
-
-
-class BenchmarkError(EspalierError):
-    """A benchmark file is missing or has a record in an unknown format."""
+_EXACT = 1e-8
+"""Tolerance of an answer of OlympiadBench that has none, among others that have one."""
+_IMAGE = re.compile(r"<(?:img|image)_\d+>")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One record. `answer` is the gold answer, LaTeX without dollars; `level` and `subject` are None if absent.
 
-    `alternatives` are further accepted answers.
+    `alternatives` are further accepted answers. `tolerances` say how far numbers may be off, absolutely: one for each
+    member of the gold answer in order, or one for all; empty where only equal ones are right.
     """
 
     unique_id: str
@@ -56,6 +66,7 @@ class Problem:
     level: int | None
     alternatives: tuple[str, ...] = ()
     subject: str | None = None
+    tolerances: tuple[float, ...] = ()
 
     @property
     def golds(self) -> tuple[str, ...]:
@@ -63,32 +74,33 @@ class Problem:
         return self.answer, *self.alternatives
 
 
-def load_benchmark(name: str, limit: int | None = None, field_map: Mapping[str, str] | None = None) -> list[Problem]:
+def load_benchmark(
+    name: str, limit: int | None = None, field_map: Mapping[str, str] | None = None, offline: bool = False
+) -> list[Problem]:
     """Load a benchmark; see this module for the format.
 
     Args:
-        name: `demo` for the bundled benchmark, or a path.
+        name: `demo` for the bundled benchmark, a file, a folder, or a hub id; see `benchmark_files`.
         limit: number of records to load from the start; None for all.
         field_map: the record's names for the keys of `FIELDS`, if they differ.
+        offline: take a benchmark of the hub from the cache, and use no network.
 
     Raises:
-        BenchmarkError: the file is missing or invalid; names the file and the line.
+        BenchmarkError: the benchmark is missing or invalid; names the file and the line or row.
     """
-    path = _demo_path() if name == "demo" else Path(name)
-    if not path.is_file():
-        raise BenchmarkError(f"no benchmark {name!r}: neither a file nor `demo`")
+    source, records = read_records(str(_demo_path()) if name == "demo" else name, offline)
     problems: list[Problem] = []
     places: dict[str, str] = {}
-    for place, number, record in _records(path, _read(path)):
-        if limit is not None and len(problems) >= limit:
-            break
-        problem = _Reading(record, place, field_map or {}).problem(f"{path.stem}/{number}")
+    for record in islice(records, limit):
+        problem = _Reading(record, field_map or {}).problem(f"{source}/{record.number}")
         if earlier := places.get(problem.unique_id):
-            raise BenchmarkError(f"{place}: its unique_id {problem.unique_id!r} is not unique, {earlier} has it too")
-        places[problem.unique_id] = place
+            raise BenchmarkError(
+                f"{record.place}: its unique_id {problem.unique_id!r} is not unique, {earlier} has it too"
+            )
+        places[problem.unique_id] = record.place
         problems.append(problem)
     if not problems:
-        raise BenchmarkError(f"{path} holds no problems")
+        raise BenchmarkError(f"{name} holds no problems")
     return problems
 
 
@@ -98,76 +110,17 @@ def _demo_path() -> Path:
     return benchmark_path()
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BenchmarkError(f"{path} is not a text file in UTF-8: {error}") from error
-    except OSError as error:
-        raise BenchmarkError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _records(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
-    """Yield each record with its location in the file and its number: the line, or the index in an array from 1."""
-    if text.lstrip().startswith("["):
-        yield from _records_of_array(path, text)
-        return
-    # Not splitlines(), which also splits at characters that may occur in a record.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            with _json_errors(path, number):
-                record = json.loads(line)
-            yield f"{path}:{number}", number, record
-
-
-def _records_of_array(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
-    """Parse records one by one, so that each has its line number, and stop when no more are needed."""
-    decoder = json.JSONDecoder()
-    position, line, counted, number = _past_blanks(text, text.index("[") + 1), 1, 0, 0
-    while number or not text.startswith("]", position):
-        number += 1
-        line, counted = line + text.count("\n", counted, position), position
-        with _json_errors(path, 1):
-            record, end = decoder.raw_decode(text, position)
-        yield f"{path}:{line} (record {number})", number, record
-        position = _past_blanks(text, end)
-        if text.startswith("]", position):
-            break
-        if not text.startswith(",", position):
-            raise BenchmarkError(f"{path}:{line}: record {number} of the array is not followed by a comma or bracket")
-        position = _past_blanks(text, position + 1)
-    if text[position + 1 :].strip():
-        raise BenchmarkError(f"{path}: there is text after the array of records")
-
-
-def _past_blanks(text: str, position: int) -> int:
-    blanks = _BLANKS.match(text, position)
-    return blanks.end() if blanks else position
-
-
-@contextmanager
-def _json_errors(path: Path, first_line: int) -> Iterator[None]:
-    """Turn JSON errors into BenchmarkErrors with file and line; the text starts on `first_line`."""
-    try:
-        yield
-    except json.JSONDecodeError as error:
-        place = f"{path}:{first_line + error.lineno - 1}"
-        wanted = "one JSON object per line, or one array of objects"
-        raise BenchmarkError(f"{place}: not JSON: {error.msg} (column {error.colno}); expected {wanted}") from error
-    except (ValueError, RecursionError) as error:
-        raise BenchmarkError(f"{path}:{first_line}: JSON that cannot be read: {error}") from error
-
-
 class _Reading:
     """Reads the fields of one record."""
 
-    def __init__(self, record: Any, place: str, field_map: Mapping[str, str]) -> None:
-        self._place = place
+    def __init__(self, record: Record, field_map: Mapping[str, str]) -> None:
+        self._place = record.place
         self._map = field_map
-        if not isinstance(record, dict):
-            raise self._error(f"{_kind(record)}, not an object with a problem and its answer")
-        self._record: dict[str, Any] = record
-        self._folded = {name.lower(): value for name, value in reversed(record.items())}
+        if not isinstance(record.fields, dict):
+            raise self._error(f"{_kind(record.fields)}, not an object with a problem and its answer")
+        self._record: dict[str, Any] = record.fields
+        self._folded = {name.lower(): value for name, value in reversed(record.fields.items())}
+        self._of_olympiad_bench = {"final_answer", "answer_type"} <= self._folded.keys()
 
     def problem(self, default_id: str) -> Problem:
         name, text = self._take("problem")
@@ -175,8 +128,13 @@ class _Reading:
             raise self._error(f"its {name} is {_kind(text)}, not text")
         if not text.strip():
             raise self._error(f"its {name} is empty")
+        if self._of_olympiad_bench:
+            text = self._with_context(text)
+            self._require_gradable()
         golds = self._golds(*self._take("answer"))
-        return Problem(self._id(default_id), text, golds[0], self._level(), golds[1:], self._subject())
+        return Problem(
+            self._id(default_id), text, golds[0], self._level(), golds[1:], self._subject(), self._tolerances()
+        )
 
     def _take(self, what: str) -> tuple[str, Any]:
         """The first name under which the record has a field, and its value."""
@@ -206,6 +164,8 @@ class _Reading:
         if isinstance(value, list):
             if not value:
                 raise self._error(f"its {name} is an empty list")
+            if len(value) > 1 and self._wants_all():
+                return (", ".join(self._gold(name, one).strip("$ ") for one in value),)
             return tuple(dict.fromkeys(self._gold(name, one) for one in value))
         return (self._gold(name, value),)
 
@@ -230,6 +190,46 @@ class _Reading:
             how = "'#### gold' or \\boxed{gold}"
             raise self._error(f"its {name} has several lines and must give the answer as {how}")
         return text.strip()
+
+    def _with_context(self, question: str) -> str:
+        context = self._folded.get("context")
+        text = f"{context}\n{question}" if isinstance(context, str) and context.strip() else question
+        if self._folded.get("image_1") is not None or _IMAGE.search(text):
+            raise self._error("it has images, and a search reads text alone; take one of OlympiadBench's TO parts")
+        return text
+
+    def _require_gradable(self) -> None:
+        """Refuse what has no answer to compare with; its solution would otherwise be taken for one."""
+        if "answer" in self._map or self._folded.get("answer") is not None:
+            return
+        if self._folded["final_answer"] is None or self._folded["final_answer"] == []:
+            raise self._error(
+                "its final_answer is empty, as of a proof, which cannot be graded; take OlympiadBench's OE parts"
+            )
+        if "human" in str(self._folded["answer_type"]).lower():
+            raise self._error(f"its answer_type is {self._folded['answer_type']}: it cannot be graded by a program")
+        if str(self._folded["final_answer"]).startswith(("['", '["')) and isinstance(self._folded["final_answer"], str):
+            raise self._error("its final_answer is a list written as a text; take JSON or Parquet, which have lists")
+
+    def _wants_all(self) -> bool:
+        """Whether a list of answers is one answer, rather than several of which any is right."""
+        several = self._folded.get("is_multiple_answer")
+        if several is None or isinstance(several, bool):
+            return several is True
+        raise self._error(f"its is_multiple_answer is {_kind(several)}, not true or false")
+
+    def _tolerances(self) -> tuple[float, ...]:
+        """OlympiadBench's `error`; none for a tuple, as its authors grade."""
+        error = self._folded.get("error") if self._of_olympiad_bench else None
+        if error is None or error == "" or "Tuple" in str(self._folded["answer_type"]):
+            return ()
+        try:
+            found = tuple(float(part) if part.strip() else _EXACT for part in str(error).split(","))
+        except ValueError:
+            found = (math.nan,)
+        if not all(0 <= each < math.inf for each in found):
+            raise self._error(f"its error is {error!r}, not a tolerance such as 0.1, nor several such as 0.1,0.02")
+        return found
 
     def _id(self, default: str) -> str:
         for name, value in [self._take("id")] if "id" in self._map else self._candidates("id"):
@@ -258,7 +258,7 @@ class _Reading:
 
 
 def _kind(value: Any) -> str:
-    return "null" if value is None else _KINDS[type(value)]
+    return "null" if value is None else _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 def _plain_number(number: float) -> str:

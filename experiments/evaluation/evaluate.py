@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
@@ -17,6 +18,7 @@ from espalier.experiments.evaluation.summary import Summary, search_fields, summ
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
 from espalier.search.run.executor import Executor
+from espalier.search.voting.equality import is_right_within
 from espalier.search.voting.math_verify import Grade, Grader
 
 _Grades = list["Future[bool]"]
@@ -264,7 +266,9 @@ def _submit_options() -> SubmitOptions:
 
 
 def _submit(problem: Problem, answer: str, grader: Grader) -> _Grades:
-    return [grader.submit(gold, answer) for gold in problem.golds]
+    # Tolerances are of the usual grading; a rule that somebody names holds as it is.
+    within = partial(is_right_within, tolerances=problem.tolerances) if problem.tolerances and not grader.rule else None
+    return [grader.submit(gold, answer, within) for gold in problem.golds]
 
 
 def _grade(grades: _Grades, grader: Grader) -> Grade:

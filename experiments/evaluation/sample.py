@@ -139,4 +139,4 @@ def _gold(problem: Problem) -> str:
 
 
 def _digest(problem: Problem) -> str:
-    return hashlib.sha256(json.dumps([problem.problem, *problem.golds]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([problem.problem, *problem.golds, *problem.tolerances]).encode()).hexdigest()[:16]

@@ -121,6 +121,11 @@ class RayExecutor:
         """Size of each worker's KV pool, in bytes."""
         return self._description.kv_memory_bytes
 
+    @property
+    def hardware(self) -> list[dict[str, Any]]:
+        """The machine of each worker; see `provenance.hardware`."""
+        return self._hardware
+
     def describe_models(self) -> dict[str, str]:
         """Return what results depend on besides the request; the same on all workers."""
         return dict(self._description.models)
@@ -250,6 +255,7 @@ class RayExecutor:
             self._workers.append(_Worker(number, actor))
         described = self._wait_for_all([worker.actor.describe.remote() for worker in self._workers])
         self._description = described[0]
+        self._hardware = [each.hardware for each in described]
         for number, other in enumerate(described):
             self._require_equal(number, other)
 

@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from espalier.experiments.evaluation.provenance import hardware
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
@@ -23,11 +24,12 @@ _EVENTS_KEPT = 256
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """What workers must have in common for results not to depend on which of them computes one."""
+    """What a worker is. Its version and models must be those of all others, for results not to depend on the worker."""
 
     version: str
     models: dict[str, str]
     kv_memory_bytes: int
+    hardware: dict[str, Any]
 
 
 class RayWorker:
@@ -52,7 +54,7 @@ class RayWorker:
         await self._loaded()
         assert self._orchestrator is not None
         described = self._orchestrator.describe_models()
-        return WorkerDescription(version("espalier"), described, self._orchestrator.kv_memory_bytes)
+        return WorkerDescription(version("espalier"), described, self._orchestrator.kv_memory_bytes, hardware())
 
     async def effective(self, request: SearchRequest) -> SearchRequest:
         """Return the request with every default filled in."""

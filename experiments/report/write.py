@@ -6,6 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.benchmark_files import SUFFIXES
 from espalier.experiments.evaluation.run_folder import write_whole
 from espalier.experiments.report import tables
 from espalier.experiments.report.contents import NOTES, Report
@@ -110,5 +111,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    benchmarks = ", ".join(dict.fromkeys(Path(run.benchmark).stem for run in runs))
+    benchmarks = ", ".join(dict.fromkeys(_benchmark_name(run.benchmark) for run in runs))
     return f"{runs[0].name} on {benchmarks}" if len(runs) == 1 else f"{len(runs)} runs on {benchmarks}"
+
+
+def _benchmark_name(benchmark: str) -> str:
+    path = Path(benchmark)
+    return path.stem if path.suffix.lower() in SUFFIXES else benchmark

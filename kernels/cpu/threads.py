@@ -47,7 +47,7 @@ class _Helpers:
     """Worker threads; each waits at a queue of its own for functions to call."""
 
     def __init__(self) -> None:
-        self.wanted = _cores() - 1
+        self.wanted = usable_cores() - 1
         self._pid = os.getpid()
         self._queues: list[queue.SimpleQueue[_Call | None]] = []
         self._threads: list[threading.Thread] = []
@@ -90,7 +90,7 @@ def _help(calls: "queue.SimpleQueue[_Call | None]") -> None:
         del call, function, args  # or a finished call's arrays would live until the next one
 
 
-def _cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """Cores that this process may use: those it is bound to, or fewer where a container limits their time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

@@ -62,6 +62,7 @@ _READINGS = 256
 """Parsed formulas cached in a child process: a vote compares each with many, and parsing costs as much as comparing."""
 _MOST_MEMBERS = 64
 _DIGITS = 60
+_SLACK = 1.01
 _UNEQUAL = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 _VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _CAPITALS = re.compile(r"[A-Z]{2,}")
@@ -107,6 +108,34 @@ def is_right(gold: str, answer: str) -> bool:
     if one.name and other.name and one.name != other.name and _VARIABLE.search(one.value + " " + other.value):
         return _formulas_equal(_unnamed(one), _unnamed(other))
     return _marks_agree(one, other) and _right_value(one, other)
+
+
+def is_right_within(gold: str, answer: str, tolerances: Sequence[float]) -> bool:
+    """Whether `answer` is right, or its numbers are near enough to those of the gold answer. Runs in a child process.
+
+    Args:
+        gold: the gold answer, one or a list or interval.
+        answer: the answer.
+        tolerances: how far a number may be off, absolutely: for each member of `gold` in order, or one for all.
+
+    Raises:
+        ValueError: there are several tolerances, but not as many as members.
+        MemoryError: see `is_right`.
+    """
+    if is_right(gold, answer):
+        return True
+    one, other = (_members(whole.value) or Members("", "", [whole.whole]) for whole in (read(gold), read(answer)))
+    if len(tolerances) not in (1, len(one.members)):
+        raise ValueError(f"{len(tolerances)} tolerances for the {len(one.members)} members of {gold!r}")
+    wanted = [(member, tolerances[place % len(tolerances)]) for place, member in enumerate(one.members)]
+    if len(one.members) != len(other.members) or len(one.members) > _MOST_MEMBERS:
+        return False
+    if one.ordered or other.ordered:
+        pairs = zip(wanted, other.members, strict=True)
+        return one[:2] == other[:2] and all(_is_near(member, given, far) for (member, far), given in pairs)
+    return _all_paired(
+        [[place for place, given in enumerate(other.members) if _is_near(member, given, far)] for member, far in wanted]
+    )
 
 
 def is_same_value(one: str, other: str) -> bool:
@@ -218,6 +247,38 @@ def _in_any_order(one: Sequence[str], other: Sequence[str], same: Callable[[str,
             return False
         left.remove(match)
     return True
+
+
+def _is_near(gold: str, answer: str, tolerance: float) -> bool:
+    """Whether `answer` is right, or both are real constants, apart by at most the tolerance and 1% of it.
+
+    The 1% is of OlympiadBench's judge, so that decimals such as 0.3 for 0.2 are within 0.1 in spite of rounding.
+    """
+    if is_right(gold, answer):
+        return True
+    one, other = read(gold), read(answer)
+    if one.percent or other.percent or not _marks_agree(one, other):
+        return False
+    values = [_expression(reading) for reading in (one, other)]
+    if any(value is None or not _is_constant(value) or not value.is_real for value in values):
+        return False
+    return bool(abs((values[0] - values[1]).evalf(_DIGITS)) <= tolerance * _SLACK)
+
+
+def _all_paired(fitting: Sequence[Sequence[int]]) -> bool:
+    """Whether each member can be given one of those that fit it, and none twice; by augmenting paths."""
+    owners: dict[int, int] = {}
+
+    def place(member: int, tried: set[int]) -> bool:
+        for given in fitting[member]:
+            if given not in tried:
+                tried.add(given)
+                if given not in owners or place(owners[given], tried):
+                    owners[given] = member
+                    return True
+        return False
+
+    return all(place(member, set()) for member in range(len(fitting)))
 
 
 def _members(value: str) -> Members | None:

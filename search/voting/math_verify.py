@@ -113,13 +113,19 @@ class Grader:
         for future in list(self._asked):  # the pool drops futures that it no longer resolves
             future.cancel()
 
-    def submit(self, gold: str, answer: str) -> "Future[bool]":
-        """Start grading; pass the future to `resolve`. An empty answer is wrong without a child process."""
+    def submit(self, gold: str, answer: str, check: Callable[[str, str], bool] | None = None) -> "Future[bool]":
+        """Start grading; pass the future to `resolve`. An empty answer is wrong without a child process.
+
+        Args:
+            gold: the gold answer.
+            answer: the answer.
+            check: what to grade this answer by; None for the grader's own check.
+        """
         future: Future[bool] = Future()
         if not answer:
             future.set_result(False)
             return future
-        return self._ask(self._check, gold, answer)
+        return self._ask(check or self._check, gold, answer)
 
     def compare(self, one: str, other: str) -> "Future[bool]":
         """Start comparing whether two answers have exactly the same value, for a vote; see `is_same_value`."""

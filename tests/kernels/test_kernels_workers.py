@@ -96,8 +96,8 @@ def test_several_callers_at_once_do_not_disturb_each_other(threads):
 )
 def test_a_containers_share_of_the_cores_bounds_the_threads(text: str, least: int, most: int, tmp_path: Path):
     (tmp_path / "cpu.max").write_text(text)
-    assert least <= workers._cores(tmp_path / "cpu.max") <= most
-    assert workers._cores(tmp_path / "cpu.max") <= workers._cores(tmp_path / "nothing")
+    assert least <= workers.usable_cores(tmp_path / "cpu.max") <= most
+    assert workers.usable_cores(tmp_path / "cpu.max") <= workers.usable_cores(tmp_path / "nothing")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

@@ -15,6 +15,7 @@ import typer
 
 _OPTIONAL = {
     "triton": "kernels for GPUs; without it attention there is plain torch, and slow: pip install 'espalier[gpu]'",
+    "datasets": "for benchmarks in Parquet, of `datasets` folders and of the hub: pip install 'espalier[datasets]'",
     "torchao": "for int8 and int4 weights: pip install 'espalier[quantization]'",
     "ray": "not used yet: evaluation runs on one machine",
 }
@@ -92,33 +93,28 @@ def _fits(found: str, requirement: str) -> bool:
 
 
 def _processor() -> Iterator[Finding]:
-    import llvmlite.binding
-
-    from espalier.kernels.cpu import HAS_AMX
+    from espalier.experiments.evaluation.provenance import memory_bytes, processor_name, vector_units
     from espalier.kernels.cpu.threads import num_threads
 
-    info = Path("/proc/cpuinfo")
-    named = re.search(r"^model name\s*:\s*(.*)$", info.read_text(), re.MULTILINE) if info.is_file() else None
-    features = llvmlite.binding.get_host_cpu_features()
-    units = [name for name, has in (("AVX2", features.get("avx2")), ("AVX-512", features.get("avx512f"))) if has]
-    units += ["AMX"] if HAS_AMX else []
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    yield Finding("processor", named[1] if named else platform.processor() or platform.machine())
-    yield Finding("vector units", ", ".join(units) or "none that Espalier uses")
+    memory = memory_bytes()
+    yield Finding("processor", processor_name())
+    yield Finding("vector units", ", ".join(vector_units()) or "none that Espalier uses")
     yield Finding("threads", f"{num_threads()} of {os.cpu_count()} processors")
-    yield Finding("memory", f"{memory / 2**30:.1f} GiB")
+    yield Finding("memory", f"{memory / 2**30:.1f} GiB" if memory else "", "" if memory else "the system does not say")
 
 
 def _gpus() -> Iterator[Finding]:
     import torch
 
-    if not torch.cuda.is_available():
+    from espalier.experiments.evaluation.provenance import gpus
+
+    found = gpus()
+    if not found:
         why = "torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device or driver"
         yield Finding("GPU", "", f"{why}; searches run on the CPU")
-    for index in range(torch.cuda.device_count()):
-        device = torch.cuda.get_device_properties(index)
-        what = f"{device.name}, {device.total_memory / 2**30:.1f} GiB, compute capability {device.major}.{device.minor}"
-        yield Finding(f"cuda:{index}", what)
+    for index, gpu in enumerate(found):
+        size, capability = gpu["memory_bytes"] / 2**30, gpu["compute_capability"]
+        yield Finding(f"cuda:{index}", f"{gpu['name']}, {size:.1f} GiB, compute capability {capability}")
 
 
 def _kernels() -> Iterator[Finding]:

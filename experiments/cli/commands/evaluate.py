@@ -59,7 +59,7 @@ def evaluate_command(
         raise typer.BadParameter("needs a folder, --out", param_hint="--trees")
     selection = opt.parse_selection(sample_ids, levels, subjects, shuffle_seed if shuffle else None, limit)
     # The folder may hold samples of other problems; the whole benchmark tells which of them are current.
-    problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map))
+    problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map), offline=runtime.offline)
     asked = selection.of(problems)
     runtime = replace(runtime, verifier=verifier_for(request, runtime.verifier), max_running=in_flight)
     checker = make_grader(grader, runtime.grader_memory)

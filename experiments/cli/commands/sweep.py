@@ -107,7 +107,7 @@ def sweep_command(
     if report:
         require_scipy()  # before the work, not after it
     requests = requests_of(values, read_grid(grid)) if grid else requests_of(_USUAL | values)
-    problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map))
+    problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map), offline=runtime.offline)
     selection = opt.parse_selection(sample_ids, levels, subjects, shuffle_seed if shuffle else None, limit)
     asked = selection.of(problems)
     if dry_run:

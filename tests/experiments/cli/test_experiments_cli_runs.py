@@ -13,6 +13,7 @@ import pytest
 
 from espalier.engine.models.hub import locate
 from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.experiments.evaluation.provenance import git_state, hardware
 
 EVAL = ("eval", "-N", 2, "-M", 2, "--limit", 2)
 
@@ -60,6 +61,8 @@ def test_config_says_what_ran_with_which_models_and_versions(espalier, tmp_path)
     assert set(first["versions"]) == {"python", "espalier", "torch", "transformers", "numba"}
     assert first["versions"]["torch"] == version("torch")
     assert isinstance(first["kv_memory_bytes"], int)
+    assert first["hardware"] == hardware()
+    assert first.get("git") == git_state()
 
 
 def test_verifying_a_finished_run_says_that_nothing_was_verified(espalier, tmp_path):

@@ -17,7 +17,7 @@ from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import differing_fields, load_runs
 from espalier.experiments.report.tables import main_table
 from espalier.experiments.report.trees import tree_lines
-from espalier.experiments.report.write import write_report
+from espalier.experiments.report.write import _title, write_report
 
 
 def report(*arguments):
@@ -31,6 +31,21 @@ def test_runs_of_a_sweep_are_found_in_the_order_of_their_numbers(tmp_path):
     runs = load_runs([one, tmp_path / "sweep", tmp_path / "sweep" / "N2-M1"])
     assert [run.name for run in runs] == ["one", "sweep/N1-M1", "sweep/N2-M1", "sweep/N10-M1"]
     assert differing_fields(runs) == ["beam_width"]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "title"),
+    [
+        ("demo", "one on demo"),
+        ("files/math500.jsonl", "one on math500"),
+        ("files/aime.parquet", "one on aime"),
+        ("openai/gsm8k:main/test", "one on openai/gsm8k:main/test"),
+        ("HuggingFaceH4/MATH-500@v1.0", "one on HuggingFaceH4/MATH-500@v1.0"),
+    ],
+)
+def test_title_names_the_file_or_the_hub_id(tmp_path, benchmark, title):
+    run_of(tmp_path / "one", [True], benchmark=benchmark)
+    assert _title(load_runs([tmp_path / "one"])) == title
 
 
 def test_fields_that_an_algorithm_does_not_use_make_no_difference(tmp_path):
