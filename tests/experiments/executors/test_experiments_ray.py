@@ -102,32 +102,39 @@ def plain(sample: Sample) -> dict[str, Any]:
     return record | {"usage": {name: value for name, value in record["usage"].items() if name not in TIMES}}
 
 
-def workers_processes() -> list[int]:
-    """Process ids of the Ray workers of this machine that have an engine."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (folder / "cmdline").read_bytes().startswith(b"ray::RayWorker"):
-                found.append(int(folder.name))
-        except OSError:
-            continue  # it has ended
-    return found
+@pytest.fixture
+def processes(cluster: Any) -> Callable[[], list[int]]:
+    """Gives the process ids of the workers of this cluster that have an engine."""
+
+    def find() -> list[int]:
+        raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent in raylets and (folder / "cmdline").read_bytes().startswith(b"ray::RayWorker"):
+                    found.append(int(folder.name))
+            except OSError:
+                continue  # it has ended
+        return found
+
+    return find
 
 
-def test_two_nodes_find_what_one_process_finds(make_executor, problems, local, grader):
+def test_two_nodes_find_what_one_process_finds(make_executor, processes, problems, local, grader):
     executor = make_executor(longest_first=True)
-    assert len(workers_processes()) == 2
+    assert len(processes()) == 2
     assert run(executor, problems, grader) == local
     assert not executor.busy
 
 
-def test_a_killed_worker_changes_nothing(make_executor, problems, local, grader):
+def test_a_killed_worker_changes_nothing(make_executor, processes, problems, local, grader):
     executor = make_executor()
     killed: list[int] = []
 
     def kill(_: Sample) -> None:
         if not killed:
-            killed.append(workers_processes()[0])
+            killed.append(processes()[0])
             os.kill(killed[0], signal.SIGKILL)
 
     assert run(executor, problems, grader, kill) == local
@@ -135,12 +142,12 @@ def test_a_killed_worker_changes_nothing(make_executor, problems, local, grader)
     assert all(worker.up for worker in executor._workers) or executor._revivals
 
 
-def test_a_worker_that_came_back_is_used_again(make_executor, problems, local, grader):
+def test_a_worker_that_came_back_is_used_again(make_executor, processes, problems, local, grader):
     executor = make_executor(workers=1)
-    (first,) = workers_processes()
+    (first,) = processes()
     os.kill(first, signal.SIGKILL)
     assert run(executor, problems, grader) == local
-    (second,) = workers_processes()
+    (second,) = processes()
     assert second != first
 
 
@@ -215,7 +222,7 @@ def test_cancelled_searches_end_and_dropped_ones_are_forgotten(make_executor, pr
     assert {found[name].stop_reason for name in names[9:-1]} == {StopReason.FINISHED}
 
 
-def test_workers_are_replicas_of_the_service(make_executor, problems):
+def test_workers_are_replicas_of_the_service(make_executor, processes, problems):
     from server_thread import ServerThread
 
     request = replace(REQUEST, problem=problems[0].problem)
@@ -226,7 +233,7 @@ def test_workers_are_replicas_of_the_service(make_executor, problems):
             events = list(client.solve_stream(request, timeout=PATIENCE))
             assert isinstance(events[-1], Finished)
             assert any(isinstance(event, StepDone) for event in events)
-            for process in workers_processes()[:1]:
+            for process in processes()[:1]:
                 os.kill(process, signal.SIGKILL)
             results = [client.solve(replace(request, seed=seed), timeout=PATIENCE) for seed in (0, 1)]
             assert results[0].answer == events[-1].result.answer
