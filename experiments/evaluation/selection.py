@@ -4,7 +4,8 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from espalier.experiments.evaluation.benchmarks import BenchmarkError, Problem
+from espalier.experiments.evaluation.benchmark_files import BenchmarkError
+from espalier.experiments.evaluation.benchmarks import Problem
 
 
 @dataclass(frozen=True, slots=True)
