@@ -204,8 +204,8 @@ class SearchRequest:
     early_stop: Annotated[
         EarlyStop,
         Option(
-            "majority, best-of-n: end when the other paths cannot change the answer: off, decided, or frugal, which runs "
-            "only as many paths at a time as could decide it: fewer tokens, in more rounds."
+            "majority, best-of-n: whether to end once no path can change the answer any more: off, decided, or frugal, "
+            "which runs only as many paths at a time as could decide it: fewer tokens, in more rounds."
         ),
     ] = EarlyStop.DECIDED
 

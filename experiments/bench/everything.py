@@ -23,6 +23,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "prefix": ("prefix", "--repeats", "15"),
     "pool": ("pool", "--repeats", "5"),
     "pool-worst-case": ("pool", "--memory", "60", "--reserved-share", "1", "--repeats", "4"),
+    "early-stop": ("early-stop",),
     "accuracy": ("accuracy", "--limit", "300"),
     **{
         f"algorithms-budget-{tokens}": (
