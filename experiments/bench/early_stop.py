@@ -47,10 +47,10 @@ def run(
 
     Returns:
         A row for each search, vote and early stop. `same` is the number of problems with the same answer, letter for
-        letter; `stopped` those that ended early. Tokens are means over problems without the prompt, `-%` is the share saved:
-        `generated` are those that the generator decodes, equal samples once, `sampled` counts them for each
-        sample, `verified` are those that the verifier reads. `seconds` are those of a search from its start to its end,
-        `a minute` are problems. And the ratios of generated tokens with and without, `ALGORITHM, VOTE, STOP`.
+        letter; `stopped` those that ended early. Tokens are means over problems without the prompt, `-%` is the share
+        saved: `generated` are those that the generator decodes, equal samples once, `sampled` counts them for each
+        sample, `verified` are those that the verifier reads. `seconds` are those of a search from its start to its
+        end, `a minute` are problems. And the ratios of generated tokens with and without, `ALGORITHM, VOTE, STOP`.
     """
     problems = load_benchmark("demo", limit)  # levels alternate, so any limit has the same mix
     settings = RuntimeSettings(max_running=in_flight, answer_equivalence=AnswerEquivalence.EXACT_MATCH)
