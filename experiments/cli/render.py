@@ -104,7 +104,9 @@ def _costs(result: SearchResult) -> Group:
         f"{a.generated_tokens} tokens generated; computed {a.generator_tokens}, verifier {a.verifier_tokens}; "
         f"sharing saved {a.generator_saved_tokens} and {a.verifier_saved_tokens}",
         *(
-            [f"{a.stopped_paths} paths not run to their end, as the answer was decided; about {a.stopped_tokens} tokens"]
+            [
+                f"{a.stopped_paths} paths not run to their end, as the answer was decided; about {a.stopped_tokens} tokens"
+            ]
             if a.stopped_paths
             else []
         ),

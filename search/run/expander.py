@@ -11,6 +11,7 @@ from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.engine.work import Done, Generated, Sampling, StopCause, stream_key
 from espalier.prm.generative import GenerativeVerification
 from espalier.prm.verifier import Verification, Verifier
+from espalier.search.algorithms import stops_early
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.result import Candidate
 from espalier.search.run.budget import Budget
@@ -92,7 +93,8 @@ class TreeExpander:
         self._meter = meter
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, self._verifier is not None)
-        self._gate = make_gate(resolved.request, self._verifier is not None)
+        request, scored = resolved.request, self._verifier is not None
+        self._gate = make_gate(request, scored) if stops_early(request) else None
         self._waiting: dict[Node, PendingExpansion] = {}  # paths that wait at the gate, by what sampled their last step
         self._states: dict[Node, NodeState] = {}
         self._siblings: dict[tuple[Node, str, Termination | None], Node] = {}

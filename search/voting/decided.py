@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
-from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote
+from espalier.search.request import EarlyStop, SearchRequest, Vote
 from espalier.search.result import Candidate
 from espalier.search.tree import Node
 from espalier.search.voting.answers import exact_match_key, is_number
@@ -165,17 +165,12 @@ class PathGate:
         return chosen
 
 
-def make_gate(request: SearchRequest, scored: bool) -> PathGate | None:
-    """The gate of a resolved request; None if its search does not stop early.
-
-    That is one by another algorithm than majority and best-of-n, a naive vote, and `early_stop` off.
+def make_gate(request: SearchRequest, scored: bool) -> PathGate:
+    """The gate of a resolved request for a search that stops early.
 
     Args:
         request: the request with its defaults.
         scored: whether a verifier scores its paths.
     """
-    independent = request.algorithm in (AlgorithmName.MAJORITY, AlgorithmName.BEST_OF_N)
-    if request.early_stop is EarlyStop.OFF or not independent or request.vote in (None, Vote.NAIVE):
-        return None
-    vote = PartialVote(request.vote, scored)
-    return PathGate(vote, request.candidates, frugal=request.early_stop is EarlyStop.FRUGAL)
+    assert request.vote is not None
+    return PathGate(PartialVote(request.vote, scored), request.candidates, request.early_stop is EarlyStop.FRUGAL)

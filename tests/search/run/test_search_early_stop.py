@@ -46,7 +46,9 @@ def whole(request: SearchRequest) -> SearchRequest:
 def counted(result: SearchResult) -> dict[str, float]:
     """What a search cost, apart from seconds and from memory at the widest moment."""
     usage = result.to_dict()["usage"]
-    return {name: usage[name] for name in usage if "seconds" not in name and "bytes" not in name and "block" not in name}
+    return {
+        name: usage[name] for name in usage if "seconds" not in name and "bytes" not in name and "block" not in name
+    }
 
 
 def paths_of(result: SearchResult) -> Counter[tuple[str, float | None]]:

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_equivalence import ScriptedEquivalence
 
+from espalier.search.algorithms import stops_early, unused_fields
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.result import Candidate
 from espalier.search.tree import Node, Termination
 from espalier.search.voting.answers import canonical
-from espalier.search.voting.decided import PartialVote, PathGate, make_gate
+from espalier.search.voting.decided import PartialVote, PathGate
 from espalier.search.voting.reading import read
 from espalier.search.voting.vote import select
 
@@ -223,6 +224,10 @@ def test_a_frugal_gate_sends_as_many_as_could_decide_the_longest_first():
         (AlgorithmName.BEAM, Vote.WEIGHTED, EarlyStop.DECIDED, False),
     ],
 )
-def test_which_searches_have_a_gate(algorithm: AlgorithmName, vote: Vote, stop: EarlyStop, gated: bool):
-    request = SearchRequest("1+1?", algorithm, vote=vote, early_stop=stop)
-    assert (make_gate(request, scored=True) is not None) is gated
+def test_which_searches_stop_early(algorithm: AlgorithmName, vote: Vote, stop: EarlyStop, gated: bool):
+    assert stops_early(SearchRequest("1+1?", algorithm, vote=vote, early_stop=stop)) is gated
+
+
+def test_a_search_that_cannot_stop_early_does_not_use_the_option():
+    assert "early_stop" in unused_fields(SearchRequest("1+1?", AlgorithmName.BEAM))
+    assert "early_stop" not in unused_fields(SearchRequest("1+1?", AlgorithmName.MAJORITY))
