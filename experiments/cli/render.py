@@ -103,17 +103,12 @@ def _costs(result: SearchResult) -> Group:
         f"{a.nodes} steps sampled, {a.pruned} pruned, {a.duplicates} merged with an equal sibling",
         f"{a.generated_tokens} tokens generated; computed {a.generator_tokens}, verifier {a.verifier_tokens}; "
         f"sharing saved {a.generator_saved_tokens} and {a.verifier_saved_tokens}",
-        *(
-            [
-                f"{a.stopped_paths} paths not run to their end, as the answer was decided; about {a.stopped_tokens} tokens"
-            ]
-            if a.stopped_paths
-            else []
-        ),
         f"{a.physical_blocks} KV blocks held, {a.logical_blocks} without sharing "
         f"({a.peak_kv_bytes / 2**20:.1f} MiB at the peak)",
         f"{a.seconds:.2f} s",
     ]
+    if a.stopped_paths:
+        rows.insert(2, f"decided early: {a.stopped_paths} paths cut short, about {a.stopped_tokens} tokens saved")
     if result.stop_reason in _STOPPED:
         rows.insert(0, _STOPPED[result.stop_reason])
     return Group(*(Text(row, style="dim") for row in rows))
