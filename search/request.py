@@ -59,6 +59,14 @@ class Vote(StrEnum):
     MAJORITY = "majority"
 
 
+class EarlyStop(StrEnum):
+    """When a majority or best-of-n search ends because its answer is decided; see `voting.decided`."""
+
+    OFF = "off"
+    DECIDED = "decided"
+    FRUGAL = "frugal"
+
+
 MAX_PROBLEM_BYTES = 32 * 1024
 MAX_CANDIDATES = 1024
 """Limit on the children sampled in one round, N*M."""
@@ -193,6 +201,13 @@ class SearchRequest:
             "computing each by itself is just slower."
         ),
     ] = True
+    early_stop: Annotated[
+        EarlyStop,
+        Option(
+            "majority, best-of-n: whether to end once no path can change the answer any more: off, decided, or frugal, "
+            "which runs only as many paths at a time as could decide it: fewer tokens, in more rounds."
+        ),
+    ] = EarlyStop.DECIDED
 
     @property
     def candidates(self) -> int:

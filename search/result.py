@@ -118,7 +118,9 @@ class Usage:
     including the prompt. `*_tree_tokens` counts every token of the search tree once; siblings that share a prefix count
     it once. `generated_tokens` counts sampled tokens, including those of duplicates. `nodes` counts sampled steps;
     `duplicates` of them were merged into an equal sibling. `*_saved_tokens` is how many more tokens would have been
-    computed if every candidate had been computed from the prompt on.
+    computed if every candidate had been computed from the prompt on. `stopped_paths` is the number of paths that were
+    not run to their end because the answer was decided without them, and `stopped_tokens` an estimate of the tokens
+    that they would still have sampled: if they had become as long as the mean path that ended.
 
     Memory, at the search's peak, for both models together: `physical_blocks` is the number of KV blocks held,
     `logical_blocks` the number that would be held if no two sequences shared any; bytes are given in total and per
@@ -146,6 +148,8 @@ class Usage:
     queue_seconds: float
     first_step_seconds: float
     seconds: float
+    stopped_paths: int = 0
+    stopped_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

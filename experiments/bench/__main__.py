@@ -258,6 +258,24 @@ def algorithms(
         plot_algorithms(rows, f"{title}, 95% intervals over problems", plot)
 
 
+@app.command()
+def early_stop(
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Problems of the demo benchmark, levels mixed.")] = 300,
+    paths: Annotated[int, typer.Option("-N", min=1, max=256, help="Paths of each search.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all sampling.")] = 0,
+    in_flight: Annotated[int, typer.Option(min=1, help="Searches running at once.")] = 16,
+    merge_duplicates: Annotated[bool, typer.Option(help="Compute equal samples of a step once.")] = True,
+    json_path: JsonPath = None,
+) -> None:
+    """Tokens that ending a decided search saves, for every vote, and whether the answers are the same."""
+    from espalier.experiments.bench.early_stop import run
+    from espalier.experiments.bench.report import publish
+
+    merged = "" if merge_duplicates else ", unmerged"
+    title = f"early stop, demo benchmark, {limit} problems, N = {paths}, {in_flight} in flight{merged}"
+    publish(title, *run(limit, paths, seed, in_flight, merge_duplicates), json_path)
+
+
 @app.command("all")
 def everything(
     out: Annotated[Path, typer.Option(help="Folder for the figures; running the command again resumes.")] = Path(

@@ -12,7 +12,7 @@ from espalier.experiments.evaluation.evaluate import evaluate, run_configuration
 from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.evaluation.statistics import mean_interval
-from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting.math_verify import Grader
@@ -36,7 +36,8 @@ def contestants(paths: int) -> dict[AlgorithmName, SearchRequest]:
         algorithms = {name: SearchRequest("-", name) for name in (AlgorithmName.GREEDY, AlgorithmName.CHAIN)}
         return algorithms if paths == 1 else {}
     batch = max(1, paths // 4)
-    by_path = {name: SearchRequest("-", name, beam_width=paths, expansion=batch) for name in _BY_PATH}
+    whole = SearchRequest("-", beam_width=paths, expansion=batch, early_stop=EarlyStop.OFF)  # for pass@N
+    by_path = {name: replace(whole, algorithm=name) for name in _BY_PATH}
     by_step = {name: SearchRequest("-", name, beam_width=batch, expansion=_EXPANSION) for name in _BY_STEP}
     tree = SearchRequest("-", AlgorithmName.MCTS, expansion=_EXPANSION, simulations=paths)
     return {**by_path, **by_step, AlgorithmName.MCTS: tree}

@@ -24,6 +24,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "pool": ("pool", "--repeats", "5"),
     "pool-worst-case": ("pool", "--memory", "60", "--reserved-share", "1", "--repeats", "4"),
     "executors": ("executors",),
+    "early-stop": ("early-stop",),
     "accuracy": ("accuracy", "--limit", "300"),
     **{
         f"algorithms-budget-{tokens}": (

@@ -107,6 +107,8 @@ def _costs(result: SearchResult) -> Group:
         f"({a.peak_kv_bytes / 2**20:.1f} MiB at the peak)",
         f"{a.seconds:.2f} s",
     ]
+    if a.stopped_paths:
+        rows.insert(2, f"decided early: {a.stopped_paths} paths cut short, about {a.stopped_tokens} tokens saved")
     if result.stop_reason in _STOPPED:
         rows.insert(0, _STOPPED[result.stop_reason])
     return Group(*(Text(row, style="dim") for row in rows))

@@ -14,11 +14,12 @@ from espalier.search.algorithms.lookahead import LookaheadSearch
 from espalier.search.algorithms.mcts import MonteCarloSearch
 from espalier.search.algorithms.particle import ParticleSearch
 from espalier.search.algorithms.rebase import RewardBalancedSearch
-from espalier.search.request import AlgorithmName, SearchRequest, Vote
+from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.run.memory import MemoryEstimate
 from espalier.search.tree import Node
 
 T = TypeVar("T")
+_STOPPABLE = (AlgorithmName.MAJORITY, AlgorithmName.BEST_OF_N)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,18 @@ def unused_fields(request: SearchRequest) -> frozenset[str]:
             unused |= {"beam_width"}
         case _:
             pass
+    if request.algorithm not in _STOPPABLE:
+        unused |= {"early_stop"}
     return frozenset(unused | (set() if needs_verifier(request) else {"aggregation"}))
+
+
+def stops_early(request: SearchRequest) -> bool:
+    """Whether the search ends once its vote is decided: of independent paths that all start at once, by `early_stop`.
+
+    The best-scored path of a naive vote can be found by any path to its end.
+    """
+    by_count = with_defaults(request).vote is not Vote.NAIVE
+    return by_count and request.algorithm in _STOPPABLE and request.early_stop is not EarlyStop.OFF
 
 
 def answers_suffice(request: SearchRequest) -> bool:

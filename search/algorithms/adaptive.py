@@ -2,15 +2,13 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from espalier.search.algorithms.base import Expand, path_score
 from espalier.search.request import Aggregation, Vote
 from espalier.search.tree import Node
-from espalier.search.voting.answers import exact_match_key, extract_answer, is_number
-
-Weight = TypeVar("Weight", int, float)
+from espalier.search.voting.answers import exact_match_key, extract_answer
+from espalier.search.voting.decided import leader_and_rival
 
 
 def leader_stays_first(first: int, second: int) -> float:
@@ -21,20 +19,6 @@ def leader_stays_first(first: int, second: int) -> float:
     """
     tosses = first + second + 1
     return sum(math.comb(tosses, heads) for heads in range(first + 1)) / 2**tosses
-
-
-def leader_and_rival(weights: Mapping[str, Weight]) -> tuple[Weight, Weight]:
-    """Return the largest weight of an answer, and an upper bound on that of any other.
-
-    The bound assumes that other answers are equal to each other, except plain numbers, which are known to differ.
-
-    Args:
-        weights: weights of answers by their exact-match key.
-    """
-    leader = max(weights, key=lambda key: weights[key])
-    numbers = [weight for key, weight in weights.items() if key != leader and is_number(key)]
-    unsure = [weight for key, weight in weights.items() if key != leader and not is_number(key)]
-    return weights[leader], sum(unsure, start=max(numbers, default=weights[leader] * 0))
 
 
 class AdaptivePaths:

@@ -11,13 +11,16 @@ from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.engine.work import Done, Generated, Sampling, StopCause, stream_key
 from espalier.prm.generative import GenerativeVerification
 from espalier.prm.verifier import Verification, Verifier
+from espalier.search.algorithms import stops_early
 from espalier.search.algorithms.base import Expand, viable
+from espalier.search.result import Candidate
 from espalier.search.run.budget import Budget
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import ResolvedRequest
 from espalier.search.run.usage import UsageMeter
 from espalier.search.tree import Node, Termination, is_degenerate
 from espalier.search.voting.answers import last_boxed
+from espalier.search.voting.decided import make_gate
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +74,7 @@ class TreeExpander:
         generator: Generator,
         verifier: Verifier | None,
         meter: UsageMeter,
-        on_complete: Callable[[Node], None],
+        on_complete: Callable[[Node], Candidate],
     ) -> None:
         """Create the root of a tree; `on_complete` is called with every complete path once it has its score."""
         self.root = Node(0, None, ())
@@ -90,6 +93,9 @@ class TreeExpander:
         self._meter = meter
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, self._verifier is not None)
+        request, scored = resolved.request, self._verifier is not None
+        self._gate = make_gate(request, scored) if stops_early(request) else None
+        self._waiting: dict[Node, PendingExpansion] = {}  # paths that wait at the gate, by what sampled their last step
         self._states: dict[Node, NodeState] = {}
         self._siblings: dict[tuple[Node, str, Termination | None], Node] = {}
 
@@ -123,6 +129,8 @@ class TreeExpander:
         elif isinstance(done, Generated):
             self._meter.generator_tokens += done.computed_tokens
             self._on_generated(done)
+        if self._waiting:
+            self._pass_gate()
 
     def observe(self) -> None:
         """Update the meter with the tree's current KV footprint."""
@@ -215,8 +223,10 @@ class TreeExpander:
             if self._request.merge_duplicates and (kept := self._siblings.setdefault(alike, node)) is not node:
                 self._merge(node, kept)
                 return
+        elif node.termination is None and self._gate:
+            self._waiting[node] = expansion
         elif node.termination is None:
-            self._generate(node, count, expansion.to_end, expansion.greedy, expansion.round_root, in_place=count == 1)
+            self._go_on(node, expansion)
         if not self._verifier:
             self._mark_verified(node)
         elif above.verified:
@@ -225,10 +235,30 @@ class TreeExpander:
             above.unscored_children.append(node)
         self._give_up_path_sequences(parent)
 
+    def _go_on(self, node: Node, expansion: PendingExpansion) -> None:
+        """Sample the next step of independent paths that are one so far; `expansion` sampled their last."""
+        count = node.multiplicity
+        self._generate(node, count, expansion.to_end, expansion.greedy, expansion.round_root, in_place=count == 1)
+
+    def _pass_gate(self) -> None:
+        """Let the paths go on that the gate lets pass; once the vote is decided, settle those that wait."""
+        assert self._gate is not None
+        for node in self._gate.pass_on(self._waiting):
+            self._go_on(node, self._waiting.pop(node))
+        if self._gate.decided and not self._meter.stopped_paths:
+            self._meter.stopped_paths = sum(node.multiplicity for node in self._waiting)
+            self._meter.stopped_tokens = self._gate.tokens_left(self._waiting)
+            for node in [node for node in self._waiting if self._states[node].verified]:
+                self._settle(node)
+
+    def _stopped(self, node: Node) -> bool:
+        """Whether the vote was decided before the path ended."""
+        return self._gate is not None and self._gate.decided and node in self._waiting
+
     def _give_up_path_sequences(self, node: Node) -> None:
         """Release the sequences of an inner node of independent paths once no child needs them."""
         state = self._states[node]
-        if not state.to_end or state.expected:
+        if not state.to_end or state.expected or node in self._waiting:
             return
         if state.generator is not None:
             self._engine.release(state.generator)
@@ -345,11 +375,11 @@ class TreeExpander:
             self._score(child)
         if state.to_end and node.termination is None:
             self._give_up_path_sequences(node)
-        if node is not self.root and not (state.to_end and node.termination is None):
+        if node is not self.root and (not state.to_end or node.termination is not None or self._stopped(node)):
             self._settle(node)
 
     def _settle(self, node: Node) -> None:
-        """Count a node as finished if it is verified and, for independent paths, ended."""
+        """Count a node as finished: it is verified and, for independent paths, ended or stopped."""
         state = self._states[node]
         read = [node] if self._whole_answers else [step for step in node.lineage() if step.text.strip()]
         unscored = self._verifier and any(step.score is None for step in read)
@@ -357,8 +387,9 @@ class TreeExpander:
             node.termination = self._budget.why_unscored(node)  # no score for this path
         self.outstanding -= node.multiplicity if state.to_end else 1
         self.settled.append(node)
-        if node.complete and not node.rollout:
-            self._on_complete(node)
+        candidate = self._on_complete(node) if node.complete and not node.rollout else None
+        if self._gate and node.termination is not None:
+            self._gate.end(node, candidate)
 
     def _release(self, node: Node) -> None:
         if (state := self._states.pop(node, None)) is None:

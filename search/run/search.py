@@ -266,13 +266,14 @@ class RunningSearch:
         found = self._found[node]
         return found if found.multiplicity == node.multiplicity else replace(found, multiplicity=node.multiplicity)
 
-    def _on_complete(self, node: Node) -> None:
+    def _on_complete(self, node: Node) -> Candidate:
         """Extract the answer of a path that has just become complete."""
-        self._found[node] = Candidate(
+        found = self._found[node] = Candidate(
             node_id=node.node_id,
             answer=extract_answer(node.path_text()),
             score=aggregate(node.step_scores(), self.request.aggregation),
             multiplicity=node.multiplicity,
             steps=tuple(ScoredStep(n.text, n.score) for n in node.lineage()),
         )
-        self._on_event(CandidateDone(self.search_id, self._found[node]))
+        self._on_event(CandidateDone(self.search_id, found))
+        return found

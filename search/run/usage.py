@@ -37,6 +37,8 @@ class UsageMeter:
     nodes: int = 0
     pruned: int = 0
     duplicates: int = 0
+    stopped_paths: int = 0
+    stopped_tokens: int = 0
     widest: Footprint = field(default=_NOTHING)
 
     def __post_init__(self) -> None:
@@ -79,4 +81,6 @@ class UsageMeter:
             queue_seconds=started - self.submitted,
             first_step_seconds=(now if self.first_step is None else self.first_step) - started,
             seconds=now - started,
+            stopped_paths=self.stopped_paths,
+            stopped_tokens=self.stopped_tokens,
         )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from google.protobuf.duration_pb2 import Duration
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote, validate
+from espalier.search.request import Aggregation, AlgorithmName, EarlyStop, SearchRequest, Vote, validate
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -51,6 +51,7 @@ _ENUMS: dict[str, type[StrEnum]] = {
     "espalier.v1.Algorithm": AlgorithmName,
     "espalier.v1.Aggregation": Aggregation,
     "espalier.v1.Vote": Vote,
+    "espalier.v1.EarlyStop": EarlyStop,
     "espalier.v1.StopReason": StopReason,
 }
 """Enums that both sides have. Terminations are strings on the wire, so that new ones do not break old clients."""

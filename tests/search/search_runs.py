@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from espalier.engine.engine import Engine
-from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
 from espalier.search.result import Event, SearchResult
 from espalier.search.run.orchestrator import Orchestrator
 
@@ -29,7 +29,7 @@ ALL = {
     for request in (
         BEAM, BEST_OF_N, MAJORITY, GREEDY, CHAIN, ADAPTIVE, DVTS, LOOKAHEAD, REBASE, PARTICLE, MCTS, AUTO,
     )
-} | {"particle-gibbs": GIBBS}  # fmt: skip
+} | {"particle-gibbs": GIBBS, "frugal best-of-n": replace(BEST_OF_N, early_stop=EarlyStop.FRUGAL)}  # fmt: skip
 
 
 @dataclass

@@ -96,6 +96,19 @@ def test_search_benchmark_judges_all_contestants_by_the_problems_that_all_solve(
     assert ratios["beam@32/transformers"] == 2
 
 
+@pytest.mark.usefixtures("no_grader_pool")
+def test_early_stop_benchmark_shows_equal_answers_and_what_is_saved(bench, tmp_path):
+    file = tmp_path / "early-stop.json"
+    ran = bench("early-stop", "--limit", 2, "-N", 5, "--json", file)
+    assert ran.exit_code == 0, ran.output
+    document = json.loads(file.read_text())
+    rows = {(row["search"], row["stop"]): row for row in document["rows"]}
+    assert len(rows) == 12
+    assert all(row["same"] == 2 for row in rows.values())
+    assert all(row["generated"] <= rows[search, "off"]["generated"] for (search, _), row in rows.items())
+    assert document["ratios"]["best-of-n, naive, frugal"] == 1
+
+
 def test_prefix_benchmark_compares_shared_reading_with_plain(bench, tmp_path, monkeypatch):
     monkeypatch.setattr("espalier.experiments.bench.prefix.SHARED", (0, 40))
     file = tmp_path / "prefix.json"

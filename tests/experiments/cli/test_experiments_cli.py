@@ -433,6 +433,7 @@ def test_every_search_option_lands_in_its_own_field(espalier):
         "seed": (17, 17), "lookahead-steps": (2, 2), "simulations": (9, 9), "exploration": (0.5, 0.5),
         "rebase-temperature": (0.3, 0.3), "iterations": (4, 4), "confidence": (0.8, 0.8),
         "generator-budget": (900, 900), "verifier-budget": (901, 901), "time-limit": (55.5, 55.5),
+        "early-stop": ("frugal", "frugal"),
     }  # fmt: skip
     flags = [part for name, (given, _) in options.items() for part in (f"--{name}", given)]
     options["merge-duplicates"] = ("no-merge-duplicates", False)

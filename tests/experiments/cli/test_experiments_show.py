@@ -113,6 +113,12 @@ def test_costs_are_shown():
         assert figure in text
 
 
+def test_paths_that_a_decided_vote_cut_short_are_shown():
+    usage = replace(result().usage, stopped_paths=3, stopped_tokens=41)
+    assert "3 paths cut short, about 41 tokens" in rendered(usage=usage)
+    assert "cut short" not in rendered()
+
+
 def test_result_without_its_tree_shows_the_answer_alone():
     text = rendered(nodes=())
     assert "48" in text

@@ -4,7 +4,7 @@ import pytest
 from scripted_orchestrator import CANDIDATE, NODES, result_of
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
+from espalier.search.request import Aggregation, AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -55,6 +55,7 @@ FULL = SearchRequest(
     verifier_budget=2**33,
     time_limit=12.5,
     merge_duplicates=False,
+    early_stop=EarlyStop.FRUGAL,
 )
 ONLY_HERE = {"rounds", "sampled", "error"}
 """Of a result. One that failed leaves the server as a status."""

@@ -1,0 +1,176 @@
+"""Whether a vote is decided before all its paths have ended: whatever the others say, the same answer wins."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
+
+from espalier.search.request import EarlyStop, SearchRequest, Vote
+from espalier.search.result import Candidate
+from espalier.search.tree import Node
+from espalier.search.voting.answers import exact_match_key, is_number
+
+Weight = TypeVar("Weight", int, float)
+_ROUNDING = 1e-6
+"""More than the rounding errors of all sums of scores in one vote."""
+
+
+def leader_and_rival(weights: Mapping[str, Weight]) -> tuple[Weight, Weight]:
+    """Return the largest weight of an answer, and an upper bound on that of any other.
+
+    The bound assumes that other answers are equal to each other, except plain numbers, which are known to differ.
+
+    Args:
+        weights: weights of answers by their exact-match key.
+    """
+    leader = max(weights, key=lambda key: weights[key])
+    numbers = [weight for key, weight in weights.items() if key != leader and is_number(key)]
+    unsure = [weight for key, weight in weights.items() if key != leader and not is_number(key)]
+    return weights[leader], sum(unsure, start=max(numbers, default=weights[leader] * 0))
+
+
+class PartialVote:
+    """The votes of the paths that have ended, and what the others may still change.
+
+    Each path that has not ended casts at most one vote of at most 1, for any answer. Answers are counted by exact
+    match, the finest grouping of `vote.select`: the vote may give an answer more than its count here, and never splits
+    it. Answers that may turn out equal count as equal against the leader; see `leader_and_rival`. So a decided vote
+    stays decided whichever answers are found equal, and whether or not there is time to compare them.
+
+    The value of the winning answer is decided, not which path shows it: `vote.select` returns the best-scored of its
+    paths, and one that has not ended might have a higher score, and spell the answer differently.
+    """
+
+    def __init__(self, vote: Vote, scored: bool) -> None:
+        """Start without votes.
+
+        Args:
+            vote: weighted or majority. The best-scored path of a naive vote can be found by any path to its end.
+            scored: whether paths have scores, which break ties; without, ties go to the first path.
+        """
+        assert vote is not Vote.NAIVE
+        self._vote = vote
+        self._scored = scored
+        self._votes: dict[str, list[float]] = {}
+        self._first: tuple[tuple[int, ...], str] | None = None
+
+    def add(self, answer: str, score: float | None, multiplicity: int, path: tuple[int, ...]) -> None:
+        """Count a path that has ended, with its multiplicity; one without an answer casts no vote."""
+        if not answer:
+            return
+        key = exact_match_key(answer)
+        weight = multiplicity * (1.0 if self._vote is Vote.MAJORITY else score or 0.0)
+        self._votes.setdefault(key, []).append(weight)
+        self._first = min(self._first or (path, key), (path, key))
+
+    def decided(self, open_votes: int, first_open: tuple[int, ...] = ()) -> bool:
+        """Whether no answer can still overtake the leader.
+
+        Args:
+            open_votes: number of paths that have not ended.
+            first_open: a path that is not after any of them in path order.
+        """
+        if not self._votes:
+            return False
+        leader, rival = self._leader_and_rival()
+        if self._vote is Vote.WEIGHTED:
+            return leader > rival + open_votes + _ROUNDING
+        return leader > rival + open_votes or (leader == rival + open_votes and self._wins_ties(leader, first_open))
+
+    def fewest_to_decide(self, open_votes: int) -> int:
+        """The least number of further paths after which the vote can be decided, at least 1.
+
+        That is where all of them vote for the leader, and so many fewer are left.
+        """
+        leader, rival = self._leader_and_rival() if self._votes else (0.0, 0.0)
+        gap = rival + open_votes - leader
+        least = math.ceil(gap / 2) if not self._scored else math.floor(gap / 2) + 1
+        return min(max(least, 1), open_votes)
+
+    def may_be_decided(self, pending: int, open_votes: int) -> bool:
+        """Whether the vote could be decided against `open_votes` once the votes of `pending` more paths are known."""
+        leader = self._leader_and_rival()[0] if self._votes else 0.0
+        return leader + pending >= open_votes
+
+    def _leader_and_rival(self) -> tuple[float, float]:
+        return leader_and_rival({key: math.fsum(weights) for key, weights in self._votes.items()})
+
+    def _wins_ties(self, leader: float, first_open: tuple[int, ...]) -> bool:
+        """Whether the leader has the first path of all, so that it wins a tie in a vote without scores."""
+        if self._scored or self._first is None:
+            return False
+        path, key = self._first
+        return math.fsum(self._votes[key]) == leader and path < first_open
+
+
+class PathGate:
+    """Lets independent paths go on step by step until their vote is decided.
+
+    A path that has sampled a step waits here for its next one. Which paths go on, and when the vote is decided, depends
+    on the paths alone and not on which of them was sampled first, so a search gives the same result and costs the same
+    tokens whatever runs beside it. What a path says does not depend on the gate.
+
+    - All at once: the paths at one depth go on together as soon as it is known that the paths which ended up to that
+      depth do not decide the vote. As half of all paths have to end before it can be decided, that is known when half
+      of them are known to be open there; the slower half never waits.
+    - Frugal: whenever all paths have ended or wait, as many of them go on as could decide the vote; the longest first,
+      then those that stand for the most samples. The others wait, and need not be sampled if these agree.
+    """
+
+    def __init__(self, vote: PartialVote, paths: int, frugal: bool) -> None:
+        """Start with `paths` paths at the root, counted with their multiplicity."""
+        self.decided = False
+        self._vote = vote
+        self._paths = paths
+        self._frugal = frugal
+        self._depth = 1
+        self._ended = 0
+        self._ended_tokens = 0
+
+    def end(self, node: Node, candidate: Candidate | None) -> None:
+        """Count a path that has ended; `candidate` is None if it is not complete."""
+        self._ended += node.multiplicity
+        self._ended_tokens += node.multiplicity * node.path_tokens()
+        if candidate is not None:
+            self._vote.add(candidate.answer, candidate.score, node.multiplicity, node.path)
+
+    def pass_on(self, waiting: Collection[Node]) -> list[Node]:
+        """Return those of the waiting paths that may sample their next step; sets `decided` if none needs to."""
+        if not waiting or self.decided:
+            return []
+        open_votes = sum(node.multiplicity for node in waiting)
+        pending = self._paths - self._ended - open_votes
+        slower = [node for node in waiting if node.depth < self._depth]
+        if not self._frugal and slower:
+            return slower
+        if pending and (self._frugal or self._vote.may_be_decided(pending, open_votes)):
+            return []
+        if not pending and self._vote.decided(open_votes, min(node.path for node in waiting)):
+            self.decided = True
+            return []
+        self._depth += 1
+        return self._fewest(waiting, open_votes) if self._frugal else list(waiting)
+
+    def tokens_left(self, waiting: Iterable[Node]) -> int:
+        """Tokens that the waiting paths would still sample if they became as long as the mean path that ended."""
+        mean = self._ended_tokens / self._ended
+        return round(sum(node.multiplicity * max(0.0, mean - node.path_tokens()) for node in waiting))
+
+    def _fewest(self, waiting: Iterable[Node], open_votes: int) -> list[Node]:
+        needed, chosen = self._vote.fewest_to_decide(open_votes), list[Node]()
+        for node in sorted(waiting, key=lambda node: (-node.depth, -node.multiplicity, node.path)):
+            if needed <= 0:
+                break
+            chosen.append(node)
+            needed -= node.multiplicity
+        return chosen
+
+
+def make_gate(request: SearchRequest, scored: bool) -> PathGate:
+    """The gate of a resolved request for a search that stops early.
+
+    Args:
+        request: the request with its defaults.
+        scored: whether a verifier scores its paths.
+    """
+    assert request.vote is not None
+    return PathGate(PartialVote(request.vote, scored), request.candidates, request.early_stop is EarlyStop.FRUGAL)
