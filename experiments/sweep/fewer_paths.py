@@ -5,11 +5,12 @@ So the first n of N independent paths are those of a search with N = n: what is 
 same vote of what is left selects its answer. Seconds and memory were those of the larger search, and are not known.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from espalier.engine.errors import EspalierError
 from espalier.experiments.sweep.grid import key_of
-from espalier.search.request import AlgorithmName, SearchRequest, Vote
+from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.result import Candidate, NodeRecord, Sampled, SearchResult, StopReason, Usage
 from espalier.search.voting.vote import VoteResult
 
@@ -20,15 +21,34 @@ _Path = tuple[int, ...]
 def holds_the_paths_of(larger: SearchRequest, smaller: SearchRequest) -> bool:
     """Whether the first paths of the search `larger` are those of `smaller`; both with every default filled in.
 
-    A budget is split among the paths, and a time limit may cut off some of them, so there must be none.
+    A budget is split among the paths, and a time limit or early stop may cut off some, so there must be none.
     """
     alone = larger.generator_budget is None and larger.verifier_budget is None and larger.time_limit is None
     return (
         larger.algorithm in _INDEPENDENT
         and alone
+        and larger.early_stop is EarlyStop.OFF
         and larger.beam_width > smaller.beam_width
         and key_of(replace(larger, beam_width=smaller.beam_width)) == key_of(smaller)
     )
+
+
+def without_early_stop(requests: Iterable[SearchRequest]) -> tuple[SearchRequest, ...]:
+    """Return the requests with searches of independent paths run to their end, with the same answers.
+
+    Raises:
+        EspalierError: one of them asks for `frugal`, which is there to compute less.
+    """
+    whole = []
+    for request in requests:
+        if request.algorithm in _INDEPENDENT:
+            if request.early_stop is EarlyStop.FRUGAL:
+                raise EspalierError(
+                    "--early-stop frugal: cells of a smaller N are derived from all paths; leave it out, or --share-work"
+                )
+            request = replace(request, early_stop=EarlyStop.OFF)
+        whole.append(request)
+    return tuple(whole)
 
 
 def with_fewer_paths(

@@ -67,7 +67,7 @@ def sweep_command(
         typer.Option(
             "--share-work",
             help="Derive best-of-n and majority cells from those that differ in a larger N only: their first paths are "
-            "the same. All but seconds and KV memory is exact; those are left empty.",
+            "the same. All but seconds and KV memory is exact; those are left empty. No search stops early.",
         ),
     ] = False,
     report: Annotated[
@@ -98,6 +98,7 @@ def sweep_command(
     from espalier.experiments.evaluation.statistics import require_scipy
     from espalier.experiments.report.runs import load_runs
     from espalier.experiments.report.write import PAGE, write_report
+    from espalier.experiments.sweep.fewer_paths import without_early_stop
     from espalier.experiments.sweep.run import TABLE, Cell, sweep
 
     if share_work and isolated:
@@ -107,6 +108,8 @@ def sweep_command(
     if report:
         require_scipy()  # before the work, not after it
     requests = requests_of(values, read_grid(grid)) if grid else requests_of(_USUAL | values)
+    if share_work:
+        requests = without_early_stop(requests)
     problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map), offline=runtime.offline)
     selection = opt.parse_selection(sample_ids, levels, subjects, shuffle_seed if shuffle else None, limit)
     asked = selection.of(problems)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
 from espalier.experiments.evaluation.run_folder import read_samples
 from espalier.experiments.evaluation.sample import Sample
-from espalier.experiments.sweep.fewer_paths import holds_the_paths_of, with_fewer_paths
+from espalier.experiments.sweep.fewer_paths import holds_the_paths_of, with_fewer_paths, without_early_stop
 from espalier.experiments.sweep.run import sweep
-from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, SubmitOptions, Vote
+from espalier.search.request import Aggregation, AlgorithmName, EarlyStop, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.orchestrator import Orchestrator
 
@@ -21,7 +22,9 @@ UNKNOWN = {
     "queue_seconds", "first_step_seconds", "seconds",
 }  # fmt: skip
 PROBLEMS = [Problem(f"p/{i}", f"What is {i}+1?", str(i % 3), i) for i in range(3)]
-BEST = SearchRequest("-", AlgorithmName.BEST_OF_N, 9, max_steps=5, max_step_tokens=12, max_tokens=40, seed=2)
+BEST = SearchRequest(
+    "-", AlgorithmName.BEST_OF_N, 9, max_steps=5, max_step_tokens=12, max_tokens=40, seed=2, early_stop=EarlyStop.OFF
+)
 MAJORITY = replace(BEST, algorithm=AlgorithmName.MAJORITY)
 
 
@@ -110,6 +113,20 @@ def test_only_searches_that_differ_in_nothing_but_n_share_their_paths(change, ho
 def test_what_is_split_among_paths_or_cuts_them_off_is_not_shared(limit):
     larger = replace(BEST, **{limit: 1000})
     assert not holds_the_paths_of(larger, replace(larger, beam_width=2))
+
+
+@pytest.mark.parametrize("early_stop", [EarlyStop.DECIDED, EarlyStop.FRUGAL])
+def test_a_search_that_may_end_early_holds_no_paths_of_others(early_stop):
+    larger = replace(BEST, early_stop=early_stop)
+    assert not holds_the_paths_of(larger, replace(larger, beam_width=2))
+
+
+def test_searches_that_share_their_paths_run_to_their_end():
+    decided = replace(BEST, early_stop=EarlyStop.DECIDED)
+    beam = replace(decided, algorithm=AlgorithmName.BEAM)
+    assert without_early_stop([decided, beam]) == (BEST, beam)
+    with pytest.raises(EspalierError, match="--early-stop frugal"):
+        without_early_stop([replace(BEST, early_stop=EarlyStop.FRUGAL)])
 
 
 @pytest.fixture
@@ -203,6 +220,6 @@ def test_a_sweep_of_the_demo_shares_work_when_told_and_says_what_is_derived(espa
     assert {sample.derived_from for sample in read_samples(tmp_path / "sweep" / "N1-M1")} == {"N3-M1"}
     assert len(read_samples(tmp_path / "sweep" / "N1-M1")) == len(load_benchmark("demo", 3))
     assert espalier(*command, "--isolated").code == 2
-    refused = espalier(*command[:7], "--isolated", "--in-flight", 1, "--out", tmp_path / "sweep")
+    refused = espalier(*command[:7], "--early-stop", "off", "--isolated", "--in-flight", 1, "--out", tmp_path / "sweep")
     assert refused.code == 2
     assert "--isolated" in refused.err
