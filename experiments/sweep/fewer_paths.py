@@ -33,7 +33,7 @@ def holds_the_paths_of(larger: SearchRequest, smaller: SearchRequest) -> bool:
     )
 
 
-def without_early_stop(requests: Iterable[SearchRequest]) -> tuple[SearchRequest, ...]:
+def without_early_stop(requests: Iterable[SearchRequest]) -> list[SearchRequest]:
     """Return the requests with searches of independent paths run to their end, with the same answers.
 
     Raises:
@@ -44,11 +44,11 @@ def without_early_stop(requests: Iterable[SearchRequest]) -> tuple[SearchRequest
         if request.algorithm in _INDEPENDENT:
             if request.early_stop is EarlyStop.FRUGAL:
                 raise EspalierError(
-                    "--early-stop frugal: cells of a smaller N are derived from all paths; leave it out, or --share-work"
+                    "--early-stop frugal: --share-work derives cells from whole searches; leave out one"
                 )
             request = replace(request, early_stop=EarlyStop.OFF)
         whole.append(request)
-    return tuple(whole)
+    return whole
 
 
 def with_fewer_paths(

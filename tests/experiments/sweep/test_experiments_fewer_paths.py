@@ -124,7 +124,7 @@ def test_a_search_that_may_end_early_holds_no_paths_of_others(early_stop):
 def test_searches_that_share_their_paths_run_to_their_end():
     decided = replace(BEST, early_stop=EarlyStop.DECIDED)
     beam = replace(decided, algorithm=AlgorithmName.BEAM)
-    assert without_early_stop([decided, beam]) == (BEST, beam)
+    assert without_early_stop([decided, beam]) == [BEST, beam]
     with pytest.raises(EspalierError, match="--early-stop frugal"):
         without_early_stop([replace(BEST, early_stop=EarlyStop.FRUGAL)])
 
