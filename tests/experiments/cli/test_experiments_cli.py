@@ -150,7 +150,7 @@ def test_wrong_value_names_its_option(espalier, arguments, option):
         ([*SOLVE, "--verifier", "demo-generator"], "nothing in it says which"),
         ([*SOLVE, "--verifier", ""], "set --verifier"),
         ([*SOLVE, "--endpoint", "127.0.0.1:9"], "no server at 127.0.0.1:9; start one with: espalier serve"),
-        (["eval", "--benchmark", "nowhere.jsonl"], "neither a file nor `demo`"),
+        (["eval", "--benchmark", "nowhere.jsonl"], "neither a file, a folder, a hub id"),
         (["serve", "--host", "0.0.0.0"], "--insecure-bind"),
         (["serve", "--port", 0, "--generator", "nope"], "not one of demo-generator, demo-verifier"),
     ],
