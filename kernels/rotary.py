@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | None) -> torch.Tensor:
@@ -32,6 +32,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | N
             return _llama3(inverse, scaling or {})
         case "yarn":
             return _yarn(inverse, theta, scaling or {})
+        case "factors":  # one for each pair, as GGUF files give them
+            return inverse / torch.tensor(scaling["factors"], dtype=torch.float32)  # type: ignore[index]
         case other:
             raise ValueError(f"rope_type {other!r} is not supported ({', '.join(ROPE_TYPES)} are)")
 

@@ -1,17 +1,28 @@
-"""A checkpoint in Hugging Face layout: its configuration and tensors, and a check that every tensor is used."""
+"""A checkpoint, a folder in Hugging Face layout or a GGUF file: configuration, tensors, and that each is used."""
 
 import hashlib
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.options import LoadFormat, Quantization
-from espalier.engine.models.weights import TensorInfo, WeightFile, open_weight_file, small_files, weight_files
+from espalier.engine.models.weights import (
+    GGUF,
+    TensorInfo,
+    WeightFile,
+    open_weight_file,
+    parts_of,
+    small_files,
+    weight_files,
+)
+
+if TYPE_CHECKING:
+    from espalier.engine.models.gguf.file import GgufFile
 
 _OPEN_FILES = 2
 """Shards that are open at once: a layer may lie across two. Closing one frees its memory."""
@@ -21,15 +32,15 @@ _DUMMY_STD = 0.02
 
 
 class Checkpoint:
-    """One folder with `config.json` and weights, single or sharded, safetensors or `.bin`.
+    """One folder with `config.json` and weights, single or sharded, safetensors or `.bin`; or one GGUF file.
 
     Tensors are taken one at a time, straight to the device, from files mapped into memory: the host never holds more
     than the shards a layer lies in. `require_all_taken` fails where a tensor was not taken: a tensor that nothing uses
     means that the model was built wrongly.
 
     Attributes:
-        folder: the checkpoint's folder.
-        config: `config.json` as it stands.
+        folder: the checkpoint's folder, or its GGUF file.
+        config: `config.json` as it stands, or as a GGUF file's metadata mean it.
         tensors: shape and place of every tensor in the weight files, by name; empty with `LoadFormat.DUMMY`.
         quantization: how the decoder's weights are to be kept.
         batch_invariant: whether a request must have the same bits in any batch.
@@ -56,12 +67,12 @@ class Checkpoint:
             CheckpointError: when its configuration or weights are missing or unreadable.
         """
         self.folder = folder
+        self._open: dict[Path, WeightFile] = {}
         self.config = self._read_json("config.json")
         self.quantization = quantization
         self.batch_invariant = batch_invariant
         self.load_format = load_format
         self._on_bytes = on_bytes
-        self._open: dict[Path, WeightFile] = {}
         self.tensors: dict[str, TensorInfo] = {}
         if load_format is not LoadFormat.DUMMY:
             for file in weight_files(folder, load_format):
@@ -137,7 +148,22 @@ class Checkpoint:
 
     def optional_json(self, name: str) -> dict[str, Any]:
         """The JSON file `name` of the folder, or an empty dictionary when it is absent."""
-        return self._read_json(name) if (self.folder / name).is_file() else {}
+        return {} if (text := self.text(name)) is None else self._parse(name, text)
+
+    def text(self, name: str) -> str | None:
+        """What the small file `name` says, such as `tokenizer.json`, or None when it is absent.
+
+        Raises:
+            CheckpointError: when it is not text, or cannot be made of a GGUF file's metadata.
+        """
+        if self.folder.suffix == GGUF:
+            return cast("GgufFile", self._file(parts_of(self.folder)[0])).text(name)
+        try:
+            return (self.folder / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise CheckpointError(f"{self.folder / name} is not text in UTF-8: {error}") from error
 
     def digest(self) -> str:
         """sha256 over all files that results depend on, and over the kind of quantisation.
@@ -168,10 +194,13 @@ class Checkpoint:
         return CheckpointError(f"{self.folder} has no tensor {name!r}; is it a checkpoint of this kind?")
 
     def _read_json(self, name: str) -> dict[str, Any]:
+        if (text := self.text(name)) is None:
+            raise CheckpointError(f"{self.folder} has no {name}; is it a Hugging Face checkpoint?")
+        return self._parse(name, text)
+
+    def _parse(self, name: str, text: str) -> dict[str, Any]:
         try:
-            read = json.loads((self.folder / name).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{self.folder} has no {name}; is it a Hugging Face checkpoint?") from error
+            read = json.loads(text)
         except ValueError as error:
             raise CheckpointError(f"{self.folder / name} is not valid JSON: {error}") from error
         if not isinstance(read, dict):
@@ -184,9 +213,15 @@ class Checkpoint:
         if file is None:
             while len(self._open) >= _OPEN_FILES:
                 del self._open[next(iter(self._open))]
-            file = open_weight_file(path)
+            file = _open_gguf(path) if path.suffix == GGUF else open_weight_file(path)
         self._open[path] = file
         return file
+
+
+def _open_gguf(path: Path) -> "GgufFile":
+    from espalier.engine.models.gguf.file import GgufFile
+
+    return GgufFile(path)
 
 
 def _fill_with_noise(name: str, out: torch.Tensor) -> None:

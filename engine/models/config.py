@@ -12,7 +12,7 @@ _TRUNKS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Q
 """Supported values of `model_type`, and the beginning of their class names."""
 GENERATOR_CLASSES = tuple(f"{name}ForCausalLM" for name in _TRUNKS.values())
 """Class names that a generator's `config.json` may give."""
-_NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+_NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "factors": ("factors",)}
 """Keys that the rotary parameters of a type must have."""
 _TRAINED_LENGTH = "original_max_position_embeddings"
 _MAX_POSITIONS, _WINDOW = 2048, 4096

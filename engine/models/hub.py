@@ -3,16 +3,17 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.options import LoadFormat
-from espalier.engine.models.weights import SMALL_FILES, named_files, weight_lists
+from espalier.engine.models.weights import GGUF, SMALL_FILES, named_files, parts_of, weight_lists
 
 _ENTRY_POINTS = "espalier.checkpoints"
-_HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
+_HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(:(?P<gguf>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,13 @@ class HubSettings:
 
 
 def locate(name: str, load_format: LoadFormat = LoadFormat.AUTO, hub: HubSettings | None = None) -> Path:
-    """The folder of a checkpoint; what is on the hub is downloaded once, and only the files that will be read.
+    """The folder of a checkpoint, or its GGUF file; what is on the hub is downloaded once, and only what will be read.
 
     Args:
-        name: a folder, a name registered under the entry-point group `espalier.checkpoints`, or a Hugging Face hub id,
-            `org/name` or `org/name@revision` with a branch, tag or commit. The hub's own paths name a revision so, and
-            with two models in one command it says which one it is of.
+        name: a folder, a GGUF file, a name registered under the entry-point group `espalier.checkpoints`, or a Hugging
+            Face hub id, `org/name` or `org/name@revision` with a branch, tag or commit. The hub's own paths name a
+            revision so, and with two models in one command it says which one it is of. `org/name:Q4_K_M` is the GGUF
+            file of this quantisation, or of this name, as llama.cpp and vLLM have it.
         load_format: which weight files to download; none for dummy weights.
         hub: how to use the hub.
 
@@ -42,15 +44,19 @@ def locate(name: str, load_format: LoadFormat = LoadFormat.AUTO, hub: HubSetting
         CheckpointError: when the name is none of these, or the download fails; its text says what to do.
     """
     if (folder := Path(name).expanduser()).is_dir():
+        return folder if (folder / "config.json").is_file() else _one_gguf(folder, folder.glob(f"*{GGUF}")) or folder
+    if folder.suffix == GGUF and folder.is_file():
         return folder
     for entry in entry_points(group=_ENTRY_POINTS, name=name):
         return entry.load()()
     if not (parts := _HUB_NAME.fullmatch(name)):
         known = ", ".join(sorted(entry_points(group=_ENTRY_POINTS).names))
         raise CheckpointError(
-            f"no checkpoint {name!r}: not a folder, not a hub id like org/name or org/name@revision, and not one of "
-            f"{known}"
+            f"no checkpoint {name!r}: not a folder, not a GGUF file, not a hub id like org/name, org/name@revision or "
+            f"org/name:Q4_K_M, and not one of {known}"
         )
+    if parts["gguf"]:
+        return _download_gguf(parts["repository"], parts["revision"], parts["gguf"], hub or HubSettings())
     return _download(parts["repository"], parts["revision"], load_format, hub or HubSettings())
 
 
@@ -72,6 +78,38 @@ def _download(repository: str, revision: str | None, load_format: LoadFormat, hu
         if (folder / wanted[0]).is_file():
             break
     return folder
+
+
+def _download_gguf(repository: str, revision: str | None, wanted: str, hub: HubSettings) -> Path:
+    """Download the file of a name or quantisation, or all its parts."""
+    from huggingface_hub import is_offline_mode
+
+    spellings = {wanted, wanted.lower(), wanted.upper()}
+    patterns = [f"*[-./]{one}{end}" for one in sorted(spellings) for end in (GGUF, f"-*-of-*{GGUF}")]
+    if wanted.endswith(GGUF):
+        patterns = [wanted]
+    offline = hub.offline or is_offline_mode()
+    folder = _fetch(repository, patterns, revision, offline, hub.cache_dir)
+    fitting = (file for file in folder.rglob(f"*{GGUF}") if _fits(f"/{file.relative_to(folder)}", patterns))
+    if (found := _one_gguf(folder, fitting)) is None:
+        raise CheckpointError(f"{repository} has no GGUF file {wanted!r}; its page on the hub lists its files")
+    return found
+
+
+def _fits(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch(name, f"*{pattern}") for pattern in patterns)
+
+
+def _one_gguf(folder: Path, files: Iterable[Path]) -> Path | None:
+    """The GGUF file among those of a folder, or the first of its parts; None where there is none.
+
+    Raises:
+        CheckpointError: when there are several.
+    """
+    firsts = sorted({parts_of(file)[0] for file in files})
+    if len(firsts) > 1:
+        raise CheckpointError(f"{folder} has several GGUF files: {', '.join(file.name for file in firsts)}; name one")
+    return firsts[0] if firsts else None
 
 
 def _fetch(

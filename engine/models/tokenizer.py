@@ -27,13 +27,13 @@ class TextTokenizer:
             CheckpointError: when `tokenizer.json` is missing or unreadable.
         """
         self._folder = checkpoint.folder
-        file = self._folder / "tokenizer.json"
-        if not file.is_file():
+        if (text := checkpoint.text("tokenizer.json")) is None:
             raise CheckpointError(f"{self._folder} has no tokenizer.json; save the checkpoint with a fast tokenizer")
         try:
-            self._tokenizer = Tokenizer.from_file(str(file))
+            self._tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # the tokenizers library raises bare Exception
-            raise CheckpointError(f"{file} is not a tokenizer: {error}") from error
+            raise CheckpointError(f"tokenizer.json of {self._folder} is not a tokenizer: {error}") from error
+        self._template_file = checkpoint.text("chat_template.jinja")
         self._config = checkpoint.optional_json("tokenizer_config.json")
 
     @cached_property
@@ -127,9 +127,8 @@ class TextTokenizer:
             raise CheckpointError(f"the chat template of {self._folder} failed: {error}") from error
 
     def _chat_template(self) -> str | None:
-        file = self._folder / "chat_template.jinja"
-        if file.is_file():
-            return file.read_text(encoding="utf-8")
+        if self._template_file is not None:
+            return self._template_file
         template = self._config.get("chat_template")
         if isinstance(template, list):  # transformers 4 wrote several with names
             template = next((named["template"] for named in template if named.get("name") == "default"), None)

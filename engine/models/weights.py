@@ -1,4 +1,4 @@
-"""Files that hold tensors by name: safetensors, and the `.bin` files that torch pickles.
+"""Files that hold tensors by name: safetensors, and the `.bin` files that torch pickles; for GGUF see `gguf`.
 
 Files are mapped into memory: a tensor's bytes are read from disk when the tensor is used, and freed with the file.
 """
@@ -99,7 +99,7 @@ class BinFile:
 
 
 def open_weight_file(path: Path) -> WeightFile:
-    """Open a weight file; its ending says which format it has.
+    """Open a weight file in the Hugging Face layout; its ending says which format it has.
 
     Raises:
         CheckpointError: when the file is missing or damaged, or holds more than tensors.
@@ -127,11 +127,14 @@ def _damaged(path: Path, reason: object) -> CheckpointError:
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 """Patterns of configuration, tokenizer, chat template and indices of weight files."""
 _INDEX = ".index.json"
+GGUF = ".gguf"
+"""How the names of GGUF files end; one holds tensors and all that small files say."""
+_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _STEMS = {LoadFormat.SAFETENSORS: "model.safetensors", LoadFormat.BIN: "pytorch_model.bin"}
 
 
 def small_files(folder: Path) -> list[Path]:
-    """Configuration, tokenizer and chat template of a folder, in order of name."""
+    """Configuration, tokenizer and chat template of a folder, in order of name; none for a GGUF file."""
     return sorted(file for pattern in SMALL_FILES for file in folder.glob(pattern) if file.is_file())
 
 
@@ -143,12 +146,23 @@ def weight_lists(load_format: LoadFormat) -> Iterator[str]:
             yield stem
 
 
+def parts_of(path: Path) -> list[Path]:
+    """The files that a GGUF file was split into, given any of them; itself where it was not."""
+    if not (part := _PART.fullmatch(path.name)):
+        return [path]
+    return [path.with_name(f"{part['stem']}-{i:05}-of-{part['count']}{GGUF}") for i in range(1, int(part["count"]) + 1)]
+
+
 def weight_files(folder: Path, load_format: LoadFormat) -> list[Path]:
-    """The weight files of a folder, in order of name; whether all shards are there is not checked.
+    """The weight files of a folder, or the parts of a GGUF file, in order; whether all are there is not checked.
 
     Raises:
-        CheckpointError: when the folder has no weight files, or an index is broken.
+        CheckpointError: when the folder has no weight files, an index is broken, or a GGUF file is asked for others.
     """
+    if folder.suffix == GGUF:
+        if load_format is not LoadFormat.AUTO:
+            raise CheckpointError(f"{folder} is a GGUF file, which --load-format {load_format} leaves out; take auto")
+        return parts_of(folder)
     for name in weight_lists(load_format):
         if (found := folder / name).is_file():
             return named_files(found)

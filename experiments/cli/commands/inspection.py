@@ -13,7 +13,7 @@ from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import linear_bytes
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.engine.models.weights import named_files, weight_lists
+from espalier.engine.models.weights import GGUF, named_files, weight_lists
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import FamilyMatch, families_of, identify, known_classes, load_verifier
@@ -138,6 +138,8 @@ def _outline(name: str, hub: HubSettings | None) -> Outline:
 
 def _has_weights(folder: Path) -> bool:
     """Whether any weight file exists; for a hub model that was never loaded, there is at most an index."""
+    if folder.suffix == GGUF:
+        return True
     lists = (folder / name for name in weight_lists(LoadFormat.AUTO))
     return any(shard.is_file() for found in lists if found.is_file() for shard in named_files(found))
 

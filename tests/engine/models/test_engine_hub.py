@@ -104,16 +104,54 @@ def test_a_revision_stands_after_the_name_and_its_weights_are_of_the_same_commit
     assert [call["revision"] for call in hub.calls] == ["refs/pr/7"] + [COMMIT] * (len(hub.calls) - 1)
 
 
+GGUFS = (
+    "name-Q4_K_M.gguf",
+    "name-Q4_K_S.gguf",
+    "name.q8_0.gguf",
+    "F16/name-F16-00001-of-00002.gguf",
+    "F16/name-F16-00002-of-00002.gguf",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("org/name:Q4_K_M", GGUFS[:1]),
+        ("org/name:q4_k_s", GGUFS[1:2]),
+        ("org/name:Q8_0@main", GGUFS[2:3]),
+        ("org/name:name.q8_0.gguf", GGUFS[2:3]),
+        ("org/name:F16", GGUFS[3:]),
+    ],
+)
+def test_a_gguf_file_is_named_by_its_quantisation(serve: Callable[..., FakeHub], name: str, files: tuple[str, ...]):
+    hub = serve("model.safetensors", *GGUFS)
+    assert locate(name) == hub.folder / files[0]
+    assert hub.downloaded == set(files)
+    assert hub.calls[0]["revision"] == ("main" if "@" in name else None)
+    locate("org/name:Q4_K_M")  # another of the same repository is already there
+    assert locate(name) == hub.folder / files[0]
+
+
+def test_a_quantisation_that_a_repository_lacks(serve: Callable[..., FakeHub]):
+    serve(*GGUFS)
+    with pytest.raises(CheckpointError, match=r"org/name has no GGUF file 'Q4_K'"):
+        locate("org/name:Q4_K")
+
+
 def test_a_folder_is_a_folder_even_with_an_at_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("org/name@main").mkdir(parents=True)
     assert locate("org/name@main") == Path("org/name@main")
 
 
-@pytest.mark.parametrize("name", ["org/", "org/name@", "a/b/c", "org/name@a b", "nothing-here", "../x"])
+@pytest.mark.parametrize(
+    "name", ["org/", "org/name@", "a/b/c", "org/name@a b", "org/name:", "org/name:a/b", "nothing-here", "../x"]
+)
 def test_what_is_no_name_is_refused_with_the_kinds_there_are(name: str, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=r"not a folder, not a hub id like org/name or org/name@revision.*demo-"):
+    with pytest.raises(
+        CheckpointError, match=r"not a folder, not a GGUF file, not a hub id like org/name, .*org/name:Q4_K_M, .*demo-"
+    ):
         locate(name)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gguf.constants import GGMLQuantizationType
+from gguf_files import write_gguf
 from rich.console import Console
 from weight_formats import FORMATS, rewrite
 
@@ -44,6 +46,36 @@ def test_the_demo_pair_answers_the_same_from_files_of_every_format(espalier, pai
     plain = what_was_found(espalier(*SOLVE).out)
     for form in FORMATS:
         assert what_was_found(espalier(*SOLVE, *pair(form)).out) == plain, form
+
+
+VERIFIER_SPEC = """
+name = "demo"
+
+[prompt]
+kind = "chat"
+
+[step]
+tag = "\\n\\n"
+
+[head]
+layers = ["score"]
+"""
+
+
+def test_the_demo_pair_answers_the_same_from_gguf_files(espalier, tmp_path):
+    spec = tmp_path / "demo.toml"
+    spec.write_text(VERIFIER_SPEC)
+    options: list[object] = ["--verifier-family", spec, "--system-prompt", ""]
+    for role in ("generator", "verifier"):
+        file = write_gguf(locate(f"demo-{role}"), tmp_path / f"{role}.gguf", GGMLQuantizationType.BF16)
+        options += [f"--{role}", file]
+    plain = what_was_found(espalier(*SOLVE).out)
+    ran = espalier(*SOLVE, *options)
+    assert ran.code == 0, ran.err
+    assert what_was_found(ran.out) == plain
+    seen = espalier("models", "inspect", options[5])
+    assert "Qwen2ForCausalLM" in seen.out
+    assert "all tensors checked" in seen.out
 
 
 def test_every_option_lands_in_its_own_field(espalier, monkeypatch):

@@ -1,0 +1,131 @@
+"""A GGUF file as a checkpoint's file: tensors under the names of the Hugging Face layout, dequantised when read."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.gguf.config import model_config, sampling
+from espalier.engine.models.gguf.header import Header, StoredTensor
+from espalier.engine.models.gguf.tokenizer import end_token_ids, tokenizer_config, tokenizer_json
+from espalier.engine.models.weights import TensorInfo, parts_of
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "cls.output": "score",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Modules by llama.cpp's names of them; the names of layers have a prefix."""
+_NAME = re.compile(r"(blk\.(?P<layer>\d+)\.)?(?P<module>[a-z_.]+)\.(?P<kind>weight|bias)")
+_ROPE_FACTORS = "rope_freqs.weight"
+_INTERLEAVED = {"attn_q": "head_count", "attn_k": "head_count_kv"}
+"""Projections whose heads llama.cpp reorders for models of the Llama architecture, and where their number stands."""
+_PLAIN = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
+
+
+class GgufFile:
+    """One file of tensors; a `WeightFile`. Of several parts the first holds the metadata, which all need.
+
+    Attributes:
+        tensors: by their names in the Hugging Face layout; a name of a module that no supported model has stays as it
+            is, so that a checkpoint finds it unused.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the file's header, and no tensor.
+
+        Raises:
+            CheckpointError: when the file or its first part is missing, damaged, or holds no model.
+        """
+        header = Header(path)
+        first, *_ = parts_of(path)
+        self._metadata = header.metadata if path == first else Header(first).metadata
+        if "general.architecture" not in self._metadata:
+            raise CheckpointError(f"{path} holds no model: its metadata has no general.architecture")
+        self._path = path
+        self._stored = {self._layout_name(name): (name, tensor) for name, tensor in header.tensors.items()}
+        self._stored.pop(_ROPE_FACTORS, None)  # read as a part of the configuration
+        self.tensors = {
+            name: TensorInfo(path, tensor.shape, tensor.data.nbytes) for name, (_, tensor) in self._stored.items()
+        }
+
+    def read(self, name: str) -> torch.Tensor:
+        """See `WeightFile`; float32, or as it is stored where that is float16."""
+        name, stored = self._stored[name]
+        return torch.from_numpy(self._in_layout_order(name, _values(stored, self._path)))
+
+    def text(self, name: str) -> str | None:
+        """What the small file `name` of the same checkpoint in Hugging Face layout says, or None where it has none.
+
+        Raises:
+            CheckpointError: when the metadata lacks what is needed for it, or the tokenizer is of an unknown kind.
+        """
+        try:
+            match name:
+                case "config.json":
+                    return json.dumps(self._config())
+                case "generation_config.json":
+                    return json.dumps({"eos_token_id": end_token_ids(self._metadata)} | sampling(self._metadata))
+                case "tokenizer_config.json":
+                    return json.dumps(tokenizer_config(self._metadata))
+                case "tokenizer.json":
+                    return json.dumps(tokenizer_json(self._metadata))
+        except KeyError as missing:
+            raise CheckpointError(f"{self._path} lacks {missing} in its metadata") from missing
+        except ValueError as error:
+            raise CheckpointError(f"{self._path}: {error}") from error
+        return None
+
+    def _config(self) -> dict[str, Any]:
+        whole = {name: tensor for part in parts_of(self._path) for name, tensor in Header(part).tensors.items()}
+        shapes = {self._layout_name(name): tensor.shape for name, tensor in whole.items()}
+        factors = whole.get(_ROPE_FACTORS)
+        config = model_config(self._metadata, shapes, None if factors is None else _values(factors, self._path))
+        return config | {"eos_token_id": end_token_ids(self._metadata)}
+
+    def _layout_name(self, name: str) -> str:
+        """The name in the Hugging Face layout of a tensor that llama.cpp calls `name`."""
+        if not (parts := _NAME.fullmatch(name)) or (module := _NAMES.get(parts["module"])) is None:
+            return name
+        layer = f"model.layers.{parts['layer']}." if parts["layer"] else ""
+        return f"{layer}{module}.{parts['kind']}"
+
+    def _in_layout_order(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Rows of a projection, reordered for the rotation of halves; llama.cpp rotates neighbours for Llama."""
+        parts = _NAME.fullmatch(name)
+        if not parts or parts["module"] not in _INTERLEAVED or self._metadata["general.architecture"] != "llama":
+            return values
+        heads = self._metadata.get("llama.attention.head_count")
+        heads = self._metadata.get(f"llama.attention.{_INTERLEAVED[parts['module']]}", heads)
+        if not isinstance(heads, int) or heads < 1 or len(values) % (2 * heads):
+            raise CheckpointError(f"{self._path}: {name} has {len(values)} rows, which are not those of {heads} heads")
+        pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _values(stored: StoredTensor, path: Path) -> np.ndarray:
+    """The values of a tensor, in its shape; float16 where it is stored so, else float32."""
+    if (dtype := _PLAIN.get(stored.kind)) is not None:
+        return np.array(stored.data).view(dtype)
+    try:
+        return dequantize(stored.data, stored.kind)
+    except NotImplementedError as error:
+        raise CheckpointError(f"{path} has tensors of type {stored.kind.name}, which is not read") from error
