@@ -19,8 +19,8 @@ from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.service.settings import ServerSettings
 
-MOST_MODULES = 62
-"""One of them, `kernels.cpu.amx`, on processors with AMX only."""
+MOST_MODULES = 63
+"""One of them, `kernels.cpu.tiles`, on processors without AMX only."""
 FIRST, SECOND = (
     SearchRequest(
         f"Tom has {n} coins. (a) He finds 31 more. (b) He loses 14. How many coins does he have now?",
