@@ -322,7 +322,7 @@ class Engine:
         try:
             results = self._runners[role].wait(batch)
             waited = perf_counter()
-            self._collected += self.schedulers[role].update(step, *results)
+            self._collected += self.schedulers[role].update(step, results)
         except BaseException as error:
             self._drop_all_kv(role)
             if not isinstance(error, NumericalError):

@@ -1,6 +1,7 @@
 """The work an engine takes and what it gives back."""
 
 import hashlib
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -63,6 +64,8 @@ class Generate:
         delimiter: text that ends a step once the step has other content; empty for no such stop.
         in_place: extend the sequence itself instead of forking it; needs exactly one sampling.
         merge_equal: whether samplings that draw the same tokens are one child.
+        head: one of the model's other heads, read at the state that each child's last token is drawn from, which costs
+            no token; empty for none.
         tag: what the work is for, whatever its owner likes; comes back with it and is never looked at.
     """
 
@@ -73,6 +76,7 @@ class Generate:
     delimiter: str = "\n\n"
     in_place: bool = False
     merge_equal: bool = True
+    head: str = ""
     tag: Any = None
 
 
@@ -85,12 +89,13 @@ class Generated:
         sequence: the child, or the sequence itself when generated in place.
         token_ids: new tokens, an end-of-sequence token included.
         text: their text, the delimiter included, an end-of-sequence token not.
-        log_probability: summed log-probability of the tokens under the untempered model.
+        log_probabilities: of the new tokens under the untempered model.
         cause: why it stopped.
         own_tokens: how many of its last tokens no child of a lower index shares; summed over all children they are the
             tokens of the tree.
         computed_tokens: tokens whose KV was computed for this child. Tokens that children share, and the sequence's
             pending tokens, count for the child of the lowest index.
+        values: what `work.head` gave, float32 `[k]`; None without a head.
     """
 
     work: Generate
@@ -98,10 +103,16 @@ class Generated:
     sequence: Sequence
     token_ids: list[int]
     text: str
-    log_probability: float
+    log_probabilities: list[float]
     cause: StopCause
     own_tokens: int
     computed_tokens: int
+    values: np.ndarray | None = None
+
+    @property
+    def log_probability(self) -> float:
+        """The log-probability of the whole step."""
+        return math.fsum(self.log_probabilities)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

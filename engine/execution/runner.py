@@ -13,16 +13,21 @@ from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.model import Head, Model
 from espalier.engine.scheduling.requests import DecodeRows
-from espalier.engine.scheduling.scheduler import SchedulerOutput
+from espalier.engine.scheduling.scheduler import SchedulerOutput, StepResults
 from espalier.kernels.layout import KVLayout
 
 _NOTHING = torch.empty(0)
 
 
 class BatchInFlight(NamedTuple):
-    """A step that may still be computing: waits for its token ids, log-probabilities and read values, as arrays."""
+    """A step that may still be computing.
+
+    `wait` gives its token ids, log-probabilities, what each of `heads` says of the states drawn from, and the values
+    that Scores read.
+    """
 
     wait: Callable[[], list[np.ndarray]]
+    heads: list[str]
 
 
 class ModelRunner:
@@ -58,20 +63,22 @@ class ModelRunner:
             batch = build_batch(table, plan.rows, plan.first, plan.counts)
             drawn = self._drawn if batch.expects_draws else None
             hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention, drawn)
-            self._drawn, log_probabilities = self._draw(step, hidden)
-            return BatchInFlight(self._fetch([self._drawn, log_probabilities, *self._read(step, hidden)]))
+            self._drawn, log_probabilities, *drawn_from = self._draw(step, hidden)
+            wait = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(step, hidden)])
+            return BatchInFlight(wait, step.draws.decode.heads if step.draws else [])
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
 
-    def wait(self, batch: BatchInFlight) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-        """Wait for a batch; returns its values, token ids and log-probabilities as arrays.
+    def wait(self, batch: BatchInFlight) -> StepResults:
+        """Wait for a batch and return its results.
 
         Raises:
             DeviceError: when the batch could not be computed.
         """
         try:
             token_ids, log_probabilities, *values = batch.wait()
-            return values, token_ids, log_probabilities
+            drawn_from = dict(zip(batch.heads, values, strict=False))
+            return StepResults(token_ids, log_probabilities, drawn_from, values[len(drawn_from) :])
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
 
@@ -90,19 +97,25 @@ class ModelRunner:
             values.append(self._apply(self.model.head_named(name), read, *targets).float())
         return values
 
-    def _draw(self, step: SchedulerOutput, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and log-probabilities `[draws]`: one draw for each sampling of each branch."""
+    def _draw(self, step: SchedulerOutput, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """Token ids and log-probabilities `[draws]`: one draw for each sampling of each branch.
+
+        After them what each of `decode.heads` says of the states drawn from, float32 `[draws, k]`.
+        """
         if (draws := step.draws) is None:
-            return _NOTHING, _NOTHING
+            return [_NOTHING, _NOTHING]
         decode = draws.decode
         if self._samplings is None or self._samplings[0] is not decode:
             self._samplings = decode, SamplingBatch(decode.samplings, hidden.device, self._backend)
         if draws.batch_rows is not None:
             hidden = hidden[self._to_device(draws.batch_rows)]
-        logits = self._apply(self.model.head, hidden)  # [branches, vocabulary]
+        heads = self.model.head, *map(self.model.head_named, decode.heads)
+        given = [self._apply(head, hidden) for head in heads]  # [branches, vocabulary], [branches, k] each
         if len(decode.branch_of) != len(decode.branches):
-            logits = logits[self._to_device(decode.branch_of)]  # [draws, vocabulary]
-        return self._samplings[1].draw(logits, draws.step_positions)
+            branch_of = self._to_device(decode.branch_of)
+            given = [values[branch_of] for values in given]  # [draws, …] each
+        logits, *drawn_from = given
+        return [*self._samplings[1].draw(logits, draws.step_positions), *(values.float() for values in drawn_from)]
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return self._backend.to_device(array, self._device)

@@ -35,7 +35,7 @@ class SequenceTable:
         computed: int32 `[rows]`.
         blocks: int32 `[rows, columns / block_size]`, block ids in order.
         num_blocks: int32 `[rows]`.
-        log_probabilities: float64 `[rows]`, summed over the tokens sampled in the current step.
+        log_probabilities: float32 `[rows, columns]`, of the tokens sampled in the current step.
     """
 
     def __init__(self, pool: BlockPool, rows: int = 64, columns: int = 256, cache_seed: bytes = b"") -> None:
@@ -59,7 +59,7 @@ class SequenceTable:
         self.lengths = np.zeros(rows, dtype=np.int32)
         self.computed = np.zeros(rows, dtype=np.int32)
         self.num_blocks = np.zeros(rows, dtype=np.int32)
-        self.log_probabilities = np.zeros(rows, dtype=np.float64)
+        self.log_probabilities = np.zeros((rows, columns), dtype=np.float32)
         self._free_rows = list(range(rows - 1, -1, -1))
 
     @property
@@ -300,14 +300,16 @@ class SequenceTable:
             return
         width = max(columns, 2 * have)
         self.tokens = _grown(self.tokens, (len(self.lengths), width))
+        self.log_probabilities = _grown(self.log_probabilities, (len(self.lengths), width))
         self.blocks = _grown(self.blocks, (len(self.lengths), -(-width // self.block_size)))
 
     def _take_row(self) -> int:
         if not self._free_rows:
             rows = len(self.lengths)
             self.tokens = _grown(self.tokens, (2 * rows, self.tokens.shape[1]))
+            self.log_probabilities = _grown(self.log_probabilities, (2 * rows, self.tokens.shape[1]))
             self.blocks = _grown(self.blocks, (2 * rows, self.blocks.shape[1]))
-            for name in ("lengths", "computed", "num_blocks", "log_probabilities"):
+            for name in ("lengths", "computed", "num_blocks"):
                 setattr(self, name, _grown(getattr(self, name), (2 * rows,)))
             self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
         return self._free_rows.pop()

@@ -92,7 +92,12 @@ class Branches:
                 self._table.lengths[branch.row] -= 1
 
     def take_in(
-        self, draws: Draws, token_ids: np.ndarray, log_probabilities: np.ndarray, next_draws: Draws | None
+        self,
+        draws: Draws,
+        token_ids: np.ndarray,
+        log_probabilities: np.ndarray,
+        drawn_from: dict[str, np.ndarray],
+        next_draws: Draws | None,
     ) -> list[Generated]:
         """Append the drawn tokens, fork branches whose samplings differ, and take out branches that stop.
 
@@ -100,6 +105,7 @@ class Branches:
             draws: what was drawn.
             token_ids: int64, for each of the wanted draws.
             log_probabilities: float32, likewise.
+            drawn_from: what each head says of the state that each of them was drawn from.
             next_draws: of a step that is in flight already; what it draws for nobody is dropped from it.
         """
         if not draws.decode.branches:
@@ -107,7 +113,6 @@ class Branches:
         for branch in draws.opened:
             if not branch.work.in_place:
                 branch.sequence = self._table.fork(branch.sequence)
-            self._table.log_probabilities[branch.row] = 0.0
         if draws.opened:
             draws.decode.find_rows()
         chosen = set(map(id, draws.decode.branches))
@@ -118,9 +123,10 @@ class Branches:
             decode = self._decode = DecodeRows(branches)
             positions = positions[parents]
         token_ids = token_ids[firsts]
-        self._table.log_probabilities[decode.rows] += log_probabilities[firsts]
         self._table.put_each(decode.rows, positions, token_ids)
-        done = self._take_out_stopped(decode, token_ids, positions, rest)
+        self._table.log_probabilities[decode.rows, positions] = log_probabilities[firsts]
+        said = {head: values[firsts] for head, values in drawn_from.items()}
+        done = self._take_out_stopped(decode, token_ids, positions, said, rest)
         if next_draws and (parted or done):
             self._drop_unwanted(next_draws)
         return done
@@ -166,7 +172,8 @@ class Branches:
             length = int(positions[b])
             for places in list(groups.values())[1:]:
                 sequence = self._table.fork(branch.sequence, length)
-                self._table.log_probabilities[sequence.row] = self._table.log_probabilities[branch.row]
+                known = self._table.log_probabilities[:, branch.start : length]
+                known[sequence.row] = known[branch.row]
                 indices = [branch.indices[place] for place in places]
                 parted.append(
                     RunningRequest(branch.work, indices, sequence, branch.start, shared=length - branch.start)
@@ -177,8 +184,14 @@ class Branches:
         return parted, parents, np.array(firsts)
 
     def _take_out_stopped(
-        self, decode: DecodeRows, token_ids: np.ndarray, positions: np.ndarray, rest: list[RunningRequest]
+        self,
+        decode: DecodeRows,
+        token_ids: np.ndarray,
+        positions: np.ndarray,
+        said: dict[str, np.ndarray],
+        rest: list[RunningRequest],
     ) -> list[Generated]:
+        """Finish the branches whose tokens, at `positions`, are their last; `said` is what each head says of each."""
         full = self._are_full(decode, positions)
         flagged = np.flatnonzero(full | self._is_eos[token_ids] | self._has_newline[token_ids])
         done, stopped = [], set()
@@ -186,7 +199,7 @@ class Branches:
             branch, length = decode.branches[i], int(positions[i]) + 1
             if cause := self._stop_cause(branch, int(token_ids[i]), length, bool(full[i])):
                 self._table.truncate(branch.row, length)  # a step in flight may have gone on
-                done.append(self._finish(branch, cause))
+                done.append(self._finish(branch, cause, said[branch.work.head][i] if branch.work.head else None))
                 stopped.add(i)
         self.running = [b for i, b in enumerate(decode.branches) if i not in stopped] + rest
         return done
@@ -204,17 +217,19 @@ class Branches:
             return StopCause.CONTEXT if length >= self._context else StopCause.LENGTH
         return None
 
-    def _finish(self, branch: RunningRequest, cause: StopCause) -> Generated:
+    def _finish(self, branch: RunningRequest, cause: StopCause, values: np.ndarray | None) -> Generated:
         row = branch.row
-        token_ids = self._table.tokens[row, branch.start : self._table.lengths[row]].tolist()
+        step = slice(branch.start, self._table.lengths[row])
+        token_ids = self._table.tokens[row, step].tolist()
         return Generated(
             work=branch.work,
             indices=tuple(branch.indices),
             sequence=branch.sequence,
             token_ids=token_ids,
             text=self._tokenizer.decode(token_ids),
-            log_probability=float(self._table.log_probabilities[row]),
+            log_probabilities=self._table.log_probabilities[row, step].tolist(),
             cause=cause,
             own_tokens=len(token_ids) - branch.shared,
             computed_tokens=branch.extra_tokens + int(self._table.computed[row]) - branch.start - branch.shared,
+            values=values,
         )

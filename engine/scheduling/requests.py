@@ -86,6 +86,7 @@ class DecodeRows:
         starts: int64 `[branches]`, the length of each sequence before its first sampled token.
         limits: int64 `[branches]`, the length at which each sequence stops.
         apart: bool `[draws]`, draws that become branches of their own even if they are equal.
+        heads: the heads that some branch reads besides its draws.
     """
 
     def __init__(self, branches: list[RunningRequest]) -> None:
@@ -99,6 +100,7 @@ class DecodeRows:
         self.firsts = counts.cumsum() - counts
         apart = [not b.work.merge_equal and len(b.indices) > 1 for b in branches]
         self.apart = np.array(apart, dtype=bool)[self.branch_of]
+        self.heads = sorted({b.work.head for b in branches} - {""})
 
     @property
     def samplings(self) -> list[Sampling]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,22 @@ class SchedulerOutput:
     scored: list[WaitingRequest]
     opened: dict[WaitingRequest, RunningRequest]
     draws: Draws | None = None
+
+
+class StepResults(NamedTuple):
+    """What the model gave for one step.
+
+    Attributes:
+        token_ids: int64 `[draws]`.
+        log_probabilities: float32 `[draws]`.
+        drawn_from: by the names of heads, float32 `[draws, k]`: what each says of the states drawn from.
+        values: for each of `reads_of_head`, float32 `[reads of the head, k]`.
+    """
+
+    token_ids: np.ndarray
+    log_probabilities: np.ndarray
+    drawn_from: dict[str, np.ndarray]
+    values: list[np.ndarray]
 
 
 class Scheduler:
@@ -122,8 +139,9 @@ class Scheduler:
         if not length and not (isinstance(work, Score) and added):
             raise MisuseError("an empty sequence has nothing to compute")
         self._require_fits(length + added)
-        if isinstance(work, Score):
+        if work.head:
             self._model.head_named(work.head)
+        if isinstance(work, Score):
             self._model.require_embedded(self.role, work.token_ids)
             self._model.require_embedded(self.role, work.targets)
         self._busy_rows.add(work.sequence.row)
@@ -252,30 +270,20 @@ class Scheduler:
         self.computed_tokens += int(plan.counts.sum())
         self.steps += 1
 
-    def update(
-        self,
-        output: SchedulerOutput,
-        values: list[np.ndarray],
-        token_ids: np.ndarray,
-        log_probabilities: np.ndarray,
-    ) -> list[Done]:
-        """Take in a step's results and return the work that it finished.
-
-        Args:
-            output: the step, the oldest of those in flight.
-            values: float32 `[reads of the head, k]`, for each of `output.reads_of_head`.
-            token_ids: int64 `[draws]`.
-            log_probabilities: float32 `[draws]`.
+    def update(self, output: SchedulerOutput, results: StepResults) -> list[Done]:
+        """Take in the results of a step, the oldest of those in flight, and return the work that it finished.
 
         Raises:
             NumericalError: when what was read, or what tokens are drawn from, is not a number.
         """
         self._in_flight.remove(output)
-        if output.draws:
-            token_ids, log_probabilities = output.draws.wanted(token_ids), output.draws.wanted(log_probabilities)
-        if owners := _owners_without_numbers(output, values, log_probabilities):
+        if wanted := output.draws and output.draws.wanted:
+            drawn_from = {head: wanted(values) for head, values in results.drawn_from.items()}
+            drawn = wanted(results.token_ids), wanted(results.log_probabilities), drawn_from
+            results = StepResults(*drawn, results.values)
+        if owners := _owners_without_numbers(output, results):
             raise NumericalError(self.role, owners)
-        for places, rows in zip(output.reads_of_head.values(), values, strict=True):
+        for places, rows in zip(output.reads_of_head.values(), results.values, strict=True):
             for place, row in zip(places, rows, strict=True):
                 output.reads[place].values.append(row[None])
         done: list[Done] = [_scored(item) for item in output.scored]
@@ -285,7 +293,7 @@ class Scheduler:
             self._busy_rows -= {item.row for item, branch in output.opened.items() if not branch.work.in_place}
         if output.draws:
             next_draws = self._in_flight[0].draws if self._in_flight else None
-            finished = self._branches.take_in(output.draws, token_ids, log_probabilities, next_draws)
+            finished = self._branches.take_in(output.draws, *results[:3], next_draws)
             self._busy_rows -= {one.sequence.row for one in finished if one.work.in_place}
             done += finished
         return done
@@ -300,16 +308,18 @@ class Scheduler:
         return RunningRequest(work, indices, work.sequence, start, extra_tokens=item.computed_tokens + computed)
 
 
-def _owners_without_numbers(
-    output: SchedulerOutput, values: list[np.ndarray], log_probabilities: np.ndarray
-) -> frozenset[Hashable]:
+def _owners_without_numbers(output: SchedulerOutput, results: StepResults) -> frozenset[Hashable]:
     """Owners whose results are not numbers."""
     owners: set[Hashable] = set()
-    for places, rows in zip(output.reads_of_head.values(), values, strict=True):
+    for places, rows in zip(output.reads_of_head.values(), results.values, strict=True):
         if np.isnan(rows).any():
             owners |= {output.reads[places[i]].work.owner for i in np.flatnonzero(np.isnan(rows).any(axis=1))}
-    if output.draws and not (finite := np.isfinite(log_probabilities)).all():
+    if output.draws:
         decode = output.draws.decode
+        finite = np.isfinite(results.log_probabilities)
+        for name, values in results.drawn_from.items():
+            reads_it = np.array([branch.work.head == name for branch in decode.branches])[decode.branch_of]
+            finite &= np.isfinite(values).all(axis=1) | ~reads_it
         owners |= {decode.branches[b].work.owner for b in decode.branch_of[~finite]}
     return frozenset(owners)
 

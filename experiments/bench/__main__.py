@@ -276,6 +276,21 @@ def early_stop(
     publish(title, *run(limit, paths, seed, in_flight, merge_duplicates), json_path)
 
 
+@app.command()
+def trunk_head(
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Problems of the demo benchmark, levels mixed.")] = 64,
+    in_flight: Annotated[int, typer.Option(min=1, help="Searches running at once.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    json_path: JsonPath = None,
+) -> None:
+    """Problems a minute of a verifier on the generator's trunk, beside the same trunk as a second model."""
+    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.trunk_head import run
+
+    title = f"verifier on the generator's trunk, demo benchmark, {limit} problems, {in_flight} in flight"
+    publish(title, *run(limit, in_flight, repeats), json_path)
+
+
 @app.command("all")
 def everything(
     out: Annotated[Path, typer.Option(help="Folder for the figures; running the command again resumes.")] = Path(

@@ -25,6 +25,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "pool-worst-case": ("pool", "--memory", "60", "--reserved-share", "1", "--repeats", "4"),
     "executors": ("executors",),
     "early-stop": ("early-stop",),
+    "trunk-head": ("trunk-head",),
     "accuracy": ("accuracy", "--limit", "300"),
     **{
         f"algorithms-budget-{tokens}": (

@@ -27,6 +27,7 @@ def describe_command(benchmark: str, runtime: "RuntimeSettings", executor: "Exec
     Its hardware is that of this machine, or a list with that of each worker, where workers run the searches.
     """
     from espalier.engine.models.hub import HubSettings, locate
+    from espalier.prm.scorers import WITHOUT_WEIGHTS
 
     names = {"generator": runtime.generator, "verifier": runtime.verifier, "reference": runtime.verifier_reference}
     # Loading has downloaded the models, so no network access is needed.
@@ -34,7 +35,7 @@ def describe_command(benchmark: str, runtime: "RuntimeSettings", executor: "Exec
     models = {
         role: {"name": name, "folder": str(locate(name, runtime.load_format, hub).resolve())}
         for role, name in names.items()
-        if name
+        if name and name not in WITHOUT_WEIGHTS
     }
     is_path = benchmark != "demo" and Path(benchmark).exists()
     git = git_state()

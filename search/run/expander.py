@@ -5,13 +5,14 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import NoEmbeddingError
+from espalier.engine.errors import NoEmbeddingError, ScoreMismatchError
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.engine.work import Done, Generated, Sampling, StopCause, stream_key
 from espalier.prm.generative import GenerativeVerification
+from espalier.prm.scorers.base import StepScorer, StepScoring
 from espalier.prm.verifier import Verification, Verifier
-from espalier.search.algorithms import stops_early
+from espalier.search.algorithms import needs_verifier, stops_early
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.result import Candidate
 from espalier.search.run.budget import Budget
@@ -72,7 +73,7 @@ class TreeExpander:
         resolved: ResolvedRequest,
         engine: Engine,
         generator: Generator,
-        verifier: Verifier | None,
+        verifier: Verifier | StepScorer | None,
         meter: UsageMeter,
         on_complete: Callable[[Node], Candidate],
     ) -> None:
@@ -87,13 +88,17 @@ class TreeExpander:
         self._owner = resolved.search_id
         self._engine = engine
         self._generator = generator
-        self._verifier = verifier if resolved.verifier_limits else None
+        scorer = verifier if isinstance(verifier, StepScorer) else None
+        self._verifier = None if isinstance(verifier, StepScorer) or not resolved.verifier_limits else verifier
+        self._scoring = None
+        if scorer and needs_verifier(resolved.request):
+            self._scoring = StepScoring(scorer, engine, self._owner)
         self._whole_answers = self._verifier is not None and self._verifier.family.info.whole_answers
         self._verification: Verification | GenerativeVerification | None = None
         self._meter = meter
         self._on_complete = on_complete
         self._budget = Budget(resolved.request, meter, self._verifier is not None)
-        request, scored = resolved.request, self._verifier is not None
+        request, scored = resolved.request, self._verifier is not None or self._scoring is not None
         self._gate = make_gate(request, scored) if stops_early(request) else None
         self._waiting: dict[Node, PendingExpansion] = {}  # paths that wait at the gate, by what sampled their last step
         self._states: dict[Node, NodeState] = {}
@@ -129,6 +134,8 @@ class TreeExpander:
         elif isinstance(done, Generated):
             self._meter.generator_tokens += done.computed_tokens
             self._on_generated(done)
+        elif self._scoring:
+            self._on_checked(self._scoring, done)
         if self._waiting:
             self._pass_gate()
 
@@ -154,12 +161,14 @@ class TreeExpander:
         self._engine.cancel(self._owner)
         if self._verification is not None:
             self._verification.close()
+        if self._scoring is not None:
+            self._scoring.close()
         self._cut_off(mark)
         self.keep(())
 
     def abandon(self) -> None:
         """Like `stop`, after an error: also releases untracked sequences; results that arrive later are ignored."""
-        self._verification = None
+        self._verification = self._scoring = None
         self._engine.abandon(self._owner)
         self._cut_off(Termination.CANCELLED)
         self._states.clear()
@@ -192,8 +201,8 @@ class TreeExpander:
             limits.step_tokens, limits.path_tokens - node.path_tokens(), self._budget.generator_left(node, round_root)
         )
         expansion = PendingExpansion(node, first, to_end, greedy, round_root)
-        merge = request.merge_duplicates
-        self._generator.generate(self._owner, sequence, samplings, left, in_place, merge, expansion)
+        merge, head = request.merge_duplicates, self._scoring.head if self._scoring else ""
+        self._generator.generate(self._owner, sequence, samplings, left, in_place, merge, head, expansion)
 
     def _on_generated(self, done: Generated) -> None:
         expansion: PendingExpansion = done.work.tag
@@ -216,6 +225,10 @@ class TreeExpander:
             above.generator = None
         self._states[node] = state
         node.termination = self._termination(node, done.cause, expansion)
+        if self._scoring and self._has_score(node):
+            self.outstanding -= self._scoring.pending
+            node.score = self._scoring.score(done, node.depth)
+            self.outstanding += self._scoring.pending
         if not state.to_end:
             self.outstanding -= count - 1
             # Merge only equal terminations: the same text can be complete in one sample and cut off in another.
@@ -276,7 +289,8 @@ class TreeExpander:
         if duplicate.path < kept.path:
             one, other = self._states[duplicate], self._states[kept]
             one.generator, other.generator = other.generator, one.generator
-            for name in ("path", "num_tokens", "own_tokens", "log_probability"):
+            of_tokens = ("score",) if self._scoring else ()  # a verifier's is of the text, which is the same
+            for name in ("path", "num_tokens", "own_tokens", "log_probability", *of_tokens):
                 mine, theirs = getattr(duplicate, name), getattr(kept, name)
                 setattr(duplicate, name, theirs)
                 setattr(kept, name, mine)
@@ -365,6 +379,15 @@ class TreeExpander:
             node.verifier_tokens += verdict.late_tokens
             self._meter.verifier_tree_tokens += verdict.late_tokens
             self._mark_verified(node)
+
+    def _on_checked(self, scoring: StepScoring, done: Done) -> None:
+        self.outstanding -= scoring.pending
+        try:
+            scoring.take(done)
+        except ScoreMismatchError:
+            self.abandon()  # the same step's other results may be lost to the error
+            raise
+        self.outstanding += scoring.pending
 
     def _mark_verified(self, node: Node) -> None:
         """Mark the node as verified: queue its children for scoring, and settle it if it has ended."""

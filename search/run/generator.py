@@ -117,10 +117,12 @@ class Generator:
         max_tokens: int,
         in_place: bool,
         merge_equal: bool,
+        head: str,
         tag: Any,
     ) -> None:
         """Submit the generation of one step for each sampling; see `Generate`."""
-        work = Generate(owner, parent, samplings, max_tokens, in_place=in_place, merge_equal=merge_equal, tag=tag)
+        how = {"in_place": in_place, "merge_equal": merge_equal, "head": head, "tag": tag}
+        work = Generate(owner, parent, samplings, max_tokens, **how)
         self._engine.submit(work)
 
 

@@ -12,6 +12,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
 from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.prm.scorers import WITHOUT_WEIGHTS
 from espalier.search.request import AnswerEquivalence
 from espalier.search.schema import Option, parse_size, violations
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.config import DecoderConfig
+    from espalier.prm.scorers.base import StepScorer
     from espalier.prm.verifier import Verifier
     from espalier.search.run.orchestrator import Orchestrator
 
@@ -42,9 +44,13 @@ class RuntimeSettings:
     generator: Annotated[str, Option("Folder, Hugging Face id (org/name, or org/name@revision) or demo-generator.")] = (
         "demo-generator"
     )
-    verifier: Annotated[str, Option("Process reward model: as --generator, or demo-verifier; '' for none.")] = (
-        "demo-verifier"
-    )
+    verifier: Annotated[
+        str,
+        Option(
+            "Process reward model: as --generator, or demo-verifier, or the folder of a trunk head; confidence or "
+            "lowest-confidence reads the generator's own probabilities; '' for none."
+        ),
+    ] = "demo-verifier"
     verifier_family: Annotated[
         str | None,
         Option(
@@ -174,6 +180,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     from espalier.engine.models.model import load_generator
     from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
     from espalier.prm.families import identify, load_verifier
+    from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
     from espalier.prm.verifier import Verifier
     from espalier.search.run.generator import STEP_SYSTEM_PROMPT, Generator
     from espalier.search.run.orchestrator import Orchestrator
@@ -182,14 +189,20 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
     checkpoints = _open_checkpoints(settings, on_bytes)
+    head = checkpoints.pop(VERIFIER) if VERIFIER in checkpoints and is_trunk_head(checkpoints[VERIFIER]) else None
     for opened in checkpoints.values():
         parse_decoder_config(opened.config)
     if VERIFIER in checkpoints:
         identify(checkpoints[VERIFIER], settings.verifier_family, _REFERENCE in checkpoints)
     checkpoint = checkpoints[GENERATOR]
     models = {GENERATOR: load_generator(checkpoint, dtype, device)}
-    family = None
-    if VERIFIER in checkpoints:
+    family = scorer = None
+    if settings.verifier in WITHOUT_WEIGHTS:
+        scorer = _scorer_of_confidence(settings)
+    elif head:
+        models[GENERATOR], scorer = add_trunk_head(head, models[GENERATOR])
+        scorer.full_rescore = settings.verify_incremental
+    elif VERIFIER in checkpoints:
         reference = checkpoints.get(_REFERENCE)
         family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
         models[VERIFIER] = family.model
@@ -209,9 +222,20 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     if system_prompt is None:
         system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
     generator = Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
-    verifier = Verifier(engine, family, settings.verify_incremental) if family else None
+    verifier = Verifier(engine, family, settings.verify_incremental) if family else scorer
     equivalence = make_equivalence(settings.answer_equivalence, settings.grader_memory)
     return Orchestrator(engine, generator, verifier, max_running=settings.max_running, equivalence=equivalence)
+
+
+def _scorer_of_confidence(settings: RuntimeSettings) -> StepScorer:
+    from espalier.prm.scorers.confidence import Confidence, LowestConfidence
+
+    if settings.verify_incremental:
+        raise CheckpointError(
+            f"--verify-incremental: {settings.verifier} reads the probabilities that tokens were drawn with, so there "
+            "is nothing to compare them with; leave the flag out"
+        )
+    return {scorer.name: scorer for scorer in (Confidence(), LowestConfidence())}[settings.verifier]
 
 
 def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None) -> Verifier:
@@ -225,13 +249,18 @@ def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int]
     from espalier.engine.engine import Engine, EngineSettings
     from espalier.engine.scheduling.role_policy import VERIFIER
     from espalier.prm.families import load_verifier
+    from espalier.prm.scorers.trunk_head import is_trunk_head
     from espalier.prm.verifier import Verifier
 
     if not settings.verifier:
         raise CheckpointError("--verifier names no process reward model")
+    if settings.verifier in WITHOUT_WEIGHTS:
+        raise _scores_no_texts(settings.verifier)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
     opened = _open_checkpoints(replace(settings, generator=""), on_bytes)
+    if is_trunk_head(opened[VERIFIER]):
+        raise _scores_no_texts(settings.verifier)
     family = load_verifier(opened[VERIFIER], dtype, device, settings.verifier_family, opened.get(_REFERENCE))
     kv_memory = settings.kv_memory
     if kv_memory is None:
@@ -242,6 +271,13 @@ def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int]
     engine = Engine({VERIFIER: family.model}, engine_settings)
     engine.set_threads(settings.threads)
     return Verifier(engine, family, settings.verify_incremental)
+
+
+def _scores_no_texts(verifier: str) -> CheckpointError:
+    return CheckpointError(
+        f"{verifier} scores steps as a generator samples them, not given texts; give a process reward model to "
+        "--verifier"
+    )
 
 
 def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None) -> dict[str, Checkpoint]:
@@ -268,7 +304,7 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     opened = {
         role: Checkpoint(locate(name, form, hub), form, quantization, count, settings.batch_invariant)
         for role, (name, quantization) in wanted.items()
-        if name
+        if name and name not in WITHOUT_WEIGHTS
     }
     return opened
 

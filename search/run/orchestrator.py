@@ -18,6 +18,7 @@ from espalier.engine.interrupts import interrupts_held
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Done
 from espalier.prm.generative import GenerativeVerifier
+from espalier.prm.scorers.base import StepScorer
 from espalier.prm.verifier import Verifier, require_room
 from espalier.search.algorithms import (
     algorithms_for_answers,
@@ -37,7 +38,7 @@ from espalier.search.run.memory import (
     with_rationales,
     worst_case_blocks,
 )
-from espalier.search.run.search import RunningSearch
+from espalier.search.run.search import RunningSearch, digests
 from espalier.search.voting.equivalence import Equivalence
 from espalier.search.voting.vote import VOTE_SECONDS, VoteResult, is_decided, select
 
@@ -71,7 +72,7 @@ class Orchestrator:
         self,
         engine: Engine,
         generator: Generator,
-        verifier: Verifier | None,
+        verifier: Verifier | StepScorer | None,
         max_running: int = 64,
         clock: Callable[[], float] = time.monotonic,
         equivalence: Equivalence | None = None,
@@ -88,7 +89,8 @@ class Orchestrator:
         """
         self.engine = engine
         self._generator = generator
-        self._verifier = verifier
+        self._scorer = verifier if isinstance(verifier, StepScorer) else None
+        self._verifier = None if isinstance(verifier, StepScorer) else verifier
         self._max_running = max_running
         self._clock = clock
         self._equivalence = equivalence
@@ -133,13 +135,15 @@ class Orchestrator:
         answers.
         """
         generator = self._generator.model
-        digests = {role: model.digest for role, model in self.engine.models.items()}
+        found = digests(self.engine, self._scorer)
         dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
         if self._verifier:
-            digests["verifier_family"] = self._verifier.family.identity
+            found["verifier_family"] = self._verifier.family.identity
+        elif self._scorer:
+            found["verifier_family"] = self._scorer.identity
         prompt = self._generator.system_prompt
         equivalence = self._equivalence.name if self._equivalence else EXACT_MATCH
-        return digests | {"dtype": dtype, "device": device, "system_prompt": prompt, "answer_equivalence": equivalence}
+        return found | {"dtype": dtype, "device": device, "system_prompt": prompt, "answer_equivalence": equivalence}
 
     def prompt_tokens(self, problem: str) -> dict[str, int]:
         """Return how many tokens each model reads before the first step of a problem, by role.
@@ -191,7 +195,7 @@ class Orchestrator:
         validate(request)
         resolved = self._resolve(request, options)
         self.engine.admission.require_fits_alone(resolved.blocks)
-        models = self._generator, self._verifier
+        models = self._generator, self._verifier or self._scorer
         search = RunningSearch(resolved, self.engine, *models, on_event or _ignore, self._clock)
         search.arrival = next(self._arrivals)
         self._searches[search.search_id] = search
@@ -394,7 +398,7 @@ class Orchestrator:
     # ---- resolving requests
 
     def _resolve(self, request: SearchRequest, options: SubmitOptions) -> ResolvedRequest:
-        if needs_verifier(request) and self._verifier is None:
+        if needs_verifier(request) and not (self._verifier or self._scorer):
             raise InvalidRequestError(
                 [Violation("algorithm", f"{request.algorithm} needs a verifier and none is loaded; set --verifier")]
             )
@@ -411,7 +415,9 @@ class Orchestrator:
         path_tokens = min(effective.max_tokens, context - prompt)
         effective = replace(effective, max_tokens=path_tokens)
         limits = PathLimits(prompt, path_tokens, min(effective.max_step_tokens, path_tokens))
-        verifier_limits = self._verifier_limits(effective, limits) if needs_verifier(request) else None
+        verifier_limits = (
+            self._verifier_limits(effective, limits) if self._verifier and needs_verifier(request) else None
+        )
         blocks = self._worst_case(effective, limits, verifier_limits)
         return ResolvedRequest(secrets.token_hex(8), effective, options, limits, verifier_limits, blocks)
 
@@ -438,14 +444,13 @@ class Orchestrator:
     def _worst_case(self, request: SearchRequest, generator: PathLimits, verifier: PathLimits | None) -> dict[str, int]:
         """Maximum number of blocks that a search can hold, by role."""
         size, estimates = self.engine.settings.block_size, memory_estimate(request)
-        blocks = {GENERATOR: worst_case_blocks(estimates, generator, size)}
+        checked = tuple(replace(estimate, paths=estimate.paths + 1) for estimate in estimates)  # with the path checked
+        in_generator = checked if self._scorer and self._scorer.full_rescore else estimates
+        blocks = {GENERATOR: worst_case_blocks(in_generator, generator, size)}
         if verifier:
             assert self._verifier is not None
-            if self._verifier.full_rescore:
-                estimates = tuple(
-                    replace(estimate, paths=estimate.paths + 1) for estimate in estimates
-                )  # the path being checked
-            blocks[VERIFIER] = worst_case_blocks(estimates, verifier, size)
+            in_verifier = checked if self._verifier.full_rescore else estimates
+            blocks[VERIFIER] = worst_case_blocks(in_verifier, verifier, size)
         return blocks
 
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 from espalier.engine.engine import Engine
 from espalier.engine.scheduling.admission import Reservation
+from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.engine.work import Done
+from espalier.prm.scorers.base import StepScorer
 from espalier.prm.verifier import Verifier
 from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand
@@ -43,6 +45,12 @@ _MOST_SHOWN = 256
 """Maximum number of nodes in one event; events are sent over the network."""
 
 
+def digests(engine: Engine, verifier: Verifier | StepScorer | None) -> dict[str, str]:
+    """Digests of the weights that results depend on, by role."""
+    own = {VERIFIER: verifier.digest} if isinstance(verifier, StepScorer) and verifier.digest else {}
+    return {role: model.digest for role, model in engine.models.items()} | own
+
+
 class RunningSearch:
     """One search, from its submission to its result.
 
@@ -67,7 +75,7 @@ class RunningSearch:
         resolved: ResolvedRequest,
         engine: Engine,
         generator: Generator,
-        verifier: Verifier | None,
+        verifier: Verifier | StepScorer | None,
         on_event: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,7 +90,7 @@ class RunningSearch:
         self.arrival = 0
         self.deadline = math.inf if resolved.options.timed_from_start else self._time_limit_from(self.meter.submitted)
         self.vote_deadline = math.inf
-        self._engine = engine
+        self._digests = digests(engine, verifier)
         self._on_event = on_event
         self._tree = TreeExpander(resolved, engine, generator, verifier, self.meter, self._on_complete)
         self._algorithm = make_algorithm(resolved.request, self._tree.root)
@@ -253,7 +261,7 @@ class RunningSearch:
             nodes=tuple(node.record() for node in self._tree.nodes),
             usage=self.meter.close(),
             configuration=self.request,
-            digests={role: model.digest for role, model in self._engine.models.items()},
+            digests=self._digests,
             grader=outcome.grader,
             rounds=tuple(self._rounds),
             error=self._error,

@@ -93,11 +93,12 @@ class ScriptedEngine:
         max_tokens: int,
         in_place: bool,
         merge_equal: bool,
+        head: str,
         tag: Any,
     ) -> None:
         assert not parent.released
         assert max_tokens >= 1, "a step of no tokens"
-        ways = {"in_place": in_place, "merge_equal": merge_equal, "tag": tag}
+        ways = {"in_place": in_place, "merge_equal": merge_equal, "head": head, "tag": tag}
         work = Generate(owner, cast(Any, parent), samplings, max_tokens, **ways)
         alike: dict[tuple[str, ...], list[int]] = {}
         for i, sampling in enumerate(samplings):
@@ -117,7 +118,7 @@ class ScriptedEngine:
         if cause is StopCause.DELIMITER and not text.strip():
             cause = StopCause.LENGTH  # a delimiter ends a step that has other content alone
         ids, own = list(map(WORDS.index, tokens)), len(tokens) - shared
-        return Generated(work, indices, cast(Any, row), ids, text, -0.5 * len(tokens), cause, own, own)
+        return Generated(work, indices, cast(Any, row), ids, text, [-0.5] * len(tokens), cause, own, own)
 
     # --- the verifier
 

@@ -18,6 +18,8 @@ from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import FamilyMatch, families_of, identify, known_classes, load_verifier
 from espalier.prm.policy_pair import PolicyPairDecoder
+from espalier.prm.scorers import WITHOUT_WEIGHTS
+from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
 from espalier.search.run.generator import STEP_SYSTEM_PROMPT, render_prompt
 
 PROBLEM = "What is 2 + 3 + 4?"
@@ -110,6 +112,50 @@ def inspect_checkpoint(
         prompt=prompt,
         readings=readings,
     )
+
+
+def has_own_model(verifier: str, hub: HubSettings | None = None) -> bool:
+    """Whether a verifier is a model with weights and KV of its own, and not read from the generator's states.
+
+    Raises:
+        CheckpointError: it is not found.
+    """
+    return verifier not in WITHOUT_WEIGHTS and not is_trunk_head(_outline(verifier, hub))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInspection:
+    """What a head on a generator's hidden states would be loaded as; it adds no token and no KV.
+
+    Attributes:
+        folder: the head's folder.
+        architecture: the class in `config.json`.
+        trunk: name of the generator that it was learned for.
+        trunk_digest: digest of that generator.
+        layers: number of its linear layers.
+        weight_bytes: bytes of its weights.
+    """
+
+    folder: Path
+    architecture: str
+    trunk: str
+    trunk_digest: str
+    layers: int
+    weight_bytes: int
+
+
+def inspect_trunk_head(name: str, hub: HubSettings | None = None) -> HeadInspection | None:
+    """Inspect a head on a generator's hidden states; None if the checkpoint is a model.
+
+    Raises:
+        CheckpointError: it is not found, or does not say whose states it reads.
+    """
+    outline = _outline(name, hub)
+    if not is_trunk_head(outline):
+        return None
+    trunk = trunk_of(outline)
+    layers = sum(tensor.endswith(".weight") for tensor in outline.tensors)
+    return HeadInspection(outline.folder, outline.architecture, trunk["name"], trunk["digest"], layers, outline.nbytes)
 
 
 def paths_that_fit(

@@ -1,6 +1,7 @@
 """`espalier models`: shows what a checkpoint would be loaded as, without loading it."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from espalier.engine.models.config import DecoderConfig
-    from espalier.experiments.cli.commands.inspection import Inspection
+    from espalier.experiments.cli.commands.inspection import HeadInspection, Inspection
 
 app = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
 
@@ -56,22 +57,33 @@ def inspect_command(
     CPU) unless --dtype is given. Give --verifier-family for verifiers whose class may also be a generator's.
     """
     from espalier.engine.models.hub import HubSettings
-    from espalier.experiments.cli.commands.inspection import inspect_checkpoint, paths_that_fit
+    from espalier.experiments.cli.commands.inspection import (
+        Inspection,
+        inspect_checkpoint,
+        inspect_trunk_head,
+        paths_that_fit,
+    )
     from espalier.search.run.load import resolve_dtype
 
     hub = HubSettings(offline, cache_dir)
     kind = resolve_dtype(dtype, device)
     how = quantization, verifier_family, verifier_reference, hub
-    found = [inspect_checkpoint(name, kind, *how) for name in checkpoints]
-    fit = None if memory is None else paths_that_fit(found, memory, path_tokens)
+    found = [inspect_trunk_head(name, hub) or inspect_checkpoint(name, kind, *how) for name in checkpoints]
+    models = [each for each in found if isinstance(each, Inspection)]
+    fit = None if memory is None else paths_that_fit(models, memory, path_tokens)
     if as_json:
         print(json.dumps({"checkpoints": [_plain(i) for i in found], "fit": _fit(fit, path_tokens)}, indent=2))
         return
-    _show(checkpoints, found, fit, memory, path_tokens)
+    _show(checkpoints, found, models, fit, memory, path_tokens)
 
 
 def _show(
-    names: list[str], found: "list[Inspection]", fit: tuple[int, int] | None, available: int | None, path_tokens: int
+    names: list[str],
+    found: "Sequence[Inspection | HeadInspection]",
+    models: "list[Inspection]",
+    fit: tuple[int, int] | None,
+    available: int | None,
+    path_tokens: int,
 ) -> None:
     from rich.console import Console
 
@@ -82,11 +94,11 @@ def _show(
     if fit is None or available is None:
         return
     left, paths = fit
-    weights = sum(i.weight_bytes for i in found)
+    weights = sum(i.weight_bytes for i in models)
     if not left:
         console.print(f"{_size(weights)}of weights do not fit in {_size(available)}; try --quantization int8 or int4")
         return
-    per_token = sum(i.kv_bytes_per_token for i in found)
+    per_token = sum(i.kv_bytes_per_token for i in models)
     console.print(
         f"In {_size(available)}: {_size(weights)}of weights leave {_size(left)} for KV, with 5% reserved for "
         f"activations: {left // per_token:,} tokens, or {paths:,} paths of {path_tokens:,} tokens that share nothing; "
@@ -94,7 +106,7 @@ def _show(
     )
 
 
-def _table(inspection: "Inspection") -> "Table":
+def _table(inspection: "Inspection | HeadInspection") -> "Table":
     from rich.table import Table
     from rich.text import Text
 
@@ -104,7 +116,16 @@ def _table(inspection: "Inspection") -> "Table":
     return table
 
 
-def _rows(inspection: "Inspection") -> list[tuple[str, str]]:
+def _rows(inspection: "Inspection | HeadInspection") -> list[tuple[str, str]]:
+    from espalier.experiments.cli.commands.inspection import HeadInspection
+
+    if isinstance(inspection, HeadInspection):
+        return [
+            ("role", "verifier: trunk-head"),
+            ("reads", "the hidden state that a step's last token is drawn from; no token and no KV of its own"),
+            ("trunk", f"{inspection.trunk or 'a generator'} (digest {inspection.trunk_digest})"),
+            ("weights", f"{inspection.layers} layers, {_size(inspection.weight_bytes)}"),
+        ]
     match, config = inspection.match, inspection.config
     rows = [("role", inspection.role if match is None else f"{inspection.role}: {match.info.name}")]
     if match:
@@ -138,7 +159,11 @@ def _decoder(config: "DecoderConfig") -> str:
     return "; ".join(parts)
 
 
-def _plain(inspection: "Inspection") -> dict[str, object]:
+def _plain(inspection: "Inspection | HeadInspection") -> dict[str, object]:
+    from espalier.experiments.cli.commands.inspection import HeadInspection
+
+    if isinstance(inspection, HeadInspection):
+        return {**asdict(inspection), "folder": str(inspection.folder), "role": "verifier", "family": "trunk-head"}
     match = inspection.match
     return {
         "folder": str(inspection.folder),

@@ -91,6 +91,8 @@ def plan_command(
 
     from espalier.engine.models.hub import HubSettings
     from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+    from espalier.experiments.bench.gpu.shapes import MODELS
+    from espalier.experiments.cli.commands.inspection import has_own_model
     from espalier.experiments.study.closed_form import PathLengths, TreeShape
     from espalier.experiments.study.devices import (
         CARD_MEMORY,
@@ -112,7 +114,9 @@ def plan_command(
     speed = _speed(card_named(card) if card else None, bandwidth, matrix_rate)
     name = ("float32" if card == CPU else "bfloat16") if dtype == "auto" else dtype
     hub = HubSettings(offline, cache_dir)
-    wanted = {GENERATOR: generator} | ({VERIFIER: verifier} if verifier and needs_verifier(request) else {})
+    wanted = {GENERATOR: generator}
+    if verifier and needs_verifier(request) and (verifier in MODELS or has_own_model(verifier, hub)):
+        wanted[VERIFIER] = verifier
     models = {role: planned_model(model, role, getattr(torch, name), hub) for role, model in wanted.items()}
     tree = TreeShape(algorithm, beam_width, expansion, steps, merged_share)
     lengths = {

@@ -162,7 +162,7 @@ def _estimate(
     from rich.console import Console
 
     from espalier.engine.models.hub import HubSettings
-    from espalier.experiments.cli.commands.inspection import inspect_checkpoint
+    from espalier.experiments.cli.commands.inspection import has_own_model, inspect_checkpoint
     from espalier.experiments.cli.render import show_estimates
     from espalier.experiments.sweep.estimate import estimates
     from espalier.search.run.load import resolve_dtype
@@ -171,7 +171,7 @@ def _estimate(
     hub = HubSettings(runtime.offline, runtime.cache_dir)
     generator = inspect_checkpoint(runtime.generator, kind, hub=hub).kv_bytes_per_token
     verifier = 0
-    if runtime.verifier:
+    if runtime.verifier and has_own_model(runtime.verifier, hub):
         family, reference = runtime.verifier_family, runtime.verifier_reference
         found = inspect_checkpoint(runtime.verifier, kind, family=family, reference=reference, hub=hub)
         verifier = found.kv_bytes_per_token

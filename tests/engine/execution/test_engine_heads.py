@@ -89,3 +89,75 @@ def test_numbers_that_are_none_are_charged_to_the_owner_who_read_them(engine: En
     with pytest.raises(NumericalError) as caught:
         drain(broken)
     assert caught.value.owners == {"bad"}
+
+
+class TestStatesDrawnFrom:
+    """A head that a generation reads at the state that each child's last token is drawn from."""
+
+    DRAWS = tuple(Sampling(key=key) for key in range(12))
+
+    @pytest.mark.parametrize("launch_ahead", [False, True])
+    @pytest.mark.parametrize("merge_equal", [False, True])
+    def test_they_are_those_of_the_whole_text_and_cost_no_token(
+        self, launch_ahead: bool, merge_equal: bool, load_model
+    ):
+        model = replace(load_model("talker"), other_heads={"value": sum_and_first, "largest": largest})
+        engine = Engine({GENERATOR: model}, EngineSettings(2**22, block_size=4, launch_ahead=launch_ahead))
+        done: dict[str, list[Generated]] = {}
+        for head in ("", "value"):
+            prompt = engine.open(GENERATOR, PROMPT, salt=head.encode(), owner=head)
+            engine.submit(Generate(head, prompt, self.DRAWS, max_tokens=6, head=head, merge_equal=merge_equal))
+            if not head:
+                done[head] = [one for one in drain(engine) if isinstance(one, Generated)]
+        other = engine.open(GENERATOR, PROMPT[:4], owner="other")  # beside it, with another head
+        engine.submit(Generate("other", other, self.DRAWS[:3], max_tokens=9, delimiter="", head="largest"))
+        once = engine.open(GENERATOR, PROMPT[:6], owner="once")  # drawn from the prompt's last state
+        engine.submit(Generate("once", once, self.DRAWS[:3], max_tokens=1, head="value"))
+        alone = engine.open(GENERATOR, PROMPT[:5], owner="in place")
+        engine.submit(Generate("in place", alone, self.DRAWS[:1], 4, delimiter="", in_place=True, head="value"))
+        mixed = [one for one in drain(engine) if isinstance(one, Generated)]
+        done["value"] = [one for one in mixed if one.work.owner == "value"]
+
+        assert [one.values for one in done[""]] == [None] * len(done[""])
+        by_draw = {one.indices: one for one in done[""]}
+        assert {one.indices: (one.token_ids, one.computed_tokens) for one in done["value"]} == {
+            indices: (one.token_ids, one.computed_tokens) for indices, one in by_draw.items()
+        }
+        assert len({one.cause for one in done["value"]}) > 1
+        for one in mixed:
+            ids = engine.token_ids(one.sequence)[:-1]  # the state that the last token was drawn from
+            whole = engine.open(GENERATOR, ids[:1], salt=b"whole", owner="check")
+            engine.submit(Score("check", whole, tuple(ids[1:]), (len(ids) - 2,), head=one.work.head))
+            (again,) = drain(engine)
+            assert np.array_equal(again.values[0], one.values)
+            engine.release(whole)
+
+    def test_a_preempted_branch_reads_the_same(self, engine: Engine):
+        values = []
+        for drop in (False, True):
+            prompt = engine.open(GENERATOR, PROMPT, owner="a")
+            engine.submit(Generate("a", prompt, self.DRAWS[:2], max_tokens=6, delimiter="", head="value"))
+            engine.step()
+            engine.step()
+            if drop:
+                engine.suspend("a")
+                engine.resume_owner("a")
+            values.append({one.indices: one.values.tolist() for one in drain(engine) if isinstance(one, Generated)})
+        assert values[0] == values[1]
+
+    def test_what_is_no_number_is_charged_to_the_owner_who_read_it(self, engine: Engine):
+        heads = {"broken": lambda hidden: hidden[:, :1] * float("nan"), "value": sum_and_first}
+        broken = Engine({GENERATOR: replace(engine.model(GENERATOR), other_heads=heads)}, EngineSettings(2**21))
+        for owner, head in (("none", ""), ("good", "value"), ("bad", "broken")):
+            sequence = broken.open(GENERATOR, PROMPT, owner=owner)
+            broken.submit(Generate(owner, sequence, self.DRAWS[:2], max_tokens=3, head=head))
+        with pytest.raises(NumericalError) as caught:
+            drain(broken)
+        assert caught.value.owners == {"bad"}
+        broken.cancel("bad")
+        assert {one.work.owner for one in drain(broken)} == {"none", "good"}
+
+    def test_a_head_that_the_model_lacks_is_refused(self, engine: Engine):
+        sequence = engine.open(GENERATOR, PROMPT, owner="a")
+        with pytest.raises(MisuseError, match="no head 'values'"):
+            engine.submit(Generate("a", sequence, self.DRAWS[:1], max_tokens=3, head="values"))

@@ -1,0 +1,42 @@
+"""Confidence: a step's score is how sure the generator was of its tokens. It needs no trained verifier.
+
+`confidence` is the geometric mean of the probabilities of a step's tokens, exp of their mean log-probability under the
+untempered model. `lowest-confidence` is the least such mean over groups of 16 neighbouring tokens, which a long sure
+step cannot hide a doubt in; a step of fewer tokens is one group. Source: Fu et al., Deep Think with Confidence
+(arXiv:2508.15260), which takes means and lowest groups of token confidences over whole answers, by the log-probability
+of the likeliest tokens; here it is that of the token drawn, and of a step.
+"""
+
+import math
+
+import numpy as np
+
+from espalier.engine.work import Generated, Scored
+from espalier.prm.scorers.base import StepScorer
+
+_GROUP = 16
+"""Tokens of a group."""
+
+
+class Confidence(StepScorer):
+    """The mean over a step; see the module."""
+
+    name = "confidence"
+
+    def score(self, done: Generated | Scored) -> float:
+        """The geometric mean probability of the step's tokens."""
+        assert isinstance(done, Generated)
+        return math.exp(done.log_probability / len(done.log_probabilities))
+
+
+class LowestConfidence(StepScorer):
+    """The least mean over a group of a step's tokens; see the module."""
+
+    name = "lowest-confidence"
+
+    def score(self, done: Generated | Scored) -> float:
+        """The least geometric mean probability of neighbouring tokens."""
+        assert isinstance(done, Generated)
+        sums = np.concatenate(([0.0], np.cumsum(done.log_probabilities)))
+        size = min(_GROUP, len(done.log_probabilities))
+        return math.exp(float((sums[size:] - sums[:-size]).min()) / size)

@@ -1,0 +1,85 @@
+"""Trunk heads: a step's score by a small network on the generator's own hidden states.
+
+A folder in Hugging Face layout: `config.json` with
+
+    {"architectures": ["TrunkHeadForStepScores"], "model_type": "trunk-head",
+     "trunk": {"name": "Qwen/Qwen2.5-1.5B-Instruct", "digest": "…"}, "hidden_size": 1536}
+
+and a weight file with linear layers `score.0`, `score.1`, … (weight and bias), a ReLU between them, the inner ones as
+wide as the hidden state; the last one gives the logit of "this step is right". The logit is read at the state that the
+step's last token, the end of its blank line or of the text, is drawn from: decoding computes that state in any case, so
+a score costs one row of a small product, and no token, no KV and no second model. Source of
+the idea: Cobbe et al. (arXiv:2110.14168), whose verifier shares the generator's trunk.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model
+from espalier.engine.work import Generated, Scored
+from espalier.prm.heads import stacked_head, take_layers
+from espalier.prm.scorers.base import StepScorer
+
+ARCHITECTURE = "TrunkHeadForStepScores"
+NAME = "trunk-head"
+
+
+class TrunkHead(StepScorer):
+    """The trunk-head scorer; see the module."""
+
+    name = NAME
+    head = NAME
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+
+    def score(self, done: Generated | Scored) -> float:
+        """The probability that the head's logit stands for."""
+        assert done.values is not None
+        logit = float(done.values.flat[0])
+        if logit >= 0:
+            return 1 / (1 + math.exp(-logit))
+        return 1 - 1 / (1 + math.exp(logit))
+
+
+def is_trunk_head(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is a head on another model's trunk."""
+    return checkpoint.architecture == ARCHITECTURE
+
+
+def trunk_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Name and digest of the generator that a head was trained for.
+
+    Raises:
+        CheckpointError: `config.json` does not say.
+    """
+    trunk = checkpoint.config.get("trunk")
+    if not isinstance(trunk, dict) or not isinstance(trunk.get("digest"), str):
+        raise CheckpointError(f"config.json of {checkpoint.folder} lacks the digest of its trunk: trunk.digest")
+    return {"name": str(trunk.get("name", "")), "digest": trunk["digest"]}
+
+
+def add_trunk_head(checkpoint: Checkpoint, generator: Model) -> tuple[Model, TrunkHead]:
+    """The generator with the head of a checkpoint, and the scorer that reads it.
+
+    Raises:
+        CheckpointError: the head is of another generator, or its tensors are not those of such a head.
+    """
+    trunk = trunk_of(checkpoint)
+    if trunk["digest"] != generator.digest:
+        raise CheckpointError(
+            f"{checkpoint.folder} is a head on the hidden states of {trunk['name'] or 'another generator'} (digest "
+            f"{trunk['digest'][:12]}…), and --generator has the digest {generator.digest[:12]}…. Scores need the same "
+            "weights, tokenizer and quantisation: give that generator, or a head learned for this one"
+        )
+    count = sum(name.endswith(".weight") for name in checkpoint.tensors)
+    if not count:
+        raise CheckpointError(f"{checkpoint.folder} holds no layers score.0, score.1, …; is it a {NAME}?")
+    names = tuple(f"score.{i}" for i in range(count))
+    layers = take_layers(checkpoint, names, generator.decoder, labels=1)
+    checkpoint.require_all_taken()
+    head = stacked_head(layers, lambda logits: logits)
+    return replace(generator, other_heads={**generator.other_heads, NAME: head}), TrunkHead(checkpoint.digest())
