@@ -15,9 +15,11 @@ from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.commands.doctor import doctor
 from espalier.experiments.cli.commands.eval_prm import eval_prm_command
 from espalier.experiments.cli.commands.evaluate import evaluate_command
+from espalier.experiments.cli.commands.learn_verifier import learn_verifier_command
 from espalier.experiments.cli.commands.models import app as models_app
 from espalier.experiments.cli.commands.plan import plan_command
 from espalier.experiments.cli.commands.report import report_command
+from espalier.experiments.cli.commands.rollouts import rollouts_command
 from espalier.experiments.cli.commands.study import app as study_app
 from espalier.experiments.cli.commands.sweep import sweep_command
 from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
@@ -184,6 +186,8 @@ app.command("eval")(evaluate_command)
 app.command("eval-prm")(eval_prm_command)
 app.command("sweep")(sweep_command)
 app.command("report")(report_command)
+app.command("rollouts")(rollouts_command)
+app.command("learn-verifier")(learn_verifier_command)
 app.command("plan")(plan_command)
 app.command()(doctor)
 

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.progress import (
@@ -238,6 +237,16 @@ def _short(count: float) -> str:
 @contextmanager
 def sample_progress(total: int, done: int) -> Iterator[Callable[[Sample], None]]:
     """Show progress towards `total` samples, of which `done` exist; yields a callback for each new sample."""
+    with share_progress(total, done) as advance:
+        yield lambda sample: advance(sample.correct, 1)
+
+
+@contextmanager
+def share_progress(total: int, done: int) -> Iterator[Callable[[int, int], None]]:
+    """Show progress towards `total` problems, of which `done` are done.
+
+    Yields a callback for each new problem, which takes how many of its solutions are right, and how many there are.
+    """
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
@@ -250,13 +259,10 @@ def sample_progress(total: int, done: int) -> Iterator[Callable[[Sample], None]]
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=total, completed=done)
 
-        def on_sample(sample: Sample) -> None:
+        def advance(more_right: int, more: int) -> None:
             nonlocal right, seen
-            right, seen = right + sample.correct, seen + 1
-            progress.update(task, advance=1, description=f"{100 * right / seen:.1f}% right")
+            right, seen = right + more_right, seen + more
+            share = f"{100 * right / seen:.1f}% right" if seen else ""
+            progress.update(task, advance=1, description=share)
 
-        yield on_sample
-
-
-if TYPE_CHECKING:
-    pass
+        yield advance

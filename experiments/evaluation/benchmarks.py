@@ -25,6 +25,7 @@ refused. Unlike the authors' judge, a number without a percent sign is not right
 """
 
 import math
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
 
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 _SHOWN_FIELDS = 12
+_DEMO_TRAINING = 2000
+"""Problems of `demo-training` without a limit."""
 _EXACT = 1e-8
 """Tolerance of an answer of OlympiadBench that has none, among others that have one."""
 _IMAGE = re.compile(r"<(?:img|image)_\d+>")
@@ -80,7 +83,8 @@ def load_benchmark(
     """Load a benchmark; see this module for the format.
 
     Args:
-        name: `demo` for the bundled benchmark, a file, a folder, or a hub id; see `benchmark_files`.
+        name: `demo` for the bundled benchmark, `demo-training` for others like it (2,000 without a limit), a file, a
+            folder, or a hub id; see `benchmark_files`.
         limit: number of records to load from the start; None for all.
         field_map: the record's names for the keys of `FIELDS`, if they differ.
         offline: take a benchmark of the hub from the cache, and use no network.
@@ -88,6 +92,8 @@ def load_benchmark(
     Raises:
         BenchmarkError: the benchmark is missing or invalid; names the file and the line or row.
     """
+    if name == "demo-training":
+        return _demo_training(_DEMO_TRAINING if limit is None else limit)
     source, records = read_records(str(_demo_path()) if name == "demo" else name, offline)
     problems: list[Problem] = []
     places: dict[str, str] = {}
@@ -101,6 +107,18 @@ def load_benchmark(
         problems.append(problem)
     if not problems:
         raise BenchmarkError(f"{name} holds no problems")
+    return problems
+
+
+def _demo_training(count: int) -> list[Problem]:
+    from espalier.experiments.demo.problems import LEVELS, make_problem
+
+    rng = random.Random("demo-training")
+    problems: list[Problem] = []
+    for number in range(1, count + 1):  # levels alternate
+        level = (number - 1) % len(LEVELS) + 1
+        made = make_problem(rng, rng.choice(LEVELS[level]))
+        problems.append(Problem(f"demo-training/{number}", made.text, made.answer, level, subject=made.subject))
     return problems
 
 

@@ -8,8 +8,8 @@ A folder in Hugging Face layout: `config.json` with
 and a weight file with linear layers `score.0`, `score.1`, … (weight and bias), a ReLU between them, the inner ones as
 wide as the hidden state; the last one gives the logit of "this step is right". The logit is read at the state that the
 step's last token, the end of its blank line or of the text, is drawn from: decoding computes that state in any case, so
-a score costs one row of a small product, and no token, no KV and no second model. Source of
-the idea: Cobbe et al. (arXiv:2110.14168), whose verifier shares the generator's trunk.
+a score costs one row of a small product, and no token, no KV and no second model. `espalier learn-verifier` makes such
+folders. Source of the idea: Cobbe et al. (arXiv:2110.14168), whose verifier is the generator's trunk with a head.
 """
 
 import math
@@ -73,7 +73,8 @@ def add_trunk_head(checkpoint: Checkpoint, generator: Model) -> tuple[Model, Tru
         raise CheckpointError(
             f"{checkpoint.folder} is a head on the hidden states of {trunk['name'] or 'another generator'} (digest "
             f"{trunk['digest'][:12]}…), and --generator has the digest {generator.digest[:12]}…. Scores need the same "
-            "weights, tokenizer and quantisation: give that generator, or a head learned for this one"
+            "weights, tokenizer and quantisation: give that generator, or learn a head for this one with espalier "
+            "learn-verifier"
         )
     count = sum(name.endswith(".weight") for name in checkpoint.tensors)
     if not count:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -19,10 +19,13 @@ from espalier.search.schema import Option, parse_size, violations
 if TYPE_CHECKING:
     import torch
 
+    from espalier.engine.engine import Engine
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.config import DecoderConfig
+    from espalier.engine.models.model import Head, Model
     from espalier.prm.scorers.base import StepScorer
     from espalier.prm.verifier import Verifier
+    from espalier.search.run.generator import Generator
     from espalier.search.run.orchestrator import Orchestrator
 
 _REFERENCE = "reference"
@@ -175,14 +178,12 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         CheckpointError: a checkpoint is missing, unsupported or incomplete, or the device is not available.
     """
     check_settings(settings)
-    from espalier.engine.engine import Engine, EngineSettings
     from espalier.engine.models.config import parse_decoder_config
     from espalier.engine.models.model import load_generator
     from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
     from espalier.prm.families import identify, load_verifier
     from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
     from espalier.prm.verifier import Verifier
-    from espalier.search.run.generator import STEP_SYSTEM_PROMPT, Generator
     from espalier.search.run.orchestrator import Orchestrator
     from espalier.search.voting.equivalence import make_equivalence
 
@@ -206,22 +207,8 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         reference = checkpoints.get(_REFERENCE)
         family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
         models[VERIFIER] = family.model
-    kv_memory = settings.kv_memory
-    if kv_memory is None:
-        kv_memory = _default_kv_memory(settings, device, dtype, [model.config for model in models.values()])
-    engine_settings = EngineSettings(
-        kv_memory,
-        settings.block_size,
-        max_batch_tokens=settings.max_batch_tokens,
-        reserved_share=settings.reserved_share,
-        launch_ahead=settings.launch_ahead,
-    )
-    engine = Engine(models, engine_settings)
-    engine.set_threads(settings.threads)
-    system_prompt = settings.system_prompt
-    if system_prompt is None:
-        system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
-    generator = Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
+    engine = _make_engine(settings, models, device, dtype)
+    generator = _make_generator(settings, engine, checkpoint)
     verifier = Verifier(engine, family, settings.verify_incremental) if family else scorer
     equivalence = make_equivalence(settings.answer_equivalence, settings.grader_memory)
     return Orchestrator(engine, generator, verifier, max_running=settings.max_running, equivalence=equivalence)
@@ -238,6 +225,63 @@ def _scorer_of_confidence(settings: RuntimeSettings) -> StepScorer:
     return {scorer.name: scorer for scorer in (Confidence(), LowestConfidence())}[settings.verifier]
 
 
+def load_generator_alone(
+    settings: RuntimeSettings,
+    on_bytes: Callable[[int, int], None] | None = None,
+    other_heads: Mapping[str, Head] | None = None,
+) -> tuple[Engine, Generator]:
+    """Load the generator, without a verifier, onto an engine of its own; see `load_orchestrator`.
+
+    Args:
+        settings: what to load.
+        on_bytes: see `load_orchestrator`.
+        other_heads: heads that its hidden states are read by; see `Model`.
+
+    Raises:
+        InvalidRequestError: settings are invalid; see `check_settings`.
+        CheckpointError: the generator is missing, unsupported or incomplete; or the device is not available.
+    """
+    check_settings(settings)
+    from espalier.engine.models.model import load_generator
+    from espalier.engine.scheduling.role_policy import GENERATOR
+
+    device = _device(settings.device)
+    dtype = _dtype(settings.dtype, device)
+    checkpoint = _open_checkpoints(replace(settings, verifier=""), on_bytes)[GENERATOR]
+    model = replace(load_generator(checkpoint, dtype, device), other_heads=other_heads or {})
+    engine = _make_engine(settings, {GENERATOR: model}, device, dtype)
+    return engine, _make_generator(settings, engine, checkpoint)
+
+
+def _make_engine(
+    settings: RuntimeSettings, models: dict[str, Model], device: torch.device, dtype: torch.dtype
+) -> Engine:
+    from espalier.engine.engine import Engine, EngineSettings
+
+    kv_memory = settings.kv_memory
+    if kv_memory is None:
+        kv_memory = _default_kv_memory(settings, device, dtype, [model.config for model in models.values()])
+    engine_settings = EngineSettings(
+        kv_memory,
+        settings.block_size,
+        max_batch_tokens=settings.max_batch_tokens,
+        reserved_share=settings.reserved_share,
+        launch_ahead=settings.launch_ahead,
+    )
+    engine = Engine(models, engine_settings)
+    engine.set_threads(settings.threads)
+    return engine
+
+
+def _make_generator(settings: RuntimeSettings, engine: Engine, checkpoint: Checkpoint) -> Generator:
+    from espalier.search.run.generator import STEP_SYSTEM_PROMPT, Generator
+
+    system_prompt = settings.system_prompt
+    if system_prompt is None:
+        system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
+    return Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
+
+
 def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None) -> Verifier:
     """Load the process reward model, without a generator, onto an engine of its own; see `load_orchestrator`.
 
@@ -246,7 +290,6 @@ def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int]
         CheckpointError: there is no verifier; it is missing, unsupported or incomplete; or the device is not available.
     """
     check_settings(settings)
-    from espalier.engine.engine import Engine, EngineSettings
     from espalier.engine.scheduling.role_policy import VERIFIER
     from espalier.prm.families import load_verifier
     from espalier.prm.scorers.trunk_head import is_trunk_head
@@ -262,14 +305,7 @@ def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int]
     if is_trunk_head(opened[VERIFIER]):
         raise _scores_no_texts(settings.verifier)
     family = load_verifier(opened[VERIFIER], dtype, device, settings.verifier_family, opened.get(_REFERENCE))
-    kv_memory = settings.kv_memory
-    if kv_memory is None:
-        kv_memory = _default_kv_memory(settings, device, dtype, [family.model.config])
-    engine_settings = EngineSettings(
-        kv_memory, settings.block_size, max_batch_tokens=settings.max_batch_tokens, launch_ahead=settings.launch_ahead
-    )
-    engine = Engine({VERIFIER: family.model}, engine_settings)
-    engine.set_threads(settings.threads)
+    engine = _make_engine(settings, {VERIFIER: family.model}, device, dtype)
     return Verifier(engine, family, settings.verify_incremental)
 
 

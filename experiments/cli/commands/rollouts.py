@@ -1,0 +1,103 @@
+"""`espalier rollouts`: samples solutions of problems as trees, with values of their steps."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from espalier.experiments.cli import options as opt
+from espalier.experiments.cli.runs import kept_on_interrupt
+from espalier.experiments.cli.schema_options import with_schema
+from espalier.experiments.verifier_training.settings import RolloutSettings
+from espalier.search.run.load import RuntimeSettings
+
+if TYPE_CHECKING:
+    from espalier.engine.engine import Engine
+    from espalier.experiments.evaluation.benchmarks import Problem
+    from espalier.experiments.evaluation.selection import Selection
+    from espalier.experiments.verifier_training.tree_file import TreeRecord
+    from espalier.search.run.generator import Generator
+
+
+@with_schema
+def rollouts_command(
+    out: Annotated[Path, typer.Option(help="File for the trees, JSON Lines; running the command again resumes.")],
+    benchmark: opt.Benchmark = "demo-training",
+    field_map: opt.FieldMap = None,
+    limit: opt.Limit = None,
+    sample_ids: opt.SampleIds = None,
+    levels: opt.Levels = None,
+    subjects: opt.Subjects = None,
+    shuffle: opt.Shuffle = False,
+    shuffle_seed: opt.ShuffleSeed = 0,
+    grader: opt.GraderName = "math-verify",
+    in_flight: opt.InFlight = 32,
+    *,
+    rollouts: RolloutSettings,
+    runtime: RuntimeSettings,
+) -> None:
+    """Sample solutions of every problem as a tree of steps, with tokens, log-probabilities, outcomes and values."""
+    from rich.console import Console
+
+    from espalier.experiments.cli.loading import bytes_progress
+    from espalier.search.run.load import load_generator_alone
+
+    selection = opt.parse_selection(sample_ids, levels, subjects, shuffle_seed if shuffle else None, limit)
+    problems = problems_of(benchmark, field_map, runtime, selection)
+    with bytes_progress(Console(stderr=True)) as on_bytes:
+        engine, generator = load_generator_alone(replace(runtime, verifier="", max_running=in_flight), on_bytes)
+    with kept_on_interrupt(out):
+        sample_rollouts(engine, generator, problems, rollouts, out, benchmark, grader, runtime, in_flight)
+    typer.echo(f"trees  {out}")
+
+
+def problems_of(
+    benchmark: str, field_map: str | None, runtime: RuntimeSettings, selection: "Selection"
+) -> "list[Problem]":
+    """The problems that a command line chooses."""
+    from espalier.experiments.evaluation.benchmarks import load_benchmark
+
+    fields = opt.parse_field_map(field_map)
+    return selection.of(load_benchmark(benchmark, field_map=fields, offline=runtime.offline))
+
+
+def sample_rollouts(
+    engine: "Engine",
+    generator: "Generator",
+    problems: "list[Problem]",
+    rollouts: RolloutSettings,
+    out: Path,
+    benchmark: str,
+    grader: str,
+    runtime: RuntimeSettings,
+    in_flight: int,
+) -> "list[TreeRecord]":
+    """Sample what `out` lacks of the problems, with a progress bar; say what there is, and return it in their order."""
+    from espalier.experiments.cli.render import share_progress
+    from espalier.experiments.evaluation.graders import make_grader
+    from espalier.experiments.verifier_training.rollouts import configuration_of, write_rollouts
+    from espalier.experiments.verifier_training.tree_file import TreeFile
+
+    file = TreeFile(out, configuration_of(engine, generator, benchmark, rollouts))
+    asked = {problem.unique_id: place for place, problem in enumerate(problems)}
+    with (
+        make_grader(grader, runtime.grader_memory) as checker,
+        share_progress(len(asked), len(asked.keys() & file.done())) as advance,
+    ):
+        write_rollouts(
+            engine, generator, problems, rollouts, file, checker, in_flight, lambda tree: advance(*tree.outcomes)
+        )
+    trees = sorted((tree for tree in file.read() if tree.problem_id in asked), key=lambda tree: asked[tree.problem_id])
+    refused = [tree for tree in trees if tree.refused]
+    steps = [step for tree in trees for step in tree.steps]
+    right, solutions = (sum(counts) for counts in zip(*(tree.outcomes for tree in trees), strict=True))
+    share = f"{100 * right / max(1, solutions):.1f}% right"
+    typer.echo(f"{len(trees) - len(refused)} problems, {solutions:,} solutions, {share}")
+    typer.echo(
+        f"{len(steps):,} steps, {sum(len(step.token_ids) for step in steps):,} tokens, "
+        f"{sum(step.continuations for step in steps):,} continuations"
+    )
+    for tree in refused[:5]:
+        typer.echo(f"refused {tree.problem_id}: {tree.refused}", err=True)
+    return trees

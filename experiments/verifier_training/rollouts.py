@@ -1,0 +1,131 @@
+"""Samples the solutions of many problems at once, into a file that can be continued."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import NoEmbeddingError, RequestTooLargeError
+from espalier.engine.scheduling.admission import Reservation
+from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.work import Generated
+from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
+from espalier.experiments.verifier_training.tree_file import TreeFile, TreeRecord, write_tree
+from espalier.experiments.verifier_training.tree_sampler import VALUED_AT_ONCE, ProblemTree
+from espalier.search.run.generator import Generator
+from espalier.search.run.memory import MemoryEstimate, PathLimits, worst_case_blocks
+from espalier.search.voting.math_verify import Grader
+from espalier.search.voting.numerals import number_in
+
+
+def configuration_of(engine: Engine, generator: Generator, benchmark: str, settings: RolloutSettings) -> dict[str, Any]:
+    """Everything that rollouts depend on besides the problem; see `TreeFile`."""
+    model = generator.model
+    unused = {"continuations"} if settings.labels is Labels.OUTCOME else set()
+    return {
+        "generator": model.digest,
+        "dtype": str(model.decoder.dtype),
+        "system_prompt": generator.system_prompt,
+        "filters": [generator.top_k, generator.top_p, generator.min_p],
+        "benchmark": benchmark,
+        **{name: value for name, value in asdict(settings).items() if name not in unused},
+        "temperature": generator.temperature if settings.temperature is None else settings.temperature,
+    }
+
+
+def write_rollouts(
+    engine: Engine,
+    generator: Generator,
+    problems: Sequence[Problem],
+    settings: RolloutSettings,
+    file: TreeFile,
+    grader: Grader,
+    in_flight: int,
+    on_tree: Callable[[TreeRecord], None],
+) -> None:
+    """Sample the problems that the file lacks, and append each once it is whole.
+
+    Args:
+        engine: holds the generator.
+        generator: its prompts and sampling defaults.
+        problems: with their gold answers.
+        settings: what is sampled.
+        file: where to.
+        grader: says which answers are right.
+        in_flight: problems sampled at once.
+        on_tree: called with each problem.
+    """
+    done = set(file.done())
+    missing = [problem for problem in problems if problem.unique_id not in done]
+    with file.open() as stream:
+        for tree in sample_trees(engine, generator, missing, settings, grader, in_flight):
+            write_tree(stream, tree)
+            on_tree(tree)
+
+
+def sample_trees(
+    engine: Engine,
+    generator: Generator,
+    problems: Sequence[Problem],
+    settings: RolloutSettings,
+    grader: Grader,
+    in_flight: int,
+) -> Iterator[TreeRecord]:
+    """Yield the tree of each problem, in the order in which they finish; a problem that cannot be sampled says why."""
+    waiting = deque(problems)
+    running: dict[str, tuple[ProblemTree, Reservation]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < in_flight:
+                problem = waiting[0]
+                try:
+                    blocks = _worst_case(engine, generator, problem, settings)
+                    if (reservation := engine.admission.try_reserve(blocks, problem.unique_id)) is None:
+                        break
+                    running[problem.unique_id] = _begin(engine, generator, problem, settings, grader), reservation
+                except (RequestTooLargeError, NoEmbeddingError) as error:
+                    yield TreeRecord(problem.unique_id, problem.problem, problem.answer, refused=str(error))
+                waiting.popleft()
+            for done in engine.step():
+                assert isinstance(done, Generated)
+                running[str(done.work.owner)][0].handle(done)
+            for owner in [owner for owner, (tree, _) in running.items() if tree.finished]:
+                tree, reservation = running.pop(owner)
+                engine.admission.release(reservation)
+                yield tree.record()
+    finally:
+        for owner, (_, reservation) in running.items():
+            engine.abandon(owner)
+            engine.admission.release(reservation)
+
+
+def _begin(
+    engine: Engine, generator: Generator, problem: Problem, settings: RolloutSettings, grader: Grader
+) -> ProblemTree:
+    @cache
+    def is_right(answer: str) -> bool:
+        value = number_in(answer)
+        for gold in problem.golds:
+            if value is not None and not grader.rule and (number := number_in(gold)) is not None:
+                if number == value:
+                    return True  # most answers, without a child process
+            elif grader.grade(gold, answer).correct:
+                return True
+        return False
+
+    return ProblemTree(engine, generator, problem.unique_id, problem, settings, is_right)
+
+
+def _worst_case(engine: Engine, generator: Generator, problem: Problem, settings: RolloutSettings) -> dict[str, int]:
+    """Blocks that a problem can come to hold."""
+    prompt, context = len(generator.prompt_ids(problem.problem)), generator.model.config.max_positions
+    if prompt >= context:
+        raise RequestTooLargeError(f"the prompt has {prompt} tokens and the generator's context is {context}")
+    most = min(settings.max_tokens, context - prompt)
+    valued = 0 if settings.labels is Labels.OUTCOME else VALUED_AT_ONCE * settings.continuations
+    estimate = MemoryEstimate(settings.solutions + valued)
+    limits = PathLimits(prompt, most, min(settings.max_step_tokens, most))
+    return {GENERATOR: worst_case_blocks([estimate], limits, engine.settings.block_size)}

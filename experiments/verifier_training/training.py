@@ -1,0 +1,201 @@
+"""Trains a head to predict the values of steps from hidden states, calibrates it, and measures it on other problems."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.run_folder import write_whole
+from espalier.experiments.prm_evaluation.metrics import auc, auc_within, calibration
+from espalier.experiments.prm_evaluation.show import plot_reliability
+from espalier.experiments.verifier_training.features import Features
+from espalier.prm.scorers.trunk_head import ARCHITECTURE
+
+_HELD_OUT = 0.1
+"""Share of the problems that choose the head and calibrate it; as many again measure it."""
+_EPOCHS, _PATIENCE = 60, 6
+_STEPS_AN_EPOCH = 200
+_LEARNING_RATE = 1e-3
+_WEIGHT_DECAYS = (1e-3, 1e-1)
+_MOST_COUNTED = 32
+"""A step that more solutions have counts no more than so often in a measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Steps of some of the problems, on torch."""
+
+    states: torch.Tensor
+    values: torch.Tensor
+    samples: torch.Tensor
+    problems: np.ndarray
+
+
+def train_head(
+    features: Features, folder: Path, trunk: dict[str, str], record: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """Train heads of one and two layers, and write the better one as a folder that `--verifier` takes.
+
+    A head's logit is calibrated by a slope and an offset (Platt, 1999), which its last layer takes in, as the first
+    takes in the scaling of the states. The problems are split: 80% train, 10% choose and calibrate, 10% measure.
+
+    Args:
+        features: of at least 10 problems.
+        folder: gets `config.json`, `model.safetensors`, `training.json` and `reliability.svg`.
+        trunk: name and digest of the generator.
+        record: what else `training.json` is to say.
+        seed: of the split, the initial weights and the batches.
+
+    Returns:
+        The content of `training.json`.
+
+    Raises:
+        EspalierError: there are too few problems, or all steps have one label.
+    """
+    train, choose, measure = _split(features, seed)
+    if float(train.values.min()) == float(train.values.max()):
+        raise EspalierError("all steps have the same value, so there is nothing to learn; sample more problems")
+    mean, scale = train.states.mean(0), train.states.std(0) + 1e-6
+    tried: list[tuple[float, nn.Sequential, dict[str, Any]]] = []
+    for layers in (1, 2):
+        for decay in _WEIGHT_DECAYS:
+            torch.manual_seed(seed)
+            head = _new_head(train.states.shape[1], layers)
+            loss, epochs = _fit(head, train, choose, mean, scale, decay)
+            tried.append((loss, head, {"layers": layers, "weight_decay": decay, "epochs": epochs, "loss": loss}))
+    loss, head, chosen = min(tried, key=lambda one: one[0])
+    _fold_in(head, mean, scale)
+    slope, offset = _calibrate(head, choose)
+    summary = {
+        "trunk": trunk,
+        **record,
+        "steps": {"train": len(train.values), "choose": len(choose.values), "measure": len(measure.values)},
+        "heads": [one for _, _, one in tried],
+        "chosen": chosen,
+        "calibration_slope": slope,
+        "calibration_offset": offset,
+        "measured": _measure(head, measure),
+    }
+    _write(head, folder, trunk, summary)
+    return summary
+
+
+def _split(features: Features, seed: int) -> tuple[_Part, _Part, _Part]:
+    problems = np.unique(features.problems)
+    if len(problems) < 10:
+        raise EspalierError(f"a verifier needs at least 10 problems with steps, there are {len(problems)}")
+    order = np.random.default_rng(seed).permutation(problems)
+    count = max(1, round(_HELD_OUT * len(order)))
+    parts = order[2 * count :], order[:count], order[count : 2 * count]
+    return tuple(_part(features, np.isin(features.problems, part)) for part in parts)  # type: ignore[return-value]
+
+
+def _part(features: Features, chosen: np.ndarray) -> _Part:
+    states, values = torch.from_numpy(features.states[chosen]), torch.from_numpy(features.values[chosen])
+    return _Part(states, values, torch.from_numpy(features.samples[chosen]).float(), features.problems[chosen])
+
+
+def _new_head(hidden: int, layers: int) -> nn.Sequential:
+    inner = [module for _ in range(layers - 1) for module in (nn.Linear(hidden, hidden), nn.ReLU())]
+    return nn.Sequential(*inner, nn.Linear(hidden, 1))
+
+
+def _fit(
+    head: nn.Sequential, train: _Part, choose: _Part, mean: torch.Tensor, scale: torch.Tensor, decay: float
+) -> tuple[float, int]:
+    """Train until the loss on other problems rises no more; returns it and the epochs. The best weights are kept."""
+    states, others = (train.states - mean) / scale, (choose.states - mean) / scale
+    batch = min(4096, max(64, len(states) // _STEPS_AN_EPOCH))
+    optimizer = torch.optim.AdamW(head.parameters(), lr=_LEARNING_RATE, weight_decay=decay)
+    best, kept, since = float("inf"), head.state_dict(), 0
+    epochs = 0
+    while epochs < _EPOCHS and since < _PATIENCE:
+        epochs += 1
+        for rows in torch.randperm(len(states)).split(batch):
+            optimizer.zero_grad()
+            _loss(head(states[rows])[:, 0], train.values[rows], train.samples[rows]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            loss = float(_loss(head(others)[:, 0], choose.values, choose.samples))
+        since += 1
+        if loss < best:
+            best, kept, since = loss, {name: value.clone() for name, value in head.state_dict().items()}, 0
+    head.load_state_dict(kept)
+    return best, epochs
+
+
+def _loss(logits: torch.Tensor, values: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy with soft labels, each step weighed by the solutions that have it."""
+    return (F.binary_cross_entropy_with_logits(logits, values, reduction="none") * samples).sum() / samples.sum()
+
+
+def _fold_in(head: nn.Sequential, mean: torch.Tensor, scale: torch.Tensor) -> None:
+    """Make the first layer take states as they are."""
+    first = head[0]
+    assert isinstance(first, nn.Linear)
+    with torch.no_grad():
+        first.weight.div_(scale)
+        first.bias.sub_(first.weight @ mean)
+
+
+def _calibrate(head: nn.Sequential, choose: _Part) -> tuple[float, float]:
+    """Fit a slope and an offset of the logit, and make the last layer give it."""
+    last = head[-1]
+    assert isinstance(last, nn.Linear)
+    with torch.no_grad():
+        logits = head(choose.states)[:, 0]
+    line = torch.tensor([1.0, 0.0], requires_grad=True)
+    optimizer = torch.optim.LBFGS([line], max_iter=100)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = _loss(line[0] * logits + line[1], choose.values, choose.samples)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    slope, offset = line.detach().tolist()
+    if not slope > 0:
+        slope, offset = 1.0, 0.0  # nothing was learned that could be turned round by so little data
+    with torch.no_grad():
+        last.weight.mul_(slope)
+        last.bias.mul_(slope).add_(offset)
+    return slope, offset
+
+
+def _measure(head: nn.Sequential, part: _Part) -> dict[str, Any]:
+    """How well scores tell right from wrong on problems that training has not seen."""
+    with torch.no_grad():
+        scores = head(part.states)[:, 0].sigmoid().numpy()
+    counts = np.minimum(part.samples.numpy().astype(int), _MOST_COUNTED)
+    right = np.rint(part.values.numpy() * counts).astype(int)
+    pairs = [
+        (np.repeat(scores[rows], right[rows]).tolist(), np.repeat(scores[rows], (counts - right)[rows]).tolist())
+        for rows in (part.problems == problem for problem in np.unique(part.problems))
+    ]
+    all_right, all_wrong = ([score for pair in pairs for score in pair[side]] for side in (0, 1))
+    bins, error = calibration(all_right + all_wrong, [True] * len(all_right) + [False] * len(all_wrong))
+    return {
+        "problems": len(pairs),
+        "auc": auc(all_right, all_wrong),
+        "auc_within_a_problem": auc_within(pairs),
+        "calibration": bins,
+        "expected_calibration_error": error,
+    }
+
+
+def _write(head: nn.Sequential, folder: Path, trunk: dict[str, str], summary: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    layers = [layer for layer in head if isinstance(layer, nn.Linear)]
+    named = {f"score.{i}.{name}": value for i, layer in enumerate(layers) for name, value in layer.named_parameters()}
+    save_file({name: value.detach().contiguous() for name, value in named.items()}, folder / "model.safetensors")
+    config = {"architectures": [ARCHITECTURE], "model_type": "trunk-head", "trunk": trunk}
+    write_whole(folder / "config.json", config | {"hidden_size": layers[0].in_features})
+    write_whole(folder / "training.json", summary)
+    plot_reliability(summary["measured"] | {"threshold": 0.5}, folder / "reliability.svg")

@@ -1,0 +1,151 @@
+r"""The file of rollouts: JSON Lines, a problem a line, its sampled solutions as one tree of steps.
+
+    {"format": 1, "problem_id": "gsm8k/17", "problem": "…", "answer": "72", "refused": "",
+     "prompt_token_ids": [151644, …],
+     "steps": [{"parent": null, "text": "## Step 1: …\n\n", "token_ids": [565, …], "log_probabilities": [-0.02, …],
+                "samples": 16, "end": null, "answer": null, "right": null,
+                "continuations": 8, "continuations_right": 5, "value": 0.54}, …]}
+
+- `steps` come after their parents; `parent` is an index into `steps`, null for a first step.
+- A step that several solutions drew, token for token, is one step with their number in `samples`.
+- `text` is what `token_ids` say, the blank line after the step with it, an end token without.
+- `log_probabilities` are those of the tokens under the model at temperature 1.
+- `end` says why a solution ends with this step: `eos`, `boxed` (a boxed answer and a blank line), or `length`; null
+  where it goes on. `answer` and `right` are those of a solution that ends here; one that was cut off has no answer and
+  is wrong.
+- `continuations` were sampled from the step's end to the end of the text; `continuations_right` of them are right.
+- `value` is the label: see `tree_sampler`.
+- `refused` says why a problem has no steps.
+
+So a path from a first step to one with an `end` is a solution: `prompt_token_ids` and the `token_ids` along it are the
+tokens as they were sampled, and their log-probabilities belong to them, as reinforcement learning needs. Beside
+`NAME.jsonl` lies `NAME.json` with everything that the samples depend on.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.run_folder import write_whole
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step; see this module."""
+
+    parent: int | None
+    text: str
+    token_ids: list[int]
+    log_probabilities: list[float]
+    samples: int
+    end: str | None
+    answer: str | None
+    right: bool | None
+    continuations: int
+    continuations_right: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRecord:
+    """The solutions of one problem; see this module."""
+
+    problem_id: str
+    problem: str
+    answer: str
+    prompt_token_ids: list[int] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    refused: str = ""
+
+    @property
+    def outcomes(self) -> tuple[int, int]:
+        """How many solutions are right, and how many there are."""
+        ends = [step for step in self.steps if step.end]
+        return sum(step.samples for step in ends if step.right), sum(step.samples for step in ends)
+
+    def lineage(self, index: int) -> list[int]:
+        """Indices of the steps from a first one to `index`."""
+        path: list[int] = []
+        at: int | None = index
+        while at is not None:
+            path.append(at)
+            at = self.steps[at].parent
+        return path[::-1]
+
+
+class TreeFile:
+    """A file of rollouts that can be continued."""
+
+    def __init__(self, path: Path, configuration: dict[str, Any]) -> None:
+        """Open or create `path`, and the file beside it that says what the rollouts depend on.
+
+        Raises:
+            EspalierError: they cannot be read or written, or hold rollouts of another configuration.
+        """
+        self.path = path
+        beside = path.with_suffix(".json")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            found = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else configuration
+        except (OSError, ValueError) as error:
+            raise EspalierError(f"cannot use {path} for rollouts: {error}") from error
+        names = found.keys() | configuration.keys()
+        if differing := sorted(name for name in names if found.get(name) != configuration.get(name)):
+            raise EspalierError(
+                f"{path} holds rollouts with another {', '.join(differing)}; name another --out, or take the same again"
+            )
+        if path.exists() and not beside.is_file():
+            raise EspalierError(f"{path} is there and no {beside.name} that says what it holds; name another --out")
+        write_whole(beside, configuration)
+
+    def done(self) -> list[str]:
+        """Ids of the problems that are in the file; an incomplete last line is not."""
+        return [tree.problem_id for tree in self.read()] if self.path.is_file() else []
+
+    def read(self) -> Iterator[TreeRecord]:
+        """The problems in the file."""
+        return read_trees(self.path)
+
+    def open(self) -> TextIO:
+        """Open the file for appending, after removing an incomplete last line."""
+        if self.path.is_file():
+            with self.path.open("rb+") as stream:
+                whole = stream.read()
+                stream.truncate(whole.rfind(b"\n") + 1)
+        return self.path.open("a", encoding="utf-8")
+
+
+def write_tree(stream: TextIO, tree: TreeRecord) -> None:
+    """Append one problem."""
+    stream.write(json.dumps({"format": _FORMAT} | asdict(tree), ensure_ascii=False) + "\n")
+    stream.flush()
+
+
+def read_trees(path: Path) -> Iterator[TreeRecord]:
+    """The problems of a file of rollouts; an incomplete last line is skipped.
+
+    Raises:
+        EspalierError: a line is damaged, or the file cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.endswith("\n"):
+                    yield _tree(path, number, line)
+    except OSError as error:
+        raise EspalierError(f"cannot read rollouts from {path}: {error.strerror}") from error
+
+
+def _tree(path: Path, number: int, line: str) -> TreeRecord:
+    try:
+        read = json.loads(line)
+        if read.pop("format") != _FORMAT:
+            raise EspalierError(f"{path}:{number} has another format than {_FORMAT}")
+        return TreeRecord(**read | {"steps": [StepRecord(**step) for step in read["steps"]]})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise EspalierError(f"{path}:{number} is no line of rollouts: {error}") from error

@@ -1,0 +1,136 @@
+"""Learning a trunk head: features, training, and the command from a generator to a verifier."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import EspalierError
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model
+from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.verifier_training.features import HIDDEN, Features, take_features
+from espalier.experiments.verifier_training.rollouts import sample_trees
+from espalier.experiments.verifier_training.settings import RolloutSettings
+from espalier.experiments.verifier_training.training import train_head
+from espalier.prm.scorers.trunk_head import add_trunk_head
+from espalier.search.run.generator import Generator
+from espalier.search.voting.math_verify import Grader
+
+SETTINGS = RolloutSettings(solutions=6, temperature=1.0, max_steps=4, max_step_tokens=12, max_tokens=40)
+TRUNK = {"name": "talker", "digest": "d"}
+
+
+def test_features_are_transformers_hidden_states_and_are_taken_once(
+    load_model: Callable[[str], Model],
+    make_engine: Callable[..., Engine],
+    grader: Grader,
+    tiny_checkpoints: dict[str, Path],
+    tmp_path: Path,
+):
+    model = replace(load_model("talker"), other_heads={HIDDEN: lambda hidden: hidden})
+    engine = make_engine(model, kv_memory_bytes=2**23)
+    problems = [Problem(str(i), f"Tom has {i} coins. How many?", "1", None) for i in range(60)]
+    unsorted = sample_trees(engine, Generator(engine, "", {}), problems, SETTINGS, grader, 8)
+    trees = sorted(unsorted, key=lambda tree: int(tree.problem_id))
+    before = engine.stats()["generator"].computed_tokens
+    done: list[int] = []
+    features = take_features(engine, trees, tmp_path / "features", lambda: done.append(1))
+    engine.check_drained()
+    assert len(done) == 60
+    own = sum(len(tree.prompt_token_ids) + sum(len(step.token_ids) for step in tree.steps) for tree in trees)
+    assert engine.stats()["generator"].computed_tokens - before <= own
+    assert len(list((tmp_path / "features").iterdir())) == 2
+
+    expected: list[np.ndarray] = []
+    rows: list[tuple[float, int, int]] = []
+    plain = AutoModelForCausalLM.from_pretrained(tiny_checkpoints["talker"], dtype=torch.float32).eval().model
+    for number, tree in enumerate(trees[:6]):
+        for index, step in enumerate(tree.steps):
+            if step.end == "length" or not step.text.strip():
+                continue
+            ids = [*tree.prompt_token_ids, *(token for i in tree.lineage(index) for token in tree.steps[i].token_ids)]
+            with torch.inference_mode():
+                expected.append(plain(torch.tensor([ids])).last_hidden_state[0, -2].numpy())
+            rows.append((round(step.value, 4), step.samples, number))
+    some = features.problems < 6
+    found = list(
+        zip(
+            np.round(features.values[some].astype(float), 4).tolist(),
+            features.samples[some].tolist(),
+            features.problems[some].tolist(),
+            strict=True,
+        )
+    )
+    assert sorted(found) == sorted(rows)
+    distance = np.abs(features.states[some][:, None] - np.array(expected)[None]).max(-1)
+    assert (distance.min(1) < 1e-4).all()
+    assert (distance.min(0) < 1e-4).all()
+
+    again = take_features(None, trees, tmp_path / "features", lambda: None)  # type: ignore[arg-type] - nothing to compute
+    assert np.array_equal(again.states, features.states)
+    longer = [replace(tree, steps=[replace(step, value=0.5) for step in tree.steps]) for tree in trees]
+    assert set(take_features(engine, longer, tmp_path / "features", lambda: None).values.tolist()) == {0.5}
+
+
+def separable(problems: int = 60, hidden: int = 48, labels: bool = True) -> Features:
+    """States whose first value, on a scale and with an offset of its own, tells right from wrong with some noise."""
+    draw = np.random.default_rng(0)
+    rows = 20 * problems
+    states = draw.normal(size=(rows, hidden)).astype(np.float32) * 7 + 3
+    values = (states[:, 0] + draw.normal(size=rows) > 3).astype(np.float32) if labels else np.ones(rows, np.float32)
+    samples = draw.integers(1, 5, rows)
+    return Features(states, values, samples, np.repeat(np.arange(problems), 20))
+
+
+def test_a_head_learns_what_states_tell_and_its_folder_scores_so(load_model: Callable[[str], Model], tmp_path: Path):
+    talker = load_model("talker")
+    trunk = TRUNK | {"digest": talker.digest}
+    features = separable()
+    summary = train_head(features, tmp_path / "head", trunk, {"benchmark": "made"}, seed=0)
+    measured = summary["measured"]
+    assert measured["auc"] > 0.9
+    assert measured["auc_within_a_problem"] > 0.9
+    assert measured["expected_calibration_error"] < 0.1
+    assert measured["problems"] == 6
+    assert summary["steps"] == {"train": 960, "choose": 120, "measure": 120}
+    assert summary == json.loads((tmp_path / "head" / "training.json").read_text())
+    assert (tmp_path / "head" / "reliability.svg").stat().st_size > 1000
+    model, _ = add_trunk_head(Checkpoint(tmp_path / "head"), talker)
+    logits = model.head_named("trunk-head")(torch.from_numpy(features.states))[:, 0].numpy()
+    assert ((logits > 0) == (features.values > 0.5)).mean() > 0.85
+    again = train_head(features, tmp_path / "again", trunk, {"benchmark": "made"}, seed=0)
+    assert again == summary
+    same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("head", "again")]
+    assert same[0] == same[1]
+
+
+def test_what_nothing_can_be_learned_from_is_refused(tmp_path: Path):
+    with pytest.raises(EspalierError, match="at least 10 problems with steps, there are 9"):
+        train_head(separable(9), tmp_path, TRUNK, {}, 0)
+    with pytest.raises(EspalierError, match="all steps have the same value"):
+        train_head(separable(labels=False), tmp_path, TRUNK, {}, 0)
+
+
+def test_from_a_generator_to_a_search_with_its_verifier_by_two_commands(espalier, tmp_path: Path):
+    flags = ("learn-verifier", "--out", tmp_path / "mine", "--limit", 20, "-N", 4)
+    learned = espalier(*flags)
+    assert learned.code == 0, learned.err
+    assert "within a problem" in learned.out
+    folder = tmp_path / "mine" / "verifier"
+    weights = (folder / "model.safetensors").read_bytes()
+    ran = espalier("solve", "Tom has 38 coins. (a) He finds 47 more. How many?", "--verifier", folder, "--json")
+    assert ran.code == 0, ran.err
+    result = json.loads(ran.out)
+    assert result["usage"]["verifier_tokens"] == 0
+    assert all(candidate["score"] is not None for candidate in result["candidates"])
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "mine" / "features").iterdir()}
+    assert espalier(*flags).code == 0  # resumes: neither rollouts nor features are made again
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert (folder / "model.safetensors").read_bytes() == weights
