@@ -291,6 +291,25 @@ def trunk_head(
     publish(title, *run(limit, in_flight, repeats), json_path)
 
 
+@app.command()
+def rollouts(
+    limit: Annotated[int, typer.Option(min=1, max=2000, help="Problems of demo-training.")] = 16,
+    continuations: Annotated[int, typer.Option(min=1, help="Continuations of each step.")] = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 3,
+    vllm_python: VllmPython = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Continuations of steps a second, forked from their tree, beside those of the whole text as a prompt."""
+    from espalier.experiments.bench.baselines.vllm_process import optional_vllm
+    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.rollouts import run, vllm_settings
+
+    with optional_vllm(vllm_python, vllm_settings()) as vllm:
+        rows, ratios = run(limit, continuations, repeats, vllm)
+    beside = f", {vllm.description}" if vllm else ""
+    publish(f"{continuations} continuations of each step, {limit} problems{beside}", rows, ratios, json_path)
+
+
 @app.command("all")
 def everything(
     out: Annotated[Path, typer.Option(help="Folder for the figures; running the command again resumes.")] = Path(

@@ -26,6 +26,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "executors": ("executors",),
     "early-stop": ("early-stop",),
     "trunk-head": ("trunk-head",),
+    "rollouts": ("rollouts",),
     "accuracy": ("accuracy", "--limit", "300"),
     **{
         f"algorithms-budget-{tokens}": (
@@ -36,7 +37,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "algorithms": ("algorithms",),
 }  # fmt: skip
 """Arguments of the benchmark behind each figure, by the name of its file; the shortest first."""
-_WITH_VLLM = frozenset(("engine", "search"))
+_WITH_VLLM = frozenset(("engine", "rollouts", "search"))
 _WITH_SAMPLES = frozenset(("accuracy", "algorithms"))
 
 
