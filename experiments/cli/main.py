@@ -25,6 +25,7 @@ from espalier.experiments.cli.commands.sweep import sweep_command
 from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
+from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
 from espalier.search.schema import declared
@@ -222,7 +223,8 @@ def run_app(commands: typer.Typer) -> None:
 
 def _flag(field: str) -> str:
     """The flag of a field; its own name if it has none."""
-    return flags_by_field(SearchRequest, RuntimeSettings, ExecutorSettings).get(field, field)
+    kinds = (RolloutSettings, opt.SelectionOptions, ExecutorSettings, RuntimeSettings, SearchRequest)
+    return flags_by_field(*kinds).get(field, field)
 
 
 def _refuse_with_endpoint(context: typer.Context) -> None:

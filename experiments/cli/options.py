@@ -2,14 +2,17 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
+from annotated_types import Interval
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.benchmarks import FIELDS
 from espalier.experiments.evaluation.selection import Selection
+from espalier.search.schema import Option
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 """File formats of plots."""
@@ -67,25 +70,34 @@ def parse_field_map(text: str | None) -> dict[str, str]:
     return known
 
 
-def parse_selection(
-    sample_ids: str | None,
-    levels: str | None,
-    subjects: str | None,
-    shuffle_seed: int | None,
-    limit: int | None,
-) -> Selection:
-    """Parse the options that choose problems.
+@dataclass(frozen=True, slots=True)
+class SelectionOptions:
+    """Which problems of a benchmark are run, as the command line says it."""
 
-    Raises:
-        typer.BadParameter: one of them has another format.
-    """
-    return Selection(
-        sample_ids=parse_list(sample_ids, "--sample-ids"),
-        levels=parse_int_list(levels, "--levels") if levels is not None else (),
-        subjects=parse_list(subjects, "--subjects"),
-        shuffle_seed=shuffle_seed,
-        limit=limit,
-    )
+    help_panel: ClassVar = "Problems"
+
+    limit: Annotated[
+        int | None, Interval(ge=1), Option("Only the first problems, of those that other options leave.")
+    ] = None
+    sample_ids: Annotated[str | None, Option("Only these problems: ids, like a,b.")] = None
+    levels: Annotated[str | None, Option("Only problems of these levels, like 1,2.")] = None
+    subjects: Annotated[str | None, Option("Only problems of these subjects, like Algebra,Geometry.")] = None
+    shuffle: Annotated[bool, Option("Search in random order; with --limit, a random part.")] = False
+    shuffle_seed: Annotated[int, Option("Seed of --shuffle.")] = 0
+
+    def parse(self) -> Selection:
+        """Parse the choice.
+
+        Raises:
+            typer.BadParameter: an option has another format.
+        """
+        return Selection(
+            sample_ids=parse_list(self.sample_ids, "--sample-ids"),
+            levels=parse_int_list(self.levels, "--levels") if self.levels is not None else (),
+            subjects=parse_list(self.subjects, "--subjects"),
+            shuffle_seed=self.shuffle_seed if self.shuffle else None,
+            limit=self.limit,
+        )
 
 
 FileCallback = Callable[[typer.Context, typer.CallbackParam, Path | None], Path | None]
@@ -169,12 +181,6 @@ GraderName = Annotated[
         "(the gold answer is a Python expression of `answer`), or MODULE:FUNCTION of yours.",
     ),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first problems, of those that other options leave.")]
-SampleIds = Annotated[str | None, typer.Option(help="Only these problems: ids, like a,b.")]
-Levels = Annotated[str | None, typer.Option(help="Only problems of these levels, like 1,2.")]
-Subjects = Annotated[str | None, typer.Option(help="Only problems of these subjects, like Algebra,Geometry.")]
-Shuffle = Annotated[bool, typer.Option("--shuffle", help="Search in random order; with --limit, a random part.")]
-ShuffleSeed = Annotated[int, typer.Option(help="Seed of --shuffle.")]
 Epochs = Annotated[
     int,
     typer.Option(min=1, help="Searches of each problem; epoch e has --seed plus e. More may be asked for later."),

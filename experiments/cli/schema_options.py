@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from espalier.engine.errors import InvalidRequestError
 from espalier.experiments.cli.options import OptionError
+from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, check_settings
-from espalier.search.schema import CONFIG_SUFFIXES, Field, declared, parse_size, read_file_values
+from espalier.search.schema import CONFIG_SUFFIXES, Field, declared, parse_size, read_file_values, violations
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,10 @@ def with_schema(command: Callable[..., None]) -> Callable[..., None]:
                 continue
             empty = {field.name: "-" for field in declared(kind) if field.default is MISSING}
             made = kind(**empty, **{field.name: given.pop(field.name) for field in options[name]})
-            if isinstance(made, RuntimeSettings):  # requests are validated when submitted
+            if isinstance(made, RuntimeSettings):
                 check_settings(made)
+            elif kind is not SearchRequest and (wrong := violations(made)):  # requests are validated when submitted
+                raise InvalidRequestError(wrong)
             given[name] = made
         command(**given)
 

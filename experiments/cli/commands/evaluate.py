@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 def evaluate_command(
     benchmark: opt.Benchmark = "demo",
     field_map: opt.FieldMap = None,
-    limit: opt.Limit = None,
-    sample_ids: opt.SampleIds = None,
-    levels: opt.Levels = None,
-    subjects: opt.Subjects = None,
-    shuffle: opt.Shuffle = False,
-    shuffle_seed: opt.ShuffleSeed = 0,
     epochs: opt.Epochs = 1,
     trees: opt.Trees = False,
     grader: opt.GraderName = "math-verify",
@@ -39,6 +33,7 @@ def evaluate_command(
     in_flight: opt.InFlight = 32,
     profile: opt.Profile = None,
     *,
+    selection: opt.SelectionOptions,
     request: SearchRequest,
     runtime: RuntimeSettings,
     where: ExecutorSettings,
@@ -57,10 +52,9 @@ def evaluate_command(
 
     if trees and out is None:
         raise typer.BadParameter("needs a folder, --out", param_hint="--trees")
-    selection = opt.parse_selection(sample_ids, levels, subjects, shuffle_seed if shuffle else None, limit)
     # The folder may hold samples of other problems; the whole benchmark tells which of them are current.
     problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map), offline=runtime.offline)
-    asked = selection.of(problems)
+    asked = selection.parse().of(problems)
     runtime = replace(runtime, verifier=verifier_for(request, runtime.verifier), max_running=in_flight)
     checker = make_grader(grader, runtime.grader_memory)
     executor = load_executor(runtime, where, longest_first=True)

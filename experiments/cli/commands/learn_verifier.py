@@ -32,15 +32,10 @@ def learn_verifier_command(
     ],
     benchmark: opt.Benchmark = "demo-training",
     field_map: opt.FieldMap = None,
-    limit: opt.Limit = None,
-    sample_ids: opt.SampleIds = None,
-    levels: opt.Levels = None,
-    subjects: opt.Subjects = None,
-    shuffle: opt.Shuffle = False,
-    shuffle_seed: opt.ShuffleSeed = 0,
     grader: opt.GraderName = "math-verify",
     in_flight: opt.InFlight = 32,
     *,
+    selection: opt.SelectionOptions,
     rollouts: RolloutSettings,
     runtime: RuntimeSettings,
 ) -> None:
@@ -53,8 +48,7 @@ def learn_verifier_command(
     from espalier.experiments.verifier_training.training import train_head
     from espalier.search.run.load import load_generator_alone
 
-    selection = opt.parse_selection(sample_ids, levels, subjects, shuffle_seed if shuffle else None, limit)
-    problems = problems_of(benchmark, field_map, runtime, selection)
+    problems = problems_of(benchmark, field_map, runtime, selection.parse())
     started = time.perf_counter()
     with bytes_progress(Console(stderr=True)) as on_bytes:
         alone = replace(runtime, verifier="", max_running=in_flight)

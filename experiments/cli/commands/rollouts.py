@@ -25,15 +25,10 @@ def rollouts_command(
     out: Annotated[Path, typer.Option(help="File for the trees, JSON Lines; running the command again resumes.")],
     benchmark: opt.Benchmark = "demo-training",
     field_map: opt.FieldMap = None,
-    limit: opt.Limit = None,
-    sample_ids: opt.SampleIds = None,
-    levels: opt.Levels = None,
-    subjects: opt.Subjects = None,
-    shuffle: opt.Shuffle = False,
-    shuffle_seed: opt.ShuffleSeed = 0,
     grader: opt.GraderName = "math-verify",
     in_flight: opt.InFlight = 32,
     *,
+    selection: opt.SelectionOptions,
     rollouts: RolloutSettings,
     runtime: RuntimeSettings,
 ) -> None:
@@ -43,8 +38,7 @@ def rollouts_command(
     from espalier.experiments.cli.loading import bytes_progress
     from espalier.search.run.load import load_generator_alone
 
-    selection = opt.parse_selection(sample_ids, levels, subjects, shuffle_seed if shuffle else None, limit)
-    problems = problems_of(benchmark, field_map, runtime, selection)
+    problems = problems_of(benchmark, field_map, runtime, selection.parse())
     with bytes_progress(Console(stderr=True)) as on_bytes:
         engine, generator = load_generator_alone(replace(runtime, verifier="", max_running=in_flight), on_bytes)
     with kept_on_interrupt(out):

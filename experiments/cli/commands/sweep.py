@@ -39,12 +39,6 @@ def sweep_command(
     ] = None,
     benchmark: opt.Benchmark = "demo",
     field_map: opt.FieldMap = None,
-    limit: opt.Limit = None,
-    sample_ids: opt.SampleIds = None,
-    levels: opt.Levels = None,
-    subjects: opt.Subjects = None,
-    shuffle: opt.Shuffle = False,
-    shuffle_seed: opt.ShuffleSeed = 0,
     epochs: opt.Epochs = 1,
     trees: opt.Trees = False,
     grader: opt.GraderName = "math-verify",
@@ -79,6 +73,7 @@ def sweep_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the cells as JSON.")] = False,
     in_flight: opt.InFlight = 32,
     *,
+    selection: opt.SelectionOptions,
     values: Annotated[dict[str, list[Any]], Lists(SearchRequest, read_values, _SHOWN, {"seed": "--seeds"})],
     runtime: RuntimeSettings,
     where: ExecutorSettings,
@@ -111,8 +106,7 @@ def sweep_command(
     if share_work:
         requests = without_early_stop(requests)
     problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map), offline=runtime.offline)
-    selection = opt.parse_selection(sample_ids, levels, subjects, shuffle_seed if shuffle else None, limit)
-    asked = selection.of(problems)
+    asked = selection.parse().of(problems)
     if dry_run:
         _estimate(requests, problems, asked, epochs, share_work, runtime, out, as_json)
         return

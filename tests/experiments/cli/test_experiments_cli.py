@@ -93,7 +93,7 @@ def test_help_and_wrong_commands_import_nothing_heavy(command):
         ([*SOLVE, "-a", "dfs"], "'greedy', 'chain', 'majority', 'best-of-n', 'adaptive', 'beam', 'dvts'"),
         ([*SOLVE, "--aggregation", "max"], "'last', 'min', 'prod', 'mean'"),
         ([*SOLVE, "--vote", "loud"], "'naive', 'weighted', 'majority'"),
-        (["eval", "--limit", "0"], "Invalid value for '--limit'"),
+        (["eval", "--limit", "0"], "--limit: must be at least 1, is 0"),
         (["eval", "--in-flight", "0"], "Invalid value for '--in-flight'"),
         ([*SOLVE, "--kv-memory", "lots"], "'lots' is not a size; write 512M or 4G"),
         ([*SOLVE, "--grader-memory", "lots"], "'lots' is not a size; write 512M or 4G"),

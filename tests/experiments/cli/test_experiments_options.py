@@ -183,3 +183,22 @@ def test_a_result_is_not_lost_where_the_terminal_cannot_show_a_sign(monkeypatch)
         run_app(app)
     assert ended.value.code == 0
     assert shown.getvalue() == b"6 ? 2 ? 3 = 9\n"
+
+
+# --- options that a dataclass declares -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("rollouts", "-N", 0), "error: -N/--solutions: must be between 1 and 1024, is 0"),
+        (("rollouts", "--temperature", -1), "error: --temperature: must be above 0 and at most 10, is -1.0"),
+        (("learn-verifier", "--continuations", 0), "error: --continuations: must be between 1 and 256, is 0"),
+        (("eval", "--limit", 0), "error: --limit: must be at least 1, is 0"),
+        (("sweep", "--limit", -3), "error: --limit: must be at least 1, is -3"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_its_flag_before_anything_is_written(espalier, tmp_path, arguments, line):
+    refused = espalier(*arguments, "--out", tmp_path / "out")
+    assert (refused.code, refused.err.strip()) == (2, line)
+    assert not list(tmp_path.iterdir())
