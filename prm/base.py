@@ -8,6 +8,7 @@ import numpy as np
 
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.models.model import Model
+from espalier.engine.models.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,12 @@ def joined(family: PrmFamily, path: StepPath) -> ScoringInput:
 def stripped_step(step: str) -> str:
     """Strip the newlines around a step; families add their own delimiters."""
     return step.strip("\n")
+
+
+def special_tokens_in(text: str, tokenizer: TextTokenizer) -> tuple[str, ...]:
+    """The special tokens of a text, such as those with which a chat template opens and closes turns."""
+    ids = dict.fromkeys(tokenizer.encode(text))
+    return tuple(tokenizer.token(i) for i in ids if not tokenizer.token_bytes[i])
 
 
 def without_special_tokens(text: str, special_tokens: tuple[str, ...]) -> str:

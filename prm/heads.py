@@ -98,6 +98,18 @@ def require_token(checkpoint: Checkpoint, tokenizer: TextTokenizer, token: str, 
     return token_id
 
 
+def require_one_token(checkpoint: Checkpoint, tokenizer: TextTokenizer, text: str, why: str) -> int:
+    """Return the id of the only token of a text.
+
+    Raises:
+        CheckpointError: the tokenizer makes several of it.
+    """
+    ids = tokenizer.encode(text)
+    if len(ids) != 1:
+        raise CheckpointError(f"the tokenizer of {checkpoint.folder} has no single token for {text!r}, {why}")
+    return ids[0]
+
+
 def require_published_ids(
     checkpoint: Checkpoint, tokenizer: TextTokenizer, vocabulary: int, tokens: dict[str, int]
 ) -> None:

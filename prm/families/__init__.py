@@ -15,10 +15,11 @@ import torch
 
 from espalier.engine.errors import CheckpointError, NoEmbeddingError, name_tokens
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model
 from espalier.engine.models.options import LoadFormat
 from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
-from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, thinkprm, token_classifier, universal
+from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, thinkprm, token_classifier, universal, yes_no
 from espalier.prm.families.detect import fits, rope_theta
 from espalier.prm.families.from_spec import info_of, load_from_spec
 from espalier.prm.families.spec import DetectionTable, FamilySpec, read_spec
@@ -72,6 +73,7 @@ def entries() -> tuple[Entry, ...]:
         Entry(universal.INFO, _by_flag_only, universal.load),
         Entry(eurus.INFO, _by_flag_only, None),
         Entry(thinkprm.INFO, _by_flag_only, thinkprm.load),
+        Entry(yes_no.INFO, _by_flag_only, yes_no.load),
     )
 
 
@@ -137,6 +139,21 @@ def load_verifier(
         loaded = entry.load(checkpoint, dtype, device)
     _require_layout_embedded(checkpoint, loaded)
     return loaded
+
+
+def verifier_of_generator(checkpoint: Checkpoint, generator: Model) -> PrmFamily:
+    """A generator that is asked about its own steps: the family `yes-no` on the same weights, with a KV of its own.
+
+    Args:
+        checkpoint: the generator's.
+        generator: its model.
+
+    Raises:
+        CheckpointError: it cannot be asked; see `yes_no`.
+    """
+    family = yes_no.of_generator(checkpoint, generator)
+    _require_layout_embedded(checkpoint, family)
+    return family
 
 
 def _require_layout_embedded(checkpoint: Checkpoint, family: PrmFamily) -> None:

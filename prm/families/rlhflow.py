@@ -16,12 +16,19 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step, without_special_tokens
+from espalier.prm.base import (
+    FamilyInfo,
+    PrmFamily,
+    ScoringInput,
+    StepPath,
+    special_tokens_in,
+    stripped_step,
+    without_special_tokens,
+)
 from espalier.prm.heads import probability_of, require_published_ids, require_token, stacked_head, take_token_rows
 
 _GOOD, _BAD = "+", "-"
 _IDS = {_GOOD: 10, _BAD: 12, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "ĊĊ": 271}
-_TURN_TOKENS = ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|im_start|>", "<|im_end|>")
 _PROBLEM, _STEP, _NEXT = "the problem", "a step", "the next"  # placeholders that locate the template's own text
 
 INFO = FamilyInfo(
@@ -55,7 +62,7 @@ class RlhFlow(PrmFamily):
         if not second.startswith(first) or close != self._close or not self._close or _GOOD not in opening:
             raise CheckpointError("the chat template of this verifier does not append turn to turn; rlhflow needs that")
         self._open = opening
-        self._special_tokens = tuple(token for token in _TURN_TOKENS if token in first)
+        self._special_tokens = special_tokens_in(first, model.tokenizer)
         encode = model.tokenizer.encode
         self.max_special_tokens = len(encode(self._open)) + len(encode(self._close))
 

@@ -40,6 +40,7 @@ from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, StepPath
 from espalier.prm.generative import GenerativeVerifier, RationaleSettings
+from espalier.prm.heads import require_one_token
 
 _PROMPT = (
     "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n{problem}\n\n"
@@ -119,7 +120,10 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
         )
     settings = _settings(checkpoint)
     tokenizer = TextTokenizer(checkpoint)
-    yes, no = (_label_id(checkpoint, tokenizer, label) for label in (" yes", " no"))
+    yes, no = (
+        require_one_token(checkpoint, tokenizer, label, f"where {INFO.name} says its verdict")
+        for label in (" yes", " no")
+    )
     model = load_generator(checkpoint, dtype, device)
     if max(yes, no) >= model.config.vocab_size:
         raise CheckpointError(
@@ -152,13 +156,3 @@ def _settings(checkpoint: Checkpoint) -> RationaleSettings:
             "config.json, or prm.chains to 1"
         )
     return RationaleSettings(tokens, chains, float(temperature))
-
-
-def _label_id(checkpoint: Checkpoint, tokenizer: TextTokenizer, label: str) -> int:
-    ids = tokenizer.encode(label)
-    if len(ids) != 1:
-        raise CheckpointError(
-            f"the tokenizer of {checkpoint.folder} has no single token for {label!r}, where {INFO.name} says its "
-            "verdict; is tokenizer.json the one that belongs to these weights?"
-        )
-    return ids[0]

@@ -1,4 +1,6 @@
 """Scorers without a model of their own: what a step's generation says of it."""
 
-WITHOUT_WEIGHTS = ("confidence", "lowest-confidence")
-"""Values of `--verifier` that name a scorer of the generator's own probabilities."""
+SELF = "self"
+"""Value of `--verifier` that asks the generator itself, as a verifier of the family `yes-no` on the same weights."""
+WITHOUT_WEIGHTS = (SELF, "confidence", "lowest-confidence")
+"""Values of `--verifier` that name no checkpoint."""

@@ -12,7 +12,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
 from espalier.engine.models.options import LoadFormat, Quantization
-from espalier.prm.scorers import WITHOUT_WEIGHTS
+from espalier.prm.scorers import SELF, WITHOUT_WEIGHTS
 from espalier.search.request import AnswerEquivalence
 from espalier.search.schema import Option, parse_size, violations
 
@@ -50,8 +50,8 @@ class RuntimeSettings:
     verifier: Annotated[
         str,
         Option(
-            "Process reward model: as --generator, or demo-verifier, or the folder of a trunk head; confidence or "
-            "lowest-confidence reads the generator's own probabilities; '' for none."
+            "Process reward model: as --generator, or demo-verifier, or the folder of a trunk head; self asks the "
+            "generator whether a step is right; confidence or lowest-confidence reads its probabilities; '' for none."
         ),
     ] = "demo-verifier"
     verifier_family: Annotated[
@@ -154,6 +154,10 @@ def check_settings(settings: RuntimeSettings) -> None:
         InvalidRequestError: lists the invalid settings.
     """
     wrong = violations(settings)
+    if settings.verifier in WITHOUT_WEIGHTS:
+        given = (("verifier_family", settings.verifier_family), ("verifier_reference", settings.verifier_reference))
+        rule = f"is not for --verifier {settings.verifier}, which names no checkpoint; leave it out"
+        wrong += [Violation(name, rule) for name, value in given if value]
     # All threads start immediately, each with its own stack: a typo could use up the memory.
     processors = os.cpu_count() or 1
     most = max(64, 4 * processors)
@@ -181,7 +185,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     from espalier.engine.models.config import parse_decoder_config
     from espalier.engine.models.model import load_generator
     from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
-    from espalier.prm.families import identify, load_verifier
+    from espalier.prm.families import identify, load_verifier, verifier_of_generator
     from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
     from espalier.prm.verifier import Verifier
     from espalier.search.run.orchestrator import Orchestrator
@@ -198,7 +202,10 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     checkpoint = checkpoints[GENERATOR]
     models = {GENERATOR: load_generator(checkpoint, dtype, device)}
     family = scorer = None
-    if settings.verifier in WITHOUT_WEIGHTS:
+    if settings.verifier == SELF:
+        family = verifier_of_generator(checkpoint, models[GENERATOR])
+        models[VERIFIER] = family.model
+    elif settings.verifier in WITHOUT_WEIGHTS:
         scorer = _scorer_of_confidence(settings)
     elif head:
         models[GENERATOR], scorer = add_trunk_head(head, models[GENERATOR])
@@ -292,11 +299,17 @@ def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int]
     check_settings(settings)
     from espalier.engine.scheduling.role_policy import VERIFIER
     from espalier.prm.families import load_verifier
+    from espalier.prm.families.yes_no import INFO as YES_NO
     from espalier.prm.scorers.trunk_head import is_trunk_head
     from espalier.prm.verifier import Verifier
 
     if not settings.verifier:
         raise CheckpointError("--verifier names no process reward model")
+    if settings.verifier == SELF:
+        quantization = settings.generator_quantization
+        settings = replace(
+            settings, verifier=settings.generator, verifier_family=YES_NO.name, verifier_quantization=quantization
+        )
     if settings.verifier in WITHOUT_WEIGHTS:
         raise _scores_no_texts(settings.verifier)
     device = _device(settings.device)

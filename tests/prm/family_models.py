@@ -50,6 +50,7 @@ def write_families(root: Path, tiny: dict[str, Path]) -> dict[str, Path]:
         "universal-prm": _universal(root / "universal", tiny["math-prm"]),
         "eurus-prm": tiny["qwen2-untied"],
         "thinkprm": write_thinkprm(root / "thinkprm", tiny["qwen2-untied"]),
+        "yes-no": _yes_no(root / "yes-no", tiny["talker"]),
         "eurus-reference": _reference(root / "eurus-reference", tiny["qwen2-untied"]),
     }
 
@@ -109,6 +110,20 @@ def write_thinkprm(folder: Path, source: Path, **settings: float) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     edit_json(folder / "config.json", {"prm": {"critique_tokens": 20, **settings}})
+    return folder
+
+
+def _yes_no(folder: Path, talker: Path) -> Path:
+    """A generator of some steps, with the two answers as tokens."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(talker)
+    tokenizer.add_tokens(["Yes", "No"])
+    model = Qwen2ForCausalLM.from_pretrained(talker)
+    torch.manual_seed(28)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with torch.no_grad():
+        model.lm_head.weight[-2:] = 0.3 * torch.randn(2, model.config.hidden_size)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

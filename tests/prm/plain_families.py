@@ -78,6 +78,20 @@ def skywork(folder: Path, problem: str, steps: list[str]) -> list[float]:
     return scores
 
 
+def yes_no(folder: Path, problem: str, steps: list[str]) -> list[float]:
+    """One chat of three turns for each step, rendered and read whole."""
+    yes, no = (hf_tokenizer(folder).convert_tokens_to_ids(token) for token in ("Yes", "No"))
+    question = "Is this solution right so far, its last step included? Answer with one word: Yes or No."
+    model, scores = _causal(folder), []
+    for end in range(1, len(steps) + 1):
+        # A template may strip a turn, and the path keeps the blank line after a step.
+        chat = _chat(folder, problem, "ANSWER", question)
+        answer = "".join(step.strip("\n") + "\n\n" for step in steps[:end])
+        logits = model(torch.tensor([_encode(folder, chat.replace("ANSWER", answer))])).logits[0, -1]
+        scores.append(float(torch.softmax(logits[[yes, no]], dim=-1)[0]))
+    return scores
+
+
 def rlhflow(folder: Path, problem: str, steps: list[str]) -> list[float]:
     good, bad = (hf_tokenizer(folder).convert_tokens_to_ids(token) for token in "+-")
     model, scores = _llama(folder), []
@@ -218,6 +232,7 @@ def plain_scores(name: str, folders: dict[str, Path], problem: str, steps: list[
         "qwen2.5-math-prm": plain_math_prm_scores,
         "reasonflux-prm": reasonflux,
         "skywork-o1-open-prm": skywork,
+        "yes-no": yes_no,
         "rlhflow": rlhflow,
         "versaprm": versaprm,
         "math-shepherd": math_shepherd,

@@ -21,7 +21,7 @@ from espalier.prm.verifier import Verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 BY_ITSELF = ["qwen2.5-math-prm", "reasonflux-prm", "skywork-o1-open-prm", "token-classifier", "outcome"]
-BY_FLAG = ["rlhflow", "versaprm", "math-shepherd", "pure", "universal-prm", "eurus-prm", "thinkprm"]
+BY_FLAG = ["rlhflow", "versaprm", "math-shepherd", "pure", "universal-prm", "eurus-prm", "thinkprm", "yes-no"]
 MINIMAL = {
     "name": '"mine"',
     "step.tag": '"<extra_0>"',

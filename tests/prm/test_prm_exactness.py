@@ -31,11 +31,13 @@ STEPWISE = [
     "pure",
     "universal-prm",
     "eurus-prm",
+    "yes-no",
 ]
 TAGS = {
     "qwen2.5-math-prm": ("<extra_0>", "<extra 0>"),
     "reasonflux-prm": ("<extra_0>", "<extra 0>"),
     "rlhflow": ("<|eot_id|>", "<|eot id|>"),
+    "yes-no": ("<|im_end|>", "<|im end|>"),
 }
 
 
@@ -69,7 +71,7 @@ def test_siblings_are_scored_each_on_its_own(name: str, verifier_of: Make, famil
     verification = begin(engine, verifier)
     first, parent = score_step(engine, verification, verification.root, "38+47=85\n\n")
     steps = ["So 85\n\n", "So 86\n\n", "\\boxed{85}", "He loses 12 of them, and the rest is his.\n\n"]
-    works = [verification.score(parent, ("38+47=85\n\n", step), 100, before=first) for step in steps]
+    works = [verification.score(parent, ("38+47=85\n\n", step), 1000, before=first) for step in steps]
     values = settle(engine, verification)
     for step, work in zip(steps, works, strict=True):
         assert work is not None

@@ -18,7 +18,7 @@ from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import FamilyMatch, families_of, identify, known_classes, load_verifier
 from espalier.prm.policy_pair import PolicyPairDecoder
-from espalier.prm.scorers import WITHOUT_WEIGHTS
+from espalier.prm.scorers import SELF, WITHOUT_WEIGHTS
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
 from espalier.search.run.generator import STEP_SYSTEM_PROMPT, render_prompt
 
@@ -114,13 +114,15 @@ def inspect_checkpoint(
     )
 
 
-def has_own_model(verifier: str, hub: HubSettings | None = None) -> bool:
-    """Whether a verifier is a model with weights and KV of its own, and not read from the generator's states.
+def verifier_checkpoint(verifier: str, generator: str, hub: HubSettings | None = None) -> str:
+    """Which checkpoint's model computes the verifier's KV; empty if scores are read from the generator's own states.
 
     Raises:
-        CheckpointError: it is not found.
+        CheckpointError: the verifier is not found.
     """
-    return verifier not in WITHOUT_WEIGHTS and not is_trunk_head(_outline(verifier, hub))
+    if verifier == SELF:
+        return generator
+    return "" if verifier in WITHOUT_WEIGHTS or is_trunk_head(_outline(verifier, hub)) else verifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """`espalier plan`."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,7 @@ def plan_command(
         str, typer.Option(help="Folder, Hugging Face id, bundled name, or a known shape such as Qwen2.5-1.5B.")
     ] = "demo-generator",
     verifier: Annotated[
-        str, typer.Option(help="As --generator, such as Qwen2.5-Math-PRM-7B; '' for none.")
+        str, typer.Option(help="As --generator, such as Qwen2.5-Math-PRM-7B; or self; '' for none.")
     ] = "demo-verifier",
     algorithm: Annotated[AlgorithmName, option(SearchRequest, "algorithm")] = AlgorithmName.BEAM,
     beam_width: Annotated[int, option(SearchRequest, "beam_width")] = 4,
@@ -92,7 +92,7 @@ def plan_command(
     from espalier.engine.models.hub import HubSettings
     from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
     from espalier.experiments.bench.gpu.shapes import MODELS
-    from espalier.experiments.cli.commands.inspection import has_own_model
+    from espalier.experiments.cli.commands.inspection import verifier_checkpoint
     from espalier.experiments.study.closed_form import PathLengths, TreeShape
     from espalier.experiments.study.devices import (
         CARD_MEMORY,
@@ -102,6 +102,7 @@ def plan_command(
         planned_model,
     )
     from espalier.experiments.study.plan import kv_pool_bytes, search_plan, speed_plan
+    from espalier.prm.scorers import SELF
     from espalier.search.algorithms import needs_verifier
     from espalier.search.run.load import DTYPES
 
@@ -115,9 +116,11 @@ def plan_command(
     name = ("float32" if card == CPU else "bfloat16") if dtype == "auto" else dtype
     hub = HubSettings(offline, cache_dir)
     wanted = {GENERATOR: generator}
-    if verifier and needs_verifier(request) and (verifier in MODELS or has_own_model(verifier, hub)):
-        wanted[VERIFIER] = verifier
-    models = {role: planned_model(model, role, getattr(torch, name), hub) for role, model in wanted.items()}
+    if verifier and needs_verifier(request):
+        wanted[VERIFIER] = verifier if verifier in MODELS else verifier_checkpoint(verifier, generator, hub)
+    models = {role: planned_model(its, role, getattr(torch, name), hub) for role, its in wanted.items() if its}
+    if verifier == SELF and VERIFIER in models:
+        models[VERIFIER] = replace(models[VERIFIER], memory_bytes=0)  # the generator's weights
     tree = TreeShape(algorithm, beam_width, expansion, steps, merged_share)
     lengths = {
         GENERATOR: PathLengths(prompt_tokens, step_tokens, pending_tokens=1),
@@ -166,8 +169,6 @@ def plan_command(
 
 def _speed(card: "Card | None", bandwidth: float | None, matrix_rate: float | None) -> "Card | None":
     """The device's speed; None if nothing is known of it."""
-    from dataclasses import replace
-
     from espalier.experiments.bench.gpu.floor import Card
 
     if card is None:

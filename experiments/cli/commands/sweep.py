@@ -156,7 +156,7 @@ def _estimate(
     from rich.console import Console
 
     from espalier.engine.models.hub import HubSettings
-    from espalier.experiments.cli.commands.inspection import has_own_model, inspect_checkpoint
+    from espalier.experiments.cli.commands.inspection import inspect_checkpoint, verifier_checkpoint
     from espalier.experiments.cli.render import show_estimates
     from espalier.experiments.sweep.estimate import estimates
     from espalier.search.run.load import resolve_dtype
@@ -165,9 +165,9 @@ def _estimate(
     hub = HubSettings(runtime.offline, runtime.cache_dir)
     generator = inspect_checkpoint(runtime.generator, kind, hub=hub).kv_bytes_per_token
     verifier = 0
-    if runtime.verifier and has_own_model(runtime.verifier, hub):
+    if runtime.verifier and (name := verifier_checkpoint(runtime.verifier, runtime.generator, hub)):
         family, reference = runtime.verifier_family, runtime.verifier_reference
-        found = inspect_checkpoint(runtime.verifier, kind, family=family, reference=reference, hub=hub)
+        found = inspect_checkpoint(name, kind, family=family, reference=reference, hub=hub)
         verifier = found.kv_bytes_per_token
     rows = estimates(
         requests, problems, asked, out, epochs=epochs, share_work=share_work, kv_bytes_per_token=(generator, verifier)
