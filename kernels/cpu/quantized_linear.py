@@ -6,19 +6,31 @@ does not depend on the rest of its batch, as it would with the quantising librar
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
+from llvmlite import ir
+from numba.core import types
 
+from espalier.kernels.cpu import tiles
 from espalier.kernels.cpu.linear import PACKS, PANEL, ROWS, output_buffer, pack, parts_of, store_all, stored_rows, unit
+from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, caller, intrinsic, load, loop, store
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 
-_CHUNK = 256
+_CHUNK = 128
 """Elements of the inner dimension that are dequantised at a time: so few that they stay in a core's cache."""
 _HALF = PANEL // 2
+_BYTE = ir.IntType(8)
+_RATE = 1e10
+"""Factors a second that one thread dequantises, within a factor of two or so."""
+_SPEED = 3e10
+"""Multiply-adds a second of one thread, likewise."""
+_AHEAD = 4096
+"""Bytes by which values are prefetched before their use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +111,156 @@ def quantized_linear_cpu(x: torch.Tensor, weight: QuantizedWeight, bias: torch.T
     stored = stored_rows(rows, inner) if PACKS else given
     arrays = tuple(t.view(-1).numpy() for t in (weight.values, weight.scales, weight.zeros))
     parts = parts_of(rows, num_panels)
-    parallel_run(_multiply, 2, given, stored, rows, inner, *arrays, num_panels, parts, out.view(-1).numpy())
+    seconds = max(rows / _SPEED, 1 / _RATE) * columns * inner
+    flat_out = out.view(-1).numpy()
+    parallel_run(_multiply, 2, given, stored, rows, inner, *arrays, num_panels, parts, flat_out, seconds=seconds)
     return out[:rows, :out_features]
+
+
+def _make_dequantizer(bits: int) -> Callable[..., None]:
+    """Returns a compiled-in function that writes the factors of neighbouring columns of one group, `[count, PANEL]`.
+
+    Its arguments are flat arrays with the place of their first element: values as `QuantizedWeight` has them, zeros
+    int8 `[PANEL]`, scales float32 `[PANEL]`, and the factors float32:
+
+        dequantize(values, values_start, zeros, zeros_start, scales, scales_start, out, out_start, count)
+    """
+
+    @intrinsic
+    def dequantize(_: Any, v: Any, v0: Any, z: Any, z0: Any, s: Any, s0: Any, o: Any, o0: Any, n: Any) -> Any:
+        place = types.intp
+        signature = types.void(v, place, z, place, s, place, o, place, place)
+        return signature, caller(f"espalier_dequantize_{bits}", (0, 2, 4, 6), partial(_write_dequantize, bits))
+
+    return dequantize
+
+
+def _make_tile(bits: int, rows: int) -> Callable[..., None]:
+    """Returns a compiled-in function that adds the product of a few rows and neighbouring columns of one group.
+
+    As `tiles.make_tile` with the factors that `_make_dequantizer` writes, which stay in registers:
+
+        tile(a, a_start, a_stride, values, values_start, zeros, zeros_start, scales, scales_start, out, out_start,
+             out_stride, count)
+    """
+
+    @intrinsic
+    def multiply_add(
+        _: Any, a: Any, a0: Any, sa: Any, v: Any, v0: Any, z: Any, z0: Any, s: Any, s0: Any, o: Any, o0: Any, so: Any,
+        n: Any,
+    ) -> Any:  # fmt: skip
+        place = types.intp
+        signature = types.void(a, place, place, v, place, z, place, s, place, o, place, place, place)
+        name = f"espalier_tile_{rows}_of_{bits}_bits"
+        return signature, caller(name, (0, 3, 5, 7, 9), partial(_write_tile, bits, rows))
+
+    return multiply_add
+
+
+def _write_dequantize(bits: int, builder: ir.IRBuilder, args: Any) -> None:
+    values, zeros, scales, out, count = args
+    factors = _factors(bits, builder, values, zeros, scales)
+
+    def write(n: Any, _: list[Any]) -> list[Any]:
+        store(builder, [factors(n)], [builder.gep(out, [builder.mul(n, ir.Constant(INDEX, PANEL))])])
+        return []
+
+    loop(builder, count, [], write)
+
+
+def _write_tile(bits: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
+    a, a_stride, values, zeros, scales, out, out_stride, count = args
+    out_rows = tiles.rows_of(builder, out, out_stride, rows)
+    sums = [load(builder, place, ir.VectorType(FLOAT, PANEL)) for place in out_rows]
+    factors, width = _factors(bits, builder, values, zeros, scales), PANEL * bits // 8
+
+    def prefetched(n: Any) -> Any:
+        ahead = builder.add(builder.mul(n, ir.Constant(INDEX, width)), ir.Constant(INDEX, _AHEAD))
+        tiles.write_prefetch(builder, builder.gep(values, [ahead]))
+        return factors(n)
+
+    a_rows = tiles.rows_of(builder, a, a_stride, rows)
+    store(builder, tiles.sum_products(builder, sums, a_rows, prefetched, count), out_rows)
+
+
+def _factors(bits: int, builder: ir.IRBuilder, values: Any, zeros: Any, scales: Any) -> Callable[[Any], Any]:
+    """Code for the factors of column n of a panel, a vector of PANEL; those of a group's zeros and scales."""
+    ints, floats = ir.VectorType(INT, PANEL), ir.VectorType(FLOAT, PANEL)
+    zero = builder.sext(load(builder, zeros, ir.VectorType(_BYTE, PANEL)), ints)
+    scale = load(builder, scales, floats)
+
+    def whole(n: Any) -> Any:
+        row = load(
+            builder, builder.gep(values, [builder.mul(n, ir.Constant(INDEX, PANEL))]), ir.VectorType(_BYTE, PANEL)
+        )
+        return builder.sext(row, ints)
+
+    def halves(n: Any) -> Any:
+        place = builder.gep(values, [builder.mul(n, ir.Constant(INDEX, _HALF))])
+        row = builder.zext(load(builder, place, ir.VectorType(_BYTE, _HALF)), ir.VectorType(INT, _HALF))
+        low, shift = (ir.Constant(row.type, [number] * _HALF) for number in (15, 4))
+        both = ir.Constant(ints, list(range(PANEL)))
+        raised = builder.shuffle_vector(builder.and_(row, low), builder.lshr(row, shift), both)
+        return builder.sub(raised, ir.Constant(ints, [8] * PANEL))
+
+    column = whole if bits == 8 else halves
+    return lambda n: builder.fmul(builder.sitofp(builder.sub(column(n), zero), floats), scale)
+
+
+_dequantize_8, _dequantize_4 = _make_dequantizer(8), _make_dequantizer(4)
+_tall_8, _4_8, _2_8, _1_8 = (_make_tile(8, rows) for rows in (tiles.TALL, 4, 2, 1))
+_tall_4, _4_4, _2_4, _1_4 = (_make_tile(4, rows) for rows in (tiles.TALL, 4, 2, 1))
+
+
+@numba.njit
+def _multiply_few(
+    x: np.ndarray,
+    first: int,
+    rows: int,
+    inner: int,
+    panel: int,
+    values: np.ndarray,
+    scales: np.ndarray,
+    zeros: np.ndarray,
+    groups: int,
+    out: np.ndarray,
+    out_start: int,
+    stride: int,
+) -> None:
+    """Add the product of at most `tiles.TALL` rows and one panel, whose factors are never stored."""
+    whole = len(values) == len(scales) // groups * inner
+    size = inner // groups
+    for group in range(groups):
+        its = (panel * groups + group) * PANEL
+        source, column, row = panel * inner + group * size, group * size, 0
+        while row < rows:
+            room = rows - row
+            a, z = (first + row) * inner + column, out_start + row * stride
+            at = source * (PANEL if whole else _HALF)
+            if room >= tiles.TALL:
+                if whole:
+                    _tall_8(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
+                else:
+                    _tall_4(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
+                row += tiles.TALL
+            elif room >= 4:
+                if whole:
+                    _4_8(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
+                else:
+                    _4_4(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
+                row += 4
+            elif room >= 2:
+                if whole:
+                    _2_8(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
+                else:
+                    _2_4(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
+                row += 2
+            else:
+                if whole:
+                    _1_8(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
+                else:
+                    _1_4(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
+                row += 1
 
 
 @numba.njit
@@ -117,21 +277,16 @@ def _dequantize(
 ) -> None:
     """The factors of one panel from column `first` to `last` of the weight, `[last - first, PANEL]`."""
     whole = len(values) == len(scales) // groups * inner
-    # Slices of a known beginning: the compiler sees that no index is negative, and works on whole vectors.
-    for n in range(first, last):
-        group, at = (panel * groups + n * groups // inner) * PANEL, (n - first) * PANEL
-        scale, zero, row = scales[group : group + PANEL], zeros[group : group + PANEL], out[at : at + PANEL]
+    size, n = inner // groups, first
+    while n < last:
+        group = panel * groups + n // size
+        end = min(last, (n // size + 1) * size)
+        source, place, its = panel * inner + n, (n - first) * PANEL, group * PANEL
         if whole:
-            source = values[(panel * inner + n) * PANEL :]
-            for c in range(PANEL):
-                row[c] = np.float32(np.int32(source[c]) - np.int32(zero[c])) * scale[c]
+            _dequantize_8(values, source * PANEL, zeros, its, scales, its, out, place, end - n)
         else:
-            source = values[(panel * inner + n) * _HALF :]
-            for c in range(_HALF):
-                row[c] = np.float32(np.int32(source[c] & 15) - 8 - np.int32(zero[c])) * scale[c]
-            high, right_scale, right_zero = row[_HALF:], scale[_HALF:], zero[_HALF:]
-            for c in range(_HALF):
-                high[c] = np.float32(np.int32(source[c] >> 4) - 8 - np.int32(right_zero[c])) * right_scale[c]
+            _dequantize_4(values, source * _HALF, zeros, its, scales, its, out, place, end - n)
+        n = end
 
 
 @numba.njit(nogil=True, cache=True)
@@ -158,6 +313,10 @@ def _multiply(
         top, part = item // parts * ROWS, item % parts
         count = min(ROWS, rows - top)
         for panel in range(part * num_panels // parts, (part + 1) * num_panels // parts):
+            if count <= tiles.TALL and not PACKS:
+                place = top * stride + panel * PANEL
+                _multiply_few(x, top, count, inner, panel, values, scales, zeros, groups, out, place, stride)
+                continue
             for first in range(0, inner, _CHUNK):
                 last = min(first + _CHUNK, inner)
                 _dequantize(panel, first, last, inner, values, scales, zeros, groups, factors)

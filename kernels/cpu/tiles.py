@@ -117,19 +117,19 @@ def make_chain_tile(rows: int, lanes: int) -> Callable[..., None]:
 def _write_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
     a, a_stride, b, b_stride, out, out_stride, count = args
     vector = ir.VectorType(FLOAT, lanes)
-    out_rows = _rows_of(builder, out, out_stride, rows)
+    out_rows = rows_of(builder, out, out_stride, rows)
     sums = [load(builder, place, vector) for place in out_rows]
 
     def shared(n: Any) -> Any:
         return load(builder, _row_of(builder, b, b_stride, n), vector)
 
-    store(builder, _sum_products(builder, sums, _rows_of(builder, a, a_stride, rows), shared, count), out_rows)
+    store(builder, sum_products(builder, sums, rows_of(builder, a, a_stride, rows), shared, count), out_rows)
 
 
 def _write_ahead_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
     a, a_stride, b, out, out_stride, count, ahead, step = args
     vector = ir.VectorType(FLOAT, lanes)
-    out_rows = _rows_of(builder, out, out_stride, rows)
+    out_rows = rows_of(builder, out, out_stride, rows)
     sums = [load(builder, place, vector) for place in out_rows]
     half = builder.sdiv(step, ir.Constant(INDEX, 2))
 
@@ -139,7 +139,7 @@ def _write_ahead_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -
             write_prefetch(builder, line)
         return load(builder, _row_of(builder, b, ir.Constant(INDEX, lanes), n), vector)
 
-    store(builder, _sum_products(builder, sums, _rows_of(builder, a, a_stride, rows), shared, count), out_rows)
+    store(builder, sum_products(builder, sums, rows_of(builder, a, a_stride, rows), shared, count), out_rows)
 
 
 def _write_pair_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
@@ -153,16 +153,16 @@ def _write_pair_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) ->
         return builder.shuffle_vector(row[0], row[1], both)
 
     zeros = [ir.Constant(vector, [0.0] * lanes)] * rows
-    sums = _sum_products(builder, zeros, _rows_of(builder, a, a_stride, rows), shared, count)
-    store(builder, sums, _rows_of(builder, out, out_stride, rows))
+    sums = sum_products(builder, zeros, rows_of(builder, a, a_stride, rows), shared, count)
+    store(builder, sums, rows_of(builder, out, out_stride, rows))
 
 
 def _write_chain_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
     a, a_stride, b, places, blocks, size, last, b_stride, out, out_stride = args
     vector = ir.VectorType(FLOAT, lanes)
-    out_rows = _rows_of(builder, out, out_stride, rows)
+    out_rows = rows_of(builder, out, out_stride, rows)
     sums = [load(builder, place, vector) for place in out_rows]
-    a_rows = _rows_of(builder, a, a_stride, rows)
+    a_rows = rows_of(builder, a, a_stride, rows)
     final = builder.sub(blocks, ir.Constant(INDEX, 1))
 
     def add_block(k: Any, sums: list[Any]) -> list[Any]:
@@ -173,7 +173,7 @@ def _write_chain_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -
         def shared(n: Any) -> Any:
             return load(builder, _row_of(builder, block, b_stride, n), vector)
 
-        return _sum_products(builder, sums, a_parts, shared, count)
+        return sum_products(builder, sums, a_parts, shared, count)
 
     store(builder, loop(builder, blocks, sums, add_block), out_rows)
 
@@ -182,11 +182,12 @@ def _row_of(builder: ir.IRBuilder, base: Any, stride: Any, row: Any) -> Any:
     return builder.gep(base, [builder.mul(stride, row)])
 
 
-def _rows_of(builder: ir.IRBuilder, base: Any, stride: Any, rows: int) -> list[Any]:
+def rows_of(builder: ir.IRBuilder, base: Any, stride: Any, rows: int) -> list[Any]:
+    """The places where the first `rows` rows begin, `stride` elements apart."""
     return [_row_of(builder, base, stride, ir.Constant(INDEX, row)) for row in range(rows)]
 
 
-def _sum_products(
+def sum_products(
     builder: ir.IRBuilder, sums: list[Any], a_rows: list[Any], load_shared: Callable[[Any], Any], count: Any
 ) -> list[Any]:
     """Add to each row's vector, for `n < count`, element n of its row of `a` times the vector `load_shared(n)`."""

@@ -52,7 +52,7 @@ def as_torchao_says(weight: torch.Tensor, how: Quantization) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("how", [INT8, INT4])
-@pytest.mark.parametrize("rows", [0, 1, 3, 64, 65])
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 64, 65])
 @pytest.mark.parametrize(("width", "out"), SHAPES)
 def test_the_product_has_the_bits_of_our_own_with_what_torchao_dequantises(
     width: int, out: int, rows: int, how: Quantization
