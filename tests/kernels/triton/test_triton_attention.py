@@ -101,6 +101,7 @@ def test_a_window_may_be_shorter_than_a_block_and_begin_inside_a_shared_one(wind
     torch.testing.assert_close(output, dense_attention(problem, 0.2, window), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("products_row_by_row")
 def test_a_row_has_the_same_bits_alone_and_beside_its_siblings():
     problem = plant(paged_problem(forest(), heads=4, kv_heads=2, head_dim=32, kind=TokenMajorLayout))
     shared, unshared = (plan_of(problem, costs=costs, fixed_tiles=True) for costs in (SMALL, LARGE))

@@ -49,6 +49,7 @@ def test_layers_equal_the_reference(windows, batch_invariant: bool, heads, kv_he
     assert not torch.equal(kv_pool, step.kv_pool.view(torch.float32)), "keys and values were written"
 
 
+@pytest.mark.usefixtures("products_row_by_row")
 def test_a_sequence_has_the_same_bits_alone_and_beside_others_where_that_is_asked_for():
     hidden, inner, shape = 40, 50, LayerShape(3, 1, 10, 1e-5)
     backend = TritonBackend(batch_invariant=True)
