@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.cli.options import PLOT_SUFFIXES, output_file, parse_int_list
+from espalier.experiments.cli.options import PLOT_SUFFIXES, output_file, parse_int_list, parse_list
 from espalier.experiments.cli.schema_options import option
 from espalier.search.request import AlgorithmName
 from espalier.search.run.load import RuntimeSettings
@@ -41,16 +41,25 @@ def engine(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 64,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode for each sequence.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    batches: Annotated[str | None, typer.Option(help="Batch sizes; default: 1,4,16,64,256.")] = None,
+    quantization: Annotated[str, typer.Option(help="Take part with quantised weights, too: int8, int4 or both.")] = "",
+    transformers: Annotated[bool, typer.Option("--transformers", help="transformers takes part, too.")] = False,
     vllm_python: VllmPython = None,
     json_path: JsonPath = None,
 ) -> None:
     """Decode throughput in tokens/s at batch 1 to 256, compared with a bare torch loop on dense KV and vLLM."""
+    from espalier.engine.models.options import Quantization
     from espalier.experiments.bench.baselines.vllm_process import optional_vllm
     from espalier.experiments.bench.engine import run, vllm_settings
     from espalier.experiments.bench.report import publish
 
-    with optional_vllm(vllm_python, vllm_settings(generator, prompt_tokens, new_tokens)) as vllm:
-        rows, ratios = run(generator, prompt_tokens, new_tokens, repeats, vllm)
+    sizes = parse_int_list(batches, "--batches") if batches else ()
+    try:
+        kinds = [Quantization(name) for name in parse_list(quantization or None, "--quantization")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}; write int8,int4", param_hint="--quantization") from None
+    with optional_vllm(vllm_python, vllm_settings(generator, prompt_tokens, new_tokens, sizes)) as vllm:
+        rows, ratios = run(generator, prompt_tokens, new_tokens, repeats, vllm, sizes, kinds, transformers)
     beside = f", {vllm.description}" if vllm else ""
     publish(f"decode, {prompt_tokens} + {new_tokens} tokens, float32{beside}", rows, ratios, json_path)
 

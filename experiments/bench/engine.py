@@ -1,8 +1,10 @@
-"""Decode throughput in tokens/s: the engine, a bare dense torch loop and, if available, vLLM, in turn in one run."""
+"""Decode throughput in tokens/s: the engine, a bare dense torch loop, transformers and vLLM, in turn in one run."""
 
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,18 +14,30 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import parse_decoder_config
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
+from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.experiments.bench.baselines.dense_loop import DenseLoop
+from espalier.experiments.bench.baselines.transformers_loop import TransformersLoop
 from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
 from espalier.kernels.linear import Linear
 
 BATCHES = (1, 4, 16, 64, 256)
-_COLUMNS = {"espalier": "espalier", "dense": "dense loop", "vllm": "vllm"}
+_COLUMNS = {"dense": "dense loop"}
+
+Rate = Callable[[torch.Tensor, int], float]
+"""Tokens/s of a contestant: of prompts, int64 `[B, P]`, and the number of new tokens."""
 
 
 def run(
-    generator: str, prompt_tokens: int, new_tokens: int, repeats: int, vllm: VllmProcess | None = None
+    generator: str,
+    prompt_tokens: int,
+    new_tokens: int,
+    repeats: int,
+    vllm: VllmProcess | None = None,
+    batches: Sequence[int] = (),
+    quantizations: Sequence[Quantization] = (),
+    transformers: bool = False,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Measure every batch size.
 
@@ -31,47 +45,69 @@ def run(
     the time of a run that ends at the first token is subtracted, with the prompts in its prefix cache in both runs.
     Ratios are computed per pair of turns, and their median is reported.
 
+    Args:
+        generator: checkpoint to decode with.
+        prompt_tokens: tokens of each prompt.
+        new_tokens: tokens to decode for each sequence.
+        repeats: counted repetitions.
+        vllm: vLLM, to take part.
+        batches: batch sizes; empty for all of `BATCHES`.
+        quantizations: Espalier takes part with its weights quantised so, too.
+        transformers: whether transformers takes part.
+
     Returns:
-        Rows with the median tokens/s of each, and ratios `decode@B/dense` and, with `vllm`, `decode@B/vllm`.
+        Rows with the median tokens/s of each, and ratios `decode@B/NAME` of Espalier in float32 over each other.
     """
-    checkpoint = Checkpoint(locate(generator))
-    model = dataclasses.replace(load_generator(checkpoint, torch.float32, "cpu"), eos_token_ids=())
+    model = _load(generator, Quantization.NONE)
+    contestants: dict[str, Rate] = {"espalier": partial(_engine_rate, model)}
+    contestants |= {str(kind): partial(_engine_rate, _load(generator, kind)) for kind in quantizations}
+    contestants["dense"] = partial(_dense_rate, model)
+    if transformers:
+        contestants["transformers"] = TransformersLoop(locate(generator)).decode_rate
+    if vllm:
+        contestants["vllm"] = lambda prompts, new_tokens: vllm.decode_rate(prompts.tolist(), new_tokens)
     rows, ratios = [], {}
-    for batch in BATCHES:
+    for batch in batches or BATCHES:
         random = torch.Generator().manual_seed(batch)
         prompts = torch.randint(3, model.config.vocab_size, (batch, prompt_tokens), generator=random)
-        turns = [_turn(model, prompts, new_tokens, vllm) for _ in range(repeats + 1)][1:]  # the first is the warm-up
-        medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
-        rows.append({"batch": batch, **{f"{_COLUMNS[name]} tokens/s": rate for name, rate in medians.items()}})
+        # The first turn is the warm-up.
+        turns = [_turn(contestants, prompts, new_tokens) for _ in range(repeats + 1)][1:]
+        medians = {name: statistics.median(turn[name] for turn in turns) for name in contestants}
+        rates = {f"{_COLUMNS.get(name, name)} tokens/s": rate for name, rate in medians.items()}
+        rows.append({"batch": batch, **rates})
         for name in list(medians)[1:]:
             ratios[f"decode@{batch}/{name}"] = statistics.median(turn["espalier"] / turn[name] for turn in turns)
     return rows, ratios
 
 
-def vllm_settings(generator: str, prompt_tokens: int, new_tokens: int) -> VllmSettings:
+def _load(generator: str, quantization: Quantization) -> Model:
+    checkpoint = Checkpoint(locate(generator), LoadFormat.AUTO, quantization)
+    return dataclasses.replace(load_generator(checkpoint, torch.float32, "cpu"), eos_token_ids=())
+
+
+def vllm_settings(generator: str, prompt_tokens: int, new_tokens: int, batches: Sequence[int] = ()) -> VllmSettings:
     """Settings with which vLLM prefills the largest batch in one step, like the engine, and caches every prompt."""
-    folder = locate(generator)
+    folder, batches = locate(generator), batches or BATCHES
     c = parse_decoder_config(Checkpoint(folder).config)
     length = prompt_tokens + new_tokens
-    tokens = 2 * sum(BATCHES) * (length + 32)  # one more block of 32 each; doubled to avoid evictions
+    tokens = 2 * sum(batches) * (length + 32)  # one more block of 32 each; doubled to avoid evictions
     return VllmSettings(
         folder,
         kv_memory_bytes=max(2**30, tokens * c.num_layers * 2 * c.num_kv_heads * c.head_dim * 4),
-        max_sequences=max(BATCHES),
-        max_batch_tokens=max(8192, max(BATCHES) * prompt_tokens),
+        max_sequences=max(batches),
+        max_batch_tokens=max(8192, max(batches) * prompt_tokens),
         max_length=length,
     )
 
 
-def _turn(model: Model, prompts: torch.Tensor, new_tokens: int, vllm: VllmProcess | None) -> dict[str, float]:
+def _turn(contestants: dict[str, Rate], prompts: torch.Tensor, new_tokens: int) -> dict[str, float]:
     """Tokens/s of each contestant in one turn, Espalier first."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # like `load_orchestrator`: the engine has its own threads
-    rates = {"espalier": _engine_rate(model, prompts, new_tokens)}
+    rates, threads = {}, torch.get_num_threads()
+    for name, rate in contestants.items():
+        own = getattr(rate, "func", None) is _engine_rate  # the engine has its own threads, like `load_orchestrator`
+        torch.set_num_threads(1 if own else threads)
+        rates[name] = rate(prompts, new_tokens)
     torch.set_num_threads(threads)
-    rates["dense"] = _dense_rate(model, prompts, new_tokens)
-    if vllm:
-        rates["vllm"] = vllm.decode_rate(prompts.tolist(), new_tokens)
     return rates
 
 

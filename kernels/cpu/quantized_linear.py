@@ -197,8 +197,9 @@ def _factors(bits: int, builder: ir.IRBuilder, values: Any, zeros: Any, scales: 
 
     def halves(n: Any) -> Any:
         place = builder.gep(values, [builder.mul(n, ir.Constant(INDEX, _HALF))])
-        row = builder.zext(load(builder, place, ir.VectorType(_BYTE, _HALF)), ir.VectorType(INT, _HALF))
-        low, shift = (ir.Constant(row.type, [number] * _HALF) for number in (15, 4))
+        kind = ir.VectorType(INT, _HALF)
+        row = builder.zext(load(builder, place, ir.VectorType(_BYTE, _HALF)), kind)
+        low, shift = (ir.Constant(kind, [number] * _HALF) for number in (15, 4))
         both = ir.Constant(ints, list(range(PANEL)))
         raised = builder.shuffle_vector(builder.and_(row, low), builder.lshr(row, shift), both)
         return builder.sub(raised, ir.Constant(ints, [8] * PANEL))

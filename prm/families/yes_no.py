@@ -30,6 +30,7 @@ from espalier.prm.heads import probability_of, require_one_token, stacked_head, 
 
 _QUESTION = "Is this solution right so far, its last step included? Answer with one word: Yes or No."
 _YES, _NO = "Yes", "No"
+_ANSWERED = "which the model answers with; give --verifier a model of its own, or confidence"
 _SOLUTION = "the steps of the solution"  # a placeholder that locates the template's own text
 
 INFO = FamilyInfo(
@@ -129,7 +130,7 @@ def _answers(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> list[int]:
             f"{checkpoint.folder} has no chat template, so it cannot be asked whether a step is right; give "
             "--verifier a model of its own, or confidence"
         )
-    return [require_one_token(checkpoint, tokenizer, text, "which the model answers with") for text in (_YES, _NO)]
+    return [require_one_token(checkpoint, tokenizer, text, _ANSWERED) for text in (_YES, _NO)]
 
 
 def _on(checkpoint: Checkpoint, decoder: Decoder, tokenizer: TextTokenizer, token_ids: list[int]) -> YesNo:

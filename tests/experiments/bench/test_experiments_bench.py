@@ -58,6 +58,17 @@ def test_engine_benchmark_writes_rows_ratios_and_machine(bench, tmp_path):
     assert "decode@1/dense" in ran.output
 
 
+def test_engine_benchmark_takes_in_transformers_and_quantised_weights(bench, tmp_path):
+    how = ("--batches", 2, "--quantization", "int8,int4", "--transformers", "--vllm-python", "none")
+    ran = bench("engine", "--prompt-tokens", 8, "--new-tokens", 4, "--repeats", 1, *how, "--json", tmp_path / "e.json")
+    assert ran.exit_code == 0, ran.output
+    document = json.loads((tmp_path / "e.json").read_text())
+    others = ("int8", "int4", "dense", "transformers")
+    assert set(document["ratios"]) == {f"decode@2/{name}" for name in others}
+    assert all(value > 0 for row in document["rows"] for value in row.values())
+    assert bench("engine", "--quantization", "int7", "--vllm-python", "none").exit_code == 2
+
+
 @pytest.mark.usefixtures("no_grader_pool")
 def test_search_benchmark_compares_numbers_in_flight(bench, tmp_path):
     file = tmp_path / "search.json"
