@@ -20,7 +20,12 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", 64 * 2**20),
     # HTTP proxies from the environment often do not support HTTP/2, and would also apply to localhost.
     ("grpc.enable_http_proxy", 0),
+    # A server whose machine disappeared is noticed, and routers between keep the connection of a long search.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
 ]
+TIMEOUT = 600.0
+"""Seconds to wait for a result where the caller does not say: twice what a server lets a search run."""
 
 
 class ServiceError(EspalierError):
@@ -64,7 +69,7 @@ class SearchClient:
         self._channel.close()
 
     def solve(
-        self, request: SearchRequest, timeout: float | None = None, include_nodes: bool = False, priority: int = 0
+        self, request: SearchRequest, timeout: float | None = TIMEOUT, include_nodes: bool = False, priority: int = 0
     ) -> SearchResult:
         """Run one search and wait for its result.
 
@@ -89,7 +94,7 @@ class SearchClient:
             call.cancel()  # stops the search on an interrupt; no effect on a finished call
 
     def solve_stream(
-        self, request: SearchRequest, timeout: float | None = None, include_nodes: bool = False
+        self, request: SearchRequest, timeout: float | None = TIMEOUT, include_nodes: bool = False
     ) -> Generator[Event, None, None]:
         """Run one search and yield its events as they arrive: `Started` first, `Finished` last.
 

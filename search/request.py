@@ -1,5 +1,6 @@
 """The request for one search: the problem, the algorithm and its parameters."""
 
+import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
@@ -255,6 +256,20 @@ def validate(request: SearchRequest) -> None:
         raise InvalidRequestError(found)
 
 
+DEFAULT_MAX_TOKENS = 2048
+"""Default limit on the generated tokens of one path."""
+
+
+def estimated_tokens(request: SearchRequest) -> int:
+    """About how many tokens a search may sample, from the request alone: for shares, not for limits."""
+    path = min(request.max_tokens or DEFAULT_MAX_TOKENS, request.max_steps * request.max_step_tokens)
+    return request.beam_width * request.expansion * path
+
+
+MAX_PRIORITY = 100
+"""Priorities are between this and its negative."""
+
+
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
     """Options of a submission that do not change its result.
@@ -267,12 +282,14 @@ class SubmitOptions:
         waited: seconds that the search waited before submission; counted in its queue time and its time limit.
         timed_from_start: whether the time limit starts when the search leaves the queue, not at submission. Use it for
             batches submitted at once.
+        max_seconds: seconds after submission at which the search ends, whatever its own time limit.
     """
 
     priority: int = 0
     salt: bytes = b""
     waited: float = 0.0
     timed_from_start: bool = False
+    max_seconds: float = math.inf
 
 
 USUAL = SubmitOptions()

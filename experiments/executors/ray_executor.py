@@ -23,7 +23,7 @@ from espalier.experiments.executors.ray_worker import RayWorker, WorkerDescripti
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import Candidate, Event, Finished, SearchResult, StopReason
-from espalier.search.run.executor import Rejected
+from espalier.search.run.executor import Occupancy, Rejected
 from espalier.search.run.load import RuntimeSettings
 from espalier.search.run.usage import UsageMeter
 from espalier.search.voting.equivalence import make_equivalence
@@ -126,6 +126,11 @@ class RayExecutor:
         """The machine of each worker; see `provenance.hardware`."""
         return self._hardware
 
+    def occupancy(self) -> Occupancy:
+        """Return what is held now; blocks are the workers' own."""
+        running = sum(len(worker.running) for worker in self._workers)
+        return Occupancy(running, len(self._searches) - running, {})
+
     def describe_models(self) -> dict[str, str]:
         """Return what results depend on besides the request; the same on all workers."""
         return dict(self._description.models)
@@ -137,6 +142,10 @@ class RayExecutor:
             asked = worker.actor.effective.options(max_task_retries=-1).remote(request)
             self._effective[request] = self._get(asked)
         return self._effective[request]
+
+    def check(self, request: SearchRequest) -> None:
+        """Raise what `submit` would raise; what only a worker can tell comes later."""
+        validate(request)
 
     def submit(
         self,
@@ -329,7 +338,8 @@ class RayExecutor:
             self._give(min(free, key=lambda worker: len(worker.running)), search)
 
     def _give(self, worker: _Worker, search: _Search) -> None:
-        options = replace(search.options, waited=search.options.waited + time.monotonic() - search.submitted)
+        passed, options = time.monotonic() - search.submitted, search.options
+        options = replace(options, waited=options.waited + passed, max_seconds=options.max_seconds - passed)
         if search.on_event:
             promise = worker.actor.events.options(num_returns="streaming").remote(search.name, search.request, options)
         else:

@@ -17,8 +17,32 @@ class Rejected:
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """Blocks of one model's KV: held by searches, kept for later ones, and free of those that the model holds."""
+
+    live: int
+    cached: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """What an executor holds at one moment.
+
+    Attributes:
+        running: searches that run.
+        waiting: searches that wait for memory or a slot.
+        kv_blocks: blocks by role; empty where other processes hold them.
+    """
+
+    running: int
+    waiting: int
+    kv_blocks: dict[str, KvBlocks]
+
+
 class Executor(Protocol):
-    """Runs searches; the `Orchestrator`, for one. All methods are called on one thread."""
+    """Runs searches; the `Orchestrator`, for one. All methods but `check` are called on one thread."""
 
     @property
     def busy(self) -> bool:
@@ -30,12 +54,20 @@ class Executor(Protocol):
         """Size of the KV pool, in bytes; of one worker's where there are several."""
         ...
 
+    def occupancy(self) -> Occupancy:
+        """Return what is held now."""
+        ...
+
     def describe_models(self) -> dict[str, str]:
         """Return what results depend on besides the request."""
         ...
 
     def effective(self, request: SearchRequest) -> SearchRequest:
         """Return the request with every default filled in."""
+        ...
+
+    def check(self, request: SearchRequest) -> None:
+        """Raise what `submit` would raise, without submitting; may be called on any thread."""
         ...
 
     def submit(

@@ -27,8 +27,18 @@ from espalier.search.algorithms import (
     needs_verifier,
     with_defaults,
 )
-from espalier.search.request import EXACT_MATCH, USUAL, AlgorithmName, SearchRequest, SubmitOptions, Vote, validate
+from espalier.search.request import (
+    DEFAULT_MAX_TOKENS,
+    EXACT_MATCH,
+    USUAL,
+    AlgorithmName,
+    SearchRequest,
+    SubmitOptions,
+    Vote,
+    validate,
+)
 from espalier.search.result import Candidate, Event, SearchResult, StopReason
+from espalier.search.run.executor import KvBlocks, Occupancy
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import (
     PathLimits,
@@ -41,9 +51,6 @@ from espalier.search.run.memory import (
 from espalier.search.run.search import RunningSearch, digests
 from espalier.search.voting.equivalence import Equivalence
 from espalier.search.voting.vote import VOTE_SECONDS, VoteResult, is_decided, select
-
-DEFAULT_MAX_TOKENS = 2048
-"""Default limit on the generated tokens of one path."""
 
 _VOTE_THREADS = 4
 """Votes counted concurrently; each thread mostly waits for child processes."""
@@ -128,6 +135,14 @@ class Orchestrator:
         """Size of the KV pool, in bytes."""
         return self.engine.settings.kv_memory_bytes
 
+    def occupancy(self) -> Occupancy:
+        """Return what is held now."""
+        blocks = {
+            role: KvBlocks(stats.live_blocks, stats.cached_blocks, stats.free_blocks)
+            for role, stats in self.engine.stats().items()
+        }
+        return Occupancy(self.running, self.waiting, blocks)
+
     def describe_models(self) -> dict[str, str]:
         """Return what results depend on besides the request.
 
@@ -173,6 +188,10 @@ class Orchestrator:
             max_tokens=min(request.max_tokens or DEFAULT_MAX_TOKENS, generator.model.config.max_positions),
         )
 
+    def check(self, request: SearchRequest) -> None:
+        """Raise what `submit` would raise, without submitting; may be called on any thread."""
+        self._checked(request, USUAL)
+
     def submit(
         self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, options: SubmitOptions = USUAL
     ) -> str:
@@ -192,9 +211,7 @@ class Orchestrator:
             RequestTooLargeError: the prompt fills a model's context; PoolTooSmallError if the KV pool could not hold
                 the search alone.
         """
-        validate(request)
-        resolved = self._resolve(request, options)
-        self.engine.admission.require_fits_alone(resolved.blocks)
+        resolved = self._checked(request, options)
         models = self._generator, self._verifier or self._scorer
         search = RunningSearch(resolved, self.engine, *models, on_event or _ignore, self._clock)
         search.arrival = next(self._arrivals)
@@ -396,6 +413,12 @@ class Orchestrator:
             self._enqueue(search)
 
     # ---- resolving requests
+
+    def _checked(self, request: SearchRequest, options: SubmitOptions) -> ResolvedRequest:
+        validate(request)
+        resolved = self._resolve(request, options)
+        self.engine.admission.require_fits_alone(resolved.blocks)
+        return resolved
 
     def _resolve(self, request: SearchRequest, options: SubmitOptions) -> ResolvedRequest:
         if needs_verifier(request) and not (self._verifier or self._scorer):

@@ -88,7 +88,8 @@ class RunningSearch:
         self.suspended = False
         self.cancelled = False
         self.arrival = 0
-        self.deadline = math.inf if resolved.options.timed_from_start else self._time_limit_from(self.meter.submitted)
+        self._latest = self.meter.clock() + resolved.options.max_seconds
+        self.deadline = self._latest if resolved.options.timed_from_start else self._time_limit_from(self.meter.submitted)
         self.vote_deadline = math.inf
         self._digests = digests(engine, verifier)
         self._on_event = on_event
@@ -133,7 +134,8 @@ class RunningSearch:
         return self._reason in (StopReason.CANCELLED, StopReason.DEADLINE)
 
     def _time_limit_from(self, start: float) -> float:
-        return math.inf if self.request.time_limit is None else start + self.request.time_limit
+        own = math.inf if self.request.time_limit is None else start + self.request.time_limit
+        return min(own, self._latest)
 
     def start(self) -> None:
         """Open the root's sequences and request the first steps."""

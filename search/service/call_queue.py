@@ -1,16 +1,41 @@
-"""Admission control: which calls may start a search, which wait, and which are refused. Runs on the event loop."""
+"""Which calls may start a search, which wait, and which are refused. Runs on the event loop."""
 
 import asyncio
-import heapq
 import itertools
 import time
 from collections import Counter
+from dataclasses import dataclass
 
 from espalier.search.service.errors import BusyError
 
+_CALLERS = 1024
+"""Callers that are remembered before those with nothing to remember are dropped."""
+
+
+class TimeLimitReachedError(Exception):
+    """A call's own time limit ended while it waited."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """A waiting call; `slot` is done when it may start, or fails when it must leave."""
+
+    caller: str
+    priority: int
+    cost: float
+    arrival: int
+    since: float
+    slot: asyncio.Future[None]
+
 
 class CallQueue:
-    """A fixed number of slots with a bounded queue, ordered by priority and then by arrival.
+    """A fixed number of slots with a bounded queue, shared out fairly among callers.
+
+    The call of highest priority goes first; of equal ones that of the caller which was given the least so far, by the
+    estimated tokens of its searches. A caller that was idle is given no more than its share later: it starts where
+    those who waited are (start-time fair queueing, Goyal et al. 1996). A waiting call rises by one priority a second,
+    up to the highest that waits, so that none waits for ever. When the queue is full, a caller with fewer waiting
+    calls takes the place of the newest of the caller that has most.
 
     A call does not wait for slots held at lower priorities: it is admitted as if they were free, and the orchestrator
     suspends those searches. At most twice the number of slots is held in total.
@@ -24,61 +49,110 @@ class CallQueue:
         self._queue = queue
         self._wait_seconds = wait_seconds
         self._arrivals = itertools.count()
-        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiters: list[_Waiter] = []
+        self._given: dict[str, float] = {}  # estimated tokens by caller, counted from where it last joined
+        self._level = 0.0  # what the caller admitted last had been given: where new ones join
 
     @property
     def waiting(self) -> int:
         """Number of queued calls."""
         return len(self._waiters)
 
-    async def acquire(self, priority: int = 0, at_most: float | None = None) -> float:
+    @property
+    def held(self) -> int:
+        """Number of slots that are held."""
+        return self._held.total()
+
+    async def acquire(
+        self, priority: int = 0, at_most: float | None = None, caller: str = "", cost: float = 1.0
+    ) -> float:
         """Acquire a slot, waiting for one if necessary; the caller must call `release` once.
 
         Args:
             priority: calls of a larger priority are admitted first, and ignore slots held at smaller ones.
-            at_most: maximum seconds to wait, if less than the queue's limit.
+            at_most: seconds after which the call's own time limit ends; None for none.
+            caller: who asks.
+            cost: estimated tokens of the search, in which callers' shares are counted.
 
         Returns:
             Seconds waited.
 
         Raises:
             BusyError: the queue is full, or no slot became free in time.
+            TimeLimitReachedError: `at_most` ended first.
         """
+        start = time.monotonic()
+        if not any(waiter.caller == caller for waiter in self._waiters):
+            self._given[caller] = max(self._given.get(caller, 0.0), self._level)
+        waiter = _Waiter(
+            caller, priority, cost, next(self._arrivals), start, asyncio.get_running_loop().create_future()
+        )
         if self._may_start(priority):
-            self._held[priority] += 1
+            self._admit(waiter)
             return 0.0
         if len(self._waiters) >= self._queue:
-            raise BusyError(f"the server is busy and its queue of {self._queue} is full; try again later")
-        start = time.monotonic()
-        seconds = self._wait_seconds if at_most is None else min(at_most, self._wait_seconds)
-        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = (-priority, next(self._arrivals), slot)
-        heapq.heappush(self._waiters, waiter)
+            self._make_room_for(caller)
+        self._waiters.append(waiter)
+        own = at_most is not None and at_most <= self._wait_seconds
+        seconds = at_most if at_most is not None and own else self._wait_seconds
         try:
             async with asyncio.timeout(seconds):
-                await slot
+                await waiter.slot
         except BaseException as error:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-                heapq.heapify(self._waiters)
-            if slot.done() and not slot.cancelled():  # assigned at the same moment
+            elif not waiter.slot.cancelled() and waiter.slot.exception() is None:  # assigned at the same moment
                 self.release(priority)
             if isinstance(error, TimeoutError):
+                if own:
+                    raise TimeLimitReachedError from None
                 raise BusyError(f"the server stayed busy for {seconds:g} s; try again later") from None
             raise
         return time.monotonic() - start
 
     def release(self, priority: int = 0) -> None:
-        """Release a slot acquired with `priority`, and admit the next waiting call."""
+        """Release a slot acquired with `priority`, and admit the next waiting calls."""
         self._held[priority] -= 1
-        while self._waiters:
-            minus_priority, _, slot = self._waiters[0]
-            if not slot.done():
-                if not self._may_start(-minus_priority):
-                    return
-                self._held[-minus_priority] += 1
-                slot.set_result(None)
-            heapq.heappop(self._waiters)
+        while (waiter := self._next()) is not None:
+            self._waiters.remove(waiter)
+            self._admit(waiter)
+            waiter.slot.set_result(None)
+
+    def _admit(self, waiter: _Waiter) -> None:
+        self._held[waiter.priority] += 1
+        self._level = max(self._level, self._given[waiter.caller])
+        self._given[waiter.caller] += waiter.cost
+        if len(self._given) > _CALLERS:  # one at or below the level would join there again
+            waiting = {waiter.caller for waiter in self._waiters}
+            self._given = {name: own for name, own in self._given.items() if own > self._level or name in waiting}
+
+    def _next(self) -> _Waiter | None:
+        """The waiting call that goes first, of those that may start."""
+        now = time.monotonic()
+        waiters = [waiter for waiter in self._waiters if not waiter.slot.done()]
+        top = max((waiter.priority for waiter in waiters), default=0)
+
+        def place(waiter: _Waiter) -> tuple[float, float, int]:
+            risen = min(top, waiter.priority + int(now - waiter.since))
+            return -risen, self._given[waiter.caller], waiter.arrival
+
+        return min((waiter for waiter in waiters if self._may_start(waiter.priority)), key=place, default=None)
+
+    def _make_room_for(self, caller: str) -> None:
+        """Send the newest waiting call of the caller that has most away, if `caller` has fewer.
+
+        Raises:
+            BusyError: it has not.
+        """
+        waiting = Counter(waiter.caller for waiter in self._waiters)
+        most = max(waiting.values(), default=0)
+        full = BusyError(f"the server is busy and its queue of {self._queue} is full; try again later")
+        if waiting[caller] + 1 >= most:
+            raise full
+        newest = max((w for w in self._waiters if waiting[w.caller] == most), key=lambda waiter: waiter.arrival)
+        self._waiters.remove(newest)
+        if not newest.slot.done():
+            newest.slot.set_exception(full)
 
     def _may_start(self, priority: int) -> bool:
         before = sum(count for held, count in self._held.items() if held >= priority)

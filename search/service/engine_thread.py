@@ -4,8 +4,8 @@
     submit, cancel, stop -- queue ----> submit / cancel / close, then step() while busy, else sleep on the queue
     EventBuffer <-- call_soon_threadsafe -- events, failures, state
 
-The queue is bounded and never fills up: each admission slot, of which there are twice as many as running searches, can
-add a submit, its cancel, and one late cancel of the slot's previous search.
+The queue is bounded and never fills up: each call that may be in progress can add a submit, its cancel, and one late
+cancel of a previous search; questions are answered one at a time.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from espalier.engine.errors import FatalError
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions
@@ -20,6 +21,8 @@ from espalier.search.result import Event, Finished
 from espalier.search.run.executor import Executor, Rejected
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
+
+T = TypeVar("T")
 
 log = logging.getLogger("espalier.service")
 
@@ -66,12 +69,14 @@ class EngineThread:
         closed: done when the orchestrator is closed and the thread ends; True if both succeeded.
     """
 
-    def __init__(self, load: Callable[[], Executor], max_searches: int, event_capacity: int) -> None:
+    def __init__(self, load: Callable[[], Executor], max_calls: int, event_capacity: int) -> None:
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._commands: queue.Queue[Callable[[Executor], None]] = queue.Queue(6 * max_searches + 1)
+        self._commands: queue.Queue[Callable[[Executor], None]] = queue.Queue(3 * max_calls + 1)
         self._event_capacity = event_capacity
+        self._executor: Executor | None = None  # its `check` is called by other threads
         self._live: set[Search] = set()
+        self._questions: set[asyncio.Future[Any]] = set()
         self._stop_asked = False  # used on the event loop only
         self._running = True  # used on the engine thread only
         self.loaded: asyncio.Future[None] = self._loop.create_future()
@@ -125,6 +130,29 @@ class EngineThread:
         self._commands.put_nowait(lambda orchestrator: self._submit(orchestrator, search, progress, options))
         return search
 
+    async def check(self, request: SearchRequest) -> None:
+        """Raise what the orchestrator would raise for a request: it tokenises the problem and counts its blocks.
+
+        Raises:
+            NotReadyError: the engine is loading, stopping or dead.
+        """
+        self.require_ready()
+        assert self._executor is not None
+        await asyncio.to_thread(self._executor.check, request)
+
+    async def ask(self, question: Callable[[Executor], T]) -> T:
+        """The answer of the orchestrator to a question that takes no time, between two of its steps.
+
+        Raises:
+            NotReadyError: the engine is loading, stopping or dead.
+        """
+        self.require_ready()
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self._questions.add(answer)
+        answer.add_done_callback(self._questions.discard)
+        self._commands.put_nowait(lambda executor: self._post(_answer, answer, question(executor)))
+        return await answer
+
     def cancel(self, search: Search) -> None:
         """Request the cancellation of a search; does nothing if it has finished or was cancelled before."""
         if search.ended or search.cancelled:
@@ -153,6 +181,9 @@ class EngineThread:
     def _fail_all(self, text: str) -> None:
         for search in list(self._live):
             search.fail(NotReadyError(text))
+        for question in self._questions:
+            if not question.done():
+                question.set_exception(NotReadyError(text))
 
     def _load_failed(self, error: Exception) -> None:
         self.over.set_result(None)
@@ -186,11 +217,13 @@ class EngineThread:
             self._post(self._load_failed, error if fit else RuntimeError(f"loading ended by {error!r}"))
             return None
         clean = _survives(lambda: self._serve(orchestrator), "the engine died")
+        self._executor = None
         # Before closing, which may hang on a broken device and sends cancellations to searches.
         self._post(self._set_over)
         return clean & _survives(orchestrator.close, "the orchestrator could not be closed")
 
     def _serve(self, executor: Executor) -> None:
+        self._executor = executor
         self._post(self.loaded.set_result, None)
         while self._running:
             self._run_commands(executor, wait=not executor.busy)
@@ -223,6 +256,11 @@ class EngineThread:
 
     def _leave(self, executor: Executor) -> None:
         self._running = False
+
+
+def _answer(answer: asyncio.Future[T], value: T) -> None:
+    if not answer.done():
+        answer.set_result(value)
 
 
 def _survives(action: Callable[[], None], message: str) -> bool:

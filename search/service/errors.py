@@ -42,7 +42,15 @@ class NotReadyError(EspalierError):
 
 
 class SearchTimeoutError(EspalierError):
-    """A search exceeded the server's time limit."""
+    """A search did not end at the server's time limit."""
+
+
+class UnreadableMessageError(EspalierError):
+    """A message cannot be decoded."""
+
+
+class NotOfferedError(EspalierError):
+    """A method that this server does not offer."""
 
 
 class SearchFailedError(EspalierError):
@@ -53,6 +61,8 @@ _CODES: tuple[tuple[type[EspalierError], int, float | None], ...] = (
     # error type, google.rpc code, seconds after which to retry
     (InvalidRequestError, code_pb2.INVALID_ARGUMENT, None),
     (RequestTooLargeError, code_pb2.INVALID_ARGUMENT, None),
+    (UnreadableMessageError, code_pb2.INVALID_ARGUMENT, None),
+    (NotOfferedError, code_pb2.UNIMPLEMENTED, None),
     (BusyError, code_pb2.RESOURCE_EXHAUSTED, 5.0),
     (PoolExhaustedError, code_pb2.RESOURCE_EXHAUSTED, 5.0),
     (NotReadyError, code_pb2.UNAVAILABLE, 5.0),
@@ -125,14 +135,26 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:  # unknown method: gRPC answers UNIMPLEMENTED
             return handler
         codec = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": _lenient(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(_guarded(handler.unary_unary), **codec)
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(_guarded(handler.unary_stream), **codec)
-        raise NotImplementedError("streaming requests are not supported")
+        return handler  # reflection alone streams requests
+
+
+def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """A deserializer whose error reaches the handler as a value: gRPC would log it with a stack and answer UNKNOWN."""
+
+    def read(raw: bytes) -> Any:
+        try:
+            return deserialize(raw)
+        except Exception as error:  # protobuf's DecodeError; anything else is no better a message
+            return UnreadableMessageError(f"the message cannot be decoded: {cut(str(error), VIOLATION_BYTES)}")
+
+    return read
 
 
 def _guarded(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -142,6 +164,8 @@ def _guarded(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
 
     async def guarded(request: Any, context: Any) -> Any:
         try:
+            if isinstance(request, UnreadableMessageError):
+                raise request
             return await behaviour(request, context)
         except grpc.aio.AbortError:
             raise
@@ -149,6 +173,8 @@ def _guarded(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
             if context.cancelled() or context.done():
                 log.debug("the client disconnected before its call failed", exc_info=error)
                 return None
+            if isinstance(error, NotImplementedError):  # of a generated class, such as the health service's List
+                error = NotOfferedError("this server does not offer that method")
             status: Any = rpc_status.to_status(status_of(error))
             return await context.abort(status.code, status.details, status.trailing_metadata)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from espalier.engine.errors import EspalierError
 from espalier.search.run.executor import Executor
@@ -41,12 +42,14 @@ class Server:
 
     def __init__(self, load: Callable[[], Executor], settings: ServerSettings) -> None:
         self._settings = settings
-        self.engine = EngineThread(load, settings.max_searches, settings.event_buffer)
+        self.engine = EngineThread(load, 2 * settings.max_searches + settings.max_queue + 1, settings.event_buffer)
         self._servicer = SolveServicer(self.engine, settings)
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
         self._server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_options(settings))
         add_SearchServiceServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
         self._reporter: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
@@ -180,4 +183,7 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         # Keepalive pings detect clients whose machine disappeared, so that their searches end.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        # Clients may do the same every few seconds, also between calls; by default the third such ping ends all calls.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
     ]

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Interval
 
 from espalier.engine.errors import EspalierError
+from espalier.search.request import MAX_PRIORITY
 from espalier.search.schema import Option, parse_size, violations
 
 
@@ -34,13 +35,31 @@ class ServerSettings:
         int,
         Interval(ge=1),
         Option(
-            "Maximum searches running at once, each holding KV memory. As many more may be suspended for searches of a "
-            "higher priority; they hold none."
+            "Maximum searches running at once; fewer run where the KV pool holds fewer. As many more may be suspended "
+            "for searches of a higher priority; they hold no KV."
         ),
-    ] = 4
-    max_queue: Annotated[int, Interval(ge=0), Option("Maximum calls waiting for a search slot.")] = 64
+    ] = 32
+    max_queue: Annotated[
+        int,
+        Interval(ge=0),
+        Option("Maximum calls waiting for a search slot; a caller with few takes the place of one with many."),
+    ] = 64
+    max_priority: Annotated[
+        int,
+        Interval(ge=-MAX_PRIORITY, le=MAX_PRIORITY),
+        Option("Highest priority that a call may ask for; calls of a higher one go before all others."),
+    ] = 0
+    share_prompts: Annotated[
+        bool,
+        Option(
+            "Let calls of one caller share cached prompts. Callers are told apart by their host, so whoever shares a "
+            "host can tell by time and usage what was asked before."
+        ),
+    ] = False
     queue_seconds: Annotated[float, Interval(ge=0), Option("Maximum seconds a call may wait.")] = 60.0
-    search_seconds: Annotated[float, Interval(ge=0), Option("Maximum seconds a search may run.")] = 300.0
+    search_seconds: Annotated[
+        float, Interval(gt=0), Option("Maximum seconds a search may run; it then ends with the best answer so far.")
+    ] = 300.0
     drain_seconds: Annotated[float, Interval(ge=0), Option("Seconds a stopping server waits for running searches.")] = (
         30.0
     )

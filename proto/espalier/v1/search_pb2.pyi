@@ -165,6 +165,58 @@ class SolveProblemRequest(_message.Message):
     early_stop: EarlyStop
     def __init__(self, problem: _Optional[str] = ..., algorithm: _Optional[_Union[Algorithm, str]] = ..., beam_width: _Optional[int] = ..., expansion: _Optional[int] = ..., vote: _Optional[_Union[Vote, str]] = ..., aggregation: _Optional[_Union[Aggregation, str]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_steps: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., include_nodes: bool = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., lookahead_steps: _Optional[int] = ..., simulations: _Optional[int] = ..., exploration: _Optional[float] = ..., rebase_temperature: _Optional[float] = ..., iterations: _Optional[int] = ..., confidence: _Optional[float] = ..., generator_budget: _Optional[int] = ..., verifier_budget: _Optional[int] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ..., merge_duplicates: bool = ..., early_stop: _Optional[_Union[EarlyStop, str]] = ...) -> None: ...
 
+class GetServerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetServerInfoResponse(_message.Message):
+    __slots__ = ("version", "models", "kv_memory_bytes", "kv_blocks", "running_searches", "waiting_searches", "admitted_calls", "waiting_calls", "max_searches", "max_queue")
+    class ModelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class KvBlocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: KvBlocks
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[KvBlocks, _Mapping]] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    KV_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_SEARCHES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SEARCHES_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_CALLS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_CALLS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEARCHES_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    models: _containers.ScalarMap[str, str]
+    kv_memory_bytes: int
+    kv_blocks: _containers.MessageMap[str, KvBlocks]
+    running_searches: int
+    waiting_searches: int
+    admitted_calls: int
+    waiting_calls: int
+    max_searches: int
+    max_queue: int
+    def __init__(self, version: _Optional[str] = ..., models: _Optional[_Mapping[str, str]] = ..., kv_memory_bytes: _Optional[int] = ..., kv_blocks: _Optional[_Mapping[str, KvBlocks]] = ..., running_searches: _Optional[int] = ..., waiting_searches: _Optional[int] = ..., admitted_calls: _Optional[int] = ..., waiting_calls: _Optional[int] = ..., max_searches: _Optional[int] = ..., max_queue: _Optional[int] = ...) -> None: ...
+
+class KvBlocks(_message.Message):
+    __slots__ = ("live", "cached", "free")
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    live: int
+    cached: int
+    free: int
+    def __init__(self, live: _Optional[int] = ..., cached: _Optional[int] = ..., free: _Optional[int] = ...) -> None: ...
+
 class SolveProblemResponse(_message.Message):
     __slots__ = ("result",)
     RESULT_FIELD_NUMBER: _ClassVar[int]

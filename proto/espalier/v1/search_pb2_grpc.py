@@ -51,6 +51,11 @@ class SearchServiceStub(object):
                 request_serializer=espalier_dot_v1_dot_search__pb2.SolveProblemStreamRequest.SerializeToString,
                 response_deserializer=espalier_dot_v1_dot_search__pb2.SolveProblemStreamResponse.FromString,
                 _registered_method=True)
+        self.GetServerInfo = channel.unary_unary(
+                '/espalier.v1.SearchService/GetServerInfo',
+                request_serializer=espalier_dot_v1_dot_search__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=espalier_dot_v1_dot_search__pb2.GetServerInfoResponse.FromString,
+                _registered_method=True)
 
 
 class SearchServiceServicer(object):
@@ -77,6 +82,13 @@ class SearchServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetServerInfo(self, request, context):
+        """What the server serves, and what it holds at this moment: an idle server holds no live block.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SearchServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -89,6 +101,11 @@ def add_SearchServiceServicer_to_server(servicer, server):
                     servicer.SolveProblemStream,
                     request_deserializer=espalier_dot_v1_dot_search__pb2.SolveProblemStreamRequest.FromString,
                     response_serializer=espalier_dot_v1_dot_search__pb2.SolveProblemStreamResponse.SerializeToString,
+            ),
+            'GetServerInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServerInfo,
+                    request_deserializer=espalier_dot_v1_dot_search__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=espalier_dot_v1_dot_search__pb2.GetServerInfoResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -152,6 +169,33 @@ class SearchService(object):
             '/espalier.v1.SearchService/SolveProblemStream',
             espalier_dot_v1_dot_search__pb2.SolveProblemStreamRequest.SerializeToString,
             espalier_dot_v1_dot_search__pb2.SolveProblemStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServerInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/espalier.v1.SearchService/GetServerInfo',
+            espalier_dot_v1_dot_search__pb2.GetServerInfoRequest.SerializeToString,
+            espalier_dot_v1_dot_search__pb2.GetServerInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,

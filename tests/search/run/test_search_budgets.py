@@ -121,6 +121,20 @@ def test_a_search_whose_time_is_over_in_the_queue_ends_there(make_orchestrator: 
     orchestrator.engine.check_drained()
 
 
+@pytest.mark.parametrize("own", [None, 50.0])
+def test_a_limit_of_the_submission_ends_a_search_and_is_no_part_of_its_request(
+    own: float | None, make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
+):
+    orchestrator, clock = make_orchestrator(), Clock()
+    monkeypatch.setattr(orchestrator, "_clock", clock)
+    orchestrator.submit(replace(BEAM, time_limit=own), options=SubmitOptions(waited=9.0, max_seconds=2.0))
+    assert orchestrator.step() == []
+    clock.now += 2.0
+    (result,) = orchestrator.step()
+    assert (result.stop_reason, result.configuration.time_limit) == (StopReason.DEADLINE, own)
+    orchestrator.engine.check_drained()
+
+
 def test_every_round_tells_the_best_so_far(make_orchestrator: Make):
     watched = run(make_orchestrator(), *(replace(BEAM, seed=seed) for seed in range(8)))
     for result in watched.results:

@@ -8,8 +8,10 @@ lost     the engine step raises DeviceError
 """
 
 import itertools
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -28,6 +30,7 @@ from espalier.search.result import (
     StopReason,
     Usage,
 )
+from espalier.search.run.executor import KvBlocks, Occupancy
 
 SECRET = "secret of /home/someone/weights"
 
@@ -68,6 +71,7 @@ class Running:
     search_id: str
     request: SearchRequest
     on_event: Callable[[Event], None]
+    due: float
     rounds: int = 0
     cancelled: bool = False
 
@@ -85,6 +89,7 @@ class ScriptedOrchestrator:
         self.flooded = 0
         self._flood_grew = threading.Condition()
         self.closed = False
+        self.late = False
         self.thread: threading.Thread | None = None
         self._numbers = itertools.count()
         self._live: dict[str, Running] = {}
@@ -98,19 +103,34 @@ class ScriptedOrchestrator:
     def running(self) -> int:
         return len(self._live)
 
-    def submit(
-        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, options: SubmitOptions = USUAL
-    ) -> str:
-        self._own_thread()
+    @property
+    def kv_memory_bytes(self) -> int:
+        return 2**20
+
+    def describe_models(self) -> dict[str, str]:
+        return DIGESTS
+
+    def occupancy(self) -> Occupancy:
+        return Occupancy(self.running, 0, {"generator": KvBlocks(self.running, 3, 7)})
+
+    def check(self, request: SearchRequest) -> None:
         validate(request)
         if request.problem == "bug":
             raise RuntimeError(SECRET)
         if request.problem == "pool":
             raise PoolTooSmallError(2**30, 2**20)
+
+    def submit(
+        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, options: SubmitOptions = USUAL
+    ) -> str:
+        self._own_thread()
+        self.check(request)
         search_id = f"s{next(self._numbers)}"
         effective = replace(request, vote=request.vote or Vote.WEIGHTED)
         self.options[search_id] = options
-        self._live[search_id] = Running(search_id, effective, on_event or (lambda event: None))
+        now, own = time.monotonic(), request.time_limit or math.inf
+        due = min(now - options.waited + own, now + options.max_seconds)
+        self._live[search_id] = Running(search_id, effective, on_event or (lambda event: None), due)
         self.submitted.put(search_id)
         return search_id
 
@@ -141,6 +161,8 @@ class ScriptedOrchestrator:
             search.on_event(Started(search.search_id, search.request))
         if search.cancelled:
             return StopReason.CANCELLED
+        if time.monotonic() >= search.due and not self.late:
+            return StopReason.DEADLINE
         match search.request.problem:
             case "die":
                 raise RuntimeError(SECRET)

@@ -10,7 +10,7 @@ from server_thread import PATIENCE, ServerThread
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest
-from espalier.search.service.call_queue import CallQueue
+from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
 from espalier.search.service.callers import Salts, caller_of
 from espalier.search.service.errors import BusyError
 
@@ -31,17 +31,23 @@ def context(peer: str, **metadata: str) -> SimpleNamespace:
     ],
 )
 def test_a_caller_is_known_by_its_token_or_else_its_host(one: SimpleNamespace, other: SimpleNamespace, same: bool):
-    salts = Salts()
-    assert (salts.of(caller_of(one)) == salts.of(caller_of(other))) == same
+    salts = Salts(share_by_host=True)
+    assert (salts.of(*caller_of(one)) == salts.of(*caller_of(other))) == same
 
 
 def test_nobody_else_can_work_out_a_salt():
-    assert len(Salts().of("caller")) == 32
-    assert Salts().of("caller") != Salts().of("caller"), "the key is the process's own"
+    assert len(Salts().of("caller", login=True)) == 32
+    assert Salts().of("caller", login=True) != Salts().of("caller", login=True), "the key is the process's own"
+
+
+def test_a_host_alone_shares_nothing_between_two_calls():
+    salts = Salts()
+    assert salts.of("caller", login=False) != salts.of("caller", login=False)
+    assert salts.of("caller", login=True) == salts.of("caller", login=True)
 
 
 def test_priority_and_salt_reach_the_orchestrator(start, fake: ScriptedOrchestrator):
-    server: ServerThread = start()
+    server: ServerThread = start(max_priority=7, share_prompts=True)
     with SearchClient(server.address) as client:
         first = client.solve(SearchRequest("solve"), PATIENCE, priority=7)
         second = client.solve(SearchRequest("solve"), PATIENCE)
@@ -111,8 +117,119 @@ def test_nobody_waits_longer_for_a_slot_than_the_search_may_take():
         await admission.acquire()
         await admission.acquire(at_most=0.01)
 
-    with pytest.raises(BusyError, match=r"stayed busy for 0\.01 s"):
+    with pytest.raises(TimeLimitReachedError):
         asyncio.run(scenario())
+
+
+async def served(calls: list[tuple[str, float]], slots: int = 1, priorities: dict[str, int] | None = None) -> list[str]:
+    """The order in which callers get slots: `calls` wait, each with its cost, behind `slots` that the first holds."""
+    of, order = priorities or {}, []
+    queue = CallQueue(slots=slots, queue=len(calls), wait_seconds=5)
+    for _ in range(slots):
+        await queue.acquire(caller=calls[0][0])
+
+    async def call(caller: str, cost: float) -> None:
+        await queue.acquire(of.get(caller, 0), caller=caller, cost=cost)
+        order.append(caller)
+        queue.release(of.get(caller, 0))
+
+    tasks = []
+    for caller, cost in calls:
+        tasks.append(asyncio.create_task(call(caller, cost)))
+        await asyncio.sleep(0)
+    for _ in range(slots):
+        queue.release()
+    await asyncio.gather(*tasks)
+    return order
+
+
+def test_callers_take_turns_whoever_asked_more():
+    order = asyncio.run(served([("crowd", 1.0)] * 6 + [("other", 1.0)] * 3))
+    assert order == ["other", "crowd", "other", "crowd", "other", "crowd", "crowd", "crowd", "crowd"]
+
+
+def test_a_turn_is_counted_in_tokens():
+    order = asyncio.run(served([("large", 4.0)] * 3 + [("small", 1.0)] * 8))
+    assert order[:7] == ["small", "large", "small", "small", "small", "small", "large"]
+
+
+def test_a_caller_who_was_idle_has_saved_nothing_up():
+    async def scenario() -> list[str]:
+        queue, order = CallQueue(slots=1, queue=99, wait_seconds=5), []
+        await queue.acquire(caller="idle")
+        queue.release()
+        await queue.acquire(caller="busy")
+        for _ in range(20):
+            again = asyncio.create_task(queue.acquire(caller="busy"))
+            await asyncio.sleep(0)
+            queue.release()
+            await again
+
+        async def call(caller: str) -> None:
+            await queue.acquire(caller=caller)
+            order.append(caller)
+            queue.release()
+
+        tasks = [asyncio.create_task(call(caller)) for caller in ["busy"] * 3 + ["idle"] * 3]
+        while queue.waiting < len(tasks):
+            await asyncio.sleep(0)
+        queue.release()
+        await asyncio.gather(*tasks)
+        return order
+
+    assert asyncio.run(scenario()) == ["idle", "busy", "idle", "busy", "idle", "busy"]
+
+
+def test_a_waiting_call_rises_to_the_highest_that_waits(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("espalier.search.service.call_queue.time.monotonic", lambda: now)
+
+    async def scenario() -> list[str]:
+        nonlocal now
+        queue, order = CallQueue(slots=1, queue=9, wait_seconds=500), []
+        await queue.acquire(5)
+
+        async def call(name: str, priority: int) -> None:
+            await queue.acquire(priority, caller=name)
+            order.append(name)
+            queue.release(priority)
+
+        tasks = [asyncio.create_task(call("low", 0))]
+        await asyncio.sleep(0)
+        now = 4.0
+        tasks.append(asyncio.create_task(call("high", 5)))
+        await asyncio.sleep(0)
+        now = 5.0  # low has risen by five, high is at its own
+        queue.release(5)
+        await asyncio.gather(*tasks)
+        return order
+
+    assert asyncio.run(scenario()) == ["low", "high"]
+
+
+def test_in_a_full_queue_one_with_few_calls_takes_the_place_of_one_with_many():
+    async def scenario() -> None:
+        queue = CallQueue(slots=1, queue=3, wait_seconds=5)
+        await queue.acquire(caller="crowd")
+        crowd = [asyncio.create_task(queue.acquire(caller="crowd")) for _ in range(3)]
+        while queue.waiting < 3:
+            await asyncio.sleep(0)
+        with pytest.raises(BusyError, match="queue of 3 is full"):
+            await queue.acquire(caller="crowd")
+        other = asyncio.create_task(queue.acquire(caller="other"))
+        with pytest.raises(BusyError, match="queue of 3 is full"):
+            await crowd[2]
+        with pytest.raises(BusyError):  # one each is a fair share of what is left beside two
+            await queue.acquire(caller="other")
+        queue.release()
+        await other
+        for task in crowd[:2]:
+            queue.release()
+            await task
+        assert queue.held == 1
+        assert queue.waiting == 0
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("grants_before_the_cancel_arrives", [False, True])

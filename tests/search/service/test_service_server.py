@@ -116,7 +116,9 @@ def test_a_call_does_not_wait_for_a_slot_for_ever(start, fake, pool):
     assert caught.value.code == "RESOURCE_EXHAUSTED"
 
 
-def test_a_search_over_the_servers_time_limit_is_cancelled(start, fake):
+def test_a_search_that_does_not_end_at_the_servers_time_limit_is_cancelled(start, fake, monkeypatch):
+    monkeypatch.setattr("espalier.search.service.servicer._GRACE", 0.0)
+    fake.late = True
     with SearchClient(start(search_seconds=0.05).address) as client, pytest.raises(ServiceError) as caught:
         client.solve(HOLD, PATIENCE)
 
