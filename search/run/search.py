@@ -88,8 +88,9 @@ class RunningSearch:
         self.suspended = False
         self.cancelled = False
         self.arrival = 0
-        self._latest = self.meter.clock() + resolved.options.max_seconds
-        self.deadline = self._latest if resolved.options.timed_from_start else self._time_limit_from(self.meter.submitted)
+        options = resolved.options
+        self._latest = self.meter.clock() + options.max_seconds
+        self.deadline = self._latest if options.timed_from_start else self._time_limit_from(self.meter.submitted)
         self.vote_deadline = math.inf
         self._digests = digests(engine, verifier)
         self._on_event = on_event
