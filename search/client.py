@@ -11,7 +11,7 @@ from grpc_status import rpc_status
 from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
 from espalier.search.request import SearchRequest
 from espalier.search.result import Event, SearchResult
-from espalier.search.service.convert import event_from_wire, request_to_wire, result_from_wire
+from espalier.search.service.grpc_api.convert import event_from_wire, request_to_wire, result_from_wire
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
 

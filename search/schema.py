@@ -3,8 +3,8 @@
     beam_width: Annotated[int, Interval(ge=1, le=256), Option("Paths kept after each step.", short="-N")] = 4
 
 From the declarations follow validation (`violations`, `from_values`), the command line with its environment variables
-and configuration files (`experiments.cli.schema_options`), and protobuf conversion (`search.service.convert`) for
-fields of the same name in the `.proto`.
+and configuration files (`experiments.cli.schema_options`), and protobuf conversion
+(`search.service.grpc_api.convert`) for fields of the same name in the `.proto`.
 """
 
 import json

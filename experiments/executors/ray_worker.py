@@ -105,7 +105,7 @@ class RayWorker:
         thread = await self._loaded()
         if thread.over.done():
             os._exit(1)
-        self._searches[name] = search = thread.submit(request, lambda: None, progress, options)
+        self._searches[name] = search = thread.submit(request, lambda _: None, progress, options)
         if name in self._cancelled_early:
             thread.cancel(search)
         event: Event | None = None

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from espalier.engine.errors import FatalError
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions
-from espalier.search.result import Event, Finished
+from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.run.executor import Executor, Rejected
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
@@ -33,7 +33,7 @@ STOPPING = "the server is shutting down"
 class Search:
     """One submitted search as seen by the event loop: its events, and whether the orchestrator has finished it."""
 
-    def __init__(self, request: SearchRequest, capacity: int, on_end: Callable[[], None]) -> None:
+    def __init__(self, request: SearchRequest, capacity: int, on_end: Callable[[SearchResult | None], None]) -> None:
         self.request = request
         self.events = EventBuffer(capacity)
         self.ended = False
@@ -47,17 +47,17 @@ class Search:
             return
         self.events.push(event)
         if isinstance(event, Finished):
-            self._end()
+            self._end(event.result)
 
     def fail(self, error: Exception) -> None:
         """End the search with an error."""
         if not self.ended:
             self.events.fail(error)
-            self._end()
+            self._end(None)
 
-    def _end(self) -> None:
+    def _end(self, result: SearchResult | None) -> None:
         self.ended = True
-        self._on_end()
+        self._on_end(result)
 
 
 class EngineThread:
@@ -91,6 +91,12 @@ class EngineThread:
         """Start loading."""
         self._thread.start()
 
+    @property
+    def ready(self) -> bool:
+        """Whether searches can be submitted."""
+        loaded = self.loaded.done() and self.loaded.exception() is None
+        return loaded and not self._stop_asked and not self.over.done()
+
     def require_ready(self) -> None:
         """Raise unless searches can be submitted.
 
@@ -106,13 +112,18 @@ class EngineThread:
         self.loaded.result()
 
     def submit(
-        self, request: SearchRequest, on_end: Callable[[], None], progress: bool, options: SubmitOptions = USUAL
+        self,
+        request: SearchRequest,
+        on_end: Callable[[SearchResult | None], None],
+        progress: bool,
+        options: SubmitOptions = USUAL,
     ) -> Search:
         """Start a search.
 
         Args:
             request: a validated request.
-            on_end: called once, on the event loop, when the orchestrator has finished the search in any way.
+            on_end: called once, on the event loop, when the orchestrator has finished the search in any way; with its
+                result if there is one.
             progress: whether to deliver events other than `Finished`.
             options: priority and other options of the submission.
 
@@ -121,9 +132,9 @@ class EngineThread:
         """
         self.require_ready()
 
-        def ended() -> None:
+        def ended(result: SearchResult | None) -> None:
             self._live.discard(search)
-            on_end()
+            on_end(result)
 
         search = Search(request, self._event_capacity, ended)
         self._live.add(search)

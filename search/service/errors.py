@@ -1,21 +1,13 @@
-"""Maps errors to gRPC statuses: a typed error becomes a status code with google.rpc details.
+"""What a caller is told when something fails: a code, a text, and what to do.
 
-gRPC sends the text of any other exception to the client as UNKNOWN, and it may contain paths or prompts. The
-interceptor here is therefore the outermost one and turns such an exception into INTERNAL with an id, under which it is
-logged.
+Codes are those of google.rpc, which every door translates. The text of an unexpected exception may contain paths or
+prompts, so such an exception is logged under an id, and the caller is told the id.
 """
 
-import inspect
 import logging
+import re
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any
-
-import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import Message
-from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_status import rpc_status
+from dataclasses import dataclass
 
 from espalier.engine.errors import (
     EspalierError,
@@ -24,17 +16,38 @@ from espalier.engine.errors import (
     RequestTooLargeError,
     Violation,
 )
+from espalier.search.request import SearchRequest
+from espalier.search.schema import declared
 
 log = logging.getLogger("espalier.service")
 
-# Error metadata above 16 KiB would itself fail with RESOURCE_EXHAUSTED, so every part is limited.
+_FIELDS = {
+    flag: field.name for field in declared(SearchRequest) if field.option for flag in (field.flag, field.option.short)
+}
+_FLAG = re.compile(r"(?<![\w-])(?:--[a-z][a-z-]+|-[NM])(?![\w-])")
+
 TEXT_BYTES = 1024
-VIOLATION_BYTES = 256
-MAX_VIOLATIONS = 32
+"""Most bytes of a failure's text."""
 
 
 class BusyError(EspalierError):
     """All slots are taken and the queue is full, or no slot became free in time."""
+
+
+class QuotaError(EspalierError):
+    """The caller has used up what it may take.
+
+    Attributes:
+        retry_seconds: when there will be some again.
+    """
+
+    def __init__(self, text: str, retry_seconds: float) -> None:
+        self.retry_seconds = retry_seconds
+        super().__init__(text)
+
+
+class UnauthenticatedError(EspalierError):
+    """A call has no login where one is needed, or an unknown one."""
 
 
 class NotReadyError(EspalierError):
@@ -49,6 +62,10 @@ class UnreadableMessageError(EspalierError):
     """A message cannot be decoded."""
 
 
+class MessageTooLargeError(EspalierError):
+    """A message is larger than the server receives."""
+
+
 class NotOfferedError(EspalierError):
     """A method that this server does not offer."""
 
@@ -57,125 +74,74 @@ class SearchFailedError(EspalierError):
     """A search failed because of an error in a model or in a call made for it."""
 
 
-_CODES: tuple[tuple[type[EspalierError], int, float | None], ...] = (
-    # error type, google.rpc code, seconds after which to retry
-    (InvalidRequestError, code_pb2.INVALID_ARGUMENT, None),
-    (RequestTooLargeError, code_pb2.INVALID_ARGUMENT, None),
-    (UnreadableMessageError, code_pb2.INVALID_ARGUMENT, None),
-    (NotOfferedError, code_pb2.UNIMPLEMENTED, None),
-    (BusyError, code_pb2.RESOURCE_EXHAUSTED, 5.0),
-    (PoolExhaustedError, code_pb2.RESOURCE_EXHAUSTED, 5.0),
-    (NotReadyError, code_pb2.UNAVAILABLE, 5.0),
-    (SearchTimeoutError, code_pb2.DEADLINE_EXCEEDED, None),
-    (SearchFailedError, code_pb2.INTERNAL, None),
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a caller is told.
+
+    Attributes:
+        code: name of a google.rpc code.
+        text: at most `TEXT_BYTES` bytes.
+        violations: fields of the request that are wrong.
+        retry_seconds: when to try again; None if that is of no use.
+    """
+
+    code: str
+    text: str
+    violations: tuple[Violation, ...] = ()
+    retry_seconds: float | None = None
+
+
+_CODES: tuple[tuple[type[EspalierError], str, float | None], ...] = (
+    # error type, code, seconds after which to retry
+    (InvalidRequestError, "INVALID_ARGUMENT", None),
+    (RequestTooLargeError, "INVALID_ARGUMENT", None),
+    (UnreadableMessageError, "INVALID_ARGUMENT", None),
+    (MessageTooLargeError, "INVALID_ARGUMENT", None),
+    (UnauthenticatedError, "UNAUTHENTICATED", None),
+    (NotOfferedError, "UNIMPLEMENTED", None),
+    (BusyError, "RESOURCE_EXHAUSTED", 5.0),
+    (QuotaError, "RESOURCE_EXHAUSTED", None),
+    (PoolExhaustedError, "RESOURCE_EXHAUSTED", 5.0),
+    (NotReadyError, "UNAVAILABLE", 5.0),
+    (SearchTimeoutError, "DEADLINE_EXCEEDED", None),
+    (SearchFailedError, "INTERNAL", None),
 )
 
 
-def status_of(error: Exception) -> status_pb2.Status:
-    """Return the status that a client sees for `error`.
+def failure_of(error: Exception) -> Failure:
+    """Return what a caller is told about `error`.
 
-    An unexpected type of error is a bug: it is logged under an id, and the client sees only the id.
+    An unexpected type of error is a bug: it is logged under an id, and the caller is told only the id.
     """
     for kind, code, retry_seconds in _CODES:
         if isinstance(error, kind):
-            return _status(code, str(error), _details(error, retry_seconds))
+            retry = error.retry_seconds if isinstance(error, QuotaError) else retry_seconds
+            violations = tuple(Violation(v.field, in_fields(v.description)) for v in _violations(error))
+            return Failure(code, cut(in_fields(str(error)), TEXT_BYTES), violations, retry)
     name = uuid.uuid4().hex[:12]
     log.error("internal error, id=%s", name, exc_info=error)
-    return _status(code_pb2.INTERNAL, f"internal error, id={name}", [])
+    return Failure("INTERNAL", f"internal error, id={name}")
 
 
-def _details(error: EspalierError, retry_seconds: float | None) -> list[Message]:
-    details: list[Message] = []
+def _violations(error: EspalierError) -> tuple[Violation, ...]:
     if isinstance(error, InvalidRequestError):
-        details.append(_bad_request(error.violations))
-    elif isinstance(error, RequestTooLargeError):
+        return tuple(error.violations)
+    if isinstance(error, RequestTooLargeError | MessageTooLargeError):
         # No single field is wrong; the request as a whole is too large.
-        details.append(_bad_request([Violation("request", str(error))]))
-    if retry_seconds is not None:
-        delay = duration_pb2.Duration()
-        delay.FromMilliseconds(int(retry_seconds * 1000))
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    return details
+        return (Violation("request", str(error)),)
+    return ()
 
 
-def _bad_request(violations: list[Violation]) -> error_details_pb2.BadRequest:
-    return error_details_pb2.BadRequest(
-        field_violations=[
-            error_details_pb2.BadRequest.FieldViolation(field=v.field, description=cut(v.description, VIOLATION_BYTES))
-            for v in violations[:MAX_VIOLATIONS]
-        ]
-    )
+def in_fields(text: str) -> str:
+    """Replace command-line flags in `text` by the names of a request's fields; those of the server are called so."""
 
+    def name(flag: re.Match[str]) -> str:
+        return _FIELDS.get(flag[0]) or f"the server's {flag[0]}"
 
-def _status(code: int, text: str, details: list[Message]) -> status_pb2.Status:
-    status = status_pb2.Status(code=code, message=cut(text, TEXT_BYTES))
-    for detail in details:
-        packed = any_pb2.Any()
-        packed.Pack(detail)
-        status.details.append(packed)
-    return status
+    return _FLAG.sub(name, text)
 
 
 def cut(text: str, limit: int) -> str:
     """Truncate `text` to at most `limit` bytes of UTF-8, and mark the cut."""
     raw = text.encode(errors="replace")
     return text if len(raw) <= limit else raw[: limit - 3].decode(errors="ignore") + "..."
-
-
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler, so that its exceptions become the status of `status_of`."""
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        """Wrap the handler of one method."""
-        handler = await continuation(handler_call_details)
-        if handler is None:  # unknown method: gRPC answers UNIMPLEMENTED
-            return handler
-        codec = {
-            "request_deserializer": _lenient(handler.request_deserializer),
-            "response_serializer": handler.response_serializer,
-        }
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(_guarded(handler.unary_unary), **codec)
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(_guarded(handler.unary_stream), **codec)
-        return handler  # reflection alone streams requests
-
-
-def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """A deserializer whose error reaches the handler as a value: gRPC would log it with a stack and answer UNKNOWN."""
-
-    def read(raw: bytes) -> Any:
-        try:
-            return deserialize(raw)
-        except Exception as error:  # protobuf's DecodeError; anything else is no better a message
-            return UnreadableMessageError(f"the message cannot be decoded: {cut(str(error), VIOLATION_BYTES)}")
-
-    return read
-
-
-def _guarded(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    # A cancelled call closes async generators late; a coroutine that uses context.write is unwound immediately.
-    if inspect.isasyncgenfunction(behaviour):
-        raise NotImplementedError("a streaming handler must be a coroutine that uses context.write")
-
-    async def guarded(request: Any, context: Any) -> Any:
-        try:
-            if isinstance(request, UnreadableMessageError):
-                raise request
-            return await behaviour(request, context)
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:
-            if context.cancelled() or context.done():
-                log.debug("the client disconnected before its call failed", exc_info=error)
-                return None
-            if isinstance(error, NotImplementedError):  # of a generated class, such as the health service's List
-                error = NotOfferedError("this server does not offer that method")
-            status: Any = rpc_status.to_status(status_of(error))
-            return await context.abort(status.code, status.details, status.trailing_metadata)
-
-    return guarded

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable
 
@@ -12,9 +13,13 @@ from grpc_reflection.v1alpha import reflection
 
 from espalier.engine.errors import EspalierError
 from espalier.search.run.executor import Executor
+from espalier.search.service.access.callers import Callers
+from espalier.search.service.access.calls import AccessLog, Call
 from espalier.search.service.engine_thread import EngineThread
-from espalier.search.service.errors import ErrorInterceptor
-from espalier.search.service.servicer import SolveServicer
+from espalier.search.service.grpc_api.credentials import reloading_credentials
+from espalier.search.service.grpc_api.interceptor import CallInterceptor
+from espalier.search.service.grpc_api.servicer import SolveServicer
+from espalier.search.service.session import Session
 from espalier.search.service.settings import ServerSettings
 from espalier.v1 import search_pb2
 from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
@@ -43,10 +48,15 @@ class Server:
     def __init__(self, load: Callable[[], Executor], settings: ServerSettings) -> None:
         self._settings = settings
         self.engine = EngineThread(load, 2 * settings.max_searches + settings.max_queue + 1, settings.event_buffer)
-        self._servicer = SolveServicer(self.engine, settings)
+        self.session = Session(self.engine, settings)
+        self._log = AccessLog(settings.log_format)
+        callers = Callers(settings.callers, certificates=settings.tls_client_ca is not None)
+        self._credentials = reloading_credentials(settings.tls) if settings.tls else None
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
-        self._server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_options(settings))
-        add_SearchServiceServicer_to_server(self._servicer, self._server)
+        interceptor = CallInterceptor(callers, self._on_call_end, settings.max_receive_bytes)
+        self._server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
+        servicer = SolveServicer(self.session, settings.max_send_bytes)
+        add_SearchServiceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -64,11 +74,16 @@ class Server:
         wanted = self._settings.address(self._settings.port)
         # Bind first, as loading takes minutes: an address in use is reported immediately.
         try:
-            port = self._server.add_insecure_port(wanted)
+            if self._credentials:
+                port = self._server.add_secure_port(wanted, self._credentials)
+            else:
+                port = self._server.add_insecure_port(wanted)
         except RuntimeError:
             port = 0
         if port == 0:
             raise BindError(f"cannot listen on {wanted}: is another server using it? choose another with --port")
+        if self._settings.exposed:
+            log.warning("%s is reachable from other machines %s (--insecure-bind)", wanted, self._settings.exposed)
         await self._set_health(serving=False)
         await self._server.start()
         self.engine.start()
@@ -77,7 +92,7 @@ class Server:
 
     async def drain(self) -> None:
         """Refuse new searches, and wait up to the drain time for running ones."""
-        self._servicer.refuse_new()
+        self.session.refuse_new()
         try:
             # A health watcher that does not read can block the health service, but must not block the shutdown.
             async with asyncio.timeout(FLUSH_SECONDS):
@@ -86,7 +101,7 @@ class Server:
             log.warning("not every health watcher could be notified of the shutdown")
         try:
             async with asyncio.timeout(self._settings.drain_seconds):
-                await self._servicer.idle.wait()
+                await self.session.idle.wait()
         except TimeoutError:
             log.warning("cancelling searches that are still running after %g s", self._settings.drain_seconds)
 
@@ -96,7 +111,7 @@ class Server:
         Returns:
             Whether the engine had not died and finished its last step in time.
         """
-        self._servicer.refuse_new()
+        self.session.refuse_new()
         loading = not self.engine.loaded.done()
         ended = await self.engine.stop(FLUSH_SECONDS if loading else STOP_SECONDS)
         await self._server.stop(FLUSH_SECONDS)
@@ -106,6 +121,9 @@ class Server:
         if not ended and not loading:
             log.error("the engine did not finish its last step within %g s", STOP_SECONDS)
         return self.engine.closed.result() if ended else loading
+
+    def _on_call_end(self, call: Call) -> None:
+        self._log.write(call)
 
     async def _report_health(self) -> None:
         # `wait`, because cancelling a task that awaits a future also cancels the future.
@@ -176,9 +194,12 @@ def _stop_on_signals(stopping: asyncio.Event) -> None:
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, int]]:
+    most = settings.max_connections or _connections_by_file_limit()
     return [
         ("grpc.so_reuseport", 0),  # on by default: a second server on the port would silently take half of the calls
-        ("grpc.max_receive_message_length", settings.max_receive_bytes),
+        # The interceptor refuses what is over the limit, with details; gRPC what is far over it, without.
+        ("grpc.max_receive_message_length", 4 * settings.max_receive_bytes),
+        ("grpc.max_allowed_incoming_connections", most),
         ("grpc.max_send_message_length", settings.max_send_bytes),
         # Keepalive pings detect clients whose machine disappeared, so that their searches end.
         ("grpc.keepalive_time_ms", 60_000),
@@ -187,3 +208,9 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
     ]
+
+
+def _connections_by_file_limit() -> int:
+    """Connections that leave a quarter of the files that the process may open for everything else."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**16 if soft == resource.RLIM_INFINITY else max(1, soft - max(soft // 4, 64))

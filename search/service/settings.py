@@ -2,6 +2,8 @@
 
 import ipaddress
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from annotated_types import Interval
@@ -9,6 +11,14 @@ from annotated_types import Interval
 from espalier.engine.errors import EspalierError
 from espalier.search.request import MAX_PRIORITY
 from espalier.search.schema import Option, parse_size, violations
+from espalier.search.service.access.tls import TlsFiles
+
+
+class LogFormat(StrEnum):
+    """Form of the access log."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 class SettingsError(EspalierError):
@@ -17,10 +27,11 @@ class SettingsError(EspalierError):
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Address, limits and shutdown of the server.
+    """Address, logins, limits and shutdown of the server.
 
     Raises:
-        SettingsError: a value is invalid, or the address is reachable from other machines without `insecure_bind`.
+        SettingsError: a value is invalid, or the address is reachable from other machines without TLS or login and
+            without `insecure_bind`.
     """
 
     help_panel: ClassVar = "Server"
@@ -29,8 +40,20 @@ class ServerSettings:
     host: Annotated[str, Option("Address to listen on; any but loopback needs --insecure-bind.")] = "127.0.0.1"
     port: Annotated[int, Interval(ge=0, le=65535), Option("TCP port; 0 takes a free one.")] = 50051
     insecure_bind: Annotated[
-        bool, Option("Allow an address that other machines can reach; there is no encryption and no authentication.")
+        bool, Option("Allow an address that other machines can reach without TLS or without login.")
     ] = False
+    callers: Annotated[
+        Path | None,
+        Option("File of callers and their tokens, see `espalier token`; calls without a token of it are refused."),
+    ] = None
+    tls_certificate: Annotated[
+        Path | None, Option("The server's certificate chain, PEM; read again when it changes.")
+    ] = None
+    tls_key: Annotated[Path | None, Option("Private key of --tls-certificate, PEM.")] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        Option("Certificates of who signs clients' certificates, PEM: clients must show one, and it is their login."),
+    ] = None
     max_searches: Annotated[
         int,
         Interval(ge=1),
@@ -63,6 +86,12 @@ class ServerSettings:
     drain_seconds: Annotated[float, Interval(ge=0), Option("Seconds a stopping server waits for running searches.")] = (
         30.0
     )
+    max_connections: Annotated[
+        int | None,
+        Interval(ge=1),
+        Option("Maximum connections; default: what leaves a quarter of the process's file limit."),
+    ] = None
+    log_format: Annotated[LogFormat, Option("Form of the log of calls.")] = LogFormat.TEXT
     event_buffer: Annotated[
         int, Interval(ge=2), Option("Events buffered for a slow client before progress is dropped.")
     ] = 64
@@ -82,11 +111,29 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if wrong := violations(self):
             raise SettingsError("; ".join(f"--{w.field.replace('_', '-')} {w.description}" for w in wrong))
-        if not self.insecure_bind and not is_loopback(self.host):
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise SettingsError("--tls-certificate and --tls-key are given together, or neither is")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise SettingsError("--tls-client-ca needs --tls-certificate and --tls-key")
+        if self.exposed and not self.insecure_bind:
             raise SettingsError(
-                f"--host {self.host} is reachable from other machines, without encryption or authentication; "
-                f"listen on 127.0.0.1, or pass --insecure-bind to accept that"
+                f"--host {self.host} is reachable from other machines {self.exposed}; listen on 127.0.0.1, give "
+                "--tls-certificate, --tls-key and --callers, or pass --insecure-bind to accept that"
             )
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files of the server's certificate; None without TLS."""
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca)
+
+    @property
+    def exposed(self) -> str:
+        """What the server lacks where other machines can reach it; empty where it lacks nothing or they cannot."""
+        login = self.callers is not None or self.tls_client_ca is not None
+        lacks = ["encryption"] * (self.tls is None) + ["login"] * (not login)
+        return f"without {' or '.join(lacks)}" if lacks and not is_loopback(self.host) else ""
 
     def address(self, port: int) -> str:
         """`HOST:PORT` as gRPC writes it, with an IPv6 address in brackets."""

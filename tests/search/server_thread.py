@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -9,6 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from espalier.search.service.server import Server
+from espalier.search.service.session import ServerInfo
 from espalier.search.service.settings import ServerSettings
 
 PATIENCE = 10.0  # seconds any single wait may take before the test fails
@@ -34,11 +36,23 @@ class ServerThread:
 
         self.call(loaded())
 
+    def info(self) -> ServerInfo:
+        """What a caller would be told; asked past the door, so that no login is needed."""
+        return self.call(self.server.session.info())
+
     def close(self) -> None:
         self.call(self.server.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE)
         self._loop.close()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def wait_for_health(address: str, wanted: str) -> None:

@@ -17,8 +17,7 @@ from espalier.search.result import (
     StopReason,
     Usage,
 )
-from espalier.search.service.convert import (
-    checked_request,
+from espalier.search.service.grpc_api.convert import (
     event_from_wire,
     event_to_wire,
     fit_event,
@@ -120,47 +119,6 @@ def test_the_wire_has_no_enum_value_without_a_member(wire, kind):
 
 def test_fields_left_out_take_the_dataclass_defaults():
     assert request_from_wire(pb.SolveProblemRequest(problem="x")) == (SearchRequest("x"), [])
-
-
-def test_an_explicit_zero_is_not_taken_for_a_field_left_out():
-    with pytest.raises(InvalidRequestError) as caught:
-        checked_request(pb.SolveProblemRequest(problem="x", beam_width=0, seed=0))
-
-    assert [v.field for v in caught.value.violations] == ["beam_width"]
-
-
-def test_a_bad_message_lists_unknown_enum_values_and_broken_limits_together():
-    message = pb.SolveProblemRequest(
-        problem="  ",
-        beam_width=-1,
-        expansion=10_000,
-        temperature=float("nan"),
-        top_k=-1,
-        top_p=2,
-        min_p=-0.5,
-        max_steps=0,
-        seed=-1,
-    )
-    message.algorithm = 99  # pyright: ignore[reportAttributeAccessIssue]
-    message.vote = 98  # pyright: ignore[reportAttributeAccessIssue]
-
-    with pytest.raises(InvalidRequestError) as caught:
-        checked_request(message)
-
-    named = {v.field for v in caught.value.violations}
-    assert named >= {
-        "problem",
-        "beam_width",
-        "expansion",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "max_steps",
-        "seed",
-        "algorithm",
-        "vote",
-    }
 
 
 def test_values_no_message_can_hold_are_listed_before_anything_is_sent():

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
-from server_thread import PATIENCE, ServerThread
+from server_thread import PATIENCE, ServerThread, wait_until
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.client import SearchClient, ServiceError
@@ -34,13 +34,6 @@ def info(server: ServerThread) -> pb.GetServerInfoResponse:
     with grpc.insecure_channel(server.address, options=NO_PROXY) as channel:
         stub: Any = SearchServiceStub(channel)
         return stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=PATIENCE)
-
-
-def wait_until(true: Any) -> None:
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.mark.slow
@@ -98,6 +91,13 @@ def test_reflection_lists_the_services_and_describes_them(start):
     assert any(b"SolveProblem" in file for file in described.file_descriptor_response.file_descriptor_proto)
 
 
+def test_what_a_caller_is_told_names_fields_and_the_servers_flags_as_such(start):
+    with SearchClient(start().address) as client, pytest.raises(InvalidRequestError) as caught:
+        client.solve(SearchRequest("pool"), PATIENCE)
+    (violation,) = caught.value.violations
+    assert "raise the server's --kv-memory, or lower beam_width, expansion, max_tokens or" in violation.description
+
+
 def test_a_search_that_can_never_fit_is_refused_without_a_slot(start, fake, pool):
     server = start(max_searches=1, max_queue=0)
     with SearchClient(server.address) as client:
@@ -134,7 +134,7 @@ def test_calls_of_one_host_share_cached_prompts_only_where_the_operator_says_so(
 
 def test_a_priority_above_the_servers_is_refused_with_its_limit(start):
     with SearchClient(start().address) as client:
-        with pytest.raises(InvalidRequestError, match="between -100 and 0 on this server, is 1"):
+        with pytest.raises(InvalidRequestError, match="between -100 and 0 for you, is 1"):
             client.solve(SOLVE, PATIENCE, priority=1)
         assert client.solve(SOLVE, PATIENCE, priority=-5).answer == "42"
 
@@ -167,29 +167,3 @@ def test_what_a_dead_engine_is_asked_is_answered(start, fake):
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     details = rpc_status.from_call(error).details
     assert any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in details)
-
-
-def test_the_slot_after_the_next_is_another_callers_whoever_waits_longer(start, fake, pool):
-    server = start(max_searches=1, max_queue=64)
-    crowd, other = ((("authorization", name),) for name in ("crowd", "other"))
-    with grpc.insecure_channel(server.address, options=NO_PROXY) as channel:
-        stub: Any = SearchServiceStub(channel)
-
-        def call(problem: str, caller: tuple[tuple[str, str], ...]) -> Any:
-            return stub.SolveProblem.future(pb.SolveProblemRequest(problem=problem), timeout=PATIENCE, metadata=caller)
-
-        calls = [call("hold", crowd)]
-        wait_until(lambda: info(server).admitted_calls == 1)
-        calls += [call("solve", crowd) for _ in range(64)]
-        wait_until(lambda: info(server).waiting_calls == 64)
-        calls.append(call("solve", other))
-        wait_until(lambda: sum(each.done() for each in calls) == 1)  # the newest of the crowd made room
-        (refused,) = [each for each in calls if each.done()]
-        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        fake.release.set()
-        assert calls[-1].result(PATIENCE).result.answer == "42"
-        for each in calls:
-            each.exception(PATIENCE)
-    salts = [fake.options[fake.submitted.get_nowait()].salt for _ in range(65)]
-    assert len(set(salts)) == 2
-    assert salts[1] != salts[0], "the other caller's search is the next one"

@@ -13,7 +13,18 @@ from espalier.engine.errors import (
     RequestTooLargeError,
     Violation,
 )
-from espalier.search.service.errors import BusyError, NotReadyError, SearchTimeoutError, cut, status_of
+from espalier.search.service.errors import (
+    BusyError,
+    MessageTooLargeError,
+    NotReadyError,
+    QuotaError,
+    SearchTimeoutError,
+    UnauthenticatedError,
+    cut,
+    failure_of,
+    in_fields,
+)
+from espalier.search.service.grpc_api.status import status_of
 from espalier.search.service.settings import ServerSettings, SettingsError
 
 
@@ -35,22 +46,25 @@ def details(status, kind: type[Message]) -> list:
         (PoolTooSmallError(2, 1), code_pb2.INVALID_ARGUMENT, False),
         (BusyError("busy"), code_pb2.RESOURCE_EXHAUSTED, True),
         (PoolExhaustedError("no block"), code_pb2.RESOURCE_EXHAUSTED, True),
+        (QuotaError("too much", 2.5), code_pb2.RESOURCE_EXHAUSTED, True),
+        (UnauthenticatedError("who?"), code_pb2.UNAUTHENTICATED, False),
+        (MessageTooLargeError("too large"), code_pb2.INVALID_ARGUMENT, False),
         (NotReadyError("loading"), code_pb2.UNAVAILABLE, True),
         (SearchTimeoutError("slow"), code_pb2.DEADLINE_EXCEEDED, False),
     ],
 )
 def test_a_typed_error_has_its_code_and_says_whether_to_retry(error, code, retry):
-    status = status_of(error)
+    status = status_of(failure_of(error))
 
     assert status.code == code
-    assert status.message == str(error)
+    assert status.message == in_fields(str(error))
     assert bool(details(status, error_details_pb2.RetryInfo)) == retry
 
 
 def test_an_invalid_request_lists_every_violation():
     violations = [Violation("beam_width", "must be 1"), Violation("seed", "must be 2")]
 
-    (bad_request,) = details(status_of(InvalidRequestError(violations)), error_details_pb2.BadRequest)
+    (bad_request,) = details(status_of(failure_of(InvalidRequestError(violations))), error_details_pb2.BadRequest)
 
     assert [(v.field, v.description) for v in bad_request.field_violations] == [
         ("beam_width", "must be 1"),
@@ -59,7 +73,7 @@ def test_an_invalid_request_lists_every_violation():
 
 
 def test_a_request_too_large_names_the_request_and_the_numbers():
-    (bad_request,) = details(status_of(PoolTooSmallError(2**30, 2**20)), error_details_pb2.BadRequest)
+    (bad_request,) = details(status_of(failure_of(PoolTooSmallError(2**30, 2**20))), error_details_pb2.BadRequest)
 
     (violation,) = bad_request.field_violations
     assert violation.field == "request"
@@ -71,7 +85,7 @@ def test_a_request_too_large_names_the_request_and_the_numbers():
 )
 def test_an_unexpected_error_leaves_an_id_for_the_client_and_its_text_for_the_log(error, caplog):
     with caplog.at_level(logging.ERROR, "espalier.service"):
-        status = status_of(error)
+        status = status_of(failure_of(error))
 
     assert status.code == code_pb2.INTERNAL
     text, name = status.message.split("id=")
@@ -83,7 +97,7 @@ def test_an_unexpected_error_leaves_an_id_for_the_client_and_its_text_for_the_lo
 def test_error_metadata_stays_far_below_what_grpc_carries():
     violations = [Violation(f"field{i}", "é" * 10_000) for i in range(1000)]
 
-    status = status_of(InvalidRequestError(violations))
+    status = status_of(failure_of(InvalidRequestError(violations)))
 
     assert len(status.message.encode()) <= 1024
     # 16 KiB is the limit, base64 takes a third more, and the text travels a second time.

@@ -1,11 +1,14 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import pairwise
+from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 from scripted_orchestrator import SECRET, WHY
-from server_thread import PATIENCE, wait_for_health
+from server_thread import PATIENCE, ServerThread, wait_for_health
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError
 from espalier.search.client import SearchClient, ServiceError
@@ -51,6 +54,45 @@ def test_an_idle_engine_sleeps(start, fake):
         wait_for_health(server.address, "SERVING")
 
     assert fake.looks <= looks + 2, "once more after its last search is fine; polling looks thousands of times"
+
+
+def test_an_explicit_zero_is_not_taken_for_a_field_left_out(start):
+    assert refused_fields(start(), pb.SolveProblemRequest(problem="x", beam_width=0, seed=0)) == {"beam_width"}
+
+
+def test_a_bad_message_lists_unknown_enum_values_and_broken_limits_together(start):
+    message = pb.SolveProblemRequest(
+        problem="  ",
+        beam_width=-1,
+        expansion=10_000,
+        temperature=float("nan"),
+        top_k=-1,
+        top_p=2,
+        min_p=-0.5,
+        max_steps=0,
+        seed=-1,
+        priority=101,
+    )
+    message.algorithm = 99  # pyright: ignore[reportAttributeAccessIssue]
+    message.vote = 98  # pyright: ignore[reportAttributeAccessIssue]
+    fields = "problem beam_width expansion temperature top_k top_p min_p max_steps seed priority algorithm vote"
+    assert refused_fields(start(), message) >= set(fields.split())
+
+
+def refused_fields(server: ServerThread, message: pb.SolveProblemRequest) -> set[str]:
+    """The fields that the server finds wrong with a message."""
+    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub: Any = SearchServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.SolveProblem(message, timeout=PATIENCE)
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    found = set()
+    for packed in rpc_status.from_call(error).details:
+        details = error_details_pb2.BadRequest()
+        packed.Unpack(details)
+        found |= {violation.field for violation in details.field_violations}
+    return found
 
 
 def test_bad_fields_are_all_listed_before_the_search_waits_for_a_slot(start, fake, pool):
@@ -117,7 +159,7 @@ def test_a_call_does_not_wait_for_a_slot_for_ever(start, fake, pool):
 
 
 def test_a_search_that_does_not_end_at_the_servers_time_limit_is_cancelled(start, fake, monkeypatch):
-    monkeypatch.setattr("espalier.search.service.servicer._GRACE", 0.0)
+    monkeypatch.setattr("espalier.search.service.session._GRACE", 0.0)
     fake.late = True
     with SearchClient(start(search_seconds=0.05).address) as client, pytest.raises(ServiceError) as caught:
         client.solve(HOLD, PATIENCE)
@@ -257,9 +299,12 @@ def test_progress_larger_than_a_message_may_be_is_cut_and_does_not_end_the_call(
     assert isinstance(rest[-1], Finished)
 
 
-def test_a_request_larger_than_the_server_takes_is_refused(start):
-    with SearchClient(start(max_receive_bytes=1024).address) as client, pytest.raises(ServiceError) as caught:
-        client.solve(SearchRequest("x" * 2000), PATIENCE)
+def test_a_request_larger_than_the_server_takes_is_refused_with_its_size(start):
+    with SearchClient(start(max_receive_bytes=1024).address) as client:
+        with pytest.raises(InvalidRequestError, match="request: the message has 20.. bytes, of at most 1024"):
+            client.solve(SearchRequest("x" * 2000), PATIENCE)
+        with pytest.raises(ServiceError) as caught:  # far over it, gRPC itself refuses
+            client.solve(SearchRequest("x" * 20_000), PATIENCE)
 
     assert caught.value.code == "RESOURCE_EXHAUSTED"
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from google.protobuf.duration_pb2 import Duration
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.request import MAX_PRIORITY, Aggregation, AlgorithmName, EarlyStop, SearchRequest, Vote, validate
+from espalier.search.request import Aggregation, AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -110,25 +110,6 @@ def request_from_wire(message: pb.SolveProblemRequest) -> tuple[SearchRequest, l
     """Convert a message to a request with defaults for absent fields; returns unknown enum values as violations."""
     violations: list[Violation] = []
     return _from_message(message, violations), violations
-
-
-def checked_request(message: pb.SolveProblemRequest, max_priority: int = MAX_PRIORITY) -> SearchRequest:
-    """Convert a message to a request and validate it; its priority may be `max_priority` at most.
-
-    Raises:
-        InvalidRequestError: lists everything that is wrong with it.
-    """
-    request, violations = request_from_wire(message)
-    if not -MAX_PRIORITY <= message.priority <= max_priority:
-        rule = f"must be between {-MAX_PRIORITY} and {max_priority} on this server, is {message.priority}"
-        violations.append(Violation("priority", rule))
-    try:
-        validate(request)
-    except InvalidRequestError as error:
-        violations = violations + error.violations
-    if violations:
-        raise InvalidRequestError(violations)
-    return request
 
 
 # ---- the result

@@ -1,7 +1,6 @@
-"""Callers are kept apart, and those in a hurry go first."""
+"""Who may start a search, who waits, who is refused: by priority, and fairly among callers."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 from scripted_orchestrator import ScriptedOrchestrator
@@ -11,39 +10,7 @@ from espalier.engine.errors import InvalidRequestError
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest
 from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
-from espalier.search.service.callers import Salts, caller_of
 from espalier.search.service.errors import BusyError
-
-
-def context(peer: str, **metadata: str) -> SimpleNamespace:
-    return SimpleNamespace(peer=lambda: peer, invocation_metadata=lambda: tuple(metadata.items()))
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (context("ipv4:10.0.0.1:5000"), context("ipv4:10.0.0.1:6000"), True),
-        (context("ipv4:10.0.0.1:5000"), context("ipv4:10.0.0.2:5000"), False),
-        (context("ipv6:[::1]:5000"), context("ipv6:[::1]:6000"), True),
-        (context("unix:/run/a"), context("unix:/run/b"), False),
-        (context("ipv4:10.0.0.1:1", authorization="a"), context("ipv4:10.0.0.2:2", authorization="a"), True),
-        (context("ipv4:10.0.0.1:1", authorization="a"), context("ipv4:10.0.0.1:1", authorization="b"), False),
-    ],
-)
-def test_a_caller_is_known_by_its_token_or_else_its_host(one: SimpleNamespace, other: SimpleNamespace, same: bool):
-    salts = Salts(share_by_host=True)
-    assert (salts.of(*caller_of(one)) == salts.of(*caller_of(other))) == same
-
-
-def test_nobody_else_can_work_out_a_salt():
-    assert len(Salts().of("caller", login=True)) == 32
-    assert Salts().of("caller", login=True) != Salts().of("caller", login=True), "the key is the process's own"
-
-
-def test_a_host_alone_shares_nothing_between_two_calls():
-    salts = Salts()
-    assert salts.of("caller", login=False) != salts.of("caller", login=False)
-    assert salts.of("caller", login=True) == salts.of("caller", login=True)
 
 
 def test_priority_and_salt_reach_the_orchestrator(start, fake: ScriptedOrchestrator):

@@ -1,0 +1,159 @@
+"""Identifies callers by bearer token, client certificate or host.
+
+The callers file is TOML, with one table for each caller; `espalier token NAME` adds one:
+
+    [alice]
+    token_sha256 = "9f86d0..."     # of the token that alice sends; without it, only a client certificate named alice
+    max_searches = 4               # running and waiting at once; default: no limit of her own
+    tokens_per_minute = 100000     # sampled by the generator and read by the verifier; default: no limit
+    max_priority = 10              # default: the server's --max-priority
+
+It is read again when it changes. Tokens are random, so a plain hash of them cannot be reversed.
+"""
+
+import hmac
+import logging
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Interval
+
+from espalier.engine.errors import EspalierError, InvalidRequestError
+from espalier.search.request import MAX_PRIORITY
+from espalier.search.schema import Option, from_values
+from espalier.search.service.access.watched_files import WatchedFiles
+from espalier.search.service.errors import UnauthenticatedError
+
+log = logging.getLogger("espalier.service")
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class CallersFileError(EspalierError):
+    """The callers file cannot be read, or is invalid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who a call comes from, and what it may take.
+
+    Attributes:
+        name: the caller's name in the callers file or its certificate, or its host.
+        login: whether it has proven to be that; a host alone may be several people.
+        max_searches: calls that it may have in progress; None for no limit.
+        tokens_per_minute: tokens that its searches may sample and score; None for no limit.
+        max_priority: highest priority that it may ask for; None for the server's.
+    """
+
+    name: str
+    login: bool = False
+    max_searches: int | None = None
+    tokens_per_minute: int | None = None
+    max_priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallerEntry:
+    """One table of the callers file."""
+
+    token_sha256: Annotated[str | None, Option("SHA-256 of the caller's token, in hexadecimal.")] = None
+    max_searches: Annotated[int | None, Interval(ge=1), Option("Calls in progress at once.")] = None
+    tokens_per_minute: Annotated[int | None, Interval(ge=1), Option("Tokens sampled and scored a minute.")] = None
+    max_priority: Annotated[
+        int | None, Interval(ge=-MAX_PRIORITY, le=MAX_PRIORITY), Option("Highest priority it may ask for.")
+    ] = None
+
+
+class Callers:
+    """Tells who a call comes from, and refuses those who do not say where somebody must.
+
+    Attributes:
+        login_required: whether calls need a login.
+    """
+
+    def __init__(self, file: Path | None, certificates: bool = False) -> None:
+        """Read the callers file.
+
+        Args:
+            file: the callers file; None for none.
+            certificates: whether clients show certificates, which are logins too.
+
+        Raises:
+            CallersFileError: it cannot be read, or is invalid.
+        """
+        self.login_required = file is not None or certificates
+        self._file = file
+        self._watched = WatchedFiles([file] if file else [])
+        self._watched.changed()
+        self._entries: dict[str, CallerEntry] = _read(file) if file else {}
+
+    def identify(self, authorization: str | None, host: str, certificate_name: str | None = None) -> Caller:
+        """Return the caller of a call.
+
+        Args:
+            authorization: the call's `authorization` header or metadata.
+            host: the address that it comes from, without the port.
+            certificate_name: common name of the client's verified certificate.
+
+        Raises:
+            UnauthenticatedError: a login is needed and there is none, or the token is unknown.
+        """
+        if not self.login_required:
+            return Caller(host)
+        self._refresh()
+        if authorization is not None and self._file is not None:
+            return self._of_token(authorization)
+        if certificate_name:
+            return _caller(certificate_name, self._entries.get(certificate_name, CallerEntry()))
+        raise UnauthenticatedError("this server needs a login: send `authorization: Bearer TOKEN`")
+
+    def _of_token(self, authorization: str) -> Caller:
+        kind, _, token = authorization.partition(" ")
+        digest = sha256(token.strip().encode(errors="replace")).hexdigest()
+        found = None
+        for name, entry in self._entries.items():  # all of them, so that time does not tell which one was close
+            if hmac.compare_digest(digest, entry.token_sha256 or "") and kind.lower() == "bearer":
+                found = _caller(name, entry)
+        if found is None:
+            raise UnauthenticatedError("the token is unknown to this server")
+        return found
+
+    def _refresh(self) -> None:
+        if self._file is None or not self._watched.changed():
+            return
+        try:
+            self._entries = _read(self._file)
+        except CallersFileError as error:
+            log.error("%s; the callers read before stay", error)
+        else:
+            log.info("read %s again: %d callers", self._file, len(self._entries))
+
+
+def _caller(name: str, entry: CallerEntry) -> Caller:
+    return Caller(name, True, entry.max_searches, entry.tokens_per_minute, entry.max_priority)
+
+
+def _read(file: Path) -> dict[str, CallerEntry]:
+    try:
+        tables: Mapping[str, Any] = tomllib.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CallersFileError(f"--callers {file}: cannot be read: {error}") from error
+    return {name: _entry(file, name, table) for name, table in tables.items()}
+
+
+def _entry(file: Path, name: str, table: Any) -> CallerEntry:
+    if not isinstance(table, dict):
+        raise CallersFileError(f"--callers {file}: {name} is no table; write [{name}] above its settings")
+    try:
+        entry = from_values(CallerEntry, table)
+    except InvalidRequestError as error:
+        wrong = "; ".join(f"{each.field} {each.description}" for each in error.violations)
+        raise CallersFileError(f"--callers {file}: [{name}]: {wrong}") from None
+    if entry.token_sha256 is not None and not _DIGEST.fullmatch(entry.token_sha256):
+        raise CallersFileError(f"--callers {file}: [{name}]: token_sha256 must be 64 digits 0-9, a-f")
+    return entry

@@ -1,0 +1,105 @@
+"""One call from its arrival to its answer, and the log of them."""
+
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from espalier.search.result import SearchResult
+from espalier.search.service.access.callers import Caller
+from espalier.search.service.settings import LogFormat
+
+log = logging.getLogger("espalier.access")
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_REFUSALS_A_SECOND = 10
+"""Lines a second about calls that never became a search; a flood of them must not fill a disk."""
+
+
+@dataclass(slots=True)
+class Call:
+    """What is known of one call; filled in as it goes on.
+
+    Attributes:
+        method: what is called, such as `SolveProblem` or `POST /v1/chat/completions`.
+        request_id: the caller's own id of the call, else a new one; it is echoed.
+        caller: None until identified.
+        code: the google.rpc code that it ended with.
+        result: the search's result; None without one.
+        started: monotonic time of its arrival, in seconds.
+        seconds: how long it took.
+    """
+
+    method: str
+    request_id: str
+    caller: Caller | None = None
+    code: str = "OK"
+    result: SearchResult | None = None
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+
+    def end(self) -> None:
+        """Record that it is over."""
+        self.seconds = time.monotonic() - self.started
+
+
+def request_id_of(given: str | None) -> str:
+    """Return the caller's id of a call if it is printable ASCII of at most 128 characters, else a new one."""
+    return given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+class AccessLog:
+    """Writes one line for each call, without any text of problems or answers."""
+
+    def __init__(self, form: LogFormat, clock: Callable[[], float] = time.monotonic) -> None:
+        self._form = form
+        self._clock = clock
+        self._second = -1
+        self._refused = 0
+        self._left_out = 0
+
+    def write(self, call: Call) -> None:
+        """Write the line of a call that is over."""
+        if call.result is None and call.code not in ("OK", "CANCELLED") and self._floods():
+            self._left_out += 1
+            return
+        fields = _fields(call)
+        if self._left_out:
+            fields["left_out"], self._left_out = self._left_out, 0
+        if self._form is LogFormat.JSON:
+            log.info("%s", json.dumps({"time": time.time(), **fields}))
+        else:
+            log.info("%s", " ".join(f"{name}={value}" for name, value in fields.items()))
+
+    def _floods(self) -> bool:
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._refused = second, 0
+        self._refused += 1
+        return self._refused > _REFUSALS_A_SECOND
+
+
+def _fields(call: Call) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "request_id": call.request_id,
+        "caller": call.caller.name if call.caller else None,
+        "method": call.method,
+        "code": call.code,
+        "seconds": round(call.seconds, 4),
+    }
+    if (result := call.result) is not None:
+        usage = result.usage
+        fields |= {
+            "search_id": result.search_id,
+            "algorithm": str(result.configuration.algorithm),
+            "stop_reason": str(result.stop_reason),
+            "queue_seconds": round(usage.queue_seconds, 4),
+            "search_seconds": round(usage.seconds, 4),
+            "generated_tokens": usage.generated_tokens,
+            "verifier_tokens": usage.verifier_tokens,
+        }
+    return fields

@@ -1,0 +1,75 @@
+"""The server's certificate: read from files, and again when they change."""
+
+import logging
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from espalier.engine.errors import EspalierError
+from espalier.search.service.access.watched_files import WatchedFiles
+
+log = logging.getLogger("espalier.service")
+
+
+class TlsError(EspalierError):
+    """The server's certificate, its key or the authority of its clients cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files.
+
+    Attributes:
+        certificate: the server's certificate, and those between it and the authority.
+        key: its private key.
+        client_authority: certificates of who signs clients' certificates; None asks clients for none.
+    """
+
+    certificate: Path
+    key: Path
+    client_authority: Path | None = None
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """The files that are given."""
+        return tuple(file for file in (self.certificate, self.key, self.client_authority) if file)
+
+    def context(self) -> ssl.SSLContext:
+        """Read the files.
+
+        Raises:
+            TlsError: they cannot be read, or do not belong together.
+        """
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise TlsError(
+                f"--tls-certificate {self.certificate} and --tls-key {self.key} cannot be used together: {error}"
+            ) from error
+        if self.client_authority:
+            try:
+                context.load_verify_locations(self.client_authority)
+            except (OSError, ssl.SSLError) as error:
+                raise TlsError(f"--tls-client-ca {self.client_authority} cannot be used: {error}") from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+def reloading_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return a context for a server's sockets that follows changes of the files; see `TlsFiles.context`."""
+    watched = WatchedFiles(files.all)
+    watched.changed()
+    outer = current = files.context()
+
+    def on_hello(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal current
+        if watched.changed():
+            try:
+                current = files.context()
+            except TlsError as error:
+                log.error("%s; the certificate read before stays", error)
+        connection.context = current
+
+    outer.sni_callback = on_hello
+    return outer

@@ -1,0 +1,1 @@
+"""The gRPC door: messages to requests and events to messages, errors to statuses; everything else is the session's."""

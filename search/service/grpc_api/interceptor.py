@@ -1,0 +1,176 @@
+"""What every gRPC call passes: who calls, what it may send, what it is told when it fails, what is written down.
+
+gRPC sends the text of an exception that leaves a handler to the client as UNKNOWN, and it may contain paths or
+prompts. So this interceptor is the outermost one, and no exception leaves it.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from espalier.search.service.access.callers import Callers
+from espalier.search.service.access.calls import Call, request_id_of
+from espalier.search.service.errors import (
+    Failure,
+    MessageTooLargeError,
+    NotOfferedError,
+    UnreadableMessageError,
+    cut,
+    failure_of,
+)
+from espalier.search.service.grpc_api.status import VIOLATION_BYTES, abort
+
+log = logging.getLogger("espalier.service")
+
+REQUEST_ID = "x-request-id"
+"""Metadata that carries a caller's id of a call; sent back in the trailing metadata."""
+CALL: ContextVar[Call] = ContextVar("call")
+"""The call that a handler works for."""
+_OPEN = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/"
+"""Methods that need no login and are not logged: load balancers call them all the time."""
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps the handler of every method."""
+
+    def __init__(self, callers: Callers, on_end: Callable[[Call], None], max_receive_bytes: int) -> None:
+        """Create an interceptor.
+
+        Args:
+            callers: tells who calls.
+            on_end: called with each call that is over.
+            max_receive_bytes: largest message that is decoded.
+        """
+        self._callers = callers
+        self._on_end = on_end
+        self._max_receive_bytes = max_receive_bytes
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler of one method."""
+        handler = await continuation(handler_call_details)
+        if handler is None:  # unknown method: gRPC answers UNIMPLEMENTED
+            return handler
+        name: str = handler_call_details.method
+        make = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,  # reflection's
+        }[handler.request_streaming, handler.response_streaming]
+        behaviour = handler.unary_unary or handler.unary_stream or handler.stream_stream
+        return make(
+            self._wrapped(behaviour, name),
+            request_deserializer=self._checked(handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+
+    def _wrapped(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+        if inspect.isasyncgenfunction(behaviour):
+            return self._wrapped_generator(behaviour, method)
+
+        async def wrapped(request: Any, context: Any) -> Any:
+            with self._call(method, context) as call:
+                try:
+                    self._identify(call, method, context)
+                    if isinstance(request, Exception):
+                        raise request
+                    return await behaviour(request, context)
+                except Exception as error:
+                    return await self._fail(call, context, error)
+
+        return wrapped
+
+    def _wrapped_generator(self, behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., Any]:
+        # Of services that others wrote. Ours are coroutines that use context.write, as a cancelled call closes async
+        # generators late.
+        async def wrapped(requests: Any, context: Any) -> AsyncIterator[Any]:
+            with self._call(method, context) as call:
+                try:
+                    self._identify(call, method, context)
+                    async for response in behaviour(_readable(requests), context):
+                        yield response
+                except Exception as error:
+                    await self._fail(call, context, error)
+
+        return wrapped
+
+    @contextmanager
+    def _call(self, method: str, context: Any) -> Any:
+        call = Call(method.rpartition("/")[2], request_id_of(_metadata(context, REQUEST_ID)))
+        CALL.set(call)
+        context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
+        try:
+            yield call
+        except asyncio.CancelledError:
+            call.code = "CANCELLED"
+            raise
+        finally:
+            call.end()
+            if not method.startswith(_OPEN):
+                self._on_end(call)
+
+    def _identify(self, call: Call, method: str, context: Any) -> None:
+        if not method.startswith(_OPEN):
+            login = _metadata(context, "authorization")
+            call.caller = self._callers.identify(login, _host(context), _certificate(context))
+
+    async def _fail(self, call: Call, context: Any, error: Exception) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        if context.cancelled() or context.done():
+            call.code = "CANCELLED"
+            log.debug("the client disconnected before its call failed", exc_info=error)
+            return
+        if isinstance(error, NotImplementedError):  # of a generated class, such as the health service's List
+            error = NotOfferedError("this server does not offer that method")
+        failure: Failure = failure_of(error)
+        call.code = failure.code
+        await abort(context, failure, (REQUEST_ID, call.request_id))
+
+    def _checked(self, deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+        """A deserializer whose error reaches the handler as a value: gRPC would log it with a stack and say UNKNOWN."""
+
+        def read(raw: bytes) -> Any:
+            if len(raw) > self._max_receive_bytes:
+                return MessageTooLargeError(f"the message has {len(raw)} bytes, of at most {self._max_receive_bytes}")
+            try:
+                return deserialize(raw)
+            except Exception as error:  # protobuf's DecodeError; anything else is no better a message
+                return UnreadableMessageError(f"the message cannot be decoded: {cut(str(error), VIOLATION_BYTES)}")
+
+        return read
+
+
+async def _readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, Exception):
+            raise request
+        yield request
+
+
+def _metadata(context: Any, wanted: str) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == wanted:
+            return value if isinstance(value, str) else value.decode(errors="replace")
+    return None
+
+
+def _host(context: Any) -> str:
+    peer = context.peer()
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
+def _certificate(context: Any) -> str | None:
+    """Common name of the client's certificate, which the handshake has verified."""
+    names = context.auth_context().get("x509_common_name", ())
+    return next((name.decode(errors="replace") for name in names), None)

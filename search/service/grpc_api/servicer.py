@@ -1,0 +1,73 @@
+"""The methods of `SearchService`."""
+
+from dataclasses import asdict
+from typing import Any
+
+from espalier.search.result import Event, Finished
+from espalier.search.service.grpc_api.convert import (
+    event_to_wire,
+    fit_event,
+    fit_result,
+    request_from_wire,
+    result_to_wire,
+)
+from espalier.search.service.grpc_api.interceptor import CALL
+from espalier.search.service.session import Session
+from espalier.v1 import search_pb2 as pb
+from espalier.v1.search_pb2_grpc import SearchServiceServicer
+
+
+class SolveServicer(SearchServiceServicer):
+    """Translates between messages and the session; `interceptor.CallInterceptor` maps errors."""
+
+    def __init__(self, session: Session, max_send_bytes: int) -> None:
+        self._session = session
+        self._max_send_bytes = max_send_bytes
+
+    async def SolveProblem(self, request: pb.SolveProblemRequest, context: Any) -> pb.SolveProblemResponse:  # noqa: N802 (the contract's)
+        """Run one search and return its result."""
+        async with self._search(request, progress=False) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    return pb.SolveProblemResponse(result=self._result(event, request.include_nodes))
+        raise AssertionError("the events of a search end with its result")
+
+    async def SolveProblemStream(self, request: pb.SolveProblemStreamRequest, context: Any) -> None:  # noqa: N802 (the contract's)
+        """Run one search and write its events as they arrive."""
+        async with self._search(request.request, progress=True) as events:
+            async for event in events:
+                if (message := self._message(event, request.request.include_nodes)) is not None:
+                    await context.write(message)
+
+    async def GetServerInfo(  # noqa: N802 (the contract's name)
+        self, request: pb.GetServerInfoRequest, context: Any
+    ) -> pb.GetServerInfoResponse:
+        """Tell what is served, and what is held now."""
+        info = await self._session.info()
+        return pb.GetServerInfoResponse(
+            version=info.version,
+            models=info.models,
+            kv_memory_bytes=info.kv_memory_bytes,
+            kv_blocks={role: pb.KvBlocks(**asdict(blocks)) for role, blocks in info.occupancy.kv_blocks.items()},
+            running_searches=info.occupancy.running,
+            waiting_searches=info.occupancy.waiting,
+            admitted_calls=info.admitted_calls,
+            waiting_calls=info.waiting_calls,
+            max_searches=info.max_searches,
+            max_queue=info.max_queue,
+        )
+
+    def _search(self, message: pb.SolveProblemRequest, progress: bool) -> Any:
+        request, violations = request_from_wire(message)
+        return self._session.search(request, CALL.get(), message.priority, progress, violations)
+
+    def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse | None:
+        """Convert an event to a message within the size limit; None for progress that cannot be shrunk enough."""
+        if isinstance(event, Finished):
+            return pb.SolveProblemStreamResponse(result=self._result(event, include_nodes))
+        return fit_event(event_to_wire(event, include_nodes), self._max_send_bytes)
+
+    def _result(self, event: Finished, include_nodes: bool) -> pb.SearchResult:
+        """Convert the result to a message within the size limit."""
+        # Leave room for the enclosing message.
+        return fit_result(result_to_wire(event.result, include_nodes), self._max_send_bytes - 64)

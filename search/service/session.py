@@ -1,0 +1,216 @@
+"""Searches for the callers of any door: checks a request, waits for a slot, follows the search, cancels it.
+
+Doors translate: a message to a `SearchRequest`, events to messages, errors to their protocol's statuses
+(`errors.failure_of`). Everything that must be the same for all of them happens here. Used on the event loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.request import MAX_PRIORITY, SearchRequest, SubmitOptions, estimated_tokens, validate
+from espalier.search.result import Event, Finished, SearchResult, StopReason
+from espalier.search.run.executor import Occupancy
+from espalier.search.service.access.callers import Caller
+from espalier.search.service.access.calls import Call
+from espalier.search.service.access.quotas import Quotas
+from espalier.search.service.access.salts import Salts
+from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
+from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
+from espalier.search.service.errors import NotReadyError, SearchFailedError, SearchTimeoutError
+from espalier.search.service.settings import ServerSettings
+
+log = logging.getLogger("espalier.service")
+
+_GRACE = 15.0
+"""Seconds after a search's time limit in which it must have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server serves, and what it holds now.
+
+    Attributes:
+        version: of Espalier.
+        models: what results depend on besides the request; see `Orchestrator.describe_models`.
+        kv_memory_bytes: size of the KV pool; of one worker's where there are several.
+        occupancy: searches and blocks.
+        admitted_calls: calls that hold a slot.
+        waiting_calls: calls that wait for one.
+        max_searches: slots.
+        max_queue: calls that may wait.
+    """
+
+    version: str
+    models: dict[str, str]
+    kv_memory_bytes: int
+    occupancy: Occupancy
+    admitted_calls: int
+    waiting_calls: int
+    max_searches: int
+    max_queue: int
+
+
+class Session:
+    """Admits searches and follows them.
+
+    Attributes:
+        idle: set while no call is in progress.
+    """
+
+    def __init__(self, engine: EngineThread, settings: ServerSettings) -> None:
+        self._engine_thread = engine
+        self._settings = settings
+        self._call_queue = CallQueue(settings.max_searches, settings.max_queue, settings.queue_seconds)
+        self._salts = Salts(settings.share_prompts)
+        self._quotas = Quotas()
+        self._asking = asyncio.Lock()
+        self._calls = 0
+        self._draining = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether searches are accepted."""
+        return not self._draining and self._engine_thread.ready
+
+    def refuse_new(self) -> None:
+        """Refuse all further calls; calls in progress continue."""
+        self._draining = True
+
+    async def info(self) -> ServerInfo:
+        """Return what is served, and what is held now.
+
+        Raises:
+            NotReadyError: the engine is loading, stopping or dead.
+        """
+        async with self._asking:
+            models, memory, occupancy = await self._engine_thread.ask(
+                lambda executor: (executor.describe_models(), executor.kv_memory_bytes, executor.occupancy())
+            )
+        queue, settings = self._call_queue, self._settings
+        counts = (queue.held, queue.waiting, settings.max_searches, settings.max_queue)
+        return ServerInfo(version("espalier"), models, memory, occupancy, *counts)
+
+    @asynccontextmanager
+    async def search(
+        self,
+        request: SearchRequest,
+        call: Call,
+        priority: int = 0,
+        progress: bool = False,
+        violations: Sequence[Violation] = (),
+    ) -> AsyncIterator[AsyncIterator[Event]]:
+        """Check, admit and start a search; yields its events, the last one `Finished`, and cancels it on exit.
+
+        Args:
+            request: the search.
+            call: the call that asks for it, identified; its result is set when the search ends.
+            priority: calls of a larger priority go first.
+            progress: whether to report events other than `Finished`.
+            violations: what the door found wrong with the request.
+
+        Raises:
+            InvalidRequestError, RequestTooLargeError: it can never run; lists everything that is wrong with it.
+            BusyError, QuotaError: it cannot run now.
+            NotReadyError: the server is loading, stopping or dead.
+            SearchTimeoutError, SearchFailedError: while it runs.
+        """
+        assert call.caller is not None
+        self._calls += 1
+        self.idle.clear()
+        try:
+            with self._quotas.call(call.caller):
+                search = await self._start(request, call.caller, priority, progress, violations)
+                try:
+                    async with asyncio.timeout(self._settings.search_seconds + _GRACE):
+                        yield self._events(search, call)
+                except TimeoutError:
+                    raise SearchTimeoutError(
+                        f"the search did not end at the server's limit of {self._settings.search_seconds:g} s; lower "
+                        "beam_width, expansion, max_steps or max_step_tokens"
+                    ) from None
+                finally:
+                    # Also reached when the client cancels, disconnects or times out. The search keeps its slot until
+                    # the orchestrator has finished it, so that slots reflect what the engine holds.
+                    self._engine_thread.cancel(search)
+        finally:
+            self._calls -= 1
+            if self._calls == 0:
+                self.idle.set()
+
+    async def _events(self, search: Search, call: Call) -> AsyncIterator[Event]:
+        event: Event | None = None
+        while not isinstance(event, Finished):
+            event = await search.events.next()
+            if isinstance(event, Finished):
+                call.result = event.result
+                _require_ended_well(event.result)
+            yield event
+
+    async def _start(
+        self,
+        request: SearchRequest,
+        caller: Caller,
+        priority: int,
+        progress: bool,
+        violations: Sequence[Violation],
+    ) -> Search:
+        """Check a request, wait for a slot and submit it; what is left of its time limit runs from here."""
+        if self._draining:
+            raise NotReadyError(STOPPING)
+        self._require_valid(request, caller, priority, violations)
+        await self._engine_thread.check(request)
+        give_back = partial(self._call_queue.release, priority)
+        try:
+            cost = estimated_tokens(request)
+            waited = await self._call_queue.acquire(priority, request.time_limit, caller.name, cost)
+        except TimeLimitReachedError:
+            assert request.time_limit is not None
+            waited, give_back = request.time_limit, _nothing  # the orchestrator ends it at once, with an empty result
+
+        def ended(result: SearchResult | None) -> None:
+            give_back()
+            if result is not None:
+                self._quotas.take(caller, result.usage.generated_tokens + result.usage.verifier_tokens)
+
+        try:
+            salt = self._salts.of(caller)
+            options = SubmitOptions(priority, salt, waited, max_seconds=self._settings.search_seconds)
+            return self._engine_thread.submit(request, ended, progress, options)
+        except BaseException:
+            give_back()
+            raise
+
+    def _require_valid(
+        self, request: SearchRequest, caller: Caller, priority: int, violations: Sequence[Violation]
+    ) -> None:
+        found = list(violations)
+        most = self._settings.max_priority if caller.max_priority is None else caller.max_priority
+        if not -MAX_PRIORITY <= priority <= most:
+            found.append(Violation("priority", f"must be between {-MAX_PRIORITY} and {most} for you, is {priority}"))
+        try:
+            validate(request)
+        except InvalidRequestError as error:
+            found += error.violations
+        if found:
+            raise InvalidRequestError(found)
+
+
+def _nothing() -> None:
+    """Give back no slot."""
+
+
+def _require_ended_well(result: SearchResult) -> None:
+    if result.stop_reason is StopReason.FAILED:
+        log.error("search %s failed: %s", result.search_id, result.error)
+        raise SearchFailedError(result.error)
+    if result.stop_reason is StopReason.CANCELLED:
+        # Not by this call, which is still waiting: only a server shutdown cancels others.
+        raise NotReadyError(STOPPING)
