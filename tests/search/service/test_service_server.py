@@ -301,7 +301,7 @@ def test_progress_larger_than_a_message_may_be_is_cut_and_does_not_end_the_call(
 
 def test_a_request_larger_than_the_server_takes_is_refused_with_its_size(start):
     with SearchClient(start(max_receive_bytes=1024).address) as client:
-        with pytest.raises(InvalidRequestError, match="request: the message has 20.. bytes, of at most 1024"):
+        with pytest.raises(InvalidRequestError, match=r"request: the message has 20.. bytes, of at most 1024"):
             client.solve(SearchRequest("x" * 2000), PATIENCE)
         with pytest.raises(ServiceError) as caught:  # far over it, gRPC itself refuses
             client.solve(SearchRequest("x" * 20_000), PATIENCE)

@@ -90,9 +90,9 @@ def test_a_clients_certificate_is_its_login(start, tmp_path, authority, fake):
 def test_files_that_do_not_belong_together_are_refused_at_start(start, tmp_path, authority):
     files = write(tmp_path, authority)
     write(tmp_path, authority, "other")
-    with pytest.raises(TlsError, match="--tls-certificate.*cannot be used together"):
+    with pytest.raises(TlsError, match=r"--tls-certificate.*cannot be used together"):
         start(**{**files, "tls_key": tmp_path / "other.key"})
-    with pytest.raises(TlsError, match="--tls-client-ca.*cannot be used"):
+    with pytest.raises(TlsError, match=r"--tls-client-ca.*cannot be used"):
         start(**files, tls_client_ca=tmp_path / "missing.pem")
 
 
