@@ -23,6 +23,7 @@ _OPTIONS = [
     # A server whose machine disappeared is noticed, and routers between keep the connection of a long search.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),  # a minute by default, whatever the line above says
 ]
 TIMEOUT = 600.0
 """Seconds to wait for a result where the caller does not say: twice what a server lets a search run."""

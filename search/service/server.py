@@ -54,7 +54,7 @@ class Server:
         self._credentials = reloading_credentials(settings.tls) if settings.tls else None
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
         interceptor = CallInterceptor(callers, self._on_call_end, settings.max_receive_bytes)
-        self._server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
+        self._server = grpc.aio.server(interceptors=[interceptor], options=server_options(settings))
         servicer = SolveServicer(self.session, settings.max_send_bytes)
         add_SearchServiceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -193,7 +193,8 @@ def _stop_on_signals(stopping: asyncio.Event) -> None:
         loop.add_signal_handler(number, handle, number)
 
 
-def _options(settings: ServerSettings) -> list[tuple[str, int]]:
+def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
+    """Return the gRPC channel arguments of a server."""
     most = settings.max_connections or _connections_by_file_limit()
     return [
         ("grpc.so_reuseport", 0),  # on by default: a second server on the port would silently take half of the calls
@@ -204,6 +205,7 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         # Keepalive pings detect clients whose machine disappeared, so that their searches end.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.ping_timeout_ms", 20_000),  # a minute by default, whatever the line above says
         # Clients may do the same every few seconds, also between calls; by default the third such ping ends all calls.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),

@@ -1,8 +1,15 @@
 """The edge of the service, with real clients: pings, broken messages, limits of time, what is seen from outside."""
 
+import gc
 import logging
+import resource
+import signal
+import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -11,12 +18,15 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
+from raw_client import raw_stub
 from server_thread import PATIENCE, ServerThread, wait_until
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.client import SearchClient, ServiceError
 from espalier.search.request import SearchRequest
-from espalier.search.result import StopReason
+from espalier.search.result import StepDone, StopReason
+from espalier.search.service.server import server_options
+from espalier.search.service.settings import ServerSettings
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
 
@@ -167,3 +177,64 @@ def test_what_a_dead_engine_is_asked_is_answered(start, fake):
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     details = rpc_status.from_call(error).details
     assert any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in details)
+
+
+def test_streams_that_nobody_reads_hold_nobody_up_and_cost_bounded_memory(start, fake, pool):
+    server = start(max_searches=9, event_buffer=8)
+    small_windows = {"grpc__http2__lookahead_bytes": 1, "grpc__http2__bdp_probe": 0}
+    flood = pb.SolveProblemStreamRequest(request=pb.SolveProblemRequest(problem="flood"))
+    with raw_stub(server.address, **small_windows) as stub:
+        unread = [stub.SolveProblemStream(flood, timeout=PATIENCE) for _ in range(8)]
+        fake.flood_until(8 * 400)
+        with SearchClient(server.address) as client:
+            assert client.solve(SOLVE, PATIENCE).answer == "42"
+        held = sum(isinstance(each, StepDone) for each in gc.get_objects())
+        assert held < 8 * (8 + 60), "the buffer, and what was posted to the event loop in one engine step"
+        fake.release.set()
+        wait_until(lambda: server.info().occupancy.running == 0)
+        wait_until(lambda: server.info().admitted_calls == 0)
+        for call in unread:
+            call.cancel()
+
+
+@pytest.mark.slow
+def test_a_client_that_was_stopped_is_noticed_and_its_search_ends(start, fake):
+    """Keepalive pings go unanswered: after 60 s the server asks, after 20 more it gives up."""
+    server = start(max_searches=1)
+    code = (
+        "import sys, grpc\n"
+        "from espalier.v1 import search_pb2 as pb\n"
+        "from espalier.v1.search_pb2_grpc import SearchServiceStub\n"
+        "channel = grpc.insecure_channel(sys.argv[1], options=[('grpc.enable_http_proxy', 0)])\n"
+        "ask = pb.SolveProblemStreamRequest(request=pb.SolveProblemRequest(problem='hold'))\n"
+        "for event in SearchServiceStub(channel).SolveProblemStream(ask): print('event', flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, server.address], stdout=subprocess.PIPE) as client:
+        try:
+            assert client.stdout
+            client.stdout.readline()
+            client.send_signal(signal.SIGSTOP)
+            end = time.monotonic() + 100
+            while server.info().occupancy.running:
+                assert time.monotonic() < end
+                time.sleep(0.5)
+        finally:
+            client.kill()
+
+
+def test_connections_above_the_limit_are_closed_and_the_others_go_on(start):
+    server = start(max_connections=4)
+    host, port = server.address.rsplit(":", 1)
+    with SearchClient(server.address) as client:
+        assert client.solve(SOLVE, PATIENCE).answer == "42"
+        with ExitStack() as opened:
+            sockets = [opened.enter_context(socket.create_connection((host, int(port)), PATIENCE)) for _ in range(8)]
+            greeted = [bool(each.recv(1)) for each in sockets]
+            assert greeted == [True] * 3 + [False] * 5
+            assert client.solve(SOLVE, PATIENCE).answer == "42"
+
+
+def test_by_default_connections_leave_room_below_the_file_limit(monkeypatch):
+    for limit, most in ((1024, 768), (256, 192), (100, 36), (resource.RLIM_INFINITY, 2**16)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert dict(server_options(ServerSettings()))["grpc.max_allowed_incoming_connections"] == most
