@@ -23,6 +23,7 @@ from espalier.search.service.observability.engine_metrics import EngineMetrics
 from espalier.search.service.observability.metrics import Metrics
 from espalier.search.service.observability.metrics_port import MetricsPort
 from espalier.search.service.observability.observer import Observer
+from espalier.search.service.observability.tracing import traced
 from espalier.search.service.session import Session
 from espalier.search.service.settings import ServerSettings, join_address
 from espalier.v1 import search_pb2
@@ -189,19 +190,22 @@ def serve(load: Callable[[], Executor], settings: ServerSettings, ready: Callabl
 
     Raises:
         BindError: an address is in use or does not belong to this machine.
+        TracingError: the environment asks for traces that cannot be made; see `observability.tracing`.
         Exception: any exception of `load`.
     """
-    return asyncio.run(_serve(load, settings, ready))
+    with traced() as observers:
+        return asyncio.run(_serve(load, settings, ready, observers))
 
 
 async def _serve(
     load: Callable[[], Executor],
     settings: ServerSettings,
     ready: Callable[[str], None] | None,
+    observers: Sequence[Observer],
 ) -> int:
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
-    server = Server(load, settings)
+    server = Server(load, settings, observers)
     try:
         address = await server.start()
         stop_asked = asyncio.ensure_future(stopping.wait())
