@@ -25,7 +25,7 @@ from espalier.search.service.observability.metrics_port import MetricsPort
 from espalier.search.service.observability.observer import Observer
 from espalier.search.service.observability.tracing import traced
 from espalier.search.service.session import Session
-from espalier.search.service.settings import ServerSettings, join_address
+from espalier.search.service.settings import ServerSettings, is_loopback, join_address
 from espalier.v1 import search_pb2
 from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
 
@@ -116,6 +116,8 @@ class Server:
             self._metrics_port = MetricsPort(self.metrics.registry, host, port)
             self.metrics_address = join_address(host, self._metrics_port.port)
             log.info("metrics are at http://%s/metrics", self.metrics_address)
+            if not is_loopback(host):
+                log.warning("%s is reachable from other machines without login (--insecure-bind)", self.metrics_address)
 
     async def drain(self) -> None:
         """Refuse new searches, and wait up to the drain time for running ones."""

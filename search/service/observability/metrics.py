@@ -3,8 +3,6 @@
 The registry is the server's own, so that a process can hold several servers.
 """
 
-import asyncio
-
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
@@ -115,7 +113,7 @@ class Metrics:
         self._stopped_tokens.inc(usage.stopped_tokens)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return all metrics as text. It may wait for the engine thread, so it must not run on the event loop.
+        """Return all metrics as text. It waits for the event loop and the engine, so call it on another thread.
 
         Args:
             accept: the reader's `Accept` header, which may ask for OpenMetrics.
@@ -125,7 +123,3 @@ class Metrics:
         """
         encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept else "")
         return encode(self.registry), content_type
-
-    async def scrape(self, accept: str = "") -> tuple[bytes, str]:
-        """Return what `render` returns, without holding the event loop up."""
-        return await asyncio.to_thread(self.render, accept)

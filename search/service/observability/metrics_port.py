@@ -24,7 +24,8 @@ class MetricsPort:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
             raise BindError(
-                f"cannot listen on {host}:{port} for metrics: {error.strerror}; choose another with --metrics-port"
+                f"cannot listen on {host}:{port} for metrics: {error.strerror}; choose another --metrics-port or "
+                "--metrics-host"
             ) from error
         self.port = self._server.server_port
 

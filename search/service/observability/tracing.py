@@ -7,7 +7,6 @@ Nothing is set for the whole process: no provider, no propagator.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +23,6 @@ from espalier.search.service.observability.observer import Observer
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
-
-log = logging.getLogger("espalier.service")
 
 MOST_ROUNDS = 256
 """Rounds of one search that get a span; some algorithms make thousands."""

@@ -3,11 +3,13 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -146,7 +148,7 @@ def test_a_query_of_a_metric_or_a_label_that_does_not_exist_is_found(shown: Expo
 def test_every_metric_is_on_the_dashboard(shown: Exposition):
     used = {name for query in of_the_dashboard() for name in names_in(query)}
     missing = [name for name in own(shown) if not any(series.startswith(name) for series in used)]
-    assert set(missing) <= {"espalier_stopped_paths"}
+    assert set(missing) <= {"espalier_stopped_paths"}, "whose tokens are"
 
 
 def test_the_dashboard_is_whole():
@@ -202,9 +204,16 @@ def test_prometheus_answers_every_query_about_a_server(server: ServerThread, tmp
     }
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
     command = ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
-    with subprocess.Popen([*command, "--web.listen-address=127.0.0.1:19091"], stderr=subprocess.DEVNULL) as process:
+    address = f"127.0.0.1:{free_port()}"
+
+    def ask(query: str) -> list[Any]:
+        asked = urllib.parse.urlencode({"query": query.replace("$__rate_interval", "30s")})
+        with NO_PROXY.open(f"http://{address}/api/v1/query?{asked}", timeout=PATIENCE) as response:
+            return json.load(response)["data"]["result"]
+
+    with subprocess.Popen([*command, f"--web.listen-address={address}"], stderr=subprocess.DEVNULL) as process:
         try:
-            wait_for(lambda: len(ask("up == 1")) == 1)
+            wait_for(lambda: ask("up == 1"))
             for _ in range(5):
                 run_searches(server, "solve", "fail", "budget")
                 time.sleep(1.1)
@@ -218,20 +227,18 @@ def test_prometheus_answers_every_query_about_a_server(server: ServerThread, tmp
             process.terminate()
 
 
-def ask(query: str) -> list[Any]:
-    """What Prometheus answers."""
-    asked = urllib.parse.urlencode({"query": query.replace("$__rate_interval", "30s")})
-    with NO_PROXY.open(f"http://127.0.0.1:19091/api/v1/query?{asked}", timeout=PATIENCE) as response:
-        return json.load(response)["data"]["result"]
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
-def wait_for(true: Any) -> None:
+def wait_for(true: Callable[[], Any]) -> None:
+    """Wait for something of a server that may not have started yet."""
     end = time.monotonic() + 6 * PATIENCE
-    while True:
-        try:
+    while time.monotonic() < end:
+        with suppress(OSError):
             if true():
                 return
-        except OSError:
-            assert time.monotonic() < end
-        assert time.monotonic() < end
         time.sleep(0.2)
+    raise AssertionError("not in time")
