@@ -21,6 +21,7 @@ from espalier.engine.scheduling.admission import Admission
 from espalier.engine.scheduling.preemption import Preemption
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, GeneratorFirst, RoleLoad, RolePolicy
 from espalier.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from espalier.engine.stats import SECOND_BOUNDS, Histogram, RoleStats
 from espalier.engine.step_record import StepRecord
 from espalier.engine.work import Done, Generate, Generated, Score, Work
 from espalier.kernels.layout import KVLayout
@@ -77,35 +78,6 @@ class Footprint:
         return sum(self.bytes_by_role.values())
 
 
-@dataclass(frozen=True, slots=True)
-class RoleStats:
-    """Counters of one role since the engine was made, and the memory it holds now.
-
-    Attributes:
-        logical_tokens: tokens with KV of all live sequences, shared ones counted for each.
-        physical_tokens: tokens that the live blocks have room for.
-        wasted_bytes: bytes at the ends of owned slabs that no block covers.
-        cache_hits: blocks taken from the prefix cache.
-        preemptions: how often an owner's KV of this role was freed to make room.
-    """
-
-    computed_tokens: int
-    steps: int
-    copied_blocks: int
-    live_blocks: int
-    cached_blocks: int
-    free_blocks: int
-    logical_tokens: int
-    physical_tokens: int
-    wasted_bytes: int
-    preemptions: int
-    cache_hits: int
-    evicted_blocks: int
-    live_sequences: int
-    owned_slabs: int
-    bytes_per_token: int
-
-
 class Engine:
     """Runs the work of many owners on a generator and, where there is one, a verifier.
 
@@ -139,6 +111,7 @@ class Engine:
         self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
         self._in_flight: list[tuple[str, SchedulerOutput, BatchInFlight, _LaunchTimes]] = []  # the oldest first
         self.on_step: Callable[[StepRecord], None] | None = None
+        self._step_seconds = {role: Histogram(SECOND_BOUNDS) for role in models}
         self._collected: list[Done] = []
         self._failed: dict[str, set[Hashable]] = {role: set() for role in models}
 
@@ -329,8 +302,10 @@ class Engine:
                 raise
             self._failed[role] |= error.owners
             return
+        updated = perf_counter()
+        self._step_seconds[role].add(launch_times[2] - launch_times[0] + updated - waiting)
         if self.on_step:
-            self.on_step(_record(role, step, launch_times, (waiting, waited, perf_counter())))
+            self.on_step(_record(role, step, launch_times, (waiting, waited, updated)))
 
     def _drop_all_kv(self, role: str) -> None:
         """Free all KV of a role whose batch failed, and forget the batches that were launched behind it."""
@@ -358,8 +333,8 @@ class Engine:
         """Counters by role."""
         return {
             role: RoleStats(
-                computed_tokens=scheduler.computed_tokens,
-                steps=scheduler.steps,
+                computed_tokens=int(scheduler.batch_tokens.sum),
+                steps=scheduler.batch_rows.count,
                 copied_blocks=scheduler.copied_blocks,
                 live_blocks=scheduler.pool.live_blocks,
                 cached_blocks=scheduler.pool.cached_blocks,
@@ -368,11 +343,16 @@ class Engine:
                 physical_tokens=scheduler.pool.live_blocks * self.settings.block_size,
                 wasted_bytes=scheduler.pool.owned_slabs * scheduler.pool.layout.wasted_bytes_per_slab,
                 preemptions=self._preemption.counts[role],
+                cache_lookups=scheduler.pool.lookups,
                 cache_hits=scheduler.pool.hits,
                 evicted_blocks=scheduler.pool.evictions,
                 live_sequences=scheduler.table.live_sequences,
                 owned_slabs=scheduler.pool.owned_slabs,
                 bytes_per_token=scheduler.pool.layout.bytes_per_token,
+                block_bytes=scheduler.pool.layout.block_bytes,
+                batch_rows=scheduler.batch_rows.copy(),
+                batch_tokens=scheduler.batch_tokens.copy(),
+                step_seconds=self._step_seconds[role].copy(),
             )
             for role, scheduler in self.schedulers.items()
         }

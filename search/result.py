@@ -151,6 +151,11 @@ class Usage:
     stopped_paths: int = 0
     stopped_tokens: int = 0
 
+    @property
+    def charged_tokens(self) -> int:
+        """Tokens that the search used up: sampled by the generator and read by the verifier."""
+        return self.generated_tokens + self.verifier_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:

@@ -28,7 +28,8 @@ class BlockPool:
     def __init__(self, role: str, layout: KVLayout, kv_pool: KVPool, keeps_prefixes: bool = True) -> None:
         """Make a pool without slabs; unless it `keeps_prefixes`, no block stays cached without references."""
         self.role = role
-        self.hits = 0
+        self.lookups = 0  # full blocks of prompts that might have been in the prefix cache, each once
+        self.hits = 0  # those that were
         self.evictions = 0
         self.keeps_prefixes = keeps_prefixes
         self._evictable = EvictableBlocks()

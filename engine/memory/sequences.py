@@ -89,6 +89,7 @@ class SequenceTable:
         sequence = self._own(Sequence(role, row, owner), self._cache_seed + salt)
         self.append(sequence, token_ids)
         if self.pool.keeps_prefixes:
+            self.pool.lookups += len(token_ids) // self.block_size
             self._take_cached(row, len(token_ids))
         return sequence
 
@@ -137,9 +138,12 @@ class SequenceTable:
             most: tokens that may come from the cache; later ones are computed even if the cache has them.
         """
         fresh = self.pool.keeps_prefixes and row in self._unhashed and not self.num_blocks[row]
-        if fresh or row in self._preempted:
+        if row in self._preempted:
             self._preempted.discard(row)
-            self._take_cached(row, most)
+            self.pool.lookups += most // self.block_size
+        elif not fresh:  # a fresh one was counted by `open`
+            return
+        self._take_cached(row, most)
 
     def blocks_of(self, owner: Hashable) -> int:
         """Blocks that an owner's sequences hold, shared ones counted once."""

@@ -12,6 +12,7 @@ from espalier.engine.models.model import Model
 from espalier.engine.scheduling.branches import Branches, Draws
 from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, StepPlan
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
+from espalier.engine.stats import ROW_BOUNDS, TOKEN_BOUNDS, Histogram
 from espalier.engine.work import Done, Generate, Score, Scored, Work
 
 
@@ -61,7 +62,9 @@ class Scheduler:
 
     Attributes:
         planner: chooses the tokens of each step.
-        computed_tokens: tokens computed since the scheduler was made; `steps` and `copied_blocks` count likewise.
+        batch_rows: sequences of each step since the scheduler was made.
+        batch_tokens: tokens computed in each.
+        copied_blocks: blocks copied since then.
     """
 
     def __init__(
@@ -71,7 +74,8 @@ class Scheduler:
         self.role = role
         self.table, self.pool = table, table.pool
         self.planner = BatchPlanner(table, make_room)
-        self.computed_tokens = self.copied_blocks = self.steps = 0
+        self.batch_rows, self.batch_tokens = Histogram(ROW_BOUNDS), Histogram(TOKEN_BOUNDS)
+        self.copied_blocks = 0
         self._model = model
         self._waiting: list[WaitingRequest] = []
         self._branches = Branches(table, model)
@@ -267,8 +271,8 @@ class Scheduler:
             if isinstance(chunk.target, RunningRequest) and not self.table.missing(chunk.row):
                 chunk.target.extra_tokens -= 1  # its last token had not been computed before
         self.copied_blocks += len(plan.copies[0])
-        self.computed_tokens += int(plan.counts.sum())
-        self.steps += 1
+        self.batch_rows.add(len(plan.rows))
+        self.batch_tokens.add(int(plan.counts.sum()))
 
     def update(self, output: SchedulerOutput, results: StepResults) -> list[Done]:
         """Take in the results of a step, the oldest of those in flight, and return the work that it finished.

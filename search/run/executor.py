@@ -1,9 +1,10 @@
 """What runs searches: an orchestrator in this process, or workers on other machines."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from espalier.engine.stats import RoleStats
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import Candidate, Event, SearchResult
 from espalier.search.voting.vote import VoteResult
@@ -34,11 +35,13 @@ class Occupancy:
         running: searches that run.
         waiting: searches that wait for memory or a slot.
         kv_blocks: blocks by role; empty where other processes hold them.
+        stats: the engine's counters by role; empty where other processes count.
     """
 
     running: int
     waiting: int
     kv_blocks: dict[str, KvBlocks]
+    stats: dict[str, RoleStats] = field(default_factory=dict)
 
 
 class Executor(Protocol):

@@ -137,11 +137,11 @@ class Orchestrator:
 
     def occupancy(self) -> Occupancy:
         """Return what is held now."""
+        stats = self.engine.stats()
         blocks = {
-            role: KvBlocks(stats.live_blocks, stats.cached_blocks, stats.free_blocks)
-            for role, stats in self.engine.stats().items()
+            role: KvBlocks(each.live_blocks, each.cached_blocks, each.free_blocks) for role, each in stats.items()
         }
-        return Occupancy(self.running, self.waiting, blocks)
+        return Occupancy(self.running, self.waiting, blocks, stats)
 
     def describe_models(self) -> dict[str, str]:
         """Return what results depend on besides the request.

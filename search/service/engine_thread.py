@@ -5,24 +5,25 @@
     EventBuffer <-- call_soon_threadsafe -- events, failures, state
 
 The queue is bounded and never fills up: each call that may be in progress can add a submit, its cancel, and one late
-cancel of a previous search; questions are answered one at a time.
+cancel of a previous search; only one report is asked for at a time.
 """
 
 import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
 
 from espalier.engine.errors import FatalError
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions
-from espalier.search.result import Event, Finished, SearchResult
-from espalier.search.run.executor import Executor, Rejected
+from espalier.search.result import Event, Finished, SearchResult, StepDone
+from espalier.search.run.executor import Executor, Occupancy, Rejected
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
-
-T = TypeVar("T")
 
 log = logging.getLogger("espalier.service")
 
@@ -30,14 +31,62 @@ DEAD = "the engine has stopped, and the server with it; it needs a restart"
 STOPPING = "the server is shutting down"
 
 
-class Search:
-    """One submitted search as seen by the event loop: its events, and whether the orchestrator has finished it."""
+class EngineState(StrEnum):
+    """How far the engine thread is."""
 
-    def __init__(self, request: SearchRequest, capacity: int, on_end: Callable[[SearchResult | None], None]) -> None:
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+    DEAD = "dead"
+
+
+_WHY_NOT_READY = {
+    EngineState.LOADING: "the server is still loading its models; try again later",
+    EngineState.STOPPING: STOPPING,
+    EngineState.DEAD: DEAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorReport:
+    """What an executor serves and holds, between two of its steps.
+
+    Attributes:
+        models: what results depend on besides the request; see `Executor.describe_models`.
+        kv_memory_bytes: size of the KV pool; of one worker's where there are several.
+        occupancy: searches, blocks and counters.
+        at: monotonic time of the report, in seconds.
+    """
+
+    models: dict[str, str]
+    kv_memory_bytes: int
+    occupancy: Occupancy
+    at: float
+
+
+class RoundEnd(NamedTuple):
+    """When a round of a search ended, in monotonic seconds, and what its `StepDone` said."""
+
+    at: float
+    depth: int
+    scored: int
+
+
+class Search:
+    """One submitted search as seen by the event loop: its events, and whether the orchestrator has finished it.
+
+    Attributes:
+        result: set when it has ended, unless it ended by an error.
+        rounds: of the search so far; those of one that has ended are complete.
+    """
+
+    def __init__(self, request: SearchRequest, capacity: int, on_end: Callable[["Search"], None]) -> None:
         self.request = request
         self.events = EventBuffer(capacity)
         self.ended = False
         self.cancelled = False
+        self.result: SearchResult | None = None
+        self.rounds: list[RoundEnd] = []  # appended to on the engine thread
         self.search_id: str | None = None  # written and read on the engine thread
         self._on_end = on_end
 
@@ -47,17 +96,18 @@ class Search:
             return
         self.events.push(event)
         if isinstance(event, Finished):
-            self._end(event.result)
+            self.result = event.result
+            self._end()
 
     def fail(self, error: Exception) -> None:
         """End the search with an error."""
         if not self.ended:
             self.events.fail(error)
-            self._end(None)
+            self._end()
 
-    def _end(self, result: SearchResult | None) -> None:
+    def _end(self) -> None:
         self.ended = True
-        self._on_end(result)
+        self._on_end(self)
 
 
 class EngineThread:
@@ -76,7 +126,7 @@ class EngineThread:
         self._event_capacity = event_capacity
         self._executor: Executor | None = None  # its `check` is called by other threads
         self._live: set[Search] = set()
-        self._questions: set[asyncio.Future[Any]] = set()
+        self._report: asyncio.Future[ExecutorReport] | None = None  # the one asked for last
         self._stop_asked = False  # used on the event loop only
         self._running = True  # used on the engine thread only
         self.loaded: asyncio.Future[None] = self._loop.create_future()
@@ -92,10 +142,18 @@ class EngineThread:
         self._thread.start()
 
     @property
+    def state(self) -> EngineState:
+        """How far the thread is."""
+        if self._stop_asked:
+            return EngineState.STOPPING
+        if self.over.done():
+            return EngineState.DEAD
+        return EngineState.READY if self.loaded.done() else EngineState.LOADING
+
+    @property
     def ready(self) -> bool:
         """Whether searches can be submitted."""
-        loaded = self.loaded.done() and self.loaded.exception() is None
-        return loaded and not self._stop_asked and not self.over.done()
+        return self.state is EngineState.READY
 
     def require_ready(self) -> None:
         """Raise unless searches can be submitted.
@@ -103,18 +161,13 @@ class EngineThread:
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
-        if self._stop_asked:
-            raise NotReadyError(STOPPING)
-        if self.over.done():
-            raise NotReadyError(DEAD)
-        if not self.loaded.done():
-            raise NotReadyError("the server is still loading its models; try again later")
-        self.loaded.result()
+        if why := _WHY_NOT_READY.get(self.state):
+            raise NotReadyError(why)
 
     def submit(
         self,
         request: SearchRequest,
-        on_end: Callable[[SearchResult | None], None],
+        on_end: Callable[[Search], None],
         progress: bool,
         options: SubmitOptions = USUAL,
     ) -> Search:
@@ -122,8 +175,7 @@ class EngineThread:
 
         Args:
             request: a validated request.
-            on_end: called once, on the event loop, when the orchestrator has finished the search in any way; with its
-                result if there is one.
+            on_end: called once, on the event loop, when the orchestrator has finished the search in any way.
             progress: whether to deliver events other than `Finished`.
             options: priority and other options of the submission.
 
@@ -132,9 +184,9 @@ class EngineThread:
         """
         self.require_ready()
 
-        def ended(result: SearchResult | None) -> None:
+        def ended(search: Search) -> None:
             self._live.discard(search)
-            on_end(result)
+            on_end(search)
 
         search = Search(request, self._event_capacity, ended)
         self._live.add(search)
@@ -151,18 +203,20 @@ class EngineThread:
         assert self._executor is not None
         await asyncio.to_thread(self._executor.check, request)
 
-    async def ask(self, question: Callable[[Executor], T]) -> T:
-        """The answer of the orchestrator to a question that takes no time, between two of its steps.
+    async def report(self) -> ExecutorReport:
+        """What the executor serves and holds, between two of its steps; a step may take seconds.
+
+        Callers at the same time share one report, also if some of them stop waiting.
 
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
         self.require_ready()
-        answer: asyncio.Future[T] = self._loop.create_future()
-        self._questions.add(answer)
-        answer.add_done_callback(self._questions.discard)
-        self._commands.put_nowait(lambda executor: self._post(_answer, answer, question(executor)))
-        return await answer
+        if self._report is None or self._report.done():
+            self._report = self._loop.create_future()
+            self._report.add_done_callback(asyncio.Future.exception)  # read, as nobody may be waiting any more
+            self._commands.put_nowait(self._make_report)
+        return await asyncio.shield(self._report)
 
     def cancel(self, search: Search) -> None:
         """Request the cancellation of a search; does nothing if it has finished or was cancelled before."""
@@ -192,9 +246,12 @@ class EngineThread:
     def _fail_all(self, text: str) -> None:
         for search in list(self._live):
             search.fail(NotReadyError(text))
-        for question in self._questions:
-            if not question.done():
-                question.set_exception(NotReadyError(text))
+        if self._report is not None and not self._report.done():
+            self._report.set_exception(NotReadyError(text))
+
+    def _deliver_report(self, report: ExecutorReport) -> None:
+        if self._report is not None and not self._report.done():
+            self._report.set_result(report)
 
     def _load_failed(self, error: Exception) -> None:
         self.over.set_result(None)
@@ -249,8 +306,16 @@ class EngineThread:
         except queue.Empty:
             return
 
+    def _make_report(self, executor: Executor) -> None:
+        report = ExecutorReport(
+            executor.describe_models(), executor.kv_memory_bytes, executor.occupancy(), time.monotonic()
+        )
+        self._post(self._deliver_report, report)
+
     def _submit(self, executor: Executor, search: Search, progress: bool, options: SubmitOptions) -> None:
         def on_event(event: Event | Rejected) -> None:
+            if isinstance(event, StepDone):
+                search.rounds.append(RoundEnd(time.monotonic(), event.depth, event.scored))
             if isinstance(event, Rejected):
                 self._post(search.fail, event.error)
             elif progress or isinstance(event, Finished):
@@ -267,11 +332,6 @@ class EngineThread:
 
     def _leave(self, executor: Executor) -> None:
         self._running = False
-
-
-def _answer(answer: asyncio.Future[T], value: T) -> None:
-    if not answer.done():
-        answer.set_result(value)
 
 
 def _survives(action: Callable[[], None], message: str) -> bool:

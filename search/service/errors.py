@@ -30,6 +30,10 @@ TEXT_BYTES = 1024
 """Most bytes of a failure's text."""
 
 
+class BindError(EspalierError):
+    """The server cannot listen on one of its addresses."""
+
+
 class BusyError(EspalierError):
     """All slots are taken and the queue is full, or no slot became free in time."""
 
@@ -80,12 +84,14 @@ class Failure:
 
     Attributes:
         code: name of a google.rpc code.
+        reason: one of `REASONS`; tells apart what has the same code.
         text: at most `TEXT_BYTES` bytes.
         violations: fields of the request that are wrong.
         retry_seconds: when to try again; None if that is of no use.
     """
 
     code: str
+    reason: str
     text: str
     violations: tuple[Violation, ...] = ()
     retry_seconds: float | None = None
@@ -107,6 +113,17 @@ _CODES: tuple[tuple[type[EspalierError], str, float | None], ...] = (
     (SearchFailedError, "INTERNAL", None),
 )
 
+INTERNAL = "internal"
+"""Reason of a failure that is a bug."""
+
+
+def _reason(kind: type[EspalierError]) -> str:
+    """`BusyError` is `busy`, `SearchFailedError` is `search_failed`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__.removesuffix("Error")).lower()
+
+
+REASONS = (*(_reason(kind) for kind, _, _ in _CODES), INTERNAL)
+
 
 def failure_of(error: Exception) -> Failure:
     """Return what a caller is told about `error`.
@@ -117,10 +134,10 @@ def failure_of(error: Exception) -> Failure:
         if isinstance(error, kind):
             retry = error.retry_seconds if isinstance(error, QuotaError) else retry_seconds
             violations = tuple(Violation(v.field, in_fields(v.description)) for v in _violations(error))
-            return Failure(code, cut(in_fields(str(error)), TEXT_BYTES), violations, retry)
+            return Failure(code, _reason(kind), cut(in_fields(str(error)), TEXT_BYTES), violations, retry)
     name = uuid.uuid4().hex[:12]
     log.error("internal error, id=%s", name, exc_info=error)
-    return Failure("INTERNAL", f"internal error, id={name}")
+    return Failure("INTERNAL", INTERNAL, f"internal error, id={name}")
 
 
 def _violations(error: EspalierError) -> tuple[Violation, ...]:

@@ -5,22 +5,27 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from espalier.engine.errors import EspalierError
 from espalier.search.run.executor import Executor
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import AccessLog, Call
-from espalier.search.service.engine_thread import EngineThread
+from espalier.search.service.engine_thread import EngineThread, Search
+from espalier.search.service.errors import BindError
 from espalier.search.service.grpc_api.credentials import reloading_credentials
 from espalier.search.service.grpc_api.interceptor import CallInterceptor
 from espalier.search.service.grpc_api.servicer import SolveServicer
+from espalier.search.service.observability.engine_metrics import EngineMetrics
+from espalier.search.service.observability.metrics import Metrics
+from espalier.search.service.observability.metrics_port import MetricsPort
+from espalier.search.service.observability.observer import Observer
+from espalier.search.service.observability.tracing import traced
 from espalier.search.service.session import Session
-from espalier.search.service.settings import ServerSettings
+from espalier.search.service.settings import ServerSettings, is_loopback, join_address
 from espalier.v1 import search_pb2
 from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
 
@@ -34,21 +39,35 @@ STOP_SECONDS = 15.0
 FLUSH_SECONDS = 1.0
 
 
-class BindError(EspalierError):
-    """The server cannot listen on its address."""
-
-
 class Server:
     """One gRPC server and its engine thread. Create and use it on one event loop.
 
     The health service reports NOT_SERVING until the orchestrator is loaded, after the engine has died, and from the
     start of `drain`.
+
+    Attributes:
+        metrics: of this server alone.
+        metrics_address: `HOST:PORT` of `--metrics-port` once started; None without one.
     """
 
-    def __init__(self, load: Callable[[], Executor], settings: ServerSettings) -> None:
+    def __init__(
+        self, load: Callable[[], Executor], settings: ServerSettings, observers: Sequence[Observer] = ()
+    ) -> None:
+        """Create a server that has not started.
+
+        Args:
+            load: see `serve`.
+            settings: address and limits.
+            observers: hear of calls and searches, as the log and the metrics do.
+        """
         self._settings = settings
         self.engine = EngineThread(load, 2 * settings.max_searches + settings.max_queue + 1, settings.event_buffer)
-        self.session = Session(self.engine, settings)
+        self.session = Session(self.engine, settings, self._on_search_end)
+        self.metrics = Metrics()
+        self.metrics.registry.register(EngineMetrics(self.engine, self.session, settings))
+        self.metrics_address: str | None = None
+        self._metrics_port: MetricsPort | None = None
+        self._observers = (self.metrics, *observers)
         self._log = AccessLog(settings.log_format)
         callers = Callers(settings.callers, certificates=settings.tls_client_ca is not None)
         self._credentials = reloading_credentials(settings.tls) if settings.tls else None
@@ -84,11 +103,21 @@ class Server:
             raise BindError(f"cannot listen on {wanted}: is another server using it? choose another with --port")
         if self._settings.exposed:
             log.warning("%s is reachable from other machines %s (--insecure-bind)", wanted, self._settings.exposed)
+        self._open_metrics_port()
         await self._set_health(serving=False)
         await self._server.start()
         self.engine.start()
         self._reporter = asyncio.create_task(self._report_health())
         return self._settings.address(port)
+
+    def _open_metrics_port(self) -> None:
+        host, port = self._settings.metrics_host, self._settings.metrics_port
+        if port is not None:
+            self._metrics_port = MetricsPort(self.metrics.registry, host, port)
+            self.metrics_address = join_address(host, self._metrics_port.port)
+            log.info("metrics are at http://%s/metrics", self.metrics_address)
+            if not is_loopback(host):
+                log.warning("%s is reachable from other machines without login (--insecure-bind)", self.metrics_address)
 
     async def drain(self) -> None:
         """Refuse new searches, and wait up to the drain time for running ones."""
@@ -115,6 +144,8 @@ class Server:
         loading = not self.engine.loaded.done()
         ended = await self.engine.stop(FLUSH_SECONDS if loading else STOP_SECONDS)
         await self._server.stop(FLUSH_SECONDS)
+        if self._metrics_port is not None:
+            await self._metrics_port.close()
         if self._reporter is not None:
             self._reporter.cancel()
             await asyncio.wait([self._reporter])
@@ -124,6 +155,12 @@ class Server:
 
     def _on_call_end(self, call: Call) -> None:
         self._log.write(call)
+        for observer in self._observers:
+            observer.call_ended(call)
+
+    def _on_search_end(self, call: Call, search: Search) -> None:
+        for observer in self._observers:
+            observer.search_ended(call, search)
 
     async def _report_health(self) -> None:
         # `wait`, because cancelling a task that awaits a future also cancels the future.
@@ -154,16 +191,23 @@ def serve(load: Callable[[], Executor], settings: ServerSettings, ready: Callabl
         The exit code: 0, or 1 if the engine died.
 
     Raises:
-        BindError: the address is in use or does not belong to this machine.
+        BindError: an address is in use or does not belong to this machine.
+        TracingError: the environment asks for traces that cannot be made; see `observability.tracing`.
         Exception: any exception of `load`.
     """
-    return asyncio.run(_serve(load, settings, ready))
+    with traced() as observers:
+        return asyncio.run(_serve(load, settings, ready, observers))
 
 
-async def _serve(load: Callable[[], Executor], settings: ServerSettings, ready: Callable[[str], None] | None) -> int:
+async def _serve(
+    load: Callable[[], Executor],
+    settings: ServerSettings,
+    ready: Callable[[str], None] | None,
+    observers: Sequence[Observer],
+) -> int:
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
-    server = Server(load, settings)
+    server = Server(load, settings, observers)
     try:
         address = await server.start()
         stop_asked = asyncio.ensure_future(stopping.wait())

@@ -6,7 +6,7 @@ Doors translate: a message to a `SearchRequest`, events to messages, errors to t
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -63,13 +63,22 @@ class Session:
         idle: set while no call is in progress.
     """
 
-    def __init__(self, engine: EngineThread, settings: ServerSettings) -> None:
+    def __init__(
+        self, engine: EngineThread, settings: ServerSettings, on_search_end: Callable[[Call, Search], None]
+    ) -> None:
+        """Create a session.
+
+        Args:
+            engine: runs the searches.
+            settings: slots, queue, limits.
+            on_search_end: called with each search that has ended and the call that it was for, which may be over.
+        """
         self._engine_thread = engine
         self._settings = settings
+        self._on_search_end = on_search_end
         self._call_queue = CallQueue(settings.max_searches, settings.max_queue, settings.queue_seconds)
         self._salts = Salts(settings.share_prompts)
         self._quotas = Quotas()
-        self._asking = asyncio.Lock()
         self._calls = 0
         self._draining = False
         self.idle = asyncio.Event()
@@ -79,6 +88,16 @@ class Session:
     def ready(self) -> bool:
         """Whether searches are accepted."""
         return not self._draining and self._engine_thread.ready
+
+    @property
+    def admitted_calls(self) -> int:
+        """Calls that hold a slot."""
+        return self._call_queue.held
+
+    @property
+    def waiting_calls(self) -> int:
+        """Calls that wait for a slot."""
+        return self._call_queue.waiting
 
     def refuse_new(self) -> None:
         """Refuse all further calls; calls in progress continue."""
@@ -90,13 +109,10 @@ class Session:
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
-        async with self._asking:
-            models, memory, occupancy = await self._engine_thread.ask(
-                lambda executor: (executor.describe_models(), executor.kv_memory_bytes, executor.occupancy())
-            )
-        queue, settings = self._call_queue, self._settings
-        counts = (queue.held, queue.waiting, settings.max_searches, settings.max_queue)
-        return ServerInfo(version("espalier"), models, memory, occupancy, *counts)
+        report, settings = await self._engine_thread.report(), self._settings
+        held = report.models, report.kv_memory_bytes, report.occupancy
+        counts = (self.admitted_calls, self.waiting_calls, settings.max_searches, settings.max_queue)
+        return ServerInfo(version("espalier"), *held, *counts)
 
     @asynccontextmanager
     async def search(
@@ -127,7 +143,7 @@ class Session:
         self.idle.clear()
         try:
             with self._quotas.call(call.caller):
-                search = await self._start(request, call.caller, priority, progress, violations)
+                search = await self._start(request, call, call.caller, priority, progress, violations)
                 try:
                     async with asyncio.timeout(self._settings.search_seconds + _GRACE):
                         yield self._events(search, call)
@@ -157,6 +173,7 @@ class Session:
     async def _start(
         self,
         request: SearchRequest,
+        call: Call,
         caller: Caller,
         priority: int,
         progress: bool,
@@ -175,10 +192,11 @@ class Session:
             assert request.time_limit is not None
             waited, give_back = request.time_limit, _nothing  # the orchestrator ends it at once, with an empty result
 
-        def ended(result: SearchResult | None) -> None:
+        def ended(search: Search) -> None:
             give_back()
-            if result is not None:
-                self._quotas.take(caller, result.usage.generated_tokens + result.usage.verifier_tokens)
+            if search.result is not None:
+                self._quotas.take(caller, search.result.usage.charged_tokens)
+            self._on_search_end(call, search)
 
         try:
             salt = self._salts.of(caller)

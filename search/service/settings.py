@@ -91,6 +91,14 @@ class ServerSettings:
         Interval(ge=1),
         Option("Maximum connections; default: what leaves a quarter of the process's file limit."),
     ] = None
+    metrics_port: Annotated[
+        int | None,
+        Interval(ge=0, le=65535),
+        Option("TCP port of an HTTP server for metrics alone, without login; 0 takes a free one."),
+    ] = None
+    metrics_host: Annotated[
+        str, Option("Address of --metrics-port to listen on; any but loopback needs --insecure-bind.")
+    ] = "127.0.0.1"
     log_format: Annotated[LogFormat, Option("Form of the log of calls.")] = LogFormat.TEXT
     event_buffer: Annotated[
         int, Interval(ge=2), Option("Events buffered for a slow client before progress is dropped.")
@@ -120,6 +128,11 @@ class ServerSettings:
                 f"--host {self.host} is reachable from other machines {self.exposed}; listen on 127.0.0.1, give "
                 "--tls-certificate, --tls-key and --callers, or pass --insecure-bind to accept that"
             )
+        if self.metrics_port is not None and not is_loopback(self.metrics_host) and not self.insecure_bind:
+            raise SettingsError(
+                f"--metrics-host {self.metrics_host} is reachable from other machines, and metrics need no login; "
+                "listen on 127.0.0.1, or pass --insecure-bind to accept that"
+            )
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -136,8 +149,13 @@ class ServerSettings:
         return f"without {' or '.join(lacks)}" if lacks and not is_loopback(self.host) else ""
 
     def address(self, port: int) -> str:
-        """`HOST:PORT` as gRPC writes it, with an IPv6 address in brackets."""
-        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+        """`HOST:PORT` of a port on `host`."""
+        return join_address(self.host, port)
+
+
+def join_address(host: str, port: int) -> str:
+    """`HOST:PORT` as gRPC writes it, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

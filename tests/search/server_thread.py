@@ -3,12 +3,13 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from espalier.search.service.observability.observer import Observer
 from espalier.search.service.server import Server
 from espalier.search.service.session import ServerInfo
 from espalier.search.service.settings import ServerSettings
@@ -17,15 +18,15 @@ PATIENCE = 10.0  # seconds any single wait may take before the test fails
 
 
 class ServerThread:
-    def __init__(self, load: Callable[[], Any], settings: ServerSettings) -> None:
+    def __init__(self, load: Callable[[], Any], settings: ServerSettings, observers: Sequence[Observer] = ()) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.server: Server = self.call(self._make(load, settings))
+        self.server: Server = self.call(self._make(load, settings, observers))
         self.address: str = self.call(self.server.start())
 
-    async def _make(self, load: Callable[[], Any], settings: ServerSettings) -> Server:
-        return Server(load, settings)
+    async def _make(self, load: Callable[[], Any], settings: ServerSettings, observers: Sequence[Observer]) -> Server:
+        return Server(load, settings, observers)
 
     def call(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)

@@ -11,6 +11,7 @@ from typing import Any
 
 from espalier.search.result import SearchResult
 from espalier.search.service.access.callers import Caller
+from espalier.search.service.errors import Failure
 from espalier.search.service.settings import LogFormat
 
 log = logging.getLogger("espalier.access")
@@ -27,20 +28,30 @@ class Call:
     Attributes:
         method: what is called, such as `SolveProblem` or `POST /v1/chat/completions`.
         request_id: the caller's own id of the call, else a new one; it is echoed.
+        traceparent: the caller's place in a trace, as W3C Trace Context writes it; None without one.
         caller: None until identified.
         code: the google.rpc code that it ended with.
+        reason: why it failed; see `errors.Failure`. None if it did not.
         result: the search's result; None without one.
         started: monotonic time of its arrival, in seconds.
         seconds: how long it took.
+        span: of a trace, if there is one; for `observability.tracing` alone.
     """
 
     method: str
     request_id: str
+    traceparent: str | None = None
     caller: Caller | None = None
     code: str = "OK"
+    reason: str | None = None
     result: SearchResult | None = None
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
+    span: Any = None
+
+    def fail(self, failure: Failure) -> None:
+        """Record how it failed."""
+        self.code, self.reason = failure.code, failure.reason
 
     def end(self) -> None:
         """Record that it is over."""

@@ -18,7 +18,6 @@ from grpc_health.v1 import health_pb2
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import Call, request_id_of
 from espalier.search.service.errors import (
-    Failure,
     MessageTooLargeError,
     NotOfferedError,
     UnreadableMessageError,
@@ -106,7 +105,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _call(self, method: str, context: Any) -> Any:
-        call = Call(method.rpartition("/")[2], request_id_of(_metadata(context, REQUEST_ID)))
+        request_id = request_id_of(_metadata(context, REQUEST_ID))
+        call = Call(method.rpartition("/")[2], request_id, _metadata(context, "traceparent"))
         CALL.set(call)
         context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
         try:
@@ -133,8 +133,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return
         if isinstance(error, NotImplementedError):  # of a generated class, such as the health service's List
             error = NotOfferedError("this server does not offer that method")
-        failure: Failure = failure_of(error)
-        call.code = failure.code
+        failure = failure_of(error)
+        call.fail(failure)
         await abort(context, failure, (REQUEST_ID, call.request_id))
 
     def _checked(self, deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -49,6 +49,16 @@ def test_full_blocks_of_a_prompt_are_computed_once(make: Make):
     assert (stats.cached_blocks, stats.cache_hits, stats.live_blocks) == (2, 4, 0)
 
 
+def test_each_full_block_of_a_prompt_is_counted_as_looked_up_once(make: Make):
+    engine, without = make(), make(prefix_cache=False)
+    for _ in range(3):
+        compute(engine, "generator", PROMPT)
+        compute(without, "generator", PROMPT)
+    stats = engine.stats()["generator"]
+    assert (stats.cache_lookups, stats.cache_hits) == (6, 4)
+    assert without.stats()["generator"].cache_lookups == 0
+
+
 def test_a_prompt_is_shared_while_its_first_owner_still_holds_it(make: Make):
     engine = make()
     first = engine.open("generator", PROMPT)

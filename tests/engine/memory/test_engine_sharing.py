@@ -186,9 +186,13 @@ def test_sequences_without_work_give_up_their_memory_to_those_with_work_and_get_
         expected = plain_logits(tiny_checkpoints["qwen2-untied"], [*ids, token])[-1:]
         torch.testing.assert_close(torch.from_numpy(values[token]), expected, rtol=1e-4, atol=1e-4)
     text = engine.schedulers["generator"].table.token_ids(hoard)
+    looked_up = engine.stats()["generator"].cache_lookups
     again = torch.from_numpy(read(engine, hoard, [60]))
     expected = plain_logits(tiny_checkpoints["qwen2-untied"], [*text, 60])[-1:]
     torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-4)
+    stats = engine.stats()["generator"]
+    assert stats.cache_lookups - looked_up == len(text) // 4, "what was given up is looked up again"
+    assert stats.cache_hits <= stats.cache_lookups
     release(engine, hoard)
 
 

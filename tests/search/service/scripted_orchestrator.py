@@ -4,7 +4,8 @@ solve    ends after two rounds with the answer 42        hold     runs until `re
 nothing  ends without an answer                          flood    as hold, with 50 step reports in every engine step
 fail     ends as failed                                  die      the engine step raises
 bug      submitting raises an unexpected error           pool     submitting raises PoolTooSmallError
-lost     the engine step raises DeviceError
+lost     the engine step raises DeviceError       budget   ends by its budget, with the answer 42
+stuck    the engine step lasts until `release` is set
 """
 
 import itertools
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from espalier.engine.errors import DeviceError, PoolTooSmallError
+from espalier.engine.stats import RoleStats
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import (
     Candidate,
@@ -49,7 +51,7 @@ DIGESTS = {"generator": "ab" * 32, "verifier": "cd" * 32}
 
 
 def result_of(request: SearchRequest, search_id: str, stop_reason: StopReason) -> SearchResult:
-    answered = stop_reason is StopReason.FINISHED and request.problem != "nothing"
+    answered = stop_reason in (StopReason.FINISHED, StopReason.BUDGET) and request.problem != "nothing"
     return SearchResult(
         search_id=search_id,
         answer="42" if answered else "",
@@ -90,6 +92,7 @@ class ScriptedOrchestrator:
         self._flood_grew = threading.Condition()
         self.closed = False
         self.late = False
+        self.stats: dict[str, RoleStats] = {}
         self.thread: threading.Thread | None = None
         self._numbers = itertools.count()
         self._live: dict[str, Running] = {}
@@ -111,7 +114,7 @@ class ScriptedOrchestrator:
         return DIGESTS
 
     def occupancy(self) -> Occupancy:
-        return Occupancy(self.running, 0, {"generator": KvBlocks(self.running, 3, 7)})
+        return Occupancy(self.running, 0, {"generator": KvBlocks(self.running, 3, 7)}, self.stats)
 
     def check(self, request: SearchRequest) -> None:
         validate(request)
@@ -170,6 +173,11 @@ class ScriptedOrchestrator:
                 raise DeviceError("generator", "cuda:0", RuntimeError("CUDA error: device lost\nand so on"))
             case "fail":
                 return StopReason.FAILED
+            case "budget":
+                return StopReason.BUDGET
+            case "stuck":
+                assert self.release.wait(10)
+                return StopReason.FINISHED
             case "hold" | "flood":
                 if search.request.problem == "flood":
                     self._flood(search)

@@ -2,17 +2,23 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from exposition import scrape
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from server_thread import ServerThread
 
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.search.client import SearchClient
-from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
 from espalier.search.result import Finished, Started, StepDone
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.service.observability.tracing import Tracing
 
 LONG = 120.0
 """Seconds; the first search of a machine may compile the attention kernel."""
@@ -97,3 +103,47 @@ def test_clients_at_once_get_the_answers_they_would_get_alone(server: ServerThre
     assert [together.get(i) for i in range(len(requests))] == alone
     wait_until_idle(orchestrator)
     orchestrator.engine.check_drained()
+
+
+def test_metrics_and_spans_tell_what_the_results_told(orchestrator: Any, start: Callable[..., ServerThread]) -> None:
+    spans = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    server = start(lambda: orchestrator, [Tracing(provider)], share_prompts=True)
+    server.wait_loaded()
+    before = orchestrator.engine.stats()
+    first, second, third = problems(3)
+    requests = [
+        SearchRequest(first, beam_width=2, expansion=2, max_step_tokens=32),
+        SearchRequest(first, beam_width=2, expansion=2, max_step_tokens=32, seed=5),
+        SearchRequest(second, AlgorithmName.MAJORITY, beam_width=32, temperature=0.7, early_stop=EarlyStop.FRUGAL),
+        SearchRequest(third, AlgorithmName.BEST_OF_N, beam_width=4, generator_budget=60),
+    ]
+    with SearchClient(server.address) as client:
+        events = [list(client.solve_stream(request, timeout=LONG)) for request in requests]
+    usages = [each[-1].result.usage for each in events if isinstance(each[-1], Finished)]
+    wait_until_idle(orchestrator)
+    seen, stats = scrape(server), orchestrator.engine.stats()
+
+    def total(field: str) -> float:
+        return sum(getattr(usage, field) for usage in usages)
+
+    assert seen.series("espalier_searches_total", "outcome") == {"finished": 3, "budget": 1}
+    assert seen.value("espalier_sampled_tokens_total") == total("generated_tokens")
+    assert seen.value("espalier_stopped_tokens_total") == total("stopped_tokens") > 0
+    assert seen.value("espalier_stopped_paths_total") == total("stopped_paths") > 0
+    for role in ("generator", "verifier"):
+        assert seen.value("espalier_computed_tokens_total", role=role) == total(f"{role}_tokens")
+        assert seen.value("espalier_tree_tokens_total", role=role) == total(f"{role}_tree_tokens")
+        assert seen.value("espalier_saved_tokens_total", role=role) == total(f"{role}_saved_tokens") > 0
+        of_engine = seen.value("espalier_engine_batch_tokens_sum", role=role)
+        assert of_engine == stats[role].computed_tokens
+        assert of_engine - before[role].computed_tokens == total(f"{role}_tokens")
+        assert seen.value("espalier_engine_step_seconds_count", role=role) == stats[role].steps
+        assert seen.value("espalier_kv_blocks", role=role, state="live") == 0
+        hits = seen.value("espalier_prefix_cache_hit_blocks_total", role=role)
+        assert hits == stats[role].cache_hits > before[role].cache_hits, "the second search has the first one's problem"
+    rounds = sum(isinstance(event, StepDone) for each in events for event in each)
+    names = Counter(span.name for span in spans.get_finished_spans())
+    assert names == {"SolveProblemStream": 4, "search": 4, "round": rounds}
+    provider.shutdown()

@@ -1,0 +1,151 @@
+"""What a server holds at the moment of a scrape: calls and searches, the KV pool, and the engine's counters."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.stats import Histogram
+from espalier.search.run.executor import KvBlocks
+from espalier.search.service.engine_thread import EngineState, EngineThread, ExecutorReport
+from espalier.search.service.errors import NotReadyError
+from espalier.search.service.session import Session
+from espalier.search.service.settings import ServerSettings
+
+ASK_SECONDS = 0.5
+"""Seconds that a scrape waits for the engine to end its step; it then shows what was reported last."""
+
+_DIGEST_DIGITS = 12
+_COUNTERS = (
+    ("preemptions", "engine_preemptions", "Times that a search gave up its KV to make room."),
+    ("copied_blocks", "engine_copied_blocks", "Partial KV blocks copied for paths that part."),
+    ("cache_lookups", "prefix_cache_lookup_blocks", "Full blocks of prompts looked up in the prefix cache."),
+    ("cache_hits", "prefix_cache_hit_blocks", "Blocks of prompts found in the prefix cache."),
+    ("evicted_blocks", "prefix_cache_evicted_blocks", "Cached blocks given up to make room."),
+)
+_HISTOGRAMS = (
+    ("batch_rows", "engine_batch_rows", "Sequences in a batch."),
+    ("batch_tokens", "engine_batch_tokens", "Tokens computed in a batch."),
+    ("step_seconds", "engine_step_seconds", "Time of one engine step, a batch of one model."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What is known at one moment; `report` is the engine's last one."""
+
+    state: EngineState
+    admitted: int
+    waiting: int
+    report: ExecutorReport | None
+
+
+class EngineMetrics(Collector):
+    """Asks for everything when it is collected, from a thread other than the event loop's.
+
+    Between steps the engine thread reports its counters, which it keeps anyway. A busy or dead engine holds no scrape
+    up: its last report is shown, and how old that is.
+    """
+
+    def __init__(self, engine: EngineThread, session: Session, settings: ServerSettings) -> None:
+        """Create a collector on the event loop."""
+        self._engine = engine
+        self._session = session
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._report: ExecutorReport | None = None  # used on the event loop
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families.
+
+        Raises:
+            TimeoutError: the event loop does not answer.
+        """
+        assert threading.get_ident() != self._loop_thread, "a scrape must not block the event loop"
+        moment = asyncio.run_coroutine_threadsafe(self._look(), self._loop).result(4 * ASK_SECONDS)
+        yield from self._of_the_server(moment)
+        if moment.report is not None:
+            yield from _of_the_executor(moment.report)
+            yield from _of_the_models(moment.report)
+
+    async def _look(self) -> _Moment:
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                self._report = await self._engine.report()
+        except (TimeoutError, NotReadyError):
+            pass  # the last report stays, and its age tells
+        session = self._session
+        return _Moment(self._engine.state, session.admitted_calls, session.waiting_calls, self._report)
+
+    def _of_the_server(self, moment: _Moment) -> Iterator[Metric]:
+        models = moment.report.models if moment.report else {}
+        digests = {role: models[role][:_DIGEST_DIGITS] for role in (GENERATOR, VERIFIER) if role in models}
+        yield InfoMetricFamily("espalier_build", "What is served.", {"version": version("espalier"), **digests})
+        states = {str(state): state is moment.state for state in EngineState}
+        yield StateSetMetricFamily("espalier_engine_state", "How far the engine thread is.", states)
+        yield _gauge("admitted_calls", "Calls that hold a slot.", moment.admitted)
+        yield _gauge("waiting_calls", "Calls that wait for a slot.", moment.waiting)
+        yield _gauge("search_slots", "Calls that may hold a slot.", self._settings.max_searches)
+        yield _gauge("queue_places", "Calls that may wait for a slot.", self._settings.max_queue)
+
+
+def _of_the_executor(report: ExecutorReport) -> Iterator[Metric]:
+    held = report.occupancy
+    yield _gauge("engine_report_age_seconds", "Age of what follows from the engine.", time.monotonic() - report.at)
+    yield _gauge("running_searches", "Searches that run.", held.running)
+    yield _gauge("waiting_searches", "Searches that wait for memory.", held.waiting)
+    yield _gauge(
+        "kv_pool_bytes", "Size of the KV pool, of one worker's where there are several.", report.kv_memory_bytes
+    )
+    blocks = GaugeMetricFamily("espalier_kv_blocks", "KV blocks of a model.", labels=("role", "state"))
+    for role, each in held.kv_blocks.items():
+        for state in KvBlocks.__slots__:
+            blocks.add_metric((role, state), getattr(each, state))
+    yield blocks
+
+
+def _of_the_models(report: ExecutorReport) -> Iterator[Metric]:
+    """Families of what engines count; without samples where the executor has no counters."""
+    stats = report.occupancy.stats
+    sizes = GaugeMetricFamily("espalier_kv_block_bytes", "Size of one KV block of a model.", labels=("role",))
+    for role, each in stats.items():
+        sizes.add_metric((role,), each.block_bytes)
+    yield sizes
+    for field, name, text in _COUNTERS:
+        counter = CounterMetricFamily(f"espalier_{name}", text, labels=("role",))
+        for role, each in stats.items():
+            counter.add_metric((role,), getattr(each, field))
+        yield counter
+    for field, name, text in _HISTOGRAMS:
+        histogram = HistogramMetricFamily(f"espalier_{name}", text, labels=("role",))
+        for role, each in stats.items():
+            values: Histogram = getattr(each, field)
+            histogram.add_metric((role,), _buckets(values), values.sum)
+        yield histogram
+
+
+def _buckets(values: Histogram) -> list[tuple[str, float]]:
+    """Cumulative counts by upper bound, as Prometheus has them."""
+    bounds = [floatToGoString(bound) for bound in (*values.bounds, math.inf)]
+    return list(zip(bounds, accumulate(values.counts), strict=True))
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"espalier_{name}", text, value)

@@ -1,0 +1,125 @@
+"""Counts calls and searches, and renders all metrics of a server.
+
+The registry is the server's own, so that a process can hold several servers.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.search.result import Usage
+from espalier.search.service.access.calls import Call
+from espalier.search.service.engine_thread import Search
+from espalier.search.service.errors import REASONS
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""Upper bounds of the buckets of times; a search may take 300 seconds by default."""
+
+ABORTED = "aborted"
+"""Outcome of a search without a result: a worker refused it, or the engine died or was stopped."""
+
+MOST_NAMES = 100
+"""Different values of a label whose values come from outside; all further ones are `OTHER`."""
+OTHER = "other"
+
+_OPENMETRICS = "application/openmetrics-text"
+
+
+class _Names:
+    """Bounds the values of a label."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def bounded(self, name: str) -> str:
+        """Return the name if it is one of the first `MOST_NAMES`, else `OTHER`."""
+        if name not in self._known:
+            if len(self._known) >= MOST_NAMES:
+                return OTHER
+            self._known.add(name)
+        return name
+
+
+class Metrics:
+    """The metrics of one server; an `Observer`.
+
+    Attributes:
+        registry: holds all of them; other collectors may be registered.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._methods, self._callers = _Names(), _Names()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"espalier_{name}", text, labels, registry=self.registry)
+
+        def seconds(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"espalier_{name}_seconds", text, labels, registry=self.registry, buckets=SECONDS)
+
+        self._calls = counter("calls", "Calls that are over.", "method", "code")
+        self._call_seconds = seconds("call", "Time from a call's arrival to its end.", "method")
+        self._failures = counter("call_failures", "Calls that failed.", "reason")
+        for reason in REASONS:  # shown at 0, else the first failure would not be an increase
+            self._failures.labels(reason)
+        self._caller_calls = counter("caller_calls", "Calls of a login that are over.", "caller", "code")
+        self._caller_tokens = counter("caller_tokens", "Tokens that searches of a login used up.", "caller")
+
+        self._searches = counter("searches", "Searches that have ended.", "algorithm", "outcome")
+        self._queue_seconds = seconds("search_queue", "Time that a search waited before it started.")
+        self._run_seconds = seconds("search_run", "Time from a search's start to its result.", "algorithm")
+        self._first_step_seconds = seconds("search_first_step", "Time from a search's start to its first step.")
+        self._tokens = {
+            "tokens": counter("computed_tokens", "Tokens that a model computed for ended searches.", "role"),
+            "tree_tokens": counter("tree_tokens", "Tokens of ended searches' trees, each counted once.", "role"),
+            "saved_tokens": counter("saved_tokens", "Further tokens, had nothing been shared.", "role"),
+        }
+        self._sampled = counter("sampled_tokens", "Tokens that the generator sampled for ended searches.")
+        self._stopped_paths = counter("stopped_paths", "Paths not run to their end, as the answer was decided.")
+        self._stopped_tokens = counter("stopped_tokens", "Tokens that stopped paths would still have sampled.")
+
+    def call_ended(self, call: Call) -> None:
+        """Count a call that is over."""
+        method = self._methods.bounded(call.method)
+        self._calls.labels(method, call.code).inc()
+        self._call_seconds.labels(method).observe(call.seconds)
+        if call.reason is not None:
+            self._failures.labels(call.reason).inc()
+        if call.caller is not None and call.caller.login:
+            self._caller_calls.labels(self._callers.bounded(call.caller.name), call.code).inc()
+
+    def search_ended(self, call: Call, search: Search) -> None:
+        """Count a search that has ended, and what it used up."""
+        algorithm, result = str(search.request.algorithm), search.result
+        self._searches.labels(algorithm, str(result.stop_reason) if result else ABORTED).inc()
+        if result is None:
+            return
+        usage = result.usage
+        self._queue_seconds.observe(usage.queue_seconds)
+        self._run_seconds.labels(algorithm).observe(usage.seconds)
+        if usage.nodes:
+            self._first_step_seconds.observe(usage.first_step_seconds)
+        self._count_tokens(usage)
+        if call.caller is not None and call.caller.login:
+            self._caller_tokens.labels(self._callers.bounded(call.caller.name)).inc(usage.charged_tokens)
+
+    def _count_tokens(self, usage: Usage) -> None:
+        for kind, counter in self._tokens.items():
+            for role in (GENERATOR, VERIFIER):
+                counter.labels(role).inc(getattr(usage, f"{role}_{kind}"))
+        self._sampled.inc(usage.generated_tokens)
+        self._stopped_paths.inc(usage.stopped_paths)
+        self._stopped_tokens.inc(usage.stopped_tokens)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return all metrics as text. It waits for the event loop and the engine, so call it on another thread.
+
+        Args:
+            accept: the reader's `Accept` header, which may ask for OpenMetrics.
+
+        Returns:
+            The text, and its content type.
+        """
+        encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept else "")
+        return encode(self.registry), content_type
