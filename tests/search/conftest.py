@@ -1,21 +1,29 @@
+"""A server without an engine, for tests of the service and its clients."""
+
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from scripted_orchestrator import ScriptedOrchestrator
-from server_thread import ServerThread
 
-from espalier.search.service.settings import ServerSettings
+if TYPE_CHECKING:
+    from scripted_orchestrator import ScriptedOrchestrator
+    from server_thread import ServerThread
 
 
 @pytest.fixture
-def fake() -> ScriptedOrchestrator:
+def fake() -> "ScriptedOrchestrator":
+    from scripted_orchestrator import ScriptedOrchestrator
+
     return ScriptedOrchestrator()
 
 
 @pytest.fixture
-def start(fake: ScriptedOrchestrator) -> Iterator[Callable[..., ServerThread]]:
+def start(fake: "ScriptedOrchestrator") -> "Iterator[Callable[..., ServerThread]]":
     """Starts a server, by default of `fake` and loaded, on a free port; stops it after the test."""
+    from server_thread import ServerThread
+
+    from espalier.search.service.settings import ServerSettings
+
     running: list[ServerThread] = []
 
     def start_server(load: Callable[[], Any] | None = None, **settings: Any) -> ServerThread:
