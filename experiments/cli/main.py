@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,9 +27,12 @@ from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.request import SearchRequest
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.load import RuntimeSettings, on_gpu
 from espalier.search.schema import declared
-from espalier.search.service.settings import ServerSettings
+from espalier.search.service.settings import ServerSettings, default_searches
+
+if TYPE_CHECKING:
+    from espalier.search.run.executor import Executor
 
 app = typer.Typer(
     name="espalier",
@@ -163,19 +166,25 @@ def serve(
     from espalier.experiments.cli.loading import load_executor
     from espalier.search.service.server import serve as run_server
 
+    def load() -> "Executor":
+        from espalier.kernels.cpu.threads import usable_cores
+
+        gpu = bool(where.gpus_per_worker) or on_gpu(runtime.device)
+        most = settings.max_searches or default_searches(gpu, runtime.threads or usable_cores(), where.workers)
+        return load_executor(replace(runtime, max_running=-(-most // where.workers)), where)
+
     if runtime.verify_incremental:
         raise typer.BadParameter(
             "a server would stop at the first difference; use solve or eval",
             param_hint="--verify-incremental",
         )
-    runtime = replace(runtime, max_running=-(-settings.max_searches // where.workers))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("espalier").setLevel(logging.INFO)
 
     def report(address: str) -> None:
         print(f"serving {runtime.generator} with {runtime.verifier or 'no verifier'} on {address}", flush=True)
 
-    code = run_server(lambda: load_executor(runtime, where), settings, ready=report)
+    code = run_server(load, settings, ready=report)
     # Not a normal exit: after a signal during loading, the engine's thread is still inside torch, which would abort.
     logging.shutdown()
     sys.stdout.flush()

@@ -75,6 +75,7 @@ class Attempts:
         self._clock = clock
         self._draw = draw
         self._end = None if timeout is None else clock() + timeout
+        self._before: EspalierError | None = None
         self.failed = 0
 
     def left(self) -> float | None:
@@ -85,14 +86,14 @@ class Attempts:
         """Count a failed attempt, and return the seconds to wait before the next one.
 
         Raises:
-            EspalierError: `error`, if there is no next attempt or it would begin after the deadline.
+            EspalierError: `error`, if there is no next attempt or it would begin after the deadline. Its cause is the
+                error of the attempt before.
         """
         self.failed += 1
-        delay = self._policy.delay(self.failed, error)
-        if delay is None:
-            raise error
-        delay *= 1 + self._policy.jitter * self._draw()
-        left = self.left()
-        if left is not None and delay >= left:
-            raise error
-        return delay
+        delay, left = self._policy.delay(self.failed, error), self.left()
+        if delay is not None:
+            delay *= 1 + self._policy.jitter * self._draw()
+            if left is None or delay < left:
+                self._before = error
+                return delay
+        raise error from self._before

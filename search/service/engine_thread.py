@@ -97,6 +97,12 @@ class EngineThread:
         loaded = self.loaded.done() and self.loaded.exception() is None
         return loaded and not self._stop_asked and not self.over.done()
 
+    @property
+    def max_running(self) -> int:
+        """Searches that the orchestrator runs at once; known once it is loaded."""
+        assert self._executor is not None
+        return self._executor.max_running
+
     def require_ready(self) -> None:
         """Raise unless searches can be submitted.
 

@@ -20,7 +20,7 @@ from espalier.search.service.grpc_api.credentials import reloading_credentials
 from espalier.search.service.grpc_api.interceptor import CallInterceptor
 from espalier.search.service.grpc_api.servicer import SolveServicer
 from espalier.search.service.session import Session
-from espalier.search.service.settings import ServerSettings
+from espalier.search.service.settings import MOST_SEARCHES, ServerSettings
 from espalier.v1 import search_pb2
 from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
 
@@ -47,7 +47,8 @@ class Server:
 
     def __init__(self, load: Callable[[], Executor], settings: ServerSettings) -> None:
         self._settings = settings
-        self.engine = EngineThread(load, 2 * settings.max_searches + settings.max_queue + 1, settings.event_buffer)
+        most = settings.max_searches or MOST_SEARCHES
+        self.engine = EngineThread(load, 2 * most + settings.max_queue + 1, settings.event_buffer)
         self.session = Session(self.engine, settings)
         self._log = AccessLog(settings.log_format)
         callers = Callers(settings.callers, certificates=settings.tls_client_ca is not None)

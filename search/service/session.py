@@ -66,7 +66,7 @@ class Session:
     def __init__(self, engine: EngineThread, settings: ServerSettings) -> None:
         self._engine_thread = engine
         self._settings = settings
-        self._call_queue = CallQueue(settings.max_searches, settings.max_queue, settings.queue_seconds)
+        self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
         self._salts = Salts(settings.share_prompts)
         self._quotas = Quotas()
         self._asking = asyncio.Lock()
@@ -74,6 +74,14 @@ class Session:
         self._draining = False
         self.idle = asyncio.Event()
         self.idle.set()
+        engine.loaded.add_done_callback(self._open)
+
+    def _open(self, loaded: asyncio.Future[None]) -> None:
+        """Set the number of slots; no call has come to the queue yet, as `check` awaits a thread before."""
+        if loaded.cancelled() or loaded.exception() is not None:
+            return
+        if self._settings.max_searches is None:
+            self._call_queue.slots = self._engine_thread.max_running
 
     @property
     def ready(self) -> bool:
@@ -95,7 +103,7 @@ class Session:
                 lambda executor: (executor.describe_models(), executor.kv_memory_bytes, executor.occupancy())
             )
         queue, settings = self._call_queue, self._settings
-        counts = (queue.held, queue.waiting, settings.max_searches, settings.max_queue)
+        counts = (queue.held, queue.waiting, queue.slots, settings.max_queue)
         return ServerInfo(version("espalier"), models, memory, occupancy, *counts)
 
     @asynccontextmanager

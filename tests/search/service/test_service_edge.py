@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from server_thread import PATIENCE, ServerThread, wait_until
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.client import SearchClient, ServiceError
+from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import SearchRequest
 from espalier.search.result import StopReason
 from espalier.v1 import search_pb2 as pb
@@ -159,7 +159,7 @@ def test_running_and_waiting_calls_and_blocks_are_seen_from_outside(start, fake,
 
 def test_what_a_dead_engine_is_asked_is_answered(start, fake):
     server = start()
-    with SearchClient(server.address) as client, pytest.raises(ServiceError):
+    with SearchClient(server.address, retry=NO_RETRIES) as client, pytest.raises(ServiceError):
         client.solve(SearchRequest("die"), PATIENCE)
     with pytest.raises(grpc.RpcError) as caught:
         info(server)
