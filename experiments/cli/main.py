@@ -22,6 +22,9 @@ from espalier.experiments.cli.commands.report import report_command
 from espalier.experiments.cli.commands.rollouts import rollouts_command
 from espalier.experiments.cli.commands.study import app as study_app
 from espalier.experiments.cli.commands.sweep import sweep_command
+from espalier.experiments.cli.connection import ConnectionOptions, retries_shown
+from espalier.experiments.cli.operating.health import health
+from espalier.experiments.cli.operating.token import token
 from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
@@ -29,6 +32,7 @@ from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, on_gpu
 from espalier.search.schema import declared
+from espalier.search.service.access.callers import CallerEntry
 from espalier.search.service.settings import ServerSettings, default_searches
 
 if TYPE_CHECKING:
@@ -86,9 +90,16 @@ def solve(
     ] = None,
     trace: opt.Trace = None,
     profile: opt.Profile = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="With --endpoint: seconds to wait in all; default: 600.")
+    ] = None,
+    priority: Annotated[
+        int, typer.Option(help="With --endpoint: searches of a higher priority go first; -100 to 100.")
+    ] = 0,
     *,
     request: SearchRequest,
     runtime: RuntimeSettings,
+    connection: ConnectionOptions,
 ) -> None:
     """Search for the answer to one problem and show the tree."""
     from rich.console import Console
@@ -97,17 +108,21 @@ def solve(
     from espalier.experiments.cli.render import show_result
 
     if endpoint:
-        _refuse_with_endpoint(context)
+        local = {field.name for field in declared(RuntimeSettings)} | {"trace", "profile"}
+        _refuse(context, local, "only for searches in this process; leave out --endpoint")
+    else:
+        remote = {field.name for field in declared(ConnectionOptions)} | {"timeout", "priority"}
+        _refuse(context, remote, "only for a server's searches; give --endpoint")
     text, gold = _problem_text(problem)
     request = replace(request, problem=text)
     console = Console()
     if not as_json:
         console.print(Text.assemble(("problem  ", "bold"), text, "\n"))
     if endpoint:
-        from espalier.search.client import SearchClient
+        from espalier.search.client.base import TIMEOUT
 
-        with SearchClient(endpoint) as client:
-            result = client.solve(request, include_nodes=True)
+        with retries_shown(), connection.connect(endpoint) as client:
+            result = client.solve(request, timeout or TIMEOUT, include_nodes=True, priority=priority)
     else:
         from espalier.experiments.cli.loading import load_with_progress
         from espalier.experiments.study.chrome_trace import profiled
@@ -200,6 +215,8 @@ app.command("rollouts")(rollouts_command)
 app.command("learn-verifier")(learn_verifier_command)
 app.command("plan")(plan_command)
 app.command()(doctor)
+app.command()(health)
+app.command()(token)
 
 
 def main() -> None:
@@ -232,23 +249,22 @@ def run_app(commands: typer.Typer) -> None:
 
 def _flag(field: str) -> str:
     """The flag of a field; its own name if it has none."""
-    kinds = (RolloutSettings, opt.SelectionOptions, ExecutorSettings, RuntimeSettings, SearchRequest)
+    kinds = (CallerEntry, RolloutSettings, opt.SelectionOptions, ExecutorSettings, RuntimeSettings, SearchRequest)
     return flags_by_field(*kinds).get(field, field)
 
 
-def _refuse_with_endpoint(context: typer.Context) -> None:
-    """Refuse options that have no effect with --endpoint: those of the models, --trace and --profile.
+def _refuse(context: typer.Context, names: set[str], why: str) -> None:
+    """Refuse options that have no effect.
 
     Values from the environment may be meant for other commands and are ignored.
 
     Raises:
-        OptionError: names every such option on the command line.
+        OptionError: names every such option on the command line, and says why.
     """
-    local = {field.name for field in declared(RuntimeSettings)} | {"trace", "profile"}
-    given = (parameter for parameter in context.command.params if parameter.name in local)
+    given = (parameter for parameter in context.command.params if parameter.name in names)
     flags = [parameter.opts[0] for parameter in given if _is_on_the_line(context, parameter.name)]
     if flags:
-        raise opt.OptionError(f"{', '.join(flags)}: only for searches in this process; leave out --endpoint")
+        raise opt.OptionError(f"{', '.join(flags)}: {why}")
 
 
 def _is_on_the_line(context: typer.Context, name: str | None) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable
 
@@ -20,7 +19,7 @@ from espalier.search.service.grpc_api.credentials import reloading_credentials
 from espalier.search.service.grpc_api.interceptor import CallInterceptor
 from espalier.search.service.grpc_api.servicer import SolveServicer
 from espalier.search.service.session import Session
-from espalier.search.service.settings import MOST_SEARCHES, ServerSettings
+from espalier.search.service.settings import MOST_SEARCHES, ServerSettings, connections_by_file_limit
 from espalier.v1 import search_pb2
 from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
 
@@ -195,7 +194,7 @@ def _stop_on_signals(stopping: asyncio.Event) -> None:
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, int]]:
-    most = settings.max_connections or _connections_by_file_limit()
+    most = settings.max_connections or connections_by_file_limit()
     return [
         ("grpc.so_reuseport", 0),  # on by default: a second server on the port would silently take half of the calls
         # The interceptor refuses what is over the limit, with details; gRPC what is far over it, without.
@@ -209,9 +208,3 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
     ]
-
-
-def _connections_by_file_limit() -> int:
-    """Connections that leave a quarter of the files that the process may open for everything else."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**16 if soft == resource.RLIM_INFINITY else max(1, soft - max(soft // 4, 64))

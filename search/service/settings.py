@@ -1,6 +1,7 @@
 """The server's settings; the defaults are the documented ones."""
 
 import ipaddress
+import resource
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -156,6 +157,12 @@ def default_searches(on_gpu: bool, cores: int, workers: int = 1) -> int:
     """
     wanted = 128 * workers if on_gpu else min(256, max(32, 16 * cores))
     return min(wanted, MOST_SEARCHES)
+
+
+def connections_by_file_limit() -> int:
+    """Return how many connections leave a quarter of the files that this process may open for everything else."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**16 if soft == resource.RLIM_INFINITY else max(1, soft - max(soft // 4, 64))
 
 
 def is_loopback(host: str) -> bool:
