@@ -195,7 +195,7 @@ def _entries(values: dict[Any, Any]) -> Iterator[tuple[str, str, Any]]:
     for name, value in values.items():
         name = str(name).replace("-", "_")
         if isinstance(value, dict):
-            yield from ((str(inner).replace("-", "_"), name, own) for inner, own in value.items())
+            yield from ((str(inner).replace("-", "_"), name.lower(), own) for inner, own in value.items())
         else:
             yield name, "", value
 

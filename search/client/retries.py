@@ -29,7 +29,7 @@ class RetryPolicy:
         MisuseError: a value is out of range, or a code would never succeed.
     """
 
-    attempts: int = 5
+    attempts: int = 4
     first_delay: float = 0.2
     largest_delay: float = 10.0
     jitter: float = 0.5

@@ -106,7 +106,7 @@ def test_a_call_is_tried_again_until_it_is_answered_under_one_request_id(connect
         assert connect(server.address, retry=FAST).solve("solve", PATIENCE).answer == RESULT.answer
         assert all(seconds >= 0.2 for seconds in waits(server)), "the server said when"
         assert len({metadata["x-request-id"] for metadata in server.metadata}) == 1
-    assert "the server is loading; attempt 2 of 5 in 0." in caplog.text
+    assert "the server is loading; attempt 2 of 4 in 0." in caplog.text
 
 
 def test_a_call_is_given_up_after_the_last_attempt_with_the_last_error(connect):
