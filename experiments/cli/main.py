@@ -33,7 +33,7 @@ from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, on_gpu
 from espalier.search.schema import declared
 from espalier.search.service.access.callers import CallerEntry
-from espalier.search.service.settings import ServerSettings, default_searches
+from espalier.search.service.settings import LogFormat, ServerSettings, default_searches
 
 if TYPE_CHECKING:
     from espalier.search.run.executor import Executor
@@ -195,6 +195,10 @@ def serve(
         )
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("espalier").setLevel(logging.INFO)
+    if settings.log_format is LogFormat.JSON:  # lines of JSON and nothing before them
+        access = logging.getLogger("espalier.access")
+        access.addHandler(logging.StreamHandler())
+        access.propagate = False
 
     def report(address: str) -> None:
         print(f"serving {runtime.generator} with {runtime.verifier or 'no verifier'} on {address}", flush=True)
