@@ -95,6 +95,23 @@ def test_an_interrupt_ends_the_searches(start, fake, call: str):
     assert fake.cancelled.qsize() >= 1
 
 
+def test_an_interrupt_that_is_caught_ends_the_search_while_its_traceback_is_kept(start, fake):
+    def interrupt() -> None:
+        fake.submitted.get(timeout=PATIENCE)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with SearchClient(start().address) as client:
+            threading.Thread(target=interrupt).start()
+            with pytest.raises(KeyboardInterrupt) as kept:
+                client.solve("hold", PATIENCE)
+            assert fake.cancelled.get(timeout=PATIENCE)
+            assert kept.traceback
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_process_that_is_forked_cannot_use_its_parents_client(start):
     with SearchClient(start().address) as client:
         client.solve("solve", PATIENCE)
