@@ -146,6 +146,7 @@ class AsyncSearchClient(ClientBase):
         **fields: Any,
     ) -> Any:
         """Run many searches, several at a time, and return their results in order; see `SearchClient.solve_many`."""
+        self._require_concurrency(concurrency)
         messages = [solve_message(request, fields, include_nodes, priority) for request in requests]
         places = asyncio.Semaphore(concurrency)
         done = 0

@@ -75,6 +75,10 @@ class ClientBase:
         if os.getpid() != self._process:  # gRPC's threads do not survive a fork: a call would wait for ever
             raise MisuseError("the client was created before this process was forked; create one in each process")
 
+    def _require_concurrency(self, concurrency: int) -> None:
+        if concurrency < 1:
+            raise MisuseError(f"concurrency must be at least 1, is {concurrency}")
+
     def _metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
         return (*self._connection.login, (REQUEST_ID, request_id))
 

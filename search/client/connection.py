@@ -2,7 +2,7 @@
 
 import re
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -105,7 +105,7 @@ class Connection:
     """
 
     endpoint: str
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     tls: Tls | None = None
     insecure_token: bool = False
 

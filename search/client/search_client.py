@@ -166,8 +166,10 @@ class SearchClient(ClientBase):
             The results, in the order of `requests`.
 
         Raises:
+            MisuseError: `concurrency` is below 1.
             InvalidRequestError, ServiceError: see `solve`. Nothing has started if a request cannot even be sent.
         """
+        self._require_concurrency(concurrency)
         messages = [solve_message(request, fields, include_nodes, priority) for request in requests]
         calls = Calls()
         with self._calls.running(calls), ThreadPoolExecutor(concurrency) as pool:

@@ -61,7 +61,7 @@ def health(
 
 def _lines(info: "ServerInfo") -> Iterator[tuple[str, object]]:
     yield "version", info.version
-    yield from info.models.items()
+    yield from ((name, " ".join(text.split())) for name, text in info.models.items())
     yield "KV pool", size_text(info.kv_memory_bytes)
     for role, blocks in info.occupancy.kv_blocks.items():
         yield f"blocks of the {role}", f"{blocks.live} live, {blocks.cached} cached, {blocks.free} free"

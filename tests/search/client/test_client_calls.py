@@ -222,6 +222,11 @@ def test_a_request_that_cannot_be_sent_stops_many_before_any_has_begun(start, fa
     assert fake.submitted.empty()
 
 
+def test_fewer_than_one_search_at_a_time_is_refused(start, connect):
+    with pytest.raises(MisuseError, match="concurrency must be at least 1, is 0"):
+        connect(start().address).solve_many(["solve"], concurrency=0)
+
+
 def test_no_searches_at_all_have_no_results(start, connect):
     assert connect(start().address).solve_many([]) == []
 

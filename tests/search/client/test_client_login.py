@@ -67,6 +67,10 @@ def test_a_token_is_a_login_on_every_method(start, tmp_path, connect):
     assert eve.health(), "asking for health needs no login"
 
 
+def test_a_connection_shows_its_token_to_nobody():
+    assert "my-secret" not in repr(Connection("127.0.0.1:50051", "my-secret"))
+
+
 def test_without_a_token_no_login_is_sent(connect):
     with failing_server([]) as server:
         connect(server.address).solve("solve", PATIENCE)
