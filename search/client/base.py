@@ -16,6 +16,8 @@ log = logging.getLogger("espalier.client")
 TIMEOUT = 600.0
 """Seconds to wait for a result where the caller does not say: twice what a server lets a search run."""
 INFO_TIMEOUT = 30.0
+_NOTICED = 1.0
+"""Seconds from which a wait for the next attempt is logged as INFO, not DEBUG."""
 HEALTH_TIMEOUT = 5.0
 CONCURRENCY = 16
 """Searches of `solve_many` in progress where the caller does not say: half of the least that a server runs."""
@@ -88,5 +90,6 @@ class ClientBase:
     def _delay_after(self, attempts: Attempts, error: EspalierError) -> float:
         """Seconds to wait before the next attempt of a call; raises `error` if there is none."""
         delay = attempts.delay_after(error)
-        log.info("%s; attempt %d of %d in %.1f s", error, attempts.failed + 1, self.retry.attempts, delay)
+        level = logging.INFO if delay >= _NOTICED else logging.DEBUG
+        log.log(level, "%s; attempt %d of %d in %.1f s", error, attempts.failed + 1, self.retry.attempts, delay)
         return delay

@@ -16,8 +16,10 @@ from scripted_orchestrator import ScriptedOrchestrator
 from server_thread import ServerThread
 
 from espalier.experiments.cli.operating.server_findings import server_findings
+from espalier.search.service import errors
 from espalier.search.service.access.callers import CallerEntry, Callers, CallersFileError
 from espalier.search.service.access.tokens import add_caller
+from espalier.search.service.errors import BusyError
 from espalier.search.service.settings import ServerSettings
 
 
@@ -92,6 +94,21 @@ def test_a_token_is_not_sent_to_others_in_the_clear(espalier, monkeypatch):
         assert ran.code == 2
         assert "--insecure-token" in ran.err
         assert "my-secret" not in ran.err
+
+
+def test_a_wait_for_a_server_is_shown(espalier, server, monkeypatch):
+    busy = BusyError("the server is busy; try again later")
+    monkeypatch.setattr(errors, "_CODES", ((BusyError, "RESOURCE_EXHAUSTED", 1.0),))
+    failures = [busy]
+
+    async def check(_engine: object, request: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr("espalier.search.service.engine_thread.EngineThread.check", check)
+    ran = espalier("solve", "solve", "--endpoint", server.address)
+    assert ran.code == 0
+    assert ran.err.startswith("the server is busy; try again later; attempt 2 of 4 in 1.")
 
 
 @pytest.mark.parametrize("option", [("--token-file", "t"), ("--tls",), ("--timeout", 3), ("--priority", 1)])

@@ -102,7 +102,7 @@ def test_jitter_makes_a_delay_longer_by_its_share_at_most():
 
 
 def test_a_call_is_tried_again_until_it_is_answered_under_one_request_id(connect, caplog):
-    with failing_server([LOADING, BUSY]) as server, caplog.at_level(logging.INFO, "espalier.client"):
+    with failing_server([LOADING, BUSY]) as server, caplog.at_level(logging.DEBUG, "espalier.client"):
         assert connect(server.address, retry=FAST).solve("solve", PATIENCE).answer == RESULT.answer
         assert all(seconds >= 0.2 for seconds in waits(server)), "the server said when"
         assert len({metadata["x-request-id"] for metadata in server.metadata}) == 1
@@ -175,7 +175,7 @@ def test_server_info_is_tried_again_and_health_asks_once(start, connect, caplog)
     client = connect(server.address, retry=RetryPolicy(attempts=3, first_delay=0.01))
     for call, retries in ((client.server_info, 2), (client.health, 0)):
         caplog.clear()
-        with caplog.at_level(logging.INFO, "espalier.client"), pytest.raises(ServiceError, match="no server"):
+        with caplog.at_level(logging.DEBUG, "espalier.client"), pytest.raises(ServiceError, match="no server"):
             call()
         assert len(caplog.records) == retries
 
@@ -186,7 +186,7 @@ def test_a_server_that_starts_later_is_found(start, connect, caplog):
     client = connect(first.address, retry=RetryPolicy(attempts=50, first_delay=0.05, largest_delay=0.2))
     assert client.solve("solve", PATIENCE).answer == "42"
     first.call(first.server.stop())
-    with caplog.at_level(logging.INFO, "espalier.client"), ThreadPoolExecutor(1) as pool:
+    with caplog.at_level(logging.DEBUG, "espalier.client"), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.solve, "solve", PATIENCE)
         wait_until(lambda: len(caplog.records) >= 2)
         start(ScriptedOrchestrator, port=port)

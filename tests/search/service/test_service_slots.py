@@ -1,7 +1,10 @@
 """How many searches run at once where the operator does not say."""
 
+import threading
+from typing import Any
+
 import pytest
-from server_thread import ServerThread
+from server_thread import PATIENCE, ServerThread
 
 from espalier.search.service.settings import MOST_SEARCHES, ServerSettings, SettingsError, default_searches
 
@@ -27,3 +30,18 @@ def test_a_server_takes_as_many_searches_as_its_orchestrator_runs_unless_told(st
 def test_a_number_of_searches_out_of_range_is_refused(wrong: int):
     with pytest.raises(SettingsError, match="--max-searches must be between 1 and 4096"):
         ServerSettings(max_searches=wrong)
+
+
+def test_a_server_that_is_stopped_as_soon_as_it_has_loaded_ends_in_order(start, fake, caplog):
+    loading, may_end = threading.Event(), threading.Event()
+
+    def load() -> Any:
+        loading.set()
+        may_end.wait(PATIENCE)
+        return fake
+
+    server: ServerThread = start(load)
+    assert loading.wait(PATIENCE)
+    threading.Timer(0.1, may_end.set).start()
+    assert server.call(server.server.stop())
+    assert not [record for record in caplog.records if record.exc_info]
