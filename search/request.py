@@ -1,6 +1,7 @@
 """The request for one search: the problem, the algorithm and its parameters."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
@@ -8,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.schema import Option, violations
+from espalier.search.schema import Option, from_values, violations
 
 
 class AlgorithmName(StrEnum):
@@ -228,6 +229,16 @@ class SearchRequest:
     def to_dict(self) -> dict[str, Any]:
         """Return the request as JSON-serializable values."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def make_request(problem: str | SearchRequest, given: Mapping[str, Any]) -> SearchRequest:
+    """Build the request of one problem from its text or another request, and fields; enums may be given as strings.
+
+    Raises:
+        InvalidRequestError: lists unknown fields and invalid values.
+    """
+    base = {"problem": problem} if isinstance(problem, str) else problem.to_dict()
+    return from_values(SearchRequest, base | dict(given))
 
 
 def validate(request: SearchRequest) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from espalier.engine.errors import EspalierError, MisuseError
-from espalier.search.request import SearchRequest, SubmitOptions
+from espalier.search.request import SearchRequest, SubmitOptions, make_request
 from espalier.search.result import Event, SearchResult
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.schema import from_values
@@ -92,7 +92,7 @@ class Solver:
             RequestTooLargeError: the search cannot fit into a model's context or the KV pool.
             EspalierError: the search failed; the message says why.
         """
-        (result,) = self._run([_request(problem, request)], on_event, None)
+        (result,) = self._run([make_request(problem, request)], on_event, None)
         if result.error:
             raise EspalierError(result.error)
         return result
@@ -117,7 +117,7 @@ class Solver:
             InvalidRequestError: a request is invalid; no search has started.
             RequestTooLargeError: a search cannot fit; no search has started.
         """
-        return self._run([_request(problem, request) for problem in problems], None, on_progress)
+        return self._run([make_request(problem, request) for problem in problems], None, on_progress)
 
     def close(self) -> None:
         """Cancel running searches and release the models; closing twice is allowed."""
@@ -162,9 +162,3 @@ class Solver:
                 self._orchestrator.close()  # cancels all searches; new ones can be submitted afterwards
                 raise
             return [ended[search_id] for search_id in order]
-
-
-def _request(problem: str | SearchRequest, given: dict[str, Any]) -> SearchRequest:
-    """Build the request of one problem; enums may be given by their string values."""
-    base = {"problem": problem} if isinstance(problem, str) else problem.to_dict()
-    return from_values(SearchRequest, base | given)

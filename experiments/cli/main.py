@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,14 +22,21 @@ from espalier.experiments.cli.commands.report import report_command
 from espalier.experiments.cli.commands.rollouts import rollouts_command
 from espalier.experiments.cli.commands.study import app as study_app
 from espalier.experiments.cli.commands.sweep import sweep_command
+from espalier.experiments.cli.connection import ConnectionOptions, retries_shown
+from espalier.experiments.cli.operating.health import health
+from espalier.experiments.cli.operating.token import token
 from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.request import SearchRequest
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.load import RuntimeSettings, on_gpu
 from espalier.search.schema import declared
-from espalier.search.service.settings import ServerSettings
+from espalier.search.service.access.callers import CallerEntry
+from espalier.search.service.settings import LogFormat, ServerSettings, default_searches
+
+if TYPE_CHECKING:
+    from espalier.search.run.executor import Executor
 
 app = typer.Typer(
     name="espalier",
@@ -83,9 +90,16 @@ def solve(
     ] = None,
     trace: opt.Trace = None,
     profile: opt.Profile = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="With --endpoint: seconds to wait in all; default: 600.")
+    ] = None,
+    priority: Annotated[
+        int, typer.Option(help="With --endpoint: searches of a higher priority go first; -100 to 100.")
+    ] = 0,
     *,
     request: SearchRequest,
     runtime: RuntimeSettings,
+    connection: ConnectionOptions,
 ) -> None:
     """Search for the answer to one problem and show the tree."""
     from rich.console import Console
@@ -94,17 +108,21 @@ def solve(
     from espalier.experiments.cli.render import show_result
 
     if endpoint:
-        _refuse_with_endpoint(context)
+        local = {field.name for field in declared(RuntimeSettings)} | {"trace", "profile"}
+        _refuse(context, local, "only for searches in this process; leave out --endpoint")
+    else:
+        remote = {field.name for field in declared(ConnectionOptions)} | {"timeout", "priority"}
+        _refuse(context, remote, "only for a server's searches; give --endpoint")
     text, gold = _problem_text(problem)
     request = replace(request, problem=text)
     console = Console()
     if not as_json:
         console.print(Text.assemble(("problem  ", "bold"), text, "\n"))
     if endpoint:
-        from espalier.search.client import SearchClient
+        from espalier.search.client.base import TIMEOUT
 
-        with SearchClient(endpoint) as client:
-            result = client.solve(request, include_nodes=True)
+        with retries_shown(), connection.connect(endpoint) as client:
+            result = client.solve(request, timeout or TIMEOUT, include_nodes=True, priority=priority)
     else:
         from espalier.experiments.cli.loading import load_with_progress
         from espalier.experiments.study.chrome_trace import profiled
@@ -163,19 +181,29 @@ def serve(
     from espalier.experiments.cli.loading import load_executor
     from espalier.search.service.server import serve as run_server
 
+    def load() -> "Executor":
+        from espalier.kernels.cpu.threads import usable_cores
+
+        gpu = bool(where.gpus_per_worker) or on_gpu(runtime.device)
+        most = settings.max_searches or default_searches(gpu, runtime.threads or usable_cores(), where.workers)
+        return load_executor(replace(runtime, max_running=-(-most // where.workers)), where)
+
     if runtime.verify_incremental:
         raise typer.BadParameter(
             "a server would stop at the first difference; use solve or eval",
             param_hint="--verify-incremental",
         )
-    runtime = replace(runtime, max_running=-(-settings.max_searches // where.workers))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("espalier").setLevel(logging.INFO)
+    if settings.log_format is LogFormat.JSON:  # lines of JSON and nothing before them
+        access = logging.getLogger("espalier.access")
+        access.addHandler(logging.StreamHandler())
+        access.propagate = False
 
     def report(address: str) -> None:
         print(f"serving {runtime.generator} with {runtime.verifier or 'no verifier'} on {address}", flush=True)
 
-    code = run_server(lambda: load_executor(runtime, where), settings, ready=report)
+    code = run_server(load, settings, ready=report)
     # Not a normal exit: after a signal during loading, the engine's thread is still inside torch, which would abort.
     logging.shutdown()
     sys.stdout.flush()
@@ -191,6 +219,8 @@ app.command("rollouts")(rollouts_command)
 app.command("learn-verifier")(learn_verifier_command)
 app.command("plan")(plan_command)
 app.command()(doctor)
+app.command()(health)
+app.command()(token)
 
 
 def main() -> None:
@@ -223,23 +253,22 @@ def run_app(commands: typer.Typer) -> None:
 
 def _flag(field: str) -> str:
     """The flag of a field; its own name if it has none."""
-    kinds = (RolloutSettings, opt.SelectionOptions, ExecutorSettings, RuntimeSettings, SearchRequest)
+    kinds = (CallerEntry, RolloutSettings, opt.SelectionOptions, ExecutorSettings, RuntimeSettings, SearchRequest)
     return flags_by_field(*kinds).get(field, field)
 
 
-def _refuse_with_endpoint(context: typer.Context) -> None:
-    """Refuse options that have no effect with --endpoint: those of the models, --trace and --profile.
+def _refuse(context: typer.Context, names: set[str], why: str) -> None:
+    """Refuse options that have no effect.
 
     Values from the environment may be meant for other commands and are ignored.
 
     Raises:
-        OptionError: names every such option on the command line.
+        OptionError: names every such option on the command line, and says why.
     """
-    local = {field.name for field in declared(RuntimeSettings)} | {"trace", "profile"}
-    given = (parameter for parameter in context.command.params if parameter.name in local)
+    given = (parameter for parameter in context.command.params if parameter.name in names)
     flags = [parameter.opts[0] for parameter in given if _is_on_the_line(context, parameter.name)]
     if flags:
-        raise opt.OptionError(f"{', '.join(flags)}: only for searches in this process; leave out --endpoint")
+        raise opt.OptionError(f"{', '.join(flags)}: {why}")
 
 
 def _is_on_the_line(context: typer.Context, name: str | None) -> bool:

@@ -139,7 +139,8 @@ def _try_to_write(path: Path, makes_folder: bool) -> None:
         path.resolve().unlink()  # the target of a dangling link, not the link
 
 
-def _check_endpoint(text: str | None) -> str | None:
+def check_endpoint(text: str | None) -> str | None:
+    """Callback of an option that names a server: fails unless it is HOST:PORT."""
     match = re.fullmatch(r"(?:\[[^\s\[\]]+\]|[^\s:/\[\]]+):(\d{1,5})", text or "", re.ASCII)
     if text is not None and not (match and 1 <= int(match[1]) <= _LARGEST_PORT):
         raise OptionError(f"--endpoint must be HOST:PORT, is {text!r}")
@@ -152,7 +153,7 @@ InFlight = Annotated[
 ]
 Endpoint = Annotated[
     str | None,
-    typer.Option(callback=_check_endpoint, help="HOST:PORT of an `espalier serve`; default: search in this process."),
+    typer.Option(callback=check_endpoint, help="HOST:PORT of an `espalier serve`; default: search in this process."),
 ]
 Trace = Annotated[
     Path | None,

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -172,12 +172,37 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise OptionError(f"--config: cannot read {str(path)!r}: {error}") from None
     if not isinstance(values, dict):
         raise OptionError(f"--config: {str(path)!r} must hold options by name, like `beam_width: 4`")
-    named = {str(name).replace("-", "_"): value for name, value in values.items()}
-    known = {parameter.name for parameter in context.command.params} - {"config", "help"}
-    if unknown := sorted(named.keys() - known):
-        raise OptionError(f"--config: {str(path)!r}has keys that are no options of `{context.info_name}`: {unknown}")
+    options = [parameter for parameter in context.command.params if parameter.name not in ("config", "help")]
+    named: dict[str, Any] = {}
+    unknown: list[str] = []
+    for name, where, value in _entries(values):
+        known = {option.name for option in options if where in ("", _section(option))}
+        if name not in known:
+            unknown.append(f"{where}.{name}" if where else name)
+        elif name in named:
+            raise OptionError(f"--config: {str(path)!r} gives {name} twice")
+        named[name] = value
+    if unknown:
+        raise OptionError(
+            f"--config: {str(path)!r} has keys that are no options of `{context.info_name}`: {', '.join(unknown)}"
+        )
     context.default_map = {**(context.default_map or {}), **named}
     return path
+
+
+def _entries(values: dict[Any, Any]) -> Iterator[tuple[str, str, Any]]:
+    """The entries of a configuration file: option, table or "" for none, and value."""
+    for name, value in values.items():
+        name = str(name).replace("-", "_")
+        if isinstance(value, dict):
+            yield from ((str(inner).replace("-", "_"), name.lower(), own) for inner, own in value.items())
+        else:
+            yield name, "", value
+
+
+def _section(option: Any) -> str:
+    """The table of a configuration file that may hold an option: the first word of its panel of the help."""
+    return (getattr(option, "rich_help_panel", None) or "").partition(":")[0].lower().replace(" ", "_")
 
 
 _CONFIG = inspect.Parameter(
@@ -190,7 +215,8 @@ _CONFIG = inspect.Parameter(
             "--config",
             is_eager=True,
             callback=_read_config,
-            help=f"Read options from a file ({', '.join(CONFIG_SUFFIXES)}); flags and the environment override it.",
+            help=f"Read options from a file ({', '.join(CONFIG_SUFFIXES)}), by name or in tables named like the groups "
+            "of this help; flags and the environment override it.",
         ),
     ],
 )

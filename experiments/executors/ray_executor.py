@@ -92,6 +92,7 @@ class RayExecutor:
         """
         self._ray = import_ray()
         self._longest_first = longest_first
+        self.max_running = runtime.max_running * settings.workers
         self._limit = runtime.max_running + max(1, runtime.max_running // 8)
         self._arrivals = itertools.count()
         self._queue: list[tuple[Any, _Search]] = []

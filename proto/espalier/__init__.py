@@ -17,16 +17,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from espalier.engine.errors import EspalierError
-    from espalier.search.client import SearchClient
+    from espalier.search.client import AsyncSearchClient, SearchClient
     from espalier.search.request import SearchRequest
     from espalier.search.result import SearchResult
     from espalier.search.solver import Solver
 
     __version__: str
 
-__all__ = ["EspalierError", "SearchClient", "SearchRequest", "SearchResult", "Solver", "__version__"]
+__all__ = [
+    "AsyncSearchClient",
+    "EspalierError",
+    "SearchClient",
+    "SearchRequest",
+    "SearchResult",
+    "Solver",
+    "__version__",
+]
 
 _HOMES = {
+    "AsyncSearchClient": "espalier.search.client",
     "EspalierError": "espalier.engine.errors",
     "SearchClient": "espalier.search.client",
     "SearchRequest": "espalier.search.request",

@@ -57,6 +57,11 @@ class Executor(Protocol):
         """Size of the KV pool, in bytes; of one worker's where there are several."""
         ...
 
+    @property
+    def max_running(self) -> int:
+        """Searches that run at once where memory allows; of all workers where there are several."""
+        ...
+
     def occupancy(self) -> Occupancy:
         """Return what is held now."""
         ...

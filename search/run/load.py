@@ -374,6 +374,13 @@ def _device(name: str) -> torch.device:
     return device
 
 
+def on_gpu(device: str) -> bool:
+    """Whether a device named as in `RuntimeSettings` is a GPU."""
+    import torch
+
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+
+
 def _default_kv_memory(
     settings: RuntimeSettings, device: torch.device, dtype: torch.dtype, models: list[DecoderConfig]
 ) -> int:

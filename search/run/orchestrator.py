@@ -98,7 +98,7 @@ class Orchestrator:
         self._generator = generator
         self._scorer = verifier if isinstance(verifier, StepScorer) else None
         self._verifier = None if isinstance(verifier, StepScorer) else verifier
-        self._max_running = max_running
+        self.max_running = max_running
         self._clock = clock
         self._equivalence = equivalence
         self._searches: dict[str, RunningSearch] = {}  # all unfinished searches, in order of arrival
@@ -388,7 +388,7 @@ class Orchestrator:
     def _reserve(self, search: RunningSearch) -> bool:
         """Reserve memory for a search; if necessary, suspend searches of lower priority, the last one first."""
         admission = self.engine.admission
-        blocks, places = search.resolved.blocks, self._max_running - len(self._growing)
+        blocks, places = search.resolved.blocks, self.max_running - len(self._growing)
         behind = [other for other in self._growing if other.priority < search.priority]
         given = [other.reservation for other in behind if other.reservation]
         if behind and (places + len(behind) < 1 or not admission.would_fit(blocks, given)):

@@ -41,10 +41,13 @@ class CallQueue:
     suspends those searches. At most twice the number of slots is held in total.
 
     gRPC's `maximum_concurrent_rpcs` would also refuse health checks, so admission happens in the handler.
+
+    Attributes:
+        slots: their number; it may change while no call holds one or waits.
     """
 
     def __init__(self, slots: int, queue: int, wait_seconds: float) -> None:
-        self._slots = slots
+        self.slots = slots
         self._held: Counter[int] = Counter()  # held slots by priority
         self._queue = queue
         self._wait_seconds = wait_seconds
@@ -156,4 +159,4 @@ class CallQueue:
 
     def _may_start(self, priority: int) -> bool:
         before = sum(count for held, count in self._held.items() if held >= priority)
-        return before < self._slots and self._held.total() < 2 * self._slots
+        return before < self.slots and self._held.total() < 2 * self.slots

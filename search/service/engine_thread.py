@@ -115,6 +115,7 @@ class EngineThread:
 
     Attributes:
         loaded: done when searches can be submitted; carries the exception if loading failed.
+        max_running: searches that the orchestrator runs at once; 0 until it is loaded.
         over: done when no search is served any more, because the engine was stopped or died.
         closed: done when the orchestrator is closed and the thread ends; True if both succeeded.
     """
@@ -125,6 +126,7 @@ class EngineThread:
         self._commands: queue.Queue[Callable[[Executor], None]] = queue.Queue(3 * max_calls + 1)
         self._event_capacity = event_capacity
         self._executor: Executor | None = None  # its `check` is called by other threads
+        self.max_running = 0  # written on the engine thread, before `loaded`
         self._live: set[Search] = set()
         self._report: asyncio.Future[ExecutorReport] | None = None  # the one asked for last
         self._stop_asked = False  # used on the event loop only
@@ -292,6 +294,7 @@ class EngineThread:
 
     def _serve(self, executor: Executor) -> None:
         self._executor = executor
+        self.max_running = executor.max_running
         self._post(self.loaded.set_result, None)
         while self._running:
             self._run_commands(executor, wait=not executor.busy)

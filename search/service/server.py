@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable, Sequence
 
@@ -25,7 +24,13 @@ from espalier.search.service.observability.metrics_port import MetricsPort
 from espalier.search.service.observability.observer import Observer
 from espalier.search.service.observability.tracing import traced
 from espalier.search.service.session import Session
-from espalier.search.service.settings import ServerSettings, is_loopback, join_address
+from espalier.search.service.settings import (
+    MOST_SEARCHES,
+    ServerSettings,
+    connections_by_file_limit,
+    is_loopback,
+    join_address,
+)
 from espalier.v1 import search_pb2
 from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
 
@@ -61,7 +66,8 @@ class Server:
             observers: hear of calls and searches, as the log and the metrics do.
         """
         self._settings = settings
-        self.engine = EngineThread(load, 2 * settings.max_searches + settings.max_queue + 1, settings.event_buffer)
+        most = settings.max_searches or MOST_SEARCHES
+        self.engine = EngineThread(load, 2 * most + settings.max_queue + 1, settings.event_buffer)
         self.session = Session(self.engine, settings, self._on_search_end)
         self.metrics = Metrics()
         self.metrics.registry.register(EngineMetrics(self.engine, self.session, settings))
@@ -239,7 +245,7 @@ def _stop_on_signals(stopping: asyncio.Event) -> None:
 
 def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
     """Return the gRPC channel arguments of a server."""
-    most = settings.max_connections or _connections_by_file_limit()
+    most = settings.max_connections or connections_by_file_limit()
     return [
         ("grpc.so_reuseport", 0),  # on by default: a second server on the port would silently take half of the calls
         # The interceptor refuses what is over the limit, with details; gRPC what is far over it, without.
@@ -252,11 +258,5 @@ def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.http2.ping_timeout_ms", 20_000),  # a minute by default, whatever the line above says
         # Clients may do the same every few seconds, also between calls; by default the third such ping ends all calls.
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ]
-
-
-def _connections_by_file_limit() -> int:
-    """Connections that leave a quarter of the files that the process may open for everything else."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**16 if soft == resource.RLIM_INFINITY else max(1, soft - max(soft // 4, 64))

@@ -76,13 +76,26 @@ class Session:
         self._engine_thread = engine
         self._settings = settings
         self._on_search_end = on_search_end
-        self._call_queue = CallQueue(settings.max_searches, settings.max_queue, settings.queue_seconds)
+        self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
         self._salts = Salts(settings.share_prompts)
         self._quotas = Quotas()
         self._calls = 0
         self._draining = False
         self.idle = asyncio.Event()
         self.idle.set()
+        engine.loaded.add_done_callback(self._open)
+
+    def _open(self, loaded: asyncio.Future[None]) -> None:
+        """Set the number of slots; no call has come to the queue yet, as `check` awaits a thread before."""
+        if loaded.cancelled() or loaded.exception() is not None:
+            return
+        if self._settings.max_searches is None:
+            self._call_queue.slots = self._engine_thread.max_running
+
+    @property
+    def slots(self) -> int:
+        """Searches that may run at once; known once the engine has loaded."""
+        return self._call_queue.slots
 
     @property
     def ready(self) -> bool:
@@ -109,9 +122,9 @@ class Session:
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
-        report, settings = await self._engine_thread.report(), self._settings
+        report = await self._engine_thread.report()
         held = report.models, report.kv_memory_bytes, report.occupancy
-        counts = (self.admitted_calls, self.waiting_calls, settings.max_searches, settings.max_queue)
+        counts = (self.admitted_calls, self.waiting_calls, self.slots, self._settings.max_queue)
         return ServerInfo(version("espalier"), *held, *counts)
 
     @asynccontextmanager

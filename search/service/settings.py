@@ -1,6 +1,7 @@
 """The server's settings; the defaults are the documented ones."""
 
 import ipaddress
+import resource
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +13,9 @@ from espalier.engine.errors import EspalierError
 from espalier.search.request import MAX_PRIORITY
 from espalier.search.schema import Option, parse_size, violations
 from espalier.search.service.access.tls import TlsFiles
+
+MOST_SEARCHES = 4096
+"""Limit on the searches that run at once."""
 
 
 class LogFormat(StrEnum):
@@ -55,13 +59,14 @@ class ServerSettings:
         Option("Certificates of who signs clients' certificates, PEM: clients must show one, and it is their login."),
     ] = None
     max_searches: Annotated[
-        int,
-        Interval(ge=1),
+        int | None,
+        Interval(ge=1, le=MOST_SEARCHES),
         Option(
             "Maximum searches running at once; fewer run where the KV pool holds fewer. As many more may be suspended "
-            "for searches of a higher priority; they hold no KV."
+            "for searches of a higher priority; they hold no KV. Default: 16 a core on a CPU, but 32 to 256; 128 on a "
+            "GPU."
         ),
-    ] = 32
+    ] = None
     max_queue: Annotated[
         int,
         Interval(ge=0),
@@ -156,6 +161,26 @@ class ServerSettings:
 def join_address(host: str, port: int) -> str:
     """`HOST:PORT` as gRPC writes it, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def default_searches(on_gpu: bool, cores: int, workers: int = 1) -> int:
+    """Return how many searches run at once where the operator does not say: enough to fill the device's batches.
+
+    Whether their KV fits is not counted here: the orchestrator admits by memory, and lets the others wait.
+
+    Args:
+        on_gpu: whether the models are on a GPU.
+        cores: that the searches may use.
+        workers: processes with both models; on a GPU each has one of its own, on a CPU they share the cores.
+    """
+    wanted = 128 * workers if on_gpu else min(256, max(32, 16 * cores))
+    return min(wanted, MOST_SEARCHES)
+
+
+def connections_by_file_limit() -> int:
+    """Return how many connections leave a quarter of the files that this process may open for everything else."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**16 if soft == resource.RLIM_INFINITY else max(1, soft - max(soft // 4, 64))
 
 
 def is_loopback(host: str) -> bool:

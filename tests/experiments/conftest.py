@@ -1,5 +1,7 @@
 """A grader for all tests of a session, and the command line called in this process."""
 
+import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -29,12 +31,12 @@ def espalier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     """Calls the command line; whatever it lets out but SystemExit fails the test."""
     from espalier.experiments.cli import main as cli
 
-    names = "GENERATOR", "VERIFIER", "DEVICE", "DTYPE", "KV_MEMORY", "SYSTEM_PROMPT", "IN_FLIGHT", "THREADS"
-    names = *names, "ANSWER_EQUIVALENCE", "GRADER_MEMORY"
-    for name in names:
-        monkeypatch.delenv(f"ESPALIER_{name}", raising=False)
+    for name in [name for name in os.environ if name.startswith("ESPALIER_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
+    # `serve`, called before in this process, has raised it to that of a server's log.
+    monkeypatch.setattr(logging.getLogger("espalier"), "level", logging.WARNING)
 
     def call(*arguments: object) -> Ran:
         monkeypatch.setattr(sys, "argv", ["espalier", *map(str, arguments)])

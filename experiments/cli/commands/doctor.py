@@ -6,41 +6,42 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from espalier.experiments.cli.operating.finding import Finding
+from espalier.experiments.cli.schema_options import with_schema
+from espalier.experiments.executors.settings import ExecutorSettings
+from espalier.search.run.load import RuntimeSettings
+from espalier.search.service.settings import ServerSettings
+
 _OPTIONAL = {
     "triton": "kernels for GPUs; without it attention there is plain torch, and slow: pip install 'espalier[gpu]'",
     "datasets": "for benchmarks in Parquet, of `datasets` folders and of the hub: pip install 'espalier[datasets]'",
     "torchao": "for int8 and int4 weights: pip install 'espalier[quantization]'",
-    "ray": "not used yet: evaluation runs on one machine",
+    "ray": "for --executor ray: pip install 'espalier[ray]'",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report; `value` is empty if missing, `fatal` is set if no search can run because of it."""
+@with_schema
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    *,
+    settings: ServerSettings,
+    runtime: RuntimeSettings,
+    where: ExecutorSettings,
+) -> None:
+    """Show installed packages, devices, kernels, and what a server would find, with advice for what is missing.
 
-    name: str
-    value: str
-    advice: str = ""
-    fatal: bool = False
-
-    def __str__(self) -> str:
-        mark = "✗" if self.fatal else "–" if not self.value else "!" if self.advice else "✓"
-        return f"{mark} {self.name:<26}{self.value or 'missing'}{self.advice and f'; {self.advice}'}"
-
-
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
-    """Show installed packages, devices and compiled kernels, with advice for what is missing.
-
-    Exits with 0 if a search can run, else with 1 and the reason on standard error.
+    Takes the options of `espalier serve`, also by --config and from the environment: the port, the certificate, the
+    callers and the models that they name are examined. Exits with 0 if a search can run, else with 1 and the reason on
+    standard error.
     """
-    findings = examine()
+    findings = examine(settings, runtime)
     fatal = [finding for finding in findings if finding.fatal]
     if as_json:
         print(json.dumps({"ok": not fatal, "findings": [asdict(finding) for finding in findings]}, indent=2))
@@ -52,10 +53,24 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
         raise typer.Exit(1)
 
 
-def examine() -> list[Finding]:
-    """Return all findings; a check that raises becomes a finding itself."""
+def examine(settings: ServerSettings | None = None, runtime: RuntimeSettings | None = None) -> list[Finding]:
+    """Return all findings; a check that raises becomes a finding itself.
+
+    Args:
+        settings: of a server to be started; None for the default ones.
+        runtime: which models are to be loaded; None for the bundled ones.
+    """
+    from espalier.experiments.cli.operating.server_findings import server_findings
+
     findings = [Finding("python", platform.python_version())]
-    for check in (_packages, _processor, _gpus, _kernels, _models):
+
+    def server() -> Iterator[Finding]:
+        return server_findings(settings or ServerSettings())
+
+    def models() -> Iterator[Finding]:
+        return _models(runtime or RuntimeSettings())
+
+    for check in (_packages, _processor, _gpus, _kernels, models, server):
         try:
             findings.extend(check())
         except Exception as error:  # a broken installation may raise anything
@@ -131,12 +146,20 @@ def _kernels() -> Iterator[Finding]:
     yield Finding("compiled kernels", f"{count} in {place}", advice)
 
 
-def _models() -> Iterator[Finding]:
+def _models(runtime: RuntimeSettings) -> Iterator[Finding]:
     from espalier.engine.errors import EspalierError
-    from espalier.engine.models.hub import locate
-    from espalier.search.run.load import RuntimeSettings
+    from espalier.engine.models.hub import HubSettings, locate
+    from espalier.prm.scorers import WITHOUT_WEIGHTS
 
-    for name in (RuntimeSettings().generator, RuntimeSettings().verifier):
+    bundled = RuntimeSettings().generator, RuntimeSettings().verifier
+    for name in (runtime.generator, runtime.verifier):
+        if name not in bundled and name and name not in WITHOUT_WEIGHTS:
+            try:
+                found = locate(name, runtime.load_format, HubSettings(offline=True, cache_dir=runtime.cache_dir))
+                yield Finding(name, str(found))
+            except EspalierError as error:
+                yield Finding(name, "", f"{error}; a server would try to download it")
+    for name in bundled:
         try:
             folder = locate(name)
             missing = [file for file in ("config.json", "model.safetensors") if not (folder / file).is_file()]

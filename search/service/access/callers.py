@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
@@ -61,6 +61,8 @@ class Caller:
 class CallerEntry:
     """One table of the callers file."""
 
+    help_panel: ClassVar = "Limits"
+
     token_sha256: Annotated[str | None, Option("SHA-256 of the caller's token, in hexadecimal.")] = None
     max_searches: Annotated[int | None, Interval(ge=1), Option("Calls in progress at once.")] = None
     tokens_per_minute: Annotated[int | None, Interval(ge=1), Option("Tokens sampled and scored a minute.")] = None
@@ -90,7 +92,7 @@ class Callers:
         self._file = file
         self._watched = WatchedFiles([file] if file else [])
         self._watched.changed()
-        self._entries: dict[str, CallerEntry] = _read(file) if file else {}
+        self._entries: dict[str, CallerEntry] = read_callers(file) if file else {}
 
     def identify(self, authorization: str | None, host: str, certificate_name: str | None = None) -> Caller:
         """Return the caller of a call.
@@ -127,7 +129,7 @@ class Callers:
         if self._file is None or not self._watched.changed():
             return
         try:
-            self._entries = _read(self._file)
+            self._entries = read_callers(self._file)
         except CallersFileError as error:
             log.error("%s; the callers read before stay", error)
         else:
@@ -138,7 +140,12 @@ def _caller(name: str, entry: CallerEntry) -> Caller:
     return Caller(name, True, entry.max_searches, entry.tokens_per_minute, entry.max_priority)
 
 
-def _read(file: Path) -> dict[str, CallerEntry]:
+def read_callers(file: Path) -> dict[str, CallerEntry]:
+    """Read a callers file.
+
+    Raises:
+        CallersFileError: it cannot be read, or is invalid.
+    """
     try:
         tables: Mapping[str, Any] = tomllib.loads(file.read_text())
     except (OSError, ValueError) as error:

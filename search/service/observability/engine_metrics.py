@@ -102,7 +102,7 @@ class EngineMetrics(Collector):
         yield StateSetMetricFamily("espalier_engine_state", "How far the engine thread is.", states)
         yield _gauge("admitted_calls", "Calls that hold a slot.", moment.admitted)
         yield _gauge("waiting_calls", "Calls that wait for a slot.", moment.waiting)
-        yield _gauge("search_slots", "Calls that may hold a slot.", self._settings.max_searches)
+        yield _gauge("search_slots", "Calls that may hold a slot.", self._session.slots)
         yield _gauge("queue_places", "Calls that may wait for a slot.", self._settings.max_queue)
 
 

@@ -128,7 +128,7 @@ def test_wrong_value_names_its_option(espalier, arguments, option):
         (["serve", "--grader-memory", "1K"], "--grader-memory: must be at least 64M, is 1K"),
         (["sweep", "--grader-memory", "1K"], "--grader-memory: must be at least 64M, is 1K"),
         (["serve", "--port", "99999"], "--port must be between 0 and 65535, is 99999"),
-        (["serve", "--max-searches", "0"], "--max-searches must be at least 1, is 0"),
+        (["serve", "--max-searches", "0"], "--max-searches must be between 1 and 4096, is 0"),
         ([*SOLVE, "--top-p", "1.5"], "must be above 0 and at most 1, is 1.5"),
         ([*SOLVE, "--seed", "-1"], "seed"),
         ([*SOLVE, "--max-steps", "0"], "--max-steps:"),

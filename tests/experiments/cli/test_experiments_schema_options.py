@@ -10,10 +10,11 @@ from annotated_types import Interval
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from typer.testing import CliRunner
 
+from espalier.experiments.cli.options import OptionError
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.search.request import SearchRequest
 from espalier.search.schema import Option, declared, from_values, parse_size, violations
-from espalier.search.service import convert
+from espalier.search.service.grpc_api import convert
 from espalier.v1 import search_pb2 as pb
 
 
@@ -86,6 +87,37 @@ def test_options_are_read_from_every_kind_of_file_that_the_help_names(tmp_path, 
 
 
 @pytest.mark.parametrize(
+    "text", ["extra = 1\n[test]\ncount = 7", "[Test]\ncount = 7", "count = 7\n[test]\nloud = true"]
+)
+def test_options_may_lie_in_tables_named_like_their_group_of_the_help(tmp_path, text):
+    (tmp_path / "a.toml").write_text(text)
+    assert run("--config", tmp_path / "a.toml")[1] == repr(Settings(7))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[test]\nextra = 1", "test.extra"),  # no option of that group
+        ("[tset]\ncount = 7", "tset.count"),
+        ("[test]\nmore = 1\n[other]\nx = 2", "test.more, other.x"),
+        ("count = 7\n[test]\ncount = 7", "gives count twice"),
+    ],
+)
+def test_a_key_that_no_group_has_is_refused_with_its_table(tmp_path, text, said):
+    (tmp_path / "a.toml").write_text(text)
+    app = typer.Typer()
+
+    @app.command()
+    @with_schema
+    def command(extra: int = 0, *, settings: Settings) -> None:
+        raise AssertionError
+
+    ran = CliRunner().invoke(app, ["--config", str(tmp_path / "a.toml")])
+    assert isinstance(ran.exception, OptionError)
+    assert said in str(ran.exception)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("a.json", "{", "cannot read"),
@@ -93,7 +125,7 @@ def test_options_are_read_from_every_kind_of_file_that_the_help_names(tmp_path, 
         ("a.toml", "= 7", "cannot read"),
         ("a.txt", "count: 7", "must end in .json, .toml, .yaml, .yml"),
         ("a.yaml", "7", "must hold options by name"),
-        ("a.yaml", "cuont: 7", "['cuont']"),
+        ("a.yaml", "cuont: 7", "no options of `solve`: cuont"),
     ],
 )
 def test_a_file_that_cannot_be_taken_is_refused_by_name(espalier, tmp_path, name, text, said):

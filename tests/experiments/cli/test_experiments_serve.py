@@ -16,6 +16,7 @@ import pytest
 from espalier.search.client import SearchClient
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import CandidateDone, Finished, Started, StepDone
+from espalier.search.service.settings import default_searches
 
 PATIENCE = 60.0
 PROBLEM = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?"
@@ -71,6 +72,12 @@ def service() -> Iterator[Service]:
 def test_server_says_what_it_serves_and_where(service):
     assert "demo-generator" in service.greeting
     assert "demo-verifier" in service.greeting
+
+
+def test_a_server_runs_as_many_searches_as_its_device_can_take(service):
+    with SearchClient(service.address) as client:
+        info = client.server_info()
+    assert info.max_searches == default_searches(info.models["device"] == "cuda", cores=1)  # of ESPALIER_THREADS
 
 
 def test_solve_by_the_server_gives_what_solving_here_gives(service, espalier):

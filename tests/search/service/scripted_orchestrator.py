@@ -107,6 +107,10 @@ class ScriptedOrchestrator:
         return len(self._live)
 
     @property
+    def max_running(self) -> int:
+        return 32
+
+    @property
     def kv_memory_bytes(self) -> int:
         return 2**20
 

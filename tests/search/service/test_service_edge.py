@@ -22,7 +22,7 @@ from raw_client import raw_stub
 from server_thread import PATIENCE, ServerThread, wait_until
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.client import SearchClient, ServiceError
+from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import SearchRequest
 from espalier.search.result import StepDone, StopReason
 from espalier.search.service.server import server_options
@@ -169,7 +169,7 @@ def test_running_and_waiting_calls_and_blocks_are_seen_from_outside(start, fake,
 
 def test_what_a_dead_engine_is_asked_is_answered(start, fake):
     server = start()
-    with SearchClient(server.address) as client, pytest.raises(ServiceError):
+    with SearchClient(server.address, retry=NO_RETRIES) as client, pytest.raises(ServiceError):
         client.solve(SearchRequest("die"), PATIENCE)
     with pytest.raises(grpc.RpcError) as caught:
         info(server)

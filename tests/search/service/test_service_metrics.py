@@ -15,7 +15,7 @@ from scripted_orchestrator import USAGE, ScriptedOrchestrator
 from server_thread import PATIENCE, ServerThread, wait_until
 from test_service_access import callers_file
 
-from espalier.search.client import SearchClient, ServiceError
+from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import SearchRequest
 from espalier.search.result import Started
 from espalier.search.service.access.callers import Caller
@@ -38,7 +38,7 @@ def pool():
 
 def solve(server: ServerThread, *problems: str) -> None:
     """Run searches one after the other, whatever becomes of them."""
-    with SearchClient(server.address) as client:
+    with SearchClient(server.address, retry=NO_RETRIES) as client:
         for problem in problems:
             try:
                 client.solve(SearchRequest(problem), PATIENCE)

@@ -11,7 +11,7 @@ from scripted_orchestrator import SECRET, WHY
 from server_thread import PATIENCE, ServerThread, wait_for_health
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError
-from espalier.search.client import SearchClient, ServiceError
+from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import SearchRequest
 from espalier.search.result import CandidateDone, Finished, Started, StepDone
 from espalier.search.service.server import BindError, serve
@@ -30,7 +30,7 @@ def pool():
 
 def hold(server, pool):
     """A client, and the search it has running until released."""
-    client = SearchClient(server.address)
+    client = SearchClient(server.address, retry=NO_RETRIES)
     return client, pool.submit(client.solve, HOLD, PATIENCE)
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_served_until_the_orchestrator_is_loaded(start, fake):
         return fake
 
     server = start(load)
-    with SearchClient(server.address) as client:
+    with SearchClient(server.address, retry=NO_RETRIES) as client:
         wait_for_health(server.address, "NOT_SERVING")
         with pytest.raises(ServiceError, match="still loading") as caught:
             client.solve(SOLVE, PATIENCE)

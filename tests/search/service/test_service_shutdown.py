@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from server_thread import PATIENCE, wait_for_health
 
-from espalier.search.client import SearchClient, ServiceError
+from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import SearchRequest
 from espalier.search.result import Finished, Started
 
@@ -54,7 +54,7 @@ def spawn():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_running_searches_end_and_refuses_new_ones(spawn, number):
     process = spawn("30")
-    with SearchClient(process.first_line) as client:
+    with SearchClient(process.first_line, retry=NO_RETRIES) as client:
         events = client.solve_stream(HOLD, PATIENCE)
         assert isinstance(next(events), Started)
         process.child.send_signal(number)
@@ -131,7 +131,8 @@ def test_a_client_that_is_killed_cancels_its_search(start, fake):
 def test_a_server_whose_engine_dies_tells_its_clients_and_exits_with_one(spawn, problem):
     """It could serve nobody; whoever watches over it starts it again. A fault of the device takes one line to say."""
     process = spawn("30")
-    with SearchClient(process.first_line) as client, SearchClient(process.first_line) as other:
+    clients = [SearchClient(process.first_line, retry=NO_RETRIES) for _ in range(2)]
+    with clients[0] as client, clients[1] as other:
         held = other.solve_stream(HOLD, PATIENCE)
         assert isinstance(next(held), Started)
         for call in (lambda: client.solve(SearchRequest(problem), PATIENCE), lambda: list(held)):

@@ -1,0 +1,91 @@
+"""Options of commands that call a server: login and TLS."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from espalier.experiments.cli.options import OptionError
+from espalier.search.schema import Option
+
+if TYPE_CHECKING:
+    from espalier.search.client import RetryPolicy, SearchClient
+
+TOKEN_VARIABLE = "ESPALIER_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """Login and TLS of a connection to a server, as the command line says them."""
+
+    help_panel: ClassVar = "Connection"
+    env_prefix: ClassVar = "ESPALIER_"
+
+    token_file: Annotated[
+        Path | None,
+        Option(
+            f"File with the token that `espalier token` printed; default: the token in {TOKEN_VARIABLE}. There is no "
+            "option for the token itself, as others on the machine could read it."
+        ),
+    ] = None
+    insecure_token: Annotated[bool, Option("Send the token to another machine even without TLS.")] = False
+    tls: Annotated[
+        bool, Option("Connect with TLS, and trust the system's authorities; the options below do so too.")
+    ] = False
+    tls_ca: Annotated[Path | None, Option("Certificates of the authorities to trust instead of the system's, PEM.")] = (
+        None
+    )
+    tls_server_name: Annotated[
+        str | None, Option("Name in the server's certificate, where it is not the endpoint's host.")
+    ] = None
+    client_certificate: Annotated[
+        Path | None, Option("Certificate to show to a server that asks for one, PEM; a login too.")
+    ] = None
+    client_key: Annotated[Path | None, Option("Private key of --client-certificate, PEM.")] = None
+
+    def connect(self, endpoint: str, retry: "RetryPolicy | None" = None) -> "SearchClient":
+        """Return a client of the server at `endpoint`, with the usual retries or others.
+
+        Raises:
+            OptionError: the token's file cannot be read.
+            ConnectionSettingsError: the token or a file cannot be used.
+        """
+        from espalier.search.client import RetryPolicy, SearchClient, Tls
+
+        tls = Tls(self.tls_ca, self.client_certificate, self.client_key, self.tls_server_name)
+        wanted = self.tls or tls != Tls()
+        return SearchClient(
+            endpoint,
+            token=self._token(),
+            tls=tls if wanted else False,
+            insecure_token=self.insecure_token,
+            retry=retry or RetryPolicy(),
+        )
+
+    def _token(self) -> str | None:
+        if self.token_file is None:
+            return os.environ.get(TOKEN_VARIABLE) or None
+        try:
+            token = self.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"--token-file: cannot read {str(self.token_file)!r}: {error}") from None
+        if not token:
+            raise OptionError(f"--token-file: {str(self.token_file)!r} is empty")
+        return token
+
+
+@contextmanager
+def retries_shown() -> Iterator[None]:
+    """Show on standard error what a client waits for before it tries again."""
+    log, handler = logging.getLogger("espalier.client"), logging.StreamHandler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)

@@ -1,0 +1,70 @@
+"""`espalier health`: whether a server accepts searches, and what it says of itself."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from espalier.experiments.cli import options as opt
+from espalier.experiments.cli.connection import ConnectionOptions
+from espalier.experiments.cli.runs import EXIT_FAILED
+from espalier.experiments.cli.schema_options import with_schema
+from espalier.search.schema import size_text
+from espalier.search.service.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from espalier.search.client import ServerInfo
+
+
+@with_schema
+def health(
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            callback=opt.check_endpoint,
+            help="HOST:PORT of the server; default: this machine's, on ESPALIER_PORT or 50051.",
+        ),
+    ] = None,
+    info: Annotated[bool, typer.Option("--info", help="Also show what the server serves and holds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for an answer.")] = 5.0,
+    *,
+    connection: ConnectionOptions,
+) -> None:
+    """Ask a server whether it accepts searches.
+
+    Exits with 0 if it does, and with 1 if it does not, cannot be reached, or does not answer in time.
+    """
+    from espalier.search.client import NO_RETRIES, ServiceError
+
+    endpoint = endpoint or f"127.0.0.1:{os.environ.get('ESPALIER_PORT') or ServerSettings().port}"
+    serving, problem = False, "it is loading or draining, or its engine has died"
+    with connection.connect(endpoint, NO_RETRIES) as client:
+        try:
+            serving = client.health(timeout)
+        except ServiceError as error:
+            problem = str(error)
+        found = client.server_info(timeout) if serving and info else None
+    if as_json:
+        values = {"endpoint": endpoint, "serving": serving} | ({} if serving else {"problem": problem})
+        print(json.dumps(values | ({"info": asdict(found)} if found else {}), indent=2))
+    else:
+        print(f"{endpoint}: " + ("serving" if serving else f"not serving: {problem}"))
+        if found:
+            print(*(f"{name:<26}{value}" for name, value in _lines(found)), sep="\n")
+    if not serving:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _lines(info: "ServerInfo") -> Iterator[tuple[str, object]]:
+    yield "version", info.version
+    yield from ((name, " ".join(text.split())) for name, text in info.models.items())
+    yield "KV pool", size_text(info.kv_memory_bytes)
+    for role, blocks in info.occupancy.kv_blocks.items():
+        yield f"blocks of the {role}", f"{blocks.live} live, {blocks.cached} cached, {blocks.free} free"
+    yield "searches", f"{info.occupancy.running} running, {info.occupancy.waiting} waiting for memory"
+    yield "calls admitted", f"{info.admitted_calls} of {info.max_searches}"
+    yield "calls waiting", f"{info.waiting_calls} of {info.max_queue}"

@@ -1,0 +1,36 @@
+"""`espalier token`: adds a caller to the callers file, and prints the caller's token once."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from espalier.experiments.cli.schema_options import option
+from espalier.search.service.access.callers import CallerEntry
+
+
+def token(
+    name: Annotated[str, typer.Argument(help="The caller's name, as logs and metrics show it.")],
+    callers: Annotated[
+        Path,
+        typer.Option(envvar="ESPALIER_CALLERS", help="The callers file of `espalier serve`; created if it is missing."),
+    ],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Give an existing caller a new token and these limits.")
+    ] = False,
+    max_searches: Annotated[int | None, option(CallerEntry, "max_searches")] = None,
+    tokens_per_minute: Annotated[int | None, option(CallerEntry, "tokens_per_minute")] = None,
+    max_priority: Annotated[int | None, option(CallerEntry, "max_priority")] = None,
+) -> None:
+    """Add a caller to the callers file, and print a new token for it.
+
+    The file keeps the token's hash only, so this is the one time that the token is shown. A running server reads the
+    file again by itself.
+    """
+    from espalier.search.service.access.tokens import add_caller
+
+    limits = CallerEntry(max_searches=max_searches, tokens_per_minute=tokens_per_minute, max_priority=max_priority)
+    made = add_caller(callers, name, limits, replace)
+    print(made)
+    print(f"added {name} to {callers}; the token is not shown again", file=sys.stderr)

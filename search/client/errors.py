@@ -1,0 +1,103 @@
+"""What a client raises, and how a failed call becomes one of these errors."""
+
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
+
+
+class ConnectionSettingsError(EspalierError):
+    """The endpoint, token, certificates or request id given to a client cannot be used."""
+
+
+class ServiceError(EspalierError):
+    """The server refused the call, failed, or could not be reached; the message says which and what to do.
+
+    Attributes:
+        code: name of the gRPC status code, such as `UNAVAILABLE`.
+        retry_seconds: delay after which the server suggests a retry; None without a suggestion.
+        request_id: id of the call, which the server's log carries too; empty without one.
+    """
+
+    def __init__(self, code: str, text: str, retry_seconds: float | None = None, request_id: str = "") -> None:
+        self.code = code
+        self.retry_seconds = retry_seconds
+        self.request_id = request_id
+        super().__init__(text)
+
+
+def cancelled(request_id: str = "") -> ServiceError:
+    """Return the error of a call that was cancelled on this side."""
+    return ServiceError("CANCELLED", "the search was cancelled", request_id=request_id)
+
+
+def typed_error(error: Exception, endpoint: str, request_id: str = "") -> EspalierError:
+    """Convert what a call raised: an `RpcError`, or the ValueError of a message that this version cannot read."""
+    if isinstance(error, ValueError):
+        text = f"the server at {endpoint} speaks a newer espalier.v1: {error}"
+        return ServiceError("UNKNOWN", text, request_id=request_id)
+    if isinstance(error, grpc.FutureCancelledError):
+        return cancelled(request_id)
+    call: Any = error  # gRPC's errors are calls: they have a code, details and metadata
+    violations, retry_seconds, from_server = _details(call)
+    if violations:
+        return InvalidRequestError(violations)
+    code: grpc.StatusCode = call.code()
+    text = _text(code, call.details() or "", endpoint, from_server)
+    return ServiceError(code.name, text, retry_seconds, request_id)
+
+
+def _text(code: grpc.StatusCode, details: str, endpoint: str, from_server: bool) -> str:
+    match code:
+        case grpc.StatusCode.UNAVAILABLE if not from_server:
+            return _unreachable(details, endpoint)
+        case grpc.StatusCode.DEADLINE_EXCEEDED if not from_server:
+            return f"no result from {endpoint} within the timeout; allow more time or ask for a smaller search"
+        case grpc.StatusCode.CANCELLED:
+            return "the search was cancelled"
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return f"the server at {endpoint} does not offer espalier.v1; is it an Espalier server?"
+    return details or f"the call failed with {code.name}"
+
+
+def _unreachable(details: str, endpoint: str) -> str:
+    """What the texts of gRPC's connections mean; it has no codes for them."""
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return (
+            f"the certificate of the server at {endpoint} is by no authority that is trusted here; give a file with "
+            "its authority (--tls-ca)"
+        )
+    if "Hostname Verification" in details:
+        return f"the certificate of the server at {endpoint} is for another name; give that name (--tls-server-name)"
+    if "failed to connect" in details and ("handshake failed" in details or "Socket closed" in details):
+        return (
+            f"the server at {endpoint} ends each connection: either one of the two sides uses TLS and the other does "
+            "not, or the server asks for a client's certificate (--client-certificate) by an authority that it trusts"
+        )
+    if "failed to connect" in details:
+        return f"no server at {endpoint}; start one with: espalier serve"
+    if "resolving" in details or "DNS" in details or "name resol" in details.lower():
+        return f"cannot reach the server at {endpoint}: no address is known for that name"
+    return f"lost the connection to the server at {endpoint}"
+
+
+def _details(call: Any) -> tuple[list[Violation], float | None, bool]:
+    """Read a failed call's status: its violations, its retry delay in seconds, and whether the server set details."""
+    try:
+        status = rpc_status.from_call(call)
+    except ValueError:  # details that contradict the status do not come from our server
+        status = None
+    if status is None:
+        return [], None, False
+    violations: list[Violation] = []
+    retry_seconds = None
+    for packed in status.details:
+        bad_request, retry_info = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if packed.Unpack(bad_request):
+            violations += [Violation(v.field, v.description) for v in bad_request.field_violations]
+        elif packed.Unpack(retry_info):
+            retry_seconds = retry_info.retry_delay.ToNanoseconds() / 1e9
+    return violations, retry_seconds, True

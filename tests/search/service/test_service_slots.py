@@ -1,0 +1,47 @@
+"""How many searches run at once where the operator does not say."""
+
+import threading
+from typing import Any
+
+import pytest
+from server_thread import PATIENCE, ServerThread
+
+from espalier.search.service.settings import MOST_SEARCHES, ServerSettings, SettingsError, default_searches
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "cores", "workers", "searches"),
+    [
+        *[(False, 1, 1, 32), (False, 2, 1, 32), (False, 8, 1, 128), (False, 16, 1, 256), (False, 96, 1, 256)],
+        *[(False, 8, 4, 128), (True, 1, 1, 128), (True, 64, 1, 128), (True, 64, 8, 1024), (True, 8, 99, MOST_SEARCHES)],
+    ],
+)
+def test_searches_follow_from_the_device_and_the_cores(on_gpu: bool, cores: int, workers: int, searches: int):
+    assert default_searches(on_gpu, cores, workers) == searches
+
+
+def test_a_server_takes_as_many_searches_as_its_orchestrator_runs_unless_told(start, fake):
+    usual: ServerThread = start()
+    assert usual.info().max_searches == fake.max_running
+    assert start(max_searches=3).info().max_searches == 3
+
+
+@pytest.mark.parametrize("wrong", [0, MOST_SEARCHES + 1])
+def test_a_number_of_searches_out_of_range_is_refused(wrong: int):
+    with pytest.raises(SettingsError, match="--max-searches must be between 1 and 4096"):
+        ServerSettings(max_searches=wrong)
+
+
+def test_a_server_that_is_stopped_as_soon_as_it_has_loaded_ends_in_order(start, fake, caplog):
+    loading, may_end = threading.Event(), threading.Event()
+
+    def load() -> Any:
+        loading.set()
+        may_end.wait(PATIENCE)
+        return fake
+
+    server: ServerThread = start(load)
+    assert loading.wait(PATIENCE)
+    threading.Timer(0.1, may_end.set).start()
+    assert server.call(server.server.stop())
+    assert not [record for record in caplog.records if record.exc_info]
