@@ -35,8 +35,7 @@ def espalier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
-    # `serve`, called before in this process, has raised it to that of a server's log.
-    monkeypatch.setattr(logging.getLogger("espalier"), "level", logging.WARNING)
+    logging.getLogger("espalier").setLevel(logging.NOTSET)  # which `serve`, called before in this process, has changed
 
     def call(*arguments: object) -> Ran:
         monkeypatch.setattr(sys, "argv", ["espalier", *map(str, arguments)])
