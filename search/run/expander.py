@@ -14,6 +14,7 @@ from espalier.prm.scorers.base import StepScorer, StepScoring
 from espalier.prm.verifier import Verification, Verifier
 from espalier.search.algorithms import needs_verifier, stops_early
 from espalier.search.algorithms.base import Expand, viable
+from espalier.search.conversation import conversation_text
 from espalier.search.result import Candidate
 from espalier.search.run.budget import Budget
 from espalier.search.run.generator import Generator
@@ -108,10 +109,11 @@ class TreeExpander:
         """Open the root's sequences, and queue the problem's verifier prefill if the budget covers it."""
         root = self._states[self.root] = NodeState(to_end=False)
         request, salt = self._request, self._resolved.options.salt
-        root.generator, prompt = self._generator.open(self._owner, request.problem, salt)
+        root.generator, prompt = self._generator.open(self._owner, request.problem, salt, request.history)
         self._meter.generator_tree_tokens += prompt
         if self._verifier:
-            begun = self._verifier.begin(self._owner, request.problem, salt, request.seed)
+            text = conversation_text(request.problem, request.history)
+            begun = self._verifier.begin(self._owner, text, salt, request.seed)
             self._verification, root.verifier = begun, begun.root
             self.root.verifier_tokens = begun.prompt_tokens
             self._meter.verifier_tree_tokens += begun.prompt_tokens

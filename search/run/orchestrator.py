@@ -27,6 +27,7 @@ from espalier.search.algorithms import (
     needs_verifier,
     with_defaults,
 )
+from espalier.search.conversation import conversation_text
 from espalier.search.request import (
     DEFAULT_MAX_TOKENS,
     EXACT_MATCH,
@@ -429,7 +430,7 @@ class Orchestrator:
             family, fit = self._verifier.family.name, " or ".join(algorithms_for_answers())
             what = f"{request.algorithm} reads the scores of steps, and {family} scores whole answers; choose {fit}"
             raise InvalidRequestError([Violation("algorithm", what)])
-        prompt = len(self._generator.prompt_ids(request.problem))
+        prompt = len(self._generator.prompt_ids(request.problem, request.history))
         context = self._generator.model.config.max_positions
         if prompt >= context:
             raise RequestTooLargeError(f"the prompt has {prompt} tokens and the generator's context is {context}")
@@ -453,7 +454,7 @@ class Orchestrator:
     def _verifier_limits(self, request: SearchRequest, generator: PathLimits) -> PathLimits:
         assert self._verifier is not None
         family = self._verifier.family
-        ids, context = family.prompt_ids(request.problem), family.context
+        ids, context = family.prompt_ids(conversation_text(request.problem, request.history)), family.context
         family.model.require_embedded(VERIFIER, ids)
         prompt = len(ids)
         require_room(family, prompt)

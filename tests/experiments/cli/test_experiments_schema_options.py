@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.search.request import SearchRequest
 from espalier.search.schema import Option, declared, from_values, parse_size, violations
-from espalier.search.service import convert
+from espalier.search.service.grpc_api import convert
 from espalier.v1 import search_pb2 as pb
 
 
@@ -159,5 +159,5 @@ def test_a_new_field_is_checked_an_option_in_files_and_on_the_wire(larger_messag
     assert convert.request_from_wire(again) == (LargerRequest("x", flavour=4), [])
 
 
-def test_every_field_of_a_request_but_the_problem_is_an_option():
-    assert [f.name for f in declared(SearchRequest) if not f.option] == ["problem"]
+def test_every_field_of_a_request_but_its_texts_is_an_option():
+    assert [f.name for f in declared(SearchRequest) if not f.option] == ["problem", "history"]
