@@ -74,7 +74,8 @@ class Field:
     def item(self) -> type | None:
         """The dataclass whose instances the field lists; None for a single value."""
         items = get_args(self.kind)
-        return items[0] if get_origin(self.kind) is tuple and is_dataclass(items[0]) else None
+        lists = get_origin(self.kind) is tuple and isinstance(items[0], type) and is_dataclass(items[0])
+        return items[0] if lists else None
 
     @property
     def range(self) -> str:

@@ -30,6 +30,10 @@ TEXT_BYTES = 1024
 """Most bytes of a failure's text."""
 
 
+class BindError(EspalierError):
+    """The server cannot listen on its address."""
+
+
 class BusyError(EspalierError):
     """All slots are taken and the queue is full, or no slot became free in time."""
 

@@ -1,4 +1,4 @@
-"""The gRPC server: startup, loading, health, and graceful shutdown."""
+"""The server: both doors, loading, health, and graceful shutdown."""
 
 import asyncio
 import logging
@@ -6,19 +6,22 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from espalier.engine.errors import EspalierError
 from espalier.search.run.executor import Executor
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import AccessLog, Call
 from espalier.search.service.engine_thread import EngineThread
+from espalier.search.service.errors import BindError
 from espalier.search.service.grpc_api.credentials import reloading_credentials
 from espalier.search.service.grpc_api.interceptor import CallInterceptor
 from espalier.search.service.grpc_api.servicer import SolveServicer
+from espalier.search.service.http_api.app import make_app
+from espalier.search.service.http_api.listener import HttpListener
 from espalier.search.service.session import Session
 from espalier.search.service.settings import ServerSettings
 from espalier.v1 import search_pb2
@@ -34,12 +37,18 @@ STOP_SECONDS = 15.0
 FLUSH_SECONDS = 1.0
 
 
-class BindError(EspalierError):
-    """The server cannot listen on its address."""
+class Addresses(NamedTuple):
+    """Where a server listens: `HOST:PORT` of gRPC, and the URL of HTTP; None without."""
+
+    grpc: str
+    http: str | None
+
+
+OnReady = Callable[[Addresses], None]
 
 
 class Server:
-    """One gRPC server and its engine thread. Create and use it on one event loop.
+    """One server and its engine thread. Create and use it on one event loop.
 
     The health service reports NOT_SERVING until the orchestrator is loaded, after the engine has died, and from the
     start of `drain`.
@@ -52,9 +61,14 @@ class Server:
         self._log = AccessLog(settings.log_format)
         callers = Callers(settings.callers, certificates=settings.tls_client_ca is not None)
         self._credentials = reloading_credentials(settings.tls) if settings.tls else None
+        self._http: HttpListener | None = None
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
         interceptor = CallInterceptor(callers, self._on_call_end, settings.max_receive_bytes)
-        self._server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
+        most = settings.max_connections or _connections_by_file_limit()
+        if settings.http_port is not None:
+            most = max(1, most // 2)
+            self._http = HttpListener(make_app(self.session, callers, settings, self._on_call_end), settings, most)
+        self._server = grpc.aio.server(interceptors=[interceptor], options=_options(settings, most))
         servicer = SolveServicer(self.session, settings.max_send_bytes)
         add_SearchServiceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -62,14 +76,11 @@ class Server:
         reflection.enable_server_reflection(names, self._server)
         self._reporter: asyncio.Task[None] | None = None
 
-    async def start(self) -> str:
+    async def start(self) -> Addresses:
         """Start listening and loading.
 
-        Returns:
-            The address, `HOST:PORT`.
-
         Raises:
-            BindError: the address is in use or does not belong to this machine.
+            BindError: an address is in use or does not belong to this machine.
         """
         wanted = self._settings.address(self._settings.port)
         # Bind first, as loading takes minutes: an address in use is reported immediately.
@@ -82,13 +93,16 @@ class Server:
             port = 0
         if port == 0:
             raise BindError(f"cannot listen on {wanted}: is another server using it? choose another with --port")
+        url = self._http.bind() if self._http else None
         if self._settings.exposed:
             log.warning("%s is reachable from other machines %s (--insecure-bind)", wanted, self._settings.exposed)
         await self._set_health(serving=False)
         await self._server.start()
+        if self._http:
+            self._http.start()
         self.engine.start()
         self._reporter = asyncio.create_task(self._report_health())
-        return self._settings.address(port)
+        return Addresses(self._settings.address(port), url)
 
     async def drain(self) -> None:
         """Refuse new searches, and wait up to the drain time for running ones."""
@@ -114,7 +128,9 @@ class Server:
         self.session.refuse_new()
         loading = not self.engine.loaded.done()
         ended = await self.engine.stop(FLUSH_SECONDS if loading else STOP_SECONDS)
-        await self._server.stop(FLUSH_SECONDS)
+        await asyncio.gather(
+            self._server.stop(FLUSH_SECONDS), *([self._http.stop(FLUSH_SECONDS)] if self._http else [])
+        )
         if self._reporter is not None:
             self._reporter.cancel()
             await asyncio.wait([self._reporter])
@@ -139,7 +155,9 @@ class Server:
             await self._health.set(name, status)
 
 
-def serve(load: Callable[[], Executor], settings: ServerSettings, ready: Callable[[str], None] | None = None) -> int:
+def serve(
+    load: Callable[[], Executor], settings: ServerSettings, ready: Callable[[Addresses], None] | None = None
+) -> int:
     """Serve until SIGTERM or SIGINT, or until the engine dies. Call it on the main thread.
 
     The first signal refuses new searches, drains and stops; a second one exits immediately.
@@ -148,30 +166,32 @@ def serve(load: Callable[[], Executor], settings: ServerSettings, ready: Callabl
         load: creates the orchestrator. Called on the engine thread after the port is open; it must not fork, as gRPC's
             threads are running.
         settings: address and limits.
-        ready: called with the address once searches can be submitted.
+        ready: called with the addresses once searches can be submitted.
 
     Returns:
         The exit code: 0, or 1 if the engine died.
 
     Raises:
-        BindError: the address is in use or does not belong to this machine.
+        BindError: an address is in use or does not belong to this machine.
         Exception: any exception of `load`.
     """
     return asyncio.run(_serve(load, settings, ready))
 
 
-async def _serve(load: Callable[[], Executor], settings: ServerSettings, ready: Callable[[str], None] | None) -> int:
+async def _serve(
+    load: Callable[[], Executor], settings: ServerSettings, ready: Callable[[Addresses], None] | None
+) -> int:
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
     server = Server(load, settings)
     try:
-        address = await server.start()
+        addresses = await server.start()
         stop_asked = asyncio.ensure_future(stopping.wait())
         await asyncio.wait([server.engine.loaded, stop_asked], return_when=asyncio.FIRST_COMPLETED)
         if server.engine.loaded.done():
             server.engine.loaded.result()  # raises the exception of `load`
             if ready is not None:
-                ready(address)
+                ready(addresses)
         await asyncio.wait([server.engine.over, stop_asked], return_when=asyncio.FIRST_COMPLETED)
         if not server.engine.over.done():
             await server.drain()
@@ -193,13 +213,12 @@ def _stop_on_signals(stopping: asyncio.Event) -> None:
         loop.add_signal_handler(number, handle, number)
 
 
-def _options(settings: ServerSettings) -> list[tuple[str, int]]:
-    most = settings.max_connections or _connections_by_file_limit()
+def _options(settings: ServerSettings, most_connections: int) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # on by default: a second server on the port would silently take half of the calls
         # The interceptor refuses what is over the limit, with details; gRPC what is far over it, without.
         ("grpc.max_receive_message_length", 4 * settings.max_receive_bytes),
-        ("grpc.max_allowed_incoming_connections", most),
+        ("grpc.max_allowed_incoming_connections", most_connections),
         ("grpc.max_send_message_length", settings.max_send_bytes),
         # Keepalive pings detect clients whose machine disappeared, so that their searches end.
         ("grpc.keepalive_time_ms", 60_000),

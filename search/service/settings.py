@@ -1,6 +1,7 @@
 """The server's settings; the defaults are the documented ones."""
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +13,9 @@ from espalier.engine.errors import EspalierError
 from espalier.search.request import MAX_PRIORITY
 from espalier.search.schema import Option, parse_size, violations
 from espalier.search.service.access.tls import TlsFiles
+
+_MODEL_NAME = re.compile(r"[\w.:/+-]{1,128}", re.ASCII)  # without @, which separates a strategy
+_ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
 
 
 class LogFormat(StrEnum):
@@ -38,7 +42,18 @@ class ServerSettings:
     env_prefix: ClassVar = "ESPALIER_"
 
     host: Annotated[str, Option("Address to listen on; any but loopback needs --insecure-bind.")] = "127.0.0.1"
-    port: Annotated[int, Interval(ge=0, le=65535), Option("TCP port; 0 takes a free one.")] = 50051
+    port: Annotated[int, Interval(ge=0, le=65535), Option("TCP port of gRPC; 0 takes a free one.")] = 50051
+    http_port: Annotated[
+        int | None,
+        Interval(ge=0, le=65535),
+        Option("TCP port of HTTP, on the same address; 0 takes a free one; default: no HTTP."),
+    ] = None
+    model_name: Annotated[
+        str | None, Option("Name of the served models over HTTP; default: a short name of the generator.")
+    ] = None
+    cors_origin: Annotated[
+        str | None, Option("Origin of other web pages that may call over HTTP, like https://chat.example.org.")
+    ] = None
     insecure_bind: Annotated[
         bool, Option("Allow an address that other machines can reach without TLS or without login.")
     ] = False
@@ -89,7 +104,10 @@ class ServerSettings:
     max_connections: Annotated[
         int | None,
         Interval(ge=1),
-        Option("Maximum connections; default: what leaves a quarter of the process's file limit."),
+        Option(
+            "Maximum connections, shared evenly by gRPC and HTTP; default: what leaves a quarter of the process's file "
+            "limit."
+        ),
     ] = None
     log_format: Annotated[LogFormat, Option("Form of the log of calls.")] = LogFormat.TEXT
     event_buffer: Annotated[
@@ -115,6 +133,10 @@ class ServerSettings:
             raise SettingsError("--tls-certificate and --tls-key are given together, or neither is")
         if self.tls_client_ca and not self.tls_certificate:
             raise SettingsError("--tls-client-ca needs --tls-certificate and --tls-key")
+        if self.model_name is not None and not _MODEL_NAME.fullmatch(self.model_name):
+            raise SettingsError(f"--model-name must be letters, digits and ._:/+-, is {self.model_name!r}")
+        if self.cors_origin is not None and not _ORIGIN.fullmatch(self.cors_origin):
+            raise SettingsError(f"--cors-origin must be like https://chat.example.org, is {self.cors_origin!r}")
         if self.exposed and not self.insecure_bind:
             raise SettingsError(
                 f"--host {self.host} is reachable from other machines {self.exposed}; listen on 127.0.0.1, give "

@@ -90,9 +90,7 @@ def test_a_conversation_that_the_template_rejects_is_the_callers_error(make_engi
     (folder / "chat_template.jinja").write_text(ALTERNATES)
     generator = Generator(make_engine(load_generator(Checkpoint(folder), torch.float32, "cpu")), "", {})
     assert generator.prompt_ids("Twice?", CONVERSATION)
-    with pytest.raises(
-        InvalidRequestError, match="history: is rejected by .* template: roles must alternate"
-    ) as caught:
+    with pytest.raises(InvalidRequestError, match=r"history: is rejected .*: roles must alternate") as caught:
         generator.prompt_ids("Twice?", CONVERSATION[:1])
     assert str(folder) not in str(caught.value)
 

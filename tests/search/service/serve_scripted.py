@@ -25,7 +25,7 @@ def main() -> int:
 
     threading.Thread(target=release_on_input, daemon=True).start()
     settings = ServerSettings(port=0, drain_seconds=0 if loading else float(sys.argv[1]))
-    code = serve(load, settings, ready=lambda address: print(address, flush=True))
+    code = serve(load, settings, ready=lambda addresses: print(addresses.grpc, flush=True))
     print(f"closed={fake.closed} live={fake.running} ended={fake.ended.qsize()}", flush=True)
     return code
 
