@@ -35,7 +35,7 @@ class Connection(H11Protocol):
             transport.abort()
             return
         self.app_state = {**self.app_state, CERTIFICATE_NAME: _common_name(transport)}
-        _notice_lost_machines(transport.get_extra_info("socket"))
+        _set_options(transport.get_extra_info("socket"))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,9 +95,10 @@ def _common_name(transport: asyncio.Transport) -> str | None:
     return next(names, None)
 
 
-def _notice_lost_machines(of_client: socket.socket) -> None:
-    """Let the system probe a silent connection as gRPC does, so that the search of a lost machine ends."""
-    of_client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def _set_options(of_client: socket.socket) -> None:
+    """Send at once what is written, as a head and a body are two writes, and probe silent connections as gRPC does."""
+    of_client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    of_client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # so that the search of a lost machine ends
     for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 2)):
         if hasattr(socket, name):  # macOS has other names
             of_client.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

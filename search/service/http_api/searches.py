@@ -110,19 +110,19 @@ def result_values(result: SearchResult) -> dict[str, Any]:
     return values
 
 
-def take_flag(values: dict[str, Any], name: str, default: bool, violations: list[Violation]) -> bool:
-    """Take a value that is true or false, or null for the default, out of a body."""
+def take_flag(values: dict[str, Any], name: str, default: bool, violations: list[Violation], within: str = "") -> bool:
+    """Take a value that is true or false, or null for the default, out of a body or of what is `within` it."""
     value = values.pop(name, None)
     if value is None or isinstance(value, bool):
         return default if value is None else value
-    violations.append(Violation(name, "must be true or false"))
+    violations.append(Violation(within + name, "must be true or false"))
     return default
 
 
-def take_priority(values: dict[str, Any], violations: list[Violation]) -> int:
-    """Take the priority of a call out of the fields of its request."""
+def take_priority(values: dict[str, Any], violations: list[Violation], within: str = "") -> int:
+    """Take the priority of a call out of the fields of its request; see `take_flag`."""
     value = values.pop("priority", 0)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    violations.append(Violation("priority", "must be a whole number"))
+    violations.append(Violation(f"{within}priority", "must be a whole number"))
     return 0

@@ -142,7 +142,7 @@ def _read_stream_options(reader: _Reader, stream: bool) -> bool:
     if not isinstance(options, dict) or not stream:
         reader.refuse("stream_options", "must be an object, and needs `stream`")
         return False
-    return take_flag(dict(options), "include_usage", False, reader.violations)
+    return take_flag(dict(options), "include_usage", False, reader.violations, "stream_options.")
 
 
 def _read_espalier(reader: _Reader) -> int:
@@ -153,10 +153,7 @@ def _read_espalier(reader: _Reader) -> int:
         reader.refuse("espalier", "must be an object with fields of a search")
         return 0
     left = dict(own)
-    found: list[Violation] = []
-    priority = take_priority(left, found)
-    for violation in found:
-        reader.refuse(f"espalier.{violation.field}", violation.description)
+    priority = take_priority(left, reader.violations, "espalier.")
     reader.places["priority"] = "espalier.priority"
     for name, value in left.items():
         if name in ("problem", "history"):
