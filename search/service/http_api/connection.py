@@ -61,13 +61,9 @@ class Connection(H11Protocol):
             ("connection", "close"),
         ]
         answer = h11.Response(status_code=400, headers=headers, reason="Bad Request")
-        try:
-            for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-        except h11.LocalProtocolError:  # a response has begun
-            self.transport.abort()
-        else:
-            self.transport.close()
+        for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read."""
