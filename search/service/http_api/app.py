@@ -71,7 +71,7 @@ def make_app(
 
     def name_of(scope: Scope) -> str:
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        found = (route.path for route in routes if route.matches(scope)[0] is not Match.NONE)
+        found = (route.path_format for route in routes if route.matches(scope)[0] is not Match.NONE)
         return f"{method} {next(found, 'unknown path')}"
 
     page = [Mount("/", _Page(directory=PAGE, html=True))] if PAGE.is_dir() else []

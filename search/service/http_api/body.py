@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
+from espalier.engine.errors import Violation
 from espalier.search.service.http_api.status import HttpError
 
 _SECONDS = 30.0
@@ -128,6 +129,24 @@ def parse_json(raw: bytes) -> Any:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
     except ValueError as error:
         raise HttpError(400, f"the body is not JSON: {error}") from None
+
+
+def take_flag(values: dict[str, Any], name: str, default: bool, violations: list[Violation], within: str = "") -> bool:
+    """Take a value that is true or false, or null for the default, out of a body or of what is `within` it."""
+    value = values.pop(name, None)
+    if value is None or isinstance(value, bool):
+        return default if value is None else value
+    violations.append(Violation(within + name, "must be true or false"))
+    return default
+
+
+def take_priority(values: dict[str, Any], violations: list[Violation], within: str = "") -> int:
+    """Take the priority of a call out of the fields of its request; see `take_flag`."""
+    value = values.pop("priority", 0)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    violations.append(Violation(f"{within}priority", "must be a whole number"))
+    return 0
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

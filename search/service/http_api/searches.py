@@ -1,8 +1,7 @@
 """Searches with all that Espalier tells about them: the feed of the page."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, replace
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +11,7 @@ from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.request import SearchRequest
 from espalier.search.result import CandidateDone, Event, Finished, SearchResult, Started, StepDone
 from espalier.search.schema import from_values
-from espalier.search.service.http_api.body import json_object, json_response, to_json
+from espalier.search.service.http_api.body import json_object, json_response, take_flag, take_priority, to_json
 from espalier.search.service.http_api.event_stream import event_stream, with_comments
 from espalier.search.service.session import Session
 
@@ -72,7 +71,8 @@ class SearchEndpoints:
 
     def _fitted_result(self, result: SearchResult) -> bytes:
         """A result as JSON; over the size limit without its tree, then without its last candidates."""
-        values = result_values(result)
+        values = result.to_dict()
+        del values["rounds"]  # of use to the process that searched alone
         data = to_json(values)
         if len(data) > self._max_send_bytes:
             values["omitted_nodes"], values["nodes"] = len(values["nodes"]), ()
@@ -95,34 +95,9 @@ def _smaller(event: Event) -> Iterator[Event]:
         yield replace(event, candidate=replace(event.candidate, steps=()))
 
 
-async def finished(events: Any) -> SearchResult:
+async def finished(events: AsyncIterator[Event]) -> SearchResult:
     """Follow a search to its result."""
     async for event in events:
         if isinstance(event, Finished):
             return event.result
     raise AssertionError("the events of a search end with its result")
-
-
-def result_values(result: SearchResult) -> dict[str, Any]:
-    """A result as JSON values; only its process can replay it, so the rounds are left out."""
-    values = result.to_dict()
-    del values["rounds"]
-    return values
-
-
-def take_flag(values: dict[str, Any], name: str, default: bool, violations: list[Violation], within: str = "") -> bool:
-    """Take a value that is true or false, or null for the default, out of a body or of what is `within` it."""
-    value = values.pop(name, None)
-    if value is None or isinstance(value, bool):
-        return default if value is None else value
-    violations.append(Violation(within + name, "must be true or false"))
-    return default
-
-
-def take_priority(values: dict[str, Any], violations: list[Violation], within: str = "") -> int:
-    """Take the priority of a call out of the fields of its request; see `take_flag`."""
-    value = values.pop("priority", 0)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    violations.append(Violation(f"{within}priority", "must be a whole number"))
-    return 0

@@ -9,8 +9,8 @@ from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.conversation import ChatRole
 from espalier.search.request import SearchRequest
 from espalier.search.schema import from_values
+from espalier.search.service.http_api.body import take_flag, take_priority
 from espalier.search.service.http_api.openai.model_names import ModelNames
-from espalier.search.service.http_api.searches import take_flag, take_priority
 
 _SAME = ("temperature", "top_p", "seed", "max_tokens")
 """Parameters that are fields of a search by the same name."""
