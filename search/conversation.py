@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from espalier.engine.errors import Violation
+from espalier.search.schema import text_violations
 
 MAX_HISTORY_BYTES = 128 * 1024
 MAX_HISTORY_MESSAGES = 256
-NOT_UNICODE = "must be valid Unicode, has an unpaired surrogate"
 
 
 class ChatRole(StrEnum):
@@ -48,25 +48,10 @@ def conversation_text(problem: str, history: Sequence[ChatMessage]) -> str:
 
 def history_violations(history: Sequence[ChatMessage]) -> list[Violation]:
     """Return what is wrong with the messages before a problem."""
-    found: list[Violation] = []
-    count, size = len(history), sum(byte_size(message.content) for message in history)
-    if count > MAX_HISTORY_MESSAGES:
-        found.append(Violation("history", f"must be at most {MAX_HISTORY_MESSAGES} messages, is {count}"))
-    if size > MAX_HISTORY_BYTES:
-        found.append(Violation("history", f"must be at most {MAX_HISTORY_BYTES} bytes, is {size}"))
-    for index, message in enumerate(history):
-        if not is_unicode(message.content):
-            found.append(Violation(f"history[{index}]", NOT_UNICODE))
-        if index and message.role == ChatRole.SYSTEM:
-            found.append(Violation(f"history[{index}]", "only the first message may be the system's"))
+    found = text_violations("history", "".join(message.content for message in history), MAX_HISTORY_BYTES)
+    if len(history) > MAX_HISTORY_MESSAGES:
+        what = f"must be at most {MAX_HISTORY_MESSAGES} messages, is {len(history)}"
+        found.append(Violation("history", what))
+    if any(message.role == ChatRole.SYSTEM for message in history[1:]):
+        found.append(Violation("history", "only the first message may be the system's"))
     return found
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a text can be encoded: it has no unpaired surrogate."""
-    return not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def byte_size(text: str) -> int:
-    """Bytes of a text in UTF-8."""
-    return len(text.encode(errors="replace"))

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.conversation import NOT_UNICODE, ChatMessage, byte_size, history_violations, is_unicode
-from espalier.search.schema import Option, violations
+from espalier.search.conversation import ChatMessage, conversation_text, history_violations
+from espalier.search.schema import Option, text_violations, violations
 
 
 class AlgorithmName(StrEnum):
@@ -97,7 +97,7 @@ class SearchRequest:
 
     `history` holds the messages of a conversation before the problem, the oldest first. A first message of the role
     `system` replaces the generator's system prompt. The generator reads the conversation through its chat template, the
-    verifier as plain text without the system message; see `conversation_text`.
+    verifier as plain text without the system message, `problem_text`.
     """
 
     help_panel: ClassVar = "Search"
@@ -231,6 +231,11 @@ class SearchRequest:
             case _:
                 return self.beam_width * self.expansion
 
+    @property
+    def problem_text(self) -> str:
+        """The problem with the turns before it, as a verifier reads it; see `conversation_text`."""
+        return conversation_text(self.problem, self.history) if self.history else self.problem
+
     def to_dict(self) -> dict[str, Any]:
         """Return the request as JSON-serializable values."""
         return asdict(self)
@@ -250,11 +255,9 @@ def validate(request: SearchRequest) -> None:
 
     of_fields = violations(request)
     if not {"problem", "history"} & {violation.field for violation in of_fields}:
-        size = byte_size(request.problem)
-        require(is_unicode(request.problem), "problem", NOT_UNICODE)
+        found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
         require(bool(request.problem.strip()), "problem", "must not be empty")
-        require(size <= MAX_PROBLEM_BYTES, "problem", f"must be at most {MAX_PROBLEM_BYTES} bytes, is {size}")
-        found += history_violations(request.history)
+        found += history_violations(request.history) if request.history else []
     found += of_fields
     tree = (request.simulations or 1) * request.expansion
     many = f"beam_width * expansion must be at most {MAX_CANDIDATES}, is {request.candidates}"

@@ -131,6 +131,16 @@ def violations(value: object) -> list[Violation]:
     return [Violation(name, wrong) for name, wrong in found if wrong]
 
 
+def text_violations(name: str, text: str, most_bytes: int) -> list[Violation]:
+    """Validate a text: it must be valid Unicode of at most `most_bytes` bytes of UTF-8."""
+    found: list[Violation] = []
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        found.append(Violation(name, "must be valid Unicode, has an unpaired surrogate"))
+    if (size := len(text.encode(errors="replace"))) > most_bytes:
+        found.append(Violation(name, f"must be at most {most_bytes} bytes, is {size}"))
+    return found
+
+
 def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
     """Create an instance from plain values, as JSON, YAML and TOML have them.
 

@@ -14,7 +14,6 @@ from espalier.prm.scorers.base import StepScorer, StepScoring
 from espalier.prm.verifier import Verification, Verifier
 from espalier.search.algorithms import needs_verifier, stops_early
 from espalier.search.algorithms.base import Expand, viable
-from espalier.search.conversation import conversation_text
 from espalier.search.result import Candidate
 from espalier.search.run.budget import Budget
 from espalier.search.run.generator import Generator
@@ -112,8 +111,7 @@ class TreeExpander:
         root.generator, prompt = self._generator.open(self._owner, request.problem, salt, request.history)
         self._meter.generator_tree_tokens += prompt
         if self._verifier:
-            text = conversation_text(request.problem, request.history)
-            begun = self._verifier.begin(self._owner, text, salt, request.seed)
+            begun = self._verifier.begin(self._owner, request.problem_text, salt, request.seed)
             self._verification, root.verifier = begun, begun.root
             self.root.verifier_tokens = begun.prompt_tokens
             self._meter.verifier_tree_tokens += begun.prompt_tokens

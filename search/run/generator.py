@@ -53,9 +53,10 @@ def render_prompt(
         system_prompt, history = history[0].content, history[1:]
     before = f"{system_prompt}\n\n" if system_prompt else ""
     if not tokenizer.has_chat_template:
-        return f"{tokenizer.special_token('bos_token') or ''}{before}{conversation_text(problem, history)}\n\n"
-    said = (*history, ChatMessage(ChatRole.USER, problem))
-    messages = [{"role": str(message.role), "content": message.content} for message in said]
+        text = conversation_text(problem, history)
+        return f"{tokenizer.special_token('bos_token') or ''}{before}{text}\n\n"
+    messages = [{"role": str(message.role), "content": message.content} for message in history]
+    messages.append({"role": "user", "content": problem})
     if system_prompt:
         with suppress(CheckpointError):
             system = {"role": "system", "content": system_prompt}

@@ -27,7 +27,6 @@ from espalier.search.algorithms import (
     needs_verifier,
     with_defaults,
 )
-from espalier.search.conversation import conversation_text
 from espalier.search.request import (
     DEFAULT_MAX_TOKENS,
     EXACT_MATCH,
@@ -454,7 +453,7 @@ class Orchestrator:
     def _verifier_limits(self, request: SearchRequest, generator: PathLimits) -> PathLimits:
         assert self._verifier is not None
         family = self._verifier.family
-        ids, context = family.prompt_ids(conversation_text(request.problem, request.history)), family.context
+        ids, context = family.prompt_ids(request.problem_text), family.context
         family.model.require_embedded(VERIFIER, ids)
         prompt = len(ids)
         require_room(family, prompt)

@@ -13,11 +13,11 @@ from espalier.search.service.http_api.status import answer_of
 
 QUIET_SECONDS = 15.0
 """Silence after which a comment is sent, so that proxies keep the connection."""
-_HEADERS = [
+_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),  # nginx would collect events
-]
+)
 
 
 class EventStream:
@@ -47,7 +47,7 @@ class EventStream:
     async def _write(self, raw: bytes) -> None:
         if not self.begun:
             self.begun = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
         await self._send({"type": "http.response.body", "body": raw, "more_body": True})
 
 
