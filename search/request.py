@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.schema import Option, from_values, violations
+from espalier.search.conversation import ChatMessage, conversation_text, history_violations
+from espalier.search.schema import Option, from_values, text_violations, violations
 
 
 class AlgorithmName(StrEnum):
@@ -94,6 +95,10 @@ class SearchRequest:
 
     Fields from `lookahead_steps` to `confidence` are used only by the algorithm that their help text names; None takes
     that algorithm's default.
+
+    `history` holds the messages of a conversation before the problem, the oldest first. A first message of the role
+    `system` replaces the generator's system prompt. The generator reads the conversation through its chat template, the
+    verifier as plain text without the system message, `problem_text`.
     """
 
     help_panel: ClassVar = "Search"
@@ -210,6 +215,7 @@ class SearchRequest:
             "which runs only as many paths at a time as could decide it: fewer tokens, in more rounds."
         ),
     ] = EarlyStop.DECIDED
+    history: tuple[ChatMessage, ...] = ()
 
     @property
     def candidates(self) -> int:
@@ -226,9 +232,14 @@ class SearchRequest:
             case _:
                 return self.beam_width * self.expansion
 
+    @property
+    def problem_text(self) -> str:
+        """The problem with the turns before it, as a verifier reads it; see `conversation_text`."""
+        return conversation_text(self.problem, self.history) if self.history else self.problem
+
     def to_dict(self) -> dict[str, Any]:
         """Return the request as JSON-serializable values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return asdict(self)
 
 
 def make_request(problem: str | SearchRequest, given: Mapping[str, Any]) -> SearchRequest:
@@ -253,12 +264,13 @@ def validate(request: SearchRequest) -> None:
         if not ok:
             found.append(Violation(field, description))
 
-    size, tree = len(request.problem.encode(errors="replace")), (request.simulations or 1) * request.expansion
-    valid = not any("\ud800" <= c <= "\udfff" for c in request.problem)
-    require(valid, "problem", "must be valid Unicode, has an unpaired surrogate")
-    require(bool(request.problem.strip()), "problem", "must not be empty")
-    require(size <= MAX_PROBLEM_BYTES, "problem", f"must be at most {MAX_PROBLEM_BYTES} bytes, is {size}")
-    found += violations(request)
+    of_fields = violations(request)
+    if not {"problem", "history"} & {violation.field for violation in of_fields}:
+        found += text_violations("problem", request.problem, MAX_PROBLEM_BYTES)
+        require(bool(request.problem.strip()), "problem", "must not be empty")
+        found += history_violations(request.history) if request.history else []
+    found += of_fields
+    tree = (request.simulations or 1) * request.expansion
     many = f"beam_width * expansion must be at most {MAX_CANDIDATES}, is {request.candidates}"
     require(request.candidates <= MAX_CANDIDATES, "expansion", many)
     large = f"simulations * expansion must be at most {MAX_TREE_NODES}, is {tree}"

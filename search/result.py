@@ -116,11 +116,12 @@ class Usage:
 
     Tokens: `generator_tokens` and `verifier_tokens` are the tokens whose KV that model computed for this search,
     including the prompt. `*_tree_tokens` counts every token of the search tree once; siblings that share a prefix count
-    it once. `generated_tokens` counts sampled tokens, including those of duplicates. `nodes` counts sampled steps;
-    `duplicates` of them were merged into an equal sibling. `*_saved_tokens` is how many more tokens would have been
-    computed if every candidate had been computed from the prompt on. `stopped_paths` is the number of paths that were
-    not run to their end because the answer was decided without them, and `stopped_tokens` an estimate of the tokens
-    that they would still have sampled: if they had become as long as the mean path that ended.
+    it once. `prompt_tokens` is the length of the generator's prompt. `generated_tokens` counts sampled tokens,
+    including those of duplicates. `nodes` counts sampled steps; `duplicates` of them were merged into an equal sibling.
+    `*_saved_tokens` is how many more tokens would have been computed if every candidate had been computed from the
+    prompt on. `stopped_paths` is the number of paths that were not run to their end because the answer was decided
+    without them, and `stopped_tokens` an estimate of the tokens that they would still have sampled: if they had become
+    as long as the mean path that ended.
 
     Memory, at the search's peak, for both models together: `physical_blocks` is the number of KV blocks held,
     `logical_blocks` the number that would be held if no two sequences shared any; bytes are given in total and per
@@ -150,6 +151,7 @@ class Usage:
     seconds: float
     stopped_paths: int = 0
     stopped_tokens: int = 0
+    prompt_tokens: int = 0
 
     @property
     def charged_tokens(self) -> int:

@@ -4,14 +4,15 @@
 
 From the declarations follow validation (`violations`, `from_values`), the command line with its environment variables
 and configuration files (`experiments.cli.schema_options`), and protobuf conversion
-(`search.service.grpc_api.convert`) for fields of the same name in the `.proto`.
+(`search.service.grpc_api.convert`) for fields of the same name in the `.proto`. A field may also list instances of
+another declared dataclass, `tuple[ChatMessage, ...]`; it has no flag.
 """
 
 import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -70,6 +71,13 @@ class Field:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def item(self) -> type | None:
+        """The dataclass whose instances the field lists; None for a single value."""
+        items = get_args(self.kind)
+        lists = get_origin(self.kind) is tuple and isinstance(items[0], type) and is_dataclass(items[0])
+        return items[0] if lists else None
+
+    @property
     def range(self) -> str:
         """The range as text, like `between 1 and 256`; empty without bounds."""
         if self.bounds is None:
@@ -96,6 +104,8 @@ class Field:
 
         if value is None and self.optional:
             return None
+        if self.item:
+            return _list_violation(self.item, value)
         try:
             _adapter(self).validate_python(value)
         except ValidationError as error:
@@ -121,19 +131,32 @@ def violations(value: object) -> list[Violation]:
     return [Violation(name, wrong) for name, wrong in found if wrong]
 
 
+def text_violations(name: str, text: str, most_bytes: int) -> list[Violation]:
+    """Validate a text: it must be valid Unicode of at most `most_bytes` bytes of UTF-8."""
+    found: list[Violation] = []
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        found.append(Violation(name, "must be valid Unicode, has an unpaired surrogate"))
+    if (size := len(text.encode(errors="replace"))) > most_bytes:
+        found.append(Violation(name, f"must be at most {most_bytes} bytes, is {size}"))
+    return found
+
+
 def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
     """Create an instance from plain values, as JSON, YAML and TOML have them.
 
     Raises:
-        InvalidRequestError: lists unknown names and invalid values.
+        InvalidRequestError: lists unknown and missing names, and invalid values.
     """
     known = {field.name: field for field in declared(kind)}
     wrong = [Violation(name, "is unknown") for name in values if name not in known]
+    wrong += [Violation(f.name, "is missing") for f in known.values() if f.default is MISSING and f.name not in values]
     typed: dict[str, Any] = {}
     for name, value in values.items():
         if (field := known.get(name)) is None:
             continue
-        if value is not None and issubclass(field.kind, StrEnum) and value in list(field.kind):
+        if field.item:
+            value = _items(field.item, name, value, wrong)
+        elif value is not None and issubclass(field.kind, StrEnum) and value in list(field.kind):
             value = field.kind(value)
         elif isinstance(value, str) and field.option and field.option.parse:
             try:
@@ -147,6 +170,19 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
     if wrong:
         raise InvalidRequestError(wrong)
     return kind(**typed)
+
+
+def _items(kind: type, name: str, values: Any, wrong: list[Violation]) -> Any:
+    """A list's items as instances of `kind`; what is wrong with them goes to `wrong`."""
+    if not isinstance(values, list | tuple):
+        return values
+    items = []
+    for index, value in enumerate(values):
+        try:
+            items.append(from_values(kind, value) if isinstance(value, Mapping) else value)
+        except InvalidRequestError as error:
+            wrong += [Violation(f"{name}[{index}].{each.field}", each.description) for each in error.violations]
+    return tuple(items)
 
 
 def read_file_values(path: Path) -> Any:
@@ -187,6 +223,14 @@ def size_text(count: int) -> str:
     """Format bytes as `parse_size` reads them, in the largest unit that divides them."""
     unit = next(unit for unit in ("T", "G", "M", "K", "") if count and count % _UNITS[unit] == 0) if count else ""
     return f"{count // _UNITS[unit]}{unit}"
+
+
+def _list_violation(kind: type, values: Any) -> str | None:
+    """What is wrong with a list of instances of `kind`; its values are not shown, as they may be long."""
+    if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
+        return f"must be a list of objects with {' and '.join(field.name for field in declared(kind))}"
+    found = (f"item {i}: {wrong.field} {wrong.description}" for i, v in enumerate(values) for wrong in violations(v))
+    return next(found, None)
 
 
 @cache

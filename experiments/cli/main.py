@@ -175,10 +175,12 @@ def serve(
     runtime: RuntimeSettings,
     where: ExecutorSettings,
 ) -> None:
-    """Serve searches over gRPC (espalier.v1.SearchService)."""
+    """Serve searches over gRPC (espalier.v1.SearchService), with --http-port also over HTTP as OpenAI's chats."""
     import logging
 
     from espalier.experiments.cli.loading import load_executor
+    from espalier.search.service.http_api.openai.model_names import short_name
+    from espalier.search.service.server import Addresses
     from espalier.search.service.server import serve as run_server
 
     def load() -> "Executor":
@@ -200,8 +202,11 @@ def serve(
         access.addHandler(logging.StreamHandler())
         access.propagate = False
 
-    def report(address: str) -> None:
-        print(f"serving {runtime.generator} with {runtime.verifier or 'no verifier'} on {address}", flush=True)
+    settings = replace(settings, model_name=settings.model_name or short_name(runtime.generator))
+
+    def report(addresses: Addresses) -> None:
+        where = " and ".join(filter(None, addresses))
+        print(f"serving {runtime.generator} with {runtime.verifier or 'no verifier'} on {where}", flush=True)
 
     code = run_server(load, settings, ready=report)
     # Not a normal exit: after a signal during loading, the engine's thread is still inside torch, which would abort.

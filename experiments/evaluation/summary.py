@@ -59,8 +59,9 @@ class Summary:
 
 
 def search_fields(request: SearchRequest) -> dict[str, Any]:
-    """Fields of a request with every default filled in, without its problem and absent limits."""
-    return {name: value for name, value in request.to_dict().items() if name != "problem" and value is not None}
+    """Fields of a request with every default filled in, without its problem and history, and absent limits."""
+    of_problem = ("problem", "history")
+    return {name: value for name, value in request.to_dict().items() if name not in of_problem and value is not None}
 
 
 def summarise(samples: list[Sample], benchmark: str, effective: SearchRequest, grader: str) -> Summary:

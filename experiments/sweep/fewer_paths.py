@@ -83,7 +83,6 @@ def with_fewer_paths(
     candidates = tuple(replace(c, multiplicity=many[c.node_id]) for c in result.candidates if c.node_id in many)
     configuration = replace(result.configuration, beam_width=paths)
     outcome = vote(candidates, configuration.vote or Vote.NAIVE)
-    prompt = whole.generator_tree_tokens - _computed(list(zip(result.nodes, result.sampled, strict=True)))
     return replace(
         result,
         answer=outcome.best.answer if outcome.best else "",
@@ -91,7 +90,7 @@ def with_fewer_paths(
         best=outcome.best,
         candidates=candidates,
         nodes=tuple(sorted((node for node, _ in kept), key=lambda node: node.node_id)),
-        usage=_usage(kept, prompt),
+        usage=_usage(kept, whole.prompt_tokens),
         configuration=configuration,
         grader=outcome.grader,
         rounds=(),
@@ -141,4 +140,5 @@ def _usage(kept: Sequence[tuple[NodeRecord, Sampled]], prompt: int) -> Usage:
         queue_seconds=0.0,
         first_step_seconds=0.0,
         seconds=0.0,
+        prompt_tokens=prompt,
     )

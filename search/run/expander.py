@@ -108,10 +108,10 @@ class TreeExpander:
         """Open the root's sequences, and queue the problem's verifier prefill if the budget covers it."""
         root = self._states[self.root] = NodeState(to_end=False)
         request, salt = self._request, self._resolved.options.salt
-        root.generator, prompt = self._generator.open(self._owner, request.problem, salt)
+        root.generator, prompt = self._generator.open(self._owner, request.problem, salt, request.history)
         self._meter.generator_tree_tokens += prompt
         if self._verifier:
-            begun = self._verifier.begin(self._owner, request.problem, salt, request.seed)
+            begun = self._verifier.begin(self._owner, request.problem_text, salt, request.seed)
             self._verification, root.verifier = begun, begun.root
             self.root.verifier_tokens = begun.prompt_tokens
             self._meter.verifier_tree_tokens += begun.prompt_tokens

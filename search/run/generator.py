@@ -1,16 +1,25 @@
 """The generator's side of a search: prompts, sampling defaults, and generation of steps."""
 
 from collections.abc import Hashable
+from collections.abc import Sequence as Several
 from contextlib import suppress
 from typing import Any
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import CheckpointError, NoEmbeddingError, RequestTooLargeError, name_tokens
+from espalier.engine.errors import (
+    CheckpointError,
+    InvalidRequestError,
+    NoEmbeddingError,
+    RequestTooLargeError,
+    Violation,
+    name_tokens,
+)
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generate, Sampling
+from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
 
 STEP_SYSTEM_PROMPT = (
     "Solve the following math problem step by step. For a short problem, use few steps. Start each step with "
@@ -22,23 +31,39 @@ _LEAST_TOP_P = 1e-9
 """top_p that keeps only the most likely token; a request's own value must be above 0."""
 
 
-def render_prompt(tokenizer: TextTokenizer, system_prompt: str, problem: str) -> str:
+def render_prompt(
+    tokenizer: TextTokenizer, system_prompt: str, problem: str, history: Several[ChatMessage] = ()
+) -> str:
     """Render the prompt: through the chat template, or as plain text and a blank line without one.
 
-    If the template rejects a system message (Mistral, Gemma), the system prompt is put before the problem. Thinking is
-    disabled where the template supports it (Qwen3): the search scores solution steps, not thoughts.
+    If the template rejects a system message (Mistral, Gemma), the system prompt is put before the first thing that the
+    user says. Thinking is disabled where the template supports it (Qwen3): the search scores solution steps, not
+    thoughts.
+
+    Args:
+        tokenizer: has the chat template.
+        system_prompt: used unless `history` starts with a system message.
+        problem: what the user says last.
+        history: the messages before it.
 
     Raises:
-        CheckpointError: the template rejects the problem too.
+        CheckpointError: the template rejects the messages without a system message too.
     """
+    if history and history[0].role == ChatRole.SYSTEM:
+        system_prompt, history = history[0].content, history[1:]
     before = f"{system_prompt}\n\n" if system_prompt else ""
     if not tokenizer.has_chat_template:
-        return f"{tokenizer.special_token('bos_token') or ''}{before}{problem}\n\n"
+        text = conversation_text(problem, history)
+        return f"{tokenizer.special_token('bos_token') or ''}{before}{text}\n\n"
+    messages = [{"role": str(message.role), "content": message.content} for message in history]
+    messages.append({"role": "user", "content": problem})
     if system_prompt:
-        messages = [{"role": "system", "content": system_prompt}, {"role": "user", "content": problem}]
         with suppress(CheckpointError):
-            return tokenizer.render_chat(messages, enable_thinking=False)
-    return tokenizer.render_chat([{"role": "user", "content": before + problem}], enable_thinking=False)
+            system = {"role": "system", "content": system_prompt}
+            return tokenizer.render_chat([system, *messages], enable_thinking=False)
+        first = next(message for message in messages if message["role"] == "user")
+        first["content"] = before + first["content"]
+    return tokenizer.render_chat(messages, enable_thinking=False)
 
 
 class Generator:
@@ -84,28 +109,38 @@ class Generator:
         """The generator's model."""
         return self._engine.model(GENERATOR)
 
-    def open(self, owner: Hashable, problem: str, salt: bytes = b"") -> tuple[Sequence, int]:
+    def open(
+        self, owner: Hashable, problem: str, salt: bytes = b"", history: Several[ChatMessage] = ()
+    ) -> tuple[Sequence, int]:
         """Open a generator sequence that holds the prompt; returns it and its length in tokens.
 
-        `owner` and `salt` are those of `Engine.open`.
+        `owner` and `salt` are those of `Engine.open`, `problem` and `history` those of `render_prompt`.
 
         Raises:
             RequestTooLargeError: the prompt leaves no room for an answer.
         """
-        ids = self.prompt_ids(problem)
+        ids = self.prompt_ids(problem, history)
         limit = self.model.config.max_positions
         if len(ids) >= limit:
             raise RequestTooLargeError(f"the prompt has {len(ids)} tokens and the generator's context is {limit}")
         return self._engine.open(GENERATOR, ids, salt, owner), len(ids)
 
-    def prompt_ids(self, problem: str) -> list[int]:
+    def prompt_ids(self, problem: str, history: Several[ChatMessage] = ()) -> list[int]:
         """Return the prompt's token ids; see `render_prompt`.
 
         Raises:
+            InvalidRequestError: the chat template rejects the conversation.
             NoEmbeddingError: the prompt has tokens without an embedding in the model.
         """
         tokenizer = self.model.tokenizer
-        ids = tokenizer.encode(render_prompt(tokenizer, self.system_prompt, problem))
+        try:
+            text = render_prompt(tokenizer, self.system_prompt, problem, history)
+        except CheckpointError as error:
+            if not history:
+                raise
+            why = f"is rejected by the generator's chat template: {error.__cause__}"
+            raise InvalidRequestError([Violation("history", why)]) from error
+        ids = tokenizer.encode(text)
         self.model.require_embedded(GENERATOR, ids)
         return ids
 

@@ -429,7 +429,7 @@ class Orchestrator:
             family, fit = self._verifier.family.name, " or ".join(algorithms_for_answers())
             what = f"{request.algorithm} reads the scores of steps, and {family} scores whole answers; choose {fit}"
             raise InvalidRequestError([Violation("algorithm", what)])
-        prompt = len(self._generator.prompt_ids(request.problem))
+        prompt = len(self._generator.prompt_ids(request.problem, request.history))
         context = self._generator.model.config.max_positions
         if prompt >= context:
             raise RequestTooLargeError(f"the prompt has {prompt} tokens and the generator's context is {context}")
@@ -453,7 +453,7 @@ class Orchestrator:
     def _verifier_limits(self, request: SearchRequest, generator: PathLimits) -> PathLimits:
         assert self._verifier is not None
         family = self._verifier.family
-        ids, context = family.prompt_ids(request.problem), family.context
+        ids, context = family.prompt_ids(request.problem_text), family.context
         family.model.require_embedded(VERIFIER, ids)
         prompt = len(ids)
         require_room(family, prompt)

@@ -81,7 +81,7 @@ class RunningSearch:
     ) -> None:
         self.resolved = resolved
         self.request = resolved.request
-        self.meter = UsageMeter(clock, resolved.options.waited)
+        self.meter = UsageMeter(clock, resolved.options.waited, resolved.generator_limits.prompt_tokens)
         self.candidates: tuple[Candidate, ...] | None = None
         self.result: SearchResult | None = None
         self.reservation: Reservation | None = None

@@ -18,12 +18,14 @@ class UsageMeter:
     Attributes:
         clock: monotonic time in seconds.
         waited: seconds that the search had waited before its submission.
+        prompt_tokens: length of the generator's prompt.
         generator_unshared_tokens: tokens if the generator computed every candidate from the prompt on.
         verifier_unshared_tokens: the same for the verifier.
     """
 
     clock: Callable[[], float] = time.monotonic
     waited: float = 0.0
+    prompt_tokens: int = 0
     submitted: float = field(init=False)
     started: float | None = None
     first_step: float | None = None
@@ -83,4 +85,5 @@ class UsageMeter:
             seconds=now - started,
             stopped_paths=self.stopped_paths,
             stopped_tokens=self.stopped_tokens,
+            prompt_tokens=self.prompt_tokens,
         )

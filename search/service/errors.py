@@ -115,6 +115,8 @@ _CODES: tuple[tuple[type[EspalierError], str, float | None], ...] = (
 
 INTERNAL = "internal"
 """Reason of a failure that is a bug."""
+REFUSED_BY_HTTP = "http"
+"""Reason of a refusal that only HTTP has, such as an unknown path."""
 
 
 def _reason(kind: type[EspalierError]) -> str:
@@ -122,7 +124,7 @@ def _reason(kind: type[EspalierError]) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__.removesuffix("Error")).lower()
 
 
-REASONS = (*(_reason(kind) for kind, _, _ in _CODES), INTERNAL)
+REASONS = (*(_reason(kind) for kind, _, _ in _CODES), REFUSED_BY_HTTP, INTERNAL)
 
 
 def failure_of(error: Exception) -> Failure:

@@ -1,10 +1,11 @@
-"""The gRPC server: startup, loading, health, and graceful shutdown."""
+"""The server: both doors, loading, health, and graceful shutdown."""
 
 import asyncio
 import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -18,6 +19,8 @@ from espalier.search.service.errors import BindError
 from espalier.search.service.grpc_api.credentials import reloading_credentials
 from espalier.search.service.grpc_api.interceptor import CallInterceptor
 from espalier.search.service.grpc_api.servicer import SolveServicer
+from espalier.search.service.http_api.app import make_app
+from espalier.search.service.http_api.listener import HttpListener
 from espalier.search.service.observability.engine_metrics import EngineMetrics
 from espalier.search.service.observability.metrics import Metrics
 from espalier.search.service.observability.metrics_port import MetricsPort
@@ -27,7 +30,6 @@ from espalier.search.service.session import Session
 from espalier.search.service.settings import (
     MOST_SEARCHES,
     ServerSettings,
-    connections_by_file_limit,
     is_loopback,
     join_address,
 )
@@ -44,8 +46,18 @@ STOP_SECONDS = 15.0
 FLUSH_SECONDS = 1.0
 
 
+class Addresses(NamedTuple):
+    """Where a server listens: `HOST:PORT` of gRPC, and the URL of HTTP; None without."""
+
+    grpc: str
+    http: str | None
+
+
+OnReady = Callable[[Addresses], None]
+
+
 class Server:
-    """One gRPC server and its engine thread. Create and use it on one event loop.
+    """One server and its engine thread. Create and use it on one event loop.
 
     The health service reports NOT_SERVING until the orchestrator is loaded, after the engine has died, and from the
     start of `drain`.
@@ -77,8 +89,12 @@ class Server:
         self._log = AccessLog(settings.log_format)
         callers = Callers(settings.callers, certificates=settings.tls_client_ca is not None)
         self._credentials = reloading_credentials(settings.tls) if settings.tls else None
+        self._http: HttpListener | None = None
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
         interceptor = CallInterceptor(callers, self._on_call_end, settings.max_receive_bytes)
+        if settings.http_port is not None:
+            app = make_app(self.session, callers, settings, self._on_call_end, self.metrics.render)
+            self._http = HttpListener(app, settings)
         self._server = grpc.aio.server(interceptors=[interceptor], options=server_options(settings))
         servicer = SolveServicer(self.session, settings.max_send_bytes)
         add_SearchServiceServicer_to_server(servicer, self._server)
@@ -87,14 +103,11 @@ class Server:
         reflection.enable_server_reflection(names, self._server)
         self._reporter: asyncio.Task[None] | None = None
 
-    async def start(self) -> str:
+    async def start(self) -> Addresses:
         """Start listening and loading.
 
-        Returns:
-            The address, `HOST:PORT`.
-
         Raises:
-            BindError: the address is in use or does not belong to this machine.
+            BindError: an address is in use or does not belong to this machine.
         """
         wanted = self._settings.address(self._settings.port)
         # Bind first, as loading takes minutes: an address in use is reported immediately.
@@ -107,14 +120,17 @@ class Server:
             port = 0
         if port == 0:
             raise BindError(f"cannot listen on {wanted}: is another server using it? choose another with --port")
+        url = self._http.bind() if self._http else None
         if self._settings.exposed:
             log.warning("%s is reachable from other machines %s (--insecure-bind)", wanted, self._settings.exposed)
         self._open_metrics_port()
         await self._set_health(serving=False)
         await self._server.start()
+        if self._http:
+            self._http.start()
         self.engine.start()
         self._reporter = asyncio.create_task(self._report_health())
-        return self._settings.address(port)
+        return Addresses(self._settings.address(port), url)
 
     def _open_metrics_port(self) -> None:
         host, port = self._settings.metrics_host, self._settings.metrics_port
@@ -149,7 +165,9 @@ class Server:
         self.session.refuse_new()
         loading = not self.engine.loaded.done()
         ended = await self.engine.stop(FLUSH_SECONDS if loading else STOP_SECONDS)
-        await self._server.stop(FLUSH_SECONDS)
+        await asyncio.gather(
+            self._server.stop(FLUSH_SECONDS), *([self._http.stop(FLUSH_SECONDS)] if self._http else [])
+        )
         if self._metrics_port is not None:
             await self._metrics_port.close()
         if self._reporter is not None:
@@ -182,7 +200,7 @@ class Server:
             await self._health.set(name, status)
 
 
-def serve(load: Callable[[], Executor], settings: ServerSettings, ready: Callable[[str], None] | None = None) -> int:
+def serve(load: Callable[[], Executor], settings: ServerSettings, ready: OnReady | None = None) -> int:
     """Serve until SIGTERM or SIGINT, or until the engine dies. Call it on the main thread.
 
     The first signal refuses new searches, drains and stops; a second one exits immediately.
@@ -191,7 +209,7 @@ def serve(load: Callable[[], Executor], settings: ServerSettings, ready: Callabl
         load: creates the orchestrator. Called on the engine thread after the port is open; it must not fork, as gRPC's
             threads are running.
         settings: address and limits.
-        ready: called with the address once searches can be submitted.
+        ready: called with the addresses once searches can be submitted.
 
     Returns:
         The exit code: 0, or 1 if the engine died.
@@ -208,20 +226,20 @@ def serve(load: Callable[[], Executor], settings: ServerSettings, ready: Callabl
 async def _serve(
     load: Callable[[], Executor],
     settings: ServerSettings,
-    ready: Callable[[str], None] | None,
+    ready: OnReady | None,
     observers: Sequence[Observer],
 ) -> int:
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
     server = Server(load, settings, observers)
     try:
-        address = await server.start()
+        addresses = await server.start()
         stop_asked = asyncio.ensure_future(stopping.wait())
         await asyncio.wait([server.engine.loaded, stop_asked], return_when=asyncio.FIRST_COMPLETED)
         if server.engine.loaded.done():
             server.engine.loaded.result()  # raises the exception of `load`
             if ready is not None:
-                ready(address)
+                ready(addresses)
         await asyncio.wait([server.engine.over, stop_asked], return_when=asyncio.FIRST_COMPLETED)
         if not server.engine.over.done():
             await server.drain()
@@ -245,12 +263,11 @@ def _stop_on_signals(stopping: asyncio.Event) -> None:
 
 def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
     """Return the gRPC channel arguments of a server."""
-    most = settings.max_connections or connections_by_file_limit()
     return [
         ("grpc.so_reuseport", 0),  # on by default: a second server on the port would silently take half of the calls
         # The interceptor refuses what is over the limit, with details; gRPC what is far over it, without.
         ("grpc.max_receive_message_length", 4 * settings.max_receive_bytes),
-        ("grpc.max_allowed_incoming_connections", most),
+        ("grpc.max_allowed_incoming_connections", settings.connections_per_door),
         ("grpc.max_send_message_length", settings.max_send_bytes),
         # Keepalive pings detect clients whose machine disappeared, so that their searches end.
         ("grpc.keepalive_time_ms", 60_000),

@@ -1,6 +1,7 @@
 """The server's settings; the defaults are the documented ones."""
 
 import ipaddress
+import re
 import resource
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,9 @@ from espalier.search.service.access.tls import TlsFiles
 
 MOST_SEARCHES = 4096
 """Limit on the searches that run at once."""
+
+_MODEL_NAME = re.compile(r"[\w.:/+-]{1,128}", re.ASCII)  # without @, which separates a strategy
+_ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
 
 
 class LogFormat(StrEnum):
@@ -42,7 +46,18 @@ class ServerSettings:
     env_prefix: ClassVar = "ESPALIER_"
 
     host: Annotated[str, Option("Address to listen on; any but loopback needs --insecure-bind.")] = "127.0.0.1"
-    port: Annotated[int, Interval(ge=0, le=65535), Option("TCP port; 0 takes a free one.")] = 50051
+    port: Annotated[int, Interval(ge=0, le=65535), Option("TCP port of gRPC; 0 takes a free one.")] = 50051
+    http_port: Annotated[
+        int | None,
+        Interval(ge=0, le=65535),
+        Option("TCP port of HTTP, on the same address; 0 takes a free one; default: no HTTP."),
+    ] = None
+    model_name: Annotated[
+        str | None, Option("Name of the served models over HTTP; default: a short name of the generator.")
+    ] = None
+    cors_origin: Annotated[
+        str | None, Option("Origin of other web pages that may call over HTTP, like https://chat.example.org.")
+    ] = None
     insecure_bind: Annotated[
         bool, Option("Allow an address that other machines can reach without TLS or without login.")
     ] = False
@@ -94,7 +109,10 @@ class ServerSettings:
     max_connections: Annotated[
         int | None,
         Interval(ge=1),
-        Option("Maximum connections; default: what leaves a quarter of the process's file limit."),
+        Option(
+            "Maximum connections, shared evenly by gRPC and HTTP; default: what leaves a quarter of the process's file "
+            "limit."
+        ),
     ] = None
     metrics_port: Annotated[
         int | None,
@@ -128,6 +146,10 @@ class ServerSettings:
             raise SettingsError("--tls-certificate and --tls-key are given together, or neither is")
         if self.tls_client_ca and not self.tls_certificate:
             raise SettingsError("--tls-client-ca needs --tls-certificate and --tls-key")
+        if self.model_name is not None and not _MODEL_NAME.fullmatch(self.model_name):
+            raise SettingsError(f"--model-name must be letters, digits and ._:/+-, is {self.model_name!r}")
+        if self.cors_origin is not None and not _ORIGIN.fullmatch(self.cors_origin):
+            raise SettingsError(f"--cors-origin must be like https://chat.example.org, is {self.cors_origin!r}")
         if self.exposed and not self.insecure_bind:
             raise SettingsError(
                 f"--host {self.host} is reachable from other machines {self.exposed}; listen on 127.0.0.1, give "
@@ -152,6 +174,12 @@ class ServerSettings:
         login = self.callers is not None or self.tls_client_ca is not None
         lacks = ["encryption"] * (self.tls is None) + ["login"] * (not login)
         return f"without {' or '.join(lacks)}" if lacks and not is_loopback(self.host) else ""
+
+    @property
+    def connections_per_door(self) -> int:
+        """Most connections of gRPC, and of HTTP if it is on."""
+        most = self.max_connections or connections_by_file_limit()
+        return most if self.http_port is None else max(1, most // 2)
 
     def address(self, port: int) -> str:
         """`HOST:PORT` of a port on `host`."""

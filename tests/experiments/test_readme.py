@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from espalier.experiments.bench.__main__ import app as bench
 from espalier.experiments.cli.main import app as espalier_app
 
 MOST_LINES = 200
-SERVER = "127.0.0.1:50051"
+GRPC, HTTP = "127.0.0.1:50051", "127.0.0.1:8080"
+"""Addresses of a server on the pages."""
 
 RUN: dict[str, list[str]] = {
     ".venv/bin/espalier doctor": [],
@@ -28,8 +30,8 @@ RUN: dict[str, list[str]] = {
 """Commands of the first page that are run as they stand, and what is added for fewer problems."""
 
 SERVED = {
-    "espalier serve --port 50051 &",
-    f'espalier solve --endpoint {SERVER} "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. '
+    "espalier serve --port 50051 --http-port 8080 &",
+    f'espalier solve --endpoint {GRPC} "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. '
     'How many coins does he have now?" --json',
 }
 """Those that are run together, on a free port."""
@@ -104,23 +106,23 @@ def test_a_command_with_an_unknown_option_is_found() -> None:
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Of a server of the bundled pair, started by the first page's command on a free port."""
+def at_server() -> Iterator[Callable[[str], str]]:
+    """Puts the addresses of a server of the bundled pair, started by the first page's command, into a page's text."""
     (serve,) = (command for command in SERVED if " serve " in command)
-    command = [sys.executable, "-m", "espalier.experiments.cli.main", *words(serve.replace("50051", "0"))[1:]]
+    free = words(serve.replace("50051", "0").replace("8080", "0"))
+    command = [sys.executable, "-m", "espalier.experiments.cli.main", *free[1:]]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "ESPALIER_THREADS": "1"}
     ) as server:
         assert server.stdout is not None
-        found = re.search(r"127\.0\.0\.1:\d+", server.stdout.readline())
-        assert found
-        yield found.group()
+        grpc, http = re.findall(r"127\.0\.0\.1:\d+", server.stdout.readline())
+        yield lambda text: text.replace(GRPC, grpc).replace(HTTP, http)
         server.terminate()
 
 
-def test_the_served_commands_run_together(address: str, espalier: Callable[..., Any]) -> None:
+def test_the_served_commands_run_together(at_server: Callable[[str], str], espalier: Callable[..., Any]) -> None:
     (solve,) = (command for command in SERVED if " solve " in command)
-    ran = espalier(*words(solve.replace(SERVER, address))[1:])
+    ran = espalier(*words(at_server(solve))[1:])
     assert ran.code == 0, ran.err
     assert '"answer"' in ran.out
 
@@ -130,11 +132,30 @@ EXAMPLES = [(page, number) for page in pages() for number in range(len(blocks(pa
 
 @pytest.mark.parametrize(("page", "number"), EXAMPLES)
 def test_every_python_example_runs(
-    page: str, number: int, address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    page: str, number: int, at_server: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = blocks(page, "python")[number].replace(SERVER, address)
+    example = at_server(blocks(page, "python")[number])
     exec(compile(example, page, "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out
+
+
+CALLS = [
+    (page, number)
+    for page in pages()
+    for number, text in enumerate(blocks(page, "sh"))
+    if text.startswith("curl ")  # others install and start what is not this test's to touch
+]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize(("page", "number"), CALLS)
+def test_every_call_of_the_server_from_a_shell_is_answered(
+    page: str, number: int, at_server: Callable[[str], str]
+) -> None:
+    call = at_server(blocks(page, "sh")[number])
+    ran = subprocess.run(["sh", "-c", call], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert '"answer":' in ran.stdout, ran.stdout
 
 
 @pytest.mark.parametrize("page", pages())

@@ -80,7 +80,7 @@ class ScriptedEngine:
     # --- the generator
 
     def generator(self) -> Any:
-        def open_(owner: str, problem: str, salt: bytes) -> tuple[Row, int]:
+        def open_(owner: str, problem: str, salt: bytes, history: tuple[()]) -> tuple[Row, int]:
             return self.row("generator", length=PROMPT), PROMPT
 
         return SimpleNamespace(open=open_, generate=self._generate)

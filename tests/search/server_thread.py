@@ -23,7 +23,7 @@ class ServerThread:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.server: Server = self.call(self._make(load, settings, observers))
-        self.address: str = self.call(self.server.start())
+        self.address, self.url = self.call(self.server.start())
 
     async def _make(self, load: Callable[[], Any], settings: ServerSettings, observers: Sequence[Observer]) -> Server:
         return Server(load, settings, observers)

@@ -4,7 +4,9 @@ import math
 import pytest
 
 from espalier.engine.errors import InvalidRequestError
+from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
 from espalier.search.request import AlgorithmName, SearchRequest, validate
+from espalier.search.schema import from_values
 
 GOOD = {"problem": "1+1?"}
 
@@ -117,5 +119,52 @@ def test_a_problem_that_is_not_valid_unicode_is_a_violation():
 
 
 def test_a_request_is_plain_json():
-    request = SearchRequest("1+1?", temperature=0.5)
-    assert SearchRequest(**json.loads(json.dumps(request.to_dict()))) == request
+    request = SearchRequest("1+1?", temperature=0.5, history=(ChatMessage(ChatRole.USER, "Hello."),))
+    assert from_values(SearchRequest, json.loads(json.dumps(request.to_dict()))) == request
+
+
+# ---- the messages before the problem
+
+
+def said(role: str, content: str = "So.") -> ChatMessage:
+    return ChatMessage(ChatRole(role), content)
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        (said("system"),),
+        (said("user"), said("assistant")),
+        (said("assistant"), said("user"), said("user")),
+        (said("user", ""),),
+        (said("user", "x" * 128 * 1024),),
+        (said("user"),) * 256,
+    ],
+)
+def test_a_history_at_its_bounds_is_taken(history: tuple[ChatMessage, ...]):
+    assert violations(history=history) == []
+
+
+@pytest.mark.parametrize(
+    ("history", "named"),
+    [
+        ((said("user"), said("system")), "history"),
+        ((said("system"), said("system")), "history"),
+        ((said("user", "half a pair: \ud800"),), "history"),
+        ((said("user", "x" * (128 * 1024 + 1)),), "history"),
+        ((said("user"),) * 257, "history"),
+        ([said("user")], "history"),
+        (({"role": "user", "content": "So."},), "history"),
+        ((ChatMessage("boss", "So."),), "history"),  # pyright: ignore[reportArgumentType]
+        ((ChatMessage(ChatRole.USER, 3),), "history"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_a_history_that_breaks_a_rule_is_named(history: object, named: str):
+    assert violations(history=history) == [named]
+
+
+def test_a_conversation_as_plain_text_names_its_speakers_and_leaves_out_the_system():
+    assert conversation_text("And twice that?", ()) == "And twice that?"
+    assert conversation_text("And twice that?", (said("system"),)) == "And twice that?"
+    turns = (said("system"), said("user", "6*7?"), said("assistant", "42."))
+    assert conversation_text("And twice that?", turns) == "User: 6*7?\n\nAssistant: 42.\n\nUser: And twice that?"

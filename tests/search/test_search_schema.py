@@ -89,6 +89,29 @@ def test_the_defaults_break_no_rule(kind):
     assert violations(kind(**({"problem": "1+1?"} if kind is SearchRequest else {}))) == []
 
 
+def test_a_field_may_list_what_is_declared_elsewhere():
+    @dataclass(frozen=True)
+    class Palette:
+        settings: tuple[Settings, ...] = ()
+
+    values = json.loads('{"settings": [{"count": 2, "colour": "blue"}, {}]}')
+    assert from_values(Palette, values) == Palette((Settings(2, colour=Colour.BLUE), Settings()))
+    with pytest.raises(InvalidRequestError) as caught:
+        from_values(Palette, {"settings": [{"count": 0}, {"cuont": 1}]})
+    assert [v.field for v in caught.value.violations] == ["settings[0].count", "settings[1].cuont"]
+    for wrong in ("red", 3, None, {}, [3], [[]]):
+        with pytest.raises(InvalidRequestError, match="settings: must be a list of objects with count and share"):
+            from_values(Palette, {"settings": wrong})
+    assert [v.description for v in violations(Palette((Settings(), Settings(count=0))))] == [
+        "item 1: count must be between 1 and 9, is 0"
+    ]
+
+
+def test_a_field_without_a_default_must_be_given():
+    with pytest.raises(InvalidRequestError, match="problem: is missing"):
+        from_values(SearchRequest, {"seed": 3})
+
+
 def test_a_kind_of_option_that_no_command_line_could_read_is_refused_at_once():
     @dataclass(frozen=True)
     class Listed:

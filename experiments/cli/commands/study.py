@@ -64,7 +64,7 @@ def memory_and_time_command(
     runtime = replace(runtime, verifier=runtime.verifier if scored else "", max_running=in_flight)
     orchestrator = load_with_progress(runtime)
     effective = orchestrator.effective(replace(cells[0], problem="-"))
-    left_out = ("problem", "algorithm", "beam_width", "expansion")
+    left_out = ("problem", "history", "algorithm", "beam_width", "expansion")
     configuration = {
         "benchmark": benchmark,
         "problems": len(problems),

@@ -35,7 +35,8 @@ def _ports(settings: ServerSettings) -> Iterator[Finding]:
         if field.name == "port" or field.name.endswith("_port"):
             port, flag = getattr(settings, field.name), "--" + field.name.replace("_", "-")
             if port:  # not 0, which takes a free one
-                yield _port(settings.host, port, flag)
+                host = getattr(settings, field.name.removesuffix("port") + "host", settings.host)
+                yield _port(host, port, flag)
 
 
 def _port(host: str, port: int, flag: str) -> Finding:

@@ -11,7 +11,6 @@ from typing import Any
 
 from espalier.search.result import SearchResult
 from espalier.search.service.access.callers import Caller
-from espalier.search.service.errors import Failure
 from espalier.search.service.settings import LogFormat
 
 log = logging.getLogger("espalier.access")
@@ -49,9 +48,9 @@ class Call:
     seconds: float = 0.0
     span: Any = None
 
-    def fail(self, failure: Failure) -> None:
-        """Record how it failed."""
-        self.code, self.reason = failure.code, failure.reason
+    def fail(self, code: str, reason: str) -> None:
+        """Record how it failed; see `errors.Failure`."""
+        self.code, self.reason = code, reason
 
     def end(self) -> None:
         """Record that it is over."""

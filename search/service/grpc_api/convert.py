@@ -13,9 +13,17 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message_factory import GetMessageClass
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.request import Aggregation, AlgorithmName, EarlyStop, SearchRequest, Vote
+from espalier.search.conversation import ChatMessage, ChatRole
+from espalier.search.request import (
+    Aggregation,
+    AlgorithmName,
+    EarlyStop,
+    SearchRequest,
+    Vote,
+)
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -35,6 +43,7 @@ _DATACLASSES: dict[str, type] = {
     kind.DESCRIPTOR.full_name: dataclass
     for kind, dataclass in {
         pb.SolveProblemRequest: SearchRequest,
+        pb.ChatMessage: ChatMessage,
         pb.SearchResult: SearchResult,
         pb.Usage: Usage,
         pb.Candidate: Candidate,
@@ -50,6 +59,7 @@ _ENUMS: dict[str, type[StrEnum]] = {
     "espalier.v1.Aggregation": Aggregation,
     "espalier.v1.Vote": Vote,
     "espalier.v1.EarlyStop": EarlyStop,
+    "espalier.v1.ChatRole": ChatRole,
     "espalier.v1.StopReason": StopReason,
 }
 """Enums that both sides have. Terminations are strings on the wire, so that new ones do not break old clients."""
@@ -268,7 +278,7 @@ def _wire_field(field: Any) -> _WireField:
     elif kind.full_name == Duration.DESCRIPTOR.full_name:
         write, read = _duration, _seconds
     else:
-        write, read = partial(_to_message, kind=kind._concrete_class), _from_message
+        write, read = partial(_to_message, kind=GetMessageClass(kind)), _from_message
         if _is_repeated(field):
             write, read = partial(_each, write), partial(_each, read)
     attribute = _RENAMED.get(field.name) or field.name

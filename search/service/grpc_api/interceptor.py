@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -134,7 +135,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(error, NotImplementedError):  # of a generated class, such as the health service's List
             error = NotOfferedError("this server does not offer that method")
         failure = failure_of(error)
-        call.fail(failure)
+        call.fail(failure.code, failure.reason)
         await abort(context, failure, (REQUEST_ID, call.request_id))
 
     def _checked(self, deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -166,8 +167,9 @@ def _metadata(context: Any, wanted: str) -> str | None:
 
 
 def _host(context: Any) -> str:
-    peer = context.peer()
-    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+    """The address that a call comes from, as HTTP has it: of `ipv4:10.0.0.1:5000` and `ipv6:%5B::1%5D:5000`."""
+    kind, _, address = unquote(context.peer()).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else context.peer()
 
 
 def _certificate(context: Any) -> str | None:

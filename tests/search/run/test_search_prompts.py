@@ -4,13 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from search_runs import GREEDY, MAJORITY, run
+import torch
+from search_runs import BEAM, GREEDY, MAJORITY, PROBLEM, run
 from tiny_models import edit_json
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import CheckpointError
+from espalier.engine.errors import CheckpointError, InvalidRequestError
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.prm.verifier import Verifier
+from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.run.generator import Generator, render_prompt
 from espalier.search.run.orchestrator import Orchestrator
 
@@ -47,6 +51,67 @@ def test_a_model_that_could_think_aloud_is_told_not_to(with_template):
 def test_without_a_template_the_prompt_is_plain_text_and_a_blank_line(with_template):
     assert render_prompt(with_template(None), "Use steps.", "1+1?") == "<s>Use steps.\n\n1+1?\n\n"
     assert render_prompt(with_template(None), "", "1+1?") == "<s>1+1?\n\n"
+
+
+CONVERSATION = (
+    ChatMessage(ChatRole.USER, "6*7?"),
+    ChatMessage(ChatRole.ASSISTANT, "42."),
+)
+SYSTEM = ChatMessage(ChatRole.SYSTEM, "Be brief.")
+ALTERNATES = """\
+{%- for message in messages %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+    {{- '<' + message.role + '>' + message.content }}
+{%- endfor %}"""
+
+
+def test_earlier_turns_come_before_the_problem_and_a_system_message_replaces_the_system_prompt(with_template):
+    tokenizer = with_template(THINKS.partition("\n")[0])
+    turns = "<user>6*7?<assistant>42.<user>Twice?"
+    assert render_prompt(tokenizer, "Use steps.", "Twice?", CONVERSATION) == f"<system>Use steps.{turns}"
+    assert render_prompt(tokenizer, "Use steps.", "Twice?", (SYSTEM, *CONVERSATION)) == f"<system>Be brief.{turns}"
+    assert render_prompt(tokenizer, "Use steps.", "Twice?", (ChatMessage(ChatRole.SYSTEM, ""),)) == "<user>Twice?"
+
+
+def test_without_a_system_message_in_the_template_it_goes_before_the_first_thing_the_user_says(with_template):
+    greeting = ChatMessage(ChatRole.ASSISTANT, "Hello.")
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + THINKS.partition("\n")[0]
+    rendered = render_prompt(with_template(refuses), "Use steps.", "Twice?", (greeting, *CONVERSATION))
+    assert rendered == "<assistant>Hello.<user>Use steps.\n\n6*7?<assistant>42.<user>Twice?"
+
+
+def test_without_a_template_a_conversation_is_plain_text(with_template):
+    rendered = render_prompt(with_template(None), "Use steps.", "Twice?", (SYSTEM, *CONVERSATION))
+    assert rendered == "<s>Be brief.\n\nUser: 6*7?\n\nAssistant: 42.\n\nUser: Twice?\n\n"
+
+
+def test_a_conversation_that_the_template_rejects_is_the_callers_error(make_engine, copy_of):
+    folder = copy_of("talker")
+    (folder / "chat_template.jinja").write_text(ALTERNATES)
+    generator = Generator(make_engine(load_generator(Checkpoint(folder), torch.float32, "cpu")), "", {})
+    assert generator.prompt_ids("Twice?", CONVERSATION)
+    with pytest.raises(InvalidRequestError, match=r"history: is rejected .*: roles must alternate") as caught:
+        generator.prompt_ids("Twice?", CONVERSATION[:1])
+    assert str(folder) not in str(caught.value)
+
+
+def test_the_verifier_reads_a_conversation_as_plain_text_and_a_second_turn_finds_the_first_in_the_cache(
+    make_orchestrator,
+):
+    orchestrator = make_orchestrator()
+    first = run(orchestrator, BEAM).only
+    said = (ChatMessage(ChatRole.USER, PROBLEM), ChatMessage(ChatRole.ASSISTANT, "85."))
+    followed = replace(BEAM, problem="And 2 more?", history=said)
+    with pytest.MonkeyPatch.context() as patch:
+        read: list[str] = []
+        begin = Verifier.begin
+        patch.setattr(Verifier, "begin", lambda self, *a: read.append(a[1]) or begin(self, *a))
+        second = run(orchestrator, followed).only
+        fresh = run(make_orchestrator(), followed).only
+    assert set(read) == {f"User: {PROBLEM}\n\nAssistant: 85.\n\nUser: And 2 more?"}
+    assert second.usage.prompt_tokens == fresh.usage.prompt_tokens > first.usage.prompt_tokens
+    assert fresh.usage.generator_tokens - second.usage.generator_tokens >= first.usage.prompt_tokens // 2
+    assert second.configuration.history == said
 
 
 def test_a_template_that_refuses_the_problem_too_is_an_error(with_template):

@@ -44,7 +44,7 @@ NODES = (
     NodeRecord(2, 1, (0, 0), STEPS[1].text, 0.5, "eos", 3, 9),
     NodeRecord(3, 0, (1,), "6*7=41\n\n", 0.125, "pruned", 1, 6),
 )
-USAGE = Usage(101, 90, 70, 60, 95, 94, 80, 4, 1, 2, 65536, 40000, 25536, 12, 5, 0.25, 0.125, 1.5)
+USAGE = Usage(101, 90, 70, 60, 95, 94, 80, 4, 1, 2, 65536, 40000, 25536, 12, 5, 0.25, 0.125, 1.5, prompt_tokens=11)
 WHY = "the generator's logits are not numbers"
 GRADER = "math-verify 1.2.3"
 DIGESTS = {"generator": "ab" * 32, "verifier": "cd" * 32}
@@ -83,10 +83,12 @@ class ScriptedOrchestrator:
 
     def __init__(self) -> None:
         self.release = threading.Event()
+        self.started = threading.Event()
         self.submitted: queue.Queue[str] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
         self.ended: queue.Queue[str] = queue.Queue()
         self.options: dict[str, SubmitOptions] = {}
+        self.requests: dict[str, SearchRequest] = {}
         self.looks = 0
         self.flooded = 0
         self._flood_grew = threading.Condition()
@@ -135,6 +137,7 @@ class ScriptedOrchestrator:
         search_id = f"s{next(self._numbers)}"
         effective = replace(request, vote=request.vote or Vote.WEIGHTED)
         self.options[search_id] = options
+        self.requests[search_id] = request
         now, own = time.monotonic(), request.time_limit or math.inf
         due = min(now - options.waited + own, now + options.max_seconds)
         self._live[search_id] = Running(search_id, effective, on_event or (lambda event: None), due)
@@ -166,6 +169,7 @@ class ScriptedOrchestrator:
         search.rounds += 1
         if search.rounds == 1:
             search.on_event(Started(search.search_id, search.request))
+            self.started.set()
         if search.cancelled:
             return StopReason.CANCELLED
         if time.monotonic() >= search.due and not self.late:

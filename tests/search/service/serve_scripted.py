@@ -1,4 +1,7 @@
-"""A server process for tests: `serve_scripted.py DRAIN_SECONDS`; a line on stdin releases held searches."""
+"""A server process for tests: `serve_scripted.py DRAIN_SECONDS`; a line on stdin releases held searches.
+
+Prints its addresses, and at its end what is left.
+"""
 
 import sys
 import threading
@@ -24,8 +27,8 @@ def main() -> int:
             fake.release.set()
 
     threading.Thread(target=release_on_input, daemon=True).start()
-    settings = ServerSettings(port=0, drain_seconds=0 if loading else float(sys.argv[1]))
-    code = serve(load, settings, ready=lambda address: print(address, flush=True))
+    settings = ServerSettings(port=0, http_port=0, drain_seconds=0 if loading else float(sys.argv[1]))
+    code = serve(load, settings, ready=lambda addresses: print(*addresses, flush=True))
     print(f"closed={fake.closed} live={fake.running} ended={fake.ended.qsize()}", flush=True)
     return code
 

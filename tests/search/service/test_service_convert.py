@@ -4,6 +4,7 @@ import pytest
 from scripted_orchestrator import CANDIDATE, NODES, result_of
 
 from espalier.engine.errors import InvalidRequestError
+from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import Aggregation, AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.result import (
     Candidate,
@@ -54,6 +55,7 @@ FULL = SearchRequest(
     verifier_budget=2**33,
     time_limit=12.5,
     merge_duplicates=False,
+    history=(ChatMessage(ChatRole.SYSTEM, "Be brief."), ChatMessage(ChatRole.USER, "∑?")),
     early_stop=EarlyStop.FRUGAL,
 )
 ONLY_HERE = {"rounds", "sampled", "error"}
@@ -248,3 +250,9 @@ def test_a_candidate_over_the_size_limit_gives_up_its_steps():
 @pytest.mark.parametrize("event", [STEP, CandidateDone("s1", CANDIDATE), Started("s1", FULL)])
 def test_progress_that_cannot_be_cut_to_the_size_limit_is_left_out(event):
     assert fit_event(event_to_wire(event, include_nodes=False), 10) is None
+
+
+def test_a_message_without_a_role_is_a_violation_of_the_history():
+    message = pb.SolveProblemRequest(problem="x", history=[pb.ChatMessage(content="y")])
+    _, violations = request_from_wire(message)
+    assert [violation.field for violation in violations] == ["history"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from exposition import scrape
+from openai import OpenAI
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -31,7 +32,7 @@ def orchestrator() -> Any:
 
 @pytest.fixture
 def server(orchestrator: Any, start: Callable[..., ServerThread]) -> ServerThread:
-    running = start(lambda: orchestrator, max_searches=8)
+    running = start(lambda: orchestrator, max_searches=8, http_port=0)
     running.wait_loaded()
     return running
 
@@ -147,3 +148,42 @@ def test_metrics_and_spans_tell_what_the_results_told(orchestrator: Any, start: 
     names = Counter(span.name for span in spans.get_finished_spans())
     assert names == {"SolveProblemStream": 4, "search": 4, "round": rounds}
     provider.shutdown()
+
+
+def test_a_chat_gets_the_answer_that_grpc_gives(server: ServerThread) -> None:
+    (problem,) = problems(1)
+    request = SearchRequest(problem, beam_width=2, expansion=2, max_step_tokens=32, seed=5)
+    with SearchClient(server.address) as client:
+        result = client.solve(request, timeout=LONG)
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=LONG) as chat:
+        asked = {
+            "model": "espalier@beam-n2-m2",
+            "messages": [{"role": "user", "content": problem}],
+            "seed": 5,
+            "extra_body": {"espalier": {"max_step_tokens": 32}},
+        }
+        whole = chat.chat.completions.create(**asked)
+        chunks = list(chat.chat.completions.create(**asked, stream=True))
+    content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert result.best is not None
+    assert content == whole.choices[0].message.content == result.best.text
+    assert whole.espalier["answer"] == result.answer
+    assert whole.usage.completion_tokens == result.usage.generated_tokens
+    assert whole.usage.prompt_tokens == result.usage.prompt_tokens > 0
+
+
+def test_a_conversation_goes_on_and_its_client_may_leave_it(server: ServerThread, orchestrator: Any) -> None:
+    first, second = problems(2)
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=LONG) as chat:
+        messages: list[Any] = [{"role": "system", "content": "Be right."}, {"role": "user", "content": first}]
+        one = chat.chat.completions.create(model="espalier@greedy", messages=messages, max_tokens=64)
+        messages += [one.choices[0].message.model_dump(), {"role": "user", "content": second}]
+        two = chat.chat.completions.create(model="espalier@greedy", messages=messages, max_tokens=64)
+        assert two.usage.prompt_tokens > one.usage.prompt_tokens + len(one.choices[0].message.content) / 8
+        stream = chat.chat.completions.create(
+            model="espalier@majority-64", messages=messages, temperature=2, stream=True
+        )
+        next(iter(stream))
+        stream.close()
+    wait_until_idle(orchestrator)
+    orchestrator.engine.check_drained()

@@ -20,7 +20,7 @@ from espalier.search.request import SearchRequest
 from espalier.search.result import Started
 from espalier.search.service.access.callers import Caller
 from espalier.search.service.access.calls import Call
-from espalier.search.service.errors import REASONS, BindError, Failure
+from espalier.search.service.errors import REASONS, BindError
 from espalier.search.service.observability import engine_metrics
 from espalier.search.service.observability.metrics import MOST_NAMES, OTHER, Metrics
 from espalier.search.service.server import serve
@@ -103,7 +103,7 @@ def test_every_reason_of_a_failure_is_counted_and_shown_before_it_happens(reason
     metrics = Metrics()
     assert shown(metrics).value("espalier_call_failures_total", reason=reason) == 0
     call = Call("SolveProblem", "r")
-    call.fail(Failure("INTERNAL", reason, "text"))
+    call.fail("INTERNAL", reason)
     metrics.call_ended(call)
     assert shown(metrics).value("espalier_call_failures_total", reason=reason) == 1
 

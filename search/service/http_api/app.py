@@ -1,0 +1,144 @@
+"""The HTTP application: its routes, and the page."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from espalier.search.service.access.callers import Callers
+from espalier.search.service.access.calls import Call
+from espalier.search.service.http_api.body import json_response
+from espalier.search.service.http_api.calls import REQUEST_ID, CallMiddleware
+from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
+from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.searches import SearchEndpoints
+from espalier.search.service.http_api.status import HttpError
+from espalier.search.service.session import Session
+from espalier.search.service.settings import ServerSettings
+
+PAGE = Path(__file__).resolve().parents[1] / "page"
+"""Folder of the page's files; resolved, because an editable installation links single files."""
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEALTH = ("/healthz", "/readyz")
+"""Paths that need no login and are not logged: load balancers call them all the time."""
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_MODEL_NAME = "espalier"
+
+
+def make_app(
+    session: Session,
+    callers: Callers,
+    settings: ServerSettings,
+    on_call_end: Callable[[Call], None],
+    render_metrics: Callable[[str], tuple[bytes, str]],
+) -> ASGIApp:
+    """Return the application.
+
+    Args:
+        session: runs the searches.
+        callers: tells who calls.
+        settings: limits and names.
+        on_call_end: called with each call that is over.
+        render_metrics: see `Metrics.render`.
+    """
+    openai = OpenAiEndpoints(session, ModelNames(settings.model_name or _MODEL_NAME, int(time.time())))
+    searches = SearchEndpoints(session, settings.max_send_bytes)
+
+    async def healthz(request: Request) -> Response:
+        return json_response({"alive": True})
+
+    async def readyz(request: Request) -> Response:
+        headers = {} if session.ready else {"retry-after": "5"}
+        return json_response({"ready": session.ready}, 200 if session.ready else 503, headers)
+
+    async def metrics(request: Request) -> Response:
+        text, media_type = await asyncio.to_thread(render_metrics, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": media_type})
+
+    routes = [
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/v1/models", openai.list_models),
+        Route("/v1/models/{model:path}", openai.retrieve_model),
+        Route("/v1/chat/completions", openai.create_completion, methods=["POST"]),
+        Route("/v1/searches", searches.create_search, methods=["POST"]),
+        Route("/v1/server", searches.server_info),
+        Route("/metrics", metrics),
+    ]
+    open_paths = {*_HEALTH, *_page_paths()}
+
+    def name_of(scope: Scope) -> str:
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        found = (route.path_format for route in routes if route.matches(scope)[0] is not Match.NONE)
+        return f"{method} {next(found, 'unknown path')}"
+
+    page = [Mount("/", _Page(directory=PAGE, html=True))] if PAGE.is_dir() else []
+    calls = Middleware(
+        CallMiddleware,
+        callers=callers,
+        settings=settings,
+        is_open=lambda scope: scope["path"] in open_paths,
+        name_of=name_of,
+        on_end=on_call_end,
+    )
+    app = Starlette(
+        routes=[*routes, *page],
+        middleware=[*_cross_origin(settings), calls],
+        exception_handlers={HTTPException: _refuse},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _page_paths() -> set[str]:
+    """Paths of the page's files."""
+    files = {f"/{file.relative_to(PAGE).as_posix()}" for file in PAGE.rglob("*") if file.is_file()}
+    return files | {"/"} if files else set()
+
+
+def _cross_origin(settings: ServerSettings) -> list[Middleware]:
+    """What lets pages of another origin call, where the operator has named one."""
+    if settings.cors_origin is None:
+        return []
+    allowed = Middleware(
+        CORSMiddleware,
+        allow_origins=[settings.cors_origin],
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID, "retry-after"],
+    )
+    return [allowed]
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Turn a refusal of the router or of the page into one that callers are told as any other."""
+    assert isinstance(error, HTTPException)
+    texts = {404: "there is nothing at this path", 405: "this path does not offer that method"}
+    text = texts.get(error.status_code, error.detail)
+    code = "not_found" if error.status_code == 404 else None
+    raise HttpError(error.status_code, text, code=code, headers=error.headers)
+
+
+class _Page(StaticFiles):
+    """The page's files, with a policy that lets them load and call nothing but this server."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"].append((b"content-security-policy", _PAGE_POLICY.encode()))
+            await send(message)
+
+        await super().__call__(scope, receive, send_with_policy)

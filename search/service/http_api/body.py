@@ -1,0 +1,172 @@
+"""Bodies of requests, read in bounded memory and time, and JSON."""
+
+import asyncio
+import json
+import re
+from collections import Counter
+from itertools import accumulate
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from espalier.engine.errors import Violation
+from espalier.search.service.http_api.status import HttpError
+
+_SECONDS = 30.0
+"""Time in which a body must have arrived."""
+_DEPTH = 32
+"""Deepest nesting of JSON that is read."""
+_NO_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[^][{}"]++', re.DOTALL)
+"""Strings, and what is neither a string nor a bracket; never tried twice, so the time is linear."""
+_BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection."""
+
+
+class Body:
+    """The body of one request."""
+
+    def __init__(self, receive: Receive, headers: Headers, limit: int) -> None:
+        """Create a body.
+
+        Args:
+            receive: where it comes from.
+            headers: of the request.
+            limit: most bytes that are kept.
+        """
+        self._receive = receive
+        self._headers = headers
+        self._limit = limit
+        self._size = 0
+        self._ended = False
+
+    async def read(self) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            HttpError: it is too large, or did not arrive in time.
+            ClientGoneError: the client is gone.
+        """
+        kept = bytearray()
+        if self._announced <= self._limit:
+            try:
+                async with asyncio.timeout(_SECONDS):
+                    while not self._ended and self._size <= self._limit:
+                        kept += await self._next()
+            except TimeoutError:
+                raise HttpError(408, f"the body did not arrive within {_SECONDS:g} s") from None
+        if max(self._announced, self._size) > self._limit:
+            raise HttpError(413, f"the body is larger than {self._limit} bytes", code="request_too_large")
+        return bytes(kept)
+
+    async def discard(self) -> bool:
+        """Read what is left and forget it; returns whether the body has ended.
+
+        A client that is still sending may not see an answer before which the connection is closed. Gives up on a body
+        far over the limit or late, and on one that the client holds back until it is asked for it.
+        """
+        if self._announced > 4 * self._limit or "expect" in self._headers:
+            return self._ended
+        try:
+            async with asyncio.timeout(_SECONDS / 10):
+                while not self._ended and self._size <= 4 * self._limit:
+                    await self._next()
+        except TimeoutError:
+            pass
+        return self._ended
+
+    @property
+    def _announced(self) -> int:
+        length = self._headers.get("content-length", "")
+        return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
+
+    async def _next(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk = message.get("body", b"")
+        self._size += len(chunk)
+        self._ended = not message.get("more_body", False)
+        return chunk
+
+
+def json_object(request: Request) -> dict[str, Any]:
+    """Return the JSON object that is a request's body.
+
+    Raises:
+        HttpError: it is none, or is not said to be one.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HttpError(415, f"send `content-type: application/json`, not {kind[:80]!r}")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise HttpError(415, "compressed bodies are not read")
+    value = parse_json(request.state.body)
+    if not isinstance(value, dict):
+        raise HttpError(400, "the body must be a JSON object")
+    return value
+
+
+def parse_json(raw: bytes) -> Any:
+    """Parse JSON strictly: no duplicate keys, no NaN or infinity, no deep nesting.
+
+    Raises:
+        HttpError: it is not JSON of that kind.
+    """
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise HttpError(400, f"the body is not UTF-8: byte {error.start} is wrong") from None
+    depth = max(accumulate(_BRACKETS[c] for c in _NO_BRACKETS.sub("", text)), default=0)
+    if depth > _DEPTH:
+        raise HttpError(400, f"the body nests JSON more than {_DEPTH} levels deep")
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except ValueError as error:
+        raise HttpError(400, f"the body is not JSON: {error}") from None
+
+
+def take_flag(values: dict[str, Any], name: str, default: bool, violations: list[Violation], within: str = "") -> bool:
+    """Take a value that is true or false, or null for the default, out of a body or of what is `within` it."""
+    value = values.pop(name, None)
+    if value is None or isinstance(value, bool):
+        return default if value is None else value
+    violations.append(Violation(within + name, "must be true or false"))
+    return default
+
+
+def take_priority(values: dict[str, Any], violations: list[Violation], within: str = "") -> int:
+    """Take the priority of a call out of the fields of its request; see `take_flag`."""
+    value = values.pop("priority", 0)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    violations.append(Violation(f"{within}priority", "must be a whole number"))
+    return 0
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a response with a value, or bytes that already are JSON."""
+    content = value if isinstance(value, bytes) else to_json(value)
+    return Response(content, status, {"cache-control": "no-store", **(headers or {})}, "application/json")
+
+
+def to_json(value: Any) -> bytes:
+    """Write a value as compact JSON, in ASCII."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{twice[:80]!r} is given twice")
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")

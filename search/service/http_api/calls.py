@@ -1,0 +1,161 @@
+"""What every HTTP call passes: who calls, what it may send, what it is told when it fails, what is written down."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from urllib.parse import SplitResult, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from espalier.search.service.access.callers import Callers
+from espalier.search.service.access.calls import Call, request_id_of
+from espalier.search.service.http_api.body import Body, ClientGoneError, json_response
+from espalier.search.service.http_api.connection import CERTIFICATE_NAME
+from espalier.search.service.http_api.status import HttpError, answer_of
+from espalier.search.service.settings import ServerSettings, is_loopback
+
+REQUEST_ID = "x-request-id"
+"""Header that carries a caller's id of a call; sent back in the response."""
+
+
+class CallMiddleware:
+    """Wraps the application.
+
+    An endpoint finds `call` and `body` in the request's `state`; it is cancelled when its client goes away.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        callers: Callers,
+        settings: ServerSettings,
+        is_open: Callable[[Scope], bool],
+        name_of: Callable[[Scope], str],
+        on_end: Callable[[Call], None],
+    ) -> None:
+        """Create a middleware.
+
+        Args:
+            app: what it wraps.
+            callers: tells who calls.
+            settings: limits, and which pages may call.
+            is_open: whether a call needs no login and is not logged.
+            name_of: how the log calls what is called.
+            on_end: called with each call that is over.
+        """
+        self._app = app
+        self._callers = callers
+        self._settings = settings
+        self._is_open = is_open
+        self._name_of = name_of
+        self._on_end = on_end
+        # On loopback without logins, whoever reaches the port is trusted; so a web page must not, under a name of its
+        # own that resolves to this machine (DNS rebinding).
+        local = is_loopback(settings.host) and not callers.login_required
+        self._hosts = {"localhost", "127.0.0.1", "::1", settings.host} if local else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call."""
+        headers = Headers(scope=scope)
+        call = Call(self._name_of(scope), request_id_of(headers.get(REQUEST_ID)), headers.get("traceparent"))
+        scope["state"]["call"] = call
+        body = Body(receive, headers, self._settings.max_receive_bytes)
+        response = _Response(send, call.request_id)
+        is_open = self._is_open(scope)
+        try:
+            if not is_open:
+                self._admit(call, scope, headers)
+            scope["state"]["body"] = await body.read()
+            await _while_connected(self._app(scope, _nothing_more, response.send), receive)
+        except (ClientGoneError, asyncio.CancelledError) as error:
+            call.code = "CANCELLED"
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        except Exception as error:
+            await self._fail(call, error, scope, body, response)
+        finally:
+            call.end()
+            if not is_open:
+                self._on_end(call)
+
+    def _admit(self, call: Call, scope: Scope, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if self._hosts is not None and _split(f"//{host}").hostname not in self._hosts:
+            raise HttpError(403, "this server is called by an address of this machine only, such as localhost")
+        origin = headers.get("origin")
+        if origin is not None and origin != self._settings.cors_origin and _split(origin).netloc != host:
+            raise HttpError(403, "pages of other origins may not call; the server's --cors-origin can allow one")
+        certificate_name = scope["state"].get(CERTIFICATE_NAME)
+        call.caller = self._callers.identify(headers.get("authorization"), _host(scope), certificate_name)
+
+    async def _fail(self, call: Call, error: Exception, scope: Scope, body: Body, response: "_Response") -> None:
+        answer = answer_of(error)
+        call.fail(answer.rpc_code, answer.reason)
+        if response.begun:
+            raise error  # closes the connection: the client must not take what it has for the whole
+        try:
+            ended = await body.discard()
+        except ClientGoneError:
+            return
+        headers = answer.headers if ended else {**answer.headers, "connection": "close"}
+        await json_response(answer.body, answer.status, headers)(scope, _nothing_more, response.send)
+
+
+class _Response:
+    """Sends a response with the headers that all have."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self.begun = False
+        self._send = send
+        self._request_id = request_id
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            headers = MutableHeaders(scope=message)
+            headers[REQUEST_ID] = self._request_id
+            headers["x-content-type-options"] = "nosniff"
+            headers["referrer-policy"] = "no-referrer"
+        await self._send(message)
+
+
+async def _while_connected(work: Awaitable[None], receive: Receive) -> None:
+    """Do `work`, and cancel it when the client goes away.
+
+    Raises:
+        ClientGoneError: the client went away.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    if task.cancelled():
+        raise ClientGoneError
+    task.result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _nothing_more() -> Message:
+    """Wait for ever: the body is read, and `_while_connected` sees the client leave."""
+    return await asyncio.get_running_loop().create_future()
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a URL; empty ones of what is none."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
+
+
+def _host(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else ""

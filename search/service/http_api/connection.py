@@ -1,0 +1,100 @@
+"""One HTTP connection: its limits of time and size, and the client's certificate."""
+
+import asyncio
+import socket
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from espalier.search.service.http_api.body import to_json
+from espalier.search.service.http_api.status import error_object
+
+CERTIFICATE_NAME = "certificate_name"
+"""Entry of a request's state: common name of the client's verified certificate; None without one."""
+_HEADER_SECONDS = 10.0
+"""Time in which the head of a request must have arrived, counted from the connection or its first byte."""
+_WRITE_SECONDS = 60.0
+"""Time after which a client that does not read is disconnected."""
+
+
+class Connection(H11Protocol):
+    """As uvicorn's, with limits that it leaves to a proxy, and the name in the client's certificate."""
+
+    def __init__(self, *args: Any, most_connections: int, **kwargs: Any) -> None:
+        """Create a connection; closed at once if there are `most_connections` others."""
+        super().__init__(*args, **kwargs)
+        self._most_connections = most_connections
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] (uvicorn's)
+        """Start to wait for a request."""
+        super().connection_made(transport)
+        if len(self.connections) > self._most_connections:
+            transport.abort()
+            return
+        self.app_state = {**self.app_state, CERTIFICATE_NAME: _common_name(transport)}
+        _set_options(transport.get_extra_info("socket"))
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all timers."""
+        super().connection_lost(exc)
+        self._head_timer = _stopped(self._head_timer)
+        self._write_timer = _stopped(self._write_timer)
+
+    def handle_events(self) -> None:
+        """Handle what has arrived; a head that has arrived in part only must be complete in time."""
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_timer = _stopped(self._head_timer)
+        elif self._head_timer is None and self.conn.trailing_data[0]:
+            self._await_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP."""
+        body = to_json(error_object(msg, "invalid_request_error", None, None))
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        answer = h11.Response(status_code=400, headers=headers, reason="Bad Request")
+        for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(_WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        super().resume_writing()
+        self._write_timer = _stopped(self._write_timer)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
+
+
+def _stopped(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+def _common_name(transport: asyncio.Transport) -> str | None:
+    """Common name of the client's certificate, which the handshake has verified."""
+    certificate = transport.get_extra_info("peercert") or {}
+    names = (value for part in certificate.get("subject", ()) for key, value in part if key == "commonName")
+    return next(names, None)
+
+
+def _set_options(of_client: socket.socket) -> None:
+    """Send at once what is written, as a head and a body are two writes, and probe silent connections as gRPC does."""
+    of_client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    of_client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # so that the search of a lost machine ends
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 2)):
+        if hasattr(socket, name):  # macOS has other names
+            of_client.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,78 @@
+"""The endpoints of the OpenAI API that are offered."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from espalier.engine.errors import InvalidRequestError
+from espalier.search.result import Event, Finished, Started, StepDone
+from espalier.search.service.access.calls import Call
+from espalier.search.service.http_api.body import json_object, json_response, to_json
+from espalier.search.service.http_api.event_stream import event_stream, with_comments
+from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
+from espalier.search.service.http_api.openai.completion import Completion, progress_line
+from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.searches import finished
+from espalier.search.service.session import Session
+
+
+class OpenAiEndpoints:
+    """`/v1/models` and `/v1/chat/completions`."""
+
+    def __init__(self, session: Session, names: ModelNames) -> None:
+        self._session = session
+        self._names = names
+
+    async def list_models(self, request: Request) -> Response:
+        """List the served pair and its searches."""
+        return json_response({"object": "list", "data": self._names.listed()})
+
+    async def retrieve_model(self, request: Request) -> Response:
+        """Describe one of them."""
+        return json_response(self._names.model(request.path_params["model"]))
+
+    async def create_completion(self, request: Request) -> Response | ASGIApp:
+        """Answer the last message of a conversation."""
+        call = request.state.call
+        chat = read_chat(json_object(request), self._names)
+        created = int(time.time())
+        if not chat.stream:
+            async with self._search(chat, call, progress=False) as events:
+                result = await finished(events)
+            return json_response(Completion(result.search_id, chat.model, created).whole(result))
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            async with event_stream(send, call) as out, self._search(chat, call, progress=True) as events:
+                async for event in with_comments(events, out):
+                    completion = Completion(event.search_id, chat.model, created, chat.include_usage)
+                    for chunk in _chunks(event, completion):
+                        await out.write(to_json(chunk))
+                await out.write(b"[DONE]")
+
+        return respond
+
+    @asynccontextmanager
+    async def _search(self, chat: ChatCall, call: Call, progress: bool) -> AsyncIterator[AsyncIterator[Event]]:
+        """The session's search; what is wrong with its fields is told by the places of the body that say them."""
+        try:
+            async with self._session.search(chat.request, call, chat.priority, progress, chat.violations) as events:
+                yield events
+        except InvalidRequestError as error:
+            raise InvalidRequestError(chat.in_body(error.violations)) from None
+
+
+def _chunks(event: Event, completion: Completion) -> list[dict[str, object]]:
+    """The chunks of an event. Nothing but the selected path is ever content, as it could not be taken back."""
+    match event:
+        case Started():
+            return [completion.chunk({"role": "assistant", "content": ""})]
+        case StepDone():
+            return [completion.reasoning(progress_line(event))]
+        case Finished():
+            return completion.last_chunks(event.result)
+        case _:
+            return []

@@ -1,0 +1,78 @@
+"""Names of models: the served pair's name, and behind an @ the search that answers.
+
+NAME@beam-n4-m4     an algorithm with N and M
+NAME@majority-16    -16 is short for -n16
+NAME@best-of-16     short for best-of-n-n16
+NAME                the default search
+"""
+
+import re
+from typing import Any
+
+from espalier.search.request import AlgorithmName
+from espalier.search.service.http_api.status import HttpError
+
+_EXAMPLES = ("greedy", "majority-16", "best-of-16", "beam-n4-m4", "dvts-n4-m4", "auto")
+_LONGEST_FIRST = sorted(AlgorithmName, key=len, reverse=True)
+_STRATEGY = re.compile(
+    rf"(?P<algorithm>{'|'.join(_LONGEST_FIRST)}|best-of(?=-n?\d))"
+    r"(?:-n?(?P<beam_width>\d{1,6}))?(?:-m(?P<expansion>\d{1,6}))?",
+    re.ASCII,
+)
+
+
+def short_name(checkpoint: str) -> str:
+    """Return a name for a folder, a file or a hub id: its last part, without revision or quantisation."""
+    last = checkpoint.rstrip("/").rpartition("/")[2].partition("@")[0].partition(":")[0].removesuffix(".gguf")
+    return re.sub(r"[^\w.+-]+", "-", last, flags=re.ASCII).strip("-.")[:128] or "espalier"
+
+
+class ModelNames:
+    """What a name asks for, and which names there are."""
+
+    def __init__(self, name: str, created: int) -> None:
+        """Create names.
+
+        Args:
+            name: of the served pair.
+            created: since when it is served, in seconds since 1970.
+        """
+        self._name = name
+        self._created = created
+
+    def search_fields(self, model: str) -> dict[str, Any]:
+        """Return the fields of a request that a model's name says.
+
+        Raises:
+            HttpError: there is no such model.
+        """
+        name, at, strategy = model.partition("@")
+        if name == self._name and not at:
+            return {}
+        found = _STRATEGY.fullmatch(strategy)
+        if name != self._name or not found:
+            raise HttpError(404, self._unknown(model), param="model", code="model_not_found")
+        algorithm = found["algorithm"]
+        numbers = {field: int(found[field]) for field in ("beam_width", "expansion") if found[field]}
+        return {"algorithm": AlgorithmName.BEST_OF_N if algorithm == "best-of" else algorithm, **numbers}
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the pair and some of its searches."""
+        return [self.model(self._name), *(self.model(f"{self._name}@{strategy}") for strategy in _EXAMPLES)]
+
+    def model(self, name: str) -> dict[str, Any]:
+        """Return one model as the OpenAI API describes it.
+
+        Raises:
+            HttpError: there is no such model.
+        """
+        self.search_fields(name)
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "espalier"}
+
+    def _unknown(self, model: str) -> str:
+        algorithms = ", ".join(AlgorithmName)
+        return (
+            f"there is no model {model[:200]!r}; there is {self._name}, and {self._name}@SEARCH, where SEARCH is "
+            f"ALGORITHM, ALGORITHM-nN or ALGORITHM-nN-mM, such as beam-n4-m4, majority-16 or best-of-16, and ALGORITHM "
+            f"is one of {algorithms}"
+        )

@@ -1,0 +1,103 @@
+"""Searches with all that Espalier tells about them: the feed of the page."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.request import SearchRequest
+from espalier.search.result import CandidateDone, Event, Finished, SearchResult, Started, StepDone
+from espalier.search.schema import from_values
+from espalier.search.service.http_api.body import json_object, json_response, take_flag, take_priority, to_json
+from espalier.search.service.http_api.event_stream import event_stream, with_comments
+from espalier.search.service.session import Session
+
+_NAMES: dict[type[Event], str] = {
+    Started: "started",
+    StepDone: "step",
+    CandidateDone: "candidate",
+    Finished: "result",
+}
+
+
+class SearchEndpoints:
+    """`POST /v1/searches` and `GET /v1/server`."""
+
+    def __init__(self, session: Session, max_send_bytes: int) -> None:
+        self._session = session
+        self._max_send_bytes = max_send_bytes
+
+    async def server_info(self, request: Request) -> Response:
+        """Tell what is served, and what is held now."""
+        return json_response(asdict(await self._session.info()))
+
+    async def create_search(self, request: Request) -> Response | ASGIApp:
+        """Run one search; the events come as they happen, or with `"stream": false` the result at the end."""
+        call = request.state.call
+        values = json_object(request)
+        violations: list[Violation] = []
+        priority = take_priority(values, violations)
+        stream = take_flag(values, "stream", True, violations)
+        try:
+            asked = from_values(SearchRequest, values)
+        except InvalidRequestError as error:
+            raise InvalidRequestError([*violations, *error.violations]) from None
+        if not stream:
+            async with self._session.search(asked, call, priority, False, violations) as events:
+                result = await finished(events)
+            return json_response(self._fitted_result(result))
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            async with (
+                event_stream(send, call) as out,
+                self._session.search(asked, call, priority, progress=True, violations=violations) as events,
+            ):
+                async for event in with_comments(events, out):
+                    if (data := self._data(event)) is not None:
+                        await out.write(data, _NAMES[type(event)])
+
+        return respond
+
+    def _data(self, event: Event) -> bytes | None:
+        """An event as JSON within the size limit; None for progress that cannot be cut enough."""
+        if isinstance(event, Finished):
+            result = self._fitted_result(event.result)
+            return b'{"search_id":%s,"result":%s}' % (to_json(event.search_id), result)
+        written = (to_json(asdict(cut)) for cut in (event, *_smaller(event)))
+        return next((data for data in written if len(data) <= self._max_send_bytes), None)
+
+    def _fitted_result(self, result: SearchResult) -> bytes:
+        """A result as JSON; over the size limit without its tree, then without its last candidates."""
+        values = result.to_dict()
+        del values["rounds"]  # of use to the process that searched alone
+        data = to_json(values)
+        if len(data) > self._max_send_bytes:
+            values["omitted_nodes"], values["nodes"] = len(values["nodes"]), ()
+            data = to_json(values)
+        while len(data) > self._max_send_bytes and values["candidates"]:
+            left = len(values["candidates"]) // 2  # halved, because writing it takes as long as measuring it
+            values["omitted_candidates"] = len(result.candidates) - left
+            values["candidates"] = values["candidates"][:left]
+            data = to_json(values)
+        return data
+
+
+def _smaller(event: Event) -> Iterator[Event]:
+    """A report with less and less of what the result will hold."""
+    if isinstance(event, StepDone):
+        yield replace(event, kept=tuple(replace(node, text="") for node in event.kept))
+        yield replace(event, kept=())
+        yield replace(event, kept=(), best=event.best and replace(event.best, steps=()))
+    elif isinstance(event, CandidateDone):
+        yield replace(event, candidate=replace(event.candidate, steps=()))
+
+
+async def finished(events: AsyncIterator[Event]) -> SearchResult:
+    """Follow a search to its result."""
+    async for event in events:
+        if isinstance(event, Finished):
+            return event.result
+    raise AssertionError("the events of a search end with its result")
