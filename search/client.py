@@ -98,8 +98,9 @@ class SearchClient:
     ) -> Generator[Event, None, None]:
         """Run one search and yield its events as they arrive: `Started` first, `Finished` last.
 
-        Closing the generator cancels the search. Takes the arguments of `solve`, without `priority`; raises its errors
-        during iteration.
+        Closing the generator cancels the search. Takes the arguments of `solve`, without `priority`; with
+        `include_nodes`, `StepDone` events also tell how the tree has changed. Raises the errors of `solve` during
+        iteration.
         """
         message = pb.SolveProblemStreamRequest(request=request_to_wire(request, include_nodes))
         call = self._stub.SolveProblemStream(message, timeout=timeout)

@@ -130,7 +130,13 @@ class SolveServicer(SearchServiceServicer):
             waited, give_back = request.time_limit, _nothing  # the orchestrator ends it at once, with an empty result
         try:
             salt = self._salts.of(caller, login)
-            options = SubmitOptions(priority, salt, waited, max_seconds=self._settings.search_seconds)
+            options = SubmitOptions(
+                priority,
+                salt,
+                waited,
+                max_seconds=self._settings.search_seconds,
+                report_nodes=progress and message.include_nodes,
+            )
             return self._engine_thread.submit(request, give_back, progress, options)
         except BaseException:
             give_back()
