@@ -26,7 +26,7 @@ from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.verifier_training.settings import RolloutSettings
-from espalier.search.request import SearchRequest
+from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.run.load import RuntimeSettings
 from espalier.search.schema import declared
 from espalier.search.service.settings import ServerSettings
@@ -111,7 +111,7 @@ def solve(
 
         orchestrator = load_with_progress(replace(runtime, verifier=verifier_for(request, runtime.verifier)))
         try:
-            orchestrator.submit(request)
+            orchestrator.submit(request, options=SubmitOptions(report_nodes=trace is not None))
             _warn_of_unknown(text, runtime.generator)
             with profiled(orchestrator, profile):
                 while not (ended := orchestrator.step()):
