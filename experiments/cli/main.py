@@ -22,6 +22,7 @@ from espalier.experiments.cli.commands.report import report_command
 from espalier.experiments.cli.commands.rollouts import rollouts_command
 from espalier.experiments.cli.commands.study import app as study_app
 from espalier.experiments.cli.commands.sweep import sweep_command
+from espalier.experiments.cli.commands.view import view_command
 from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
@@ -187,6 +188,7 @@ app.command("eval")(evaluate_command)
 app.command("eval-prm")(eval_prm_command)
 app.command("sweep")(sweep_command)
 app.command("report")(report_command)
+app.command("view")(view_command)
 app.command("rollouts")(rollouts_command)
 app.command("learn-verifier")(learn_verifier_command)
 app.command("plan")(plan_command)
