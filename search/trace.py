@@ -40,6 +40,9 @@ from espalier.search.tree import Node, Termination
 
 SCHEMA, VERSION = "espalier.trace", 2
 
+_OF_RESULT = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "usage")
+"""What a trace has of a result as it is."""
+
 _OF_CANDIDATES = ("node_id", "answer", "score", "multiplicity")
 """What a trace has of a candidate; its steps are nodes."""
 
@@ -50,12 +53,11 @@ class TraceError(EspalierError):
 
 def trace_of(result: SearchResult) -> dict[str, Any]:
     """Return the trace of a search that ran in this process, as JSON-serializable values."""
-    kept = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "usage")
     whole = asdict(result)
     return {
         "schema": SCHEMA,
         "version": VERSION,
-        **{name: whole[name] for name in kept},
+        **{name: whole[name] for name in _OF_RESULT},
         "best": result.best.node_id if result.best else None,
         "candidates": [{name: one[name] for name in _OF_CANDIDATES} for one in whole["candidates"]],
         "nodes": whole["nodes"],
@@ -72,10 +74,10 @@ def read_trace(file: Path) -> dict[str, Any]:
     """Read the trace in `file`.
 
     Raises:
-        TraceError: the file is not a trace, or has another version.
+        TraceError: the file is not a trace, has another version, or lacks a part.
     """
     try:
-        trace = json.loads(file.read_text())
+        trace = json.loads(file.read_text(), parse_constant=_refuse)
     except (OSError, ValueError) as error:
         raise TraceError(f"cannot read a trace from {file}: {error}") from error
     if not isinstance(trace, dict) or trace.get("schema") != SCHEMA:
@@ -85,7 +87,13 @@ def read_trace(file: Path) -> dict[str, Any]:
             f"{file} is a trace of version {trace.get('version')}; this Espalier reads version {VERSION}: record the "
             "search again with espalier solve --trace"
         )
+    if missing := [part for part in (*_OF_RESULT, "best", "candidates", "nodes", "rounds") if part not in trace]:
+        raise TraceError(f"{file} is a trace without {', '.join(missing)}")
     return trace
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
 
 
 def replay(trace: dict[str, Any]) -> int:

@@ -91,9 +91,11 @@ def test_a_trace_without_its_parts_is_refused_as_one(trace: dict[str, Any]):
     ("text", "message"),
     [
         ("{", "cannot read a trace"),
+        ('{"score": NaN}', "NaN is no number"),
         ("[]", "is no trace"),
         ('{"schema": "other"}', "is no trace"),
         ('{"schema": "espalier.trace", "version": 1}', "of version 1; this Espalier reads version 2.*--trace"),
+        ('{"schema": "espalier.trace", "version": 2, "nodes": []}', "without search_id, configuration.*rounds"),
     ],
 )
 def test_what_is_no_trace_is_refused(text: str, message: str, tmp_path: Path):

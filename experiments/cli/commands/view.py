@@ -18,9 +18,7 @@ def view_command(
     ],
     html: Annotated[
         Path | None,
-        typer.Option(
-            callback=opt.output_file([".html"]), help="The page; default: the first trace's name with .html."
-        ),
+        typer.Option(callback=opt.output_file([".html"]), help="The page; default: the first trace's name with .html."),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -31,9 +29,10 @@ def view_command(
 
     if len(traces) > _MOST:
         raise opt.OptionError(f"TRACE: the page shows {_MOST} searches at most, {len(traces)} are given")
-    page = standalone_page([read_trace(file) for file in traces])
     html = html or traces[0].with_suffix(".html")
-    write_whole(html, page)
+    if html.resolve() in [file.resolve() for file in traces]:
+        raise opt.OptionError(f"--html: {str(html)!r} is a trace; name another file")
+    write_whole(html, standalone_page([read_trace(file) for file in traces]))
     typer.echo(f"page  {html}")
-    if show:
-        webbrowser.open(html.resolve().as_uri())
+    if show and not webbrowser.open(html.resolve().as_uri()):
+        typer.echo("warning: no browser was found to open it", err=True)

@@ -40,7 +40,7 @@ function facts(search, { node, record, kind, sharing }) {
   if (record.multiplicity > 1) say("Samples", String(record.multiplicity));
   const answer = search.answers.get(node.id);
   if (answer) say("Answer", answer);
-  say("End", ENDED[record.termination || kind] ?? (kind === "ended" ? "stopped before its end" : record.termination));
+  say("State", ENDED[record.termination || kind] ?? (kind === "ended" ? "stopped before its end" : record.termination));
   if (sharing > 1) say("KV", `in memory once for ${counted(sharing, "path")}`);
   return list;
 }

@@ -12,6 +12,7 @@ export class Form {
     this.form = form;
     this.wishes = form.querySelector("#wishes");
     this.problem = form.querySelector("#problem-text");
+    this.problem.value = form.querySelector("#example").options[1].value;
     this.#addWish({});
     form.addEventListener("submit", (event) => {
       event.preventDefault();

@@ -68,9 +68,17 @@ async function openFiles(files) {
     const traces = await Promise.all(files.slice(0, 2).map(async (file) => readTrace(file.name, await file.text())));
     if (files.length > 2) throw new Error("Choose one trace, or two to compare.");
     cancel();
-    showTraces(traces);
+    tryToShow(traces);
   } catch (error) {
     notify(error.message);
+  }
+}
+
+function tryToShow(traces) {
+  try {
+    showTraces(traces);
+  } catch (error) {
+    throw new Error("A trace contradicts itself and cannot be shown.", { cause: error });
   }
 }
 
@@ -92,6 +100,7 @@ async function start(form, requests) {
   setUp(searches, requests.map(titleOf));
   byId("problem").hidden = true;
   form.running = true;
+  if (byId("panels").getBoundingClientRect().top > innerHeight / 2) byId("panels").scrollIntoView();
   const runs = requests.map(async (request, i) => {
     try {
       await solve(request, form.token, controller.signal, (name, data) => {
@@ -128,7 +137,11 @@ addEventListener("pagehide", cancel);
 
 const embedded = byId("traces");
 if (embedded) {
-  showTraces(JSON.parse(embedded.textContent));
+  try {
+    tryToShow(JSON.parse(embedded.textContent));
+  } catch (error) {
+    notify(error.message);
+  }
 } else {
   const form = new Form(byId("form"), {
     onStart: (requests) => start(form, requests),

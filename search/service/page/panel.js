@@ -39,8 +39,7 @@ export class Panel {
     this.shown = { index, scale, labels };
     const { search } = this;
     const width = this.scroll.clientWidth;
-    const whole = search.marksAt(search.lastFrame);
-    const layout = layOut(whole, width, labels ?? labelsFit(whole, width));
+    const layout = this.#layout(width, labels);
     const marks = search.marksAt(index);
     this.tree.show(search, marks, layout, this.selected);
     if (follow) this.#bringIntoView(layout);
@@ -48,6 +47,16 @@ export class Panel {
     this.#showDetails(marks);
     this.showOutcome();
     return layout;
+  }
+
+  // Where everything known so far is drawn; a replay changes nothing of it.
+  #layout(width, labels) {
+    const key = [this.search.frames.length, width, labels].join();
+    if (this.layout?.key !== key) {
+      const whole = this.search.marksAt(this.search.lastFrame);
+      this.layout = { key, ...layOut(whole, width, labels ?? labelsFit(whole, width)) };
+    }
+    return this.layout;
   }
 
   // Scrolls to the end of the selected path, or of the best so far.

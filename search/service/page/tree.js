@@ -197,7 +197,7 @@ function bend(column) {
 
 // Whether dark writing is read better on the colour of a score, in light surroundings.
 function isPale(score) {
-  return score !== null && score > 0.2 && score < 0.8;
+  return score !== null && score > 0.08 && score < 0.92;
 }
 
 function describe({ node, record, kind, sharing, chosen }, answer) {
