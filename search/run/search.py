@@ -32,13 +32,12 @@ from espalier.search.result import (
     StopReason,
     Told,
 )
-from espalier.search.run.changes import ChangedNodes
 from espalier.search.run.expander import TreeExpander
 from espalier.search.run.failure import reason_of
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import ResolvedRequest
 from espalier.search.run.usage import UsageMeter
-from espalier.search.tree import Node, Termination, aggregate, computed_once, prune
+from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
 from espalier.search.voting.answers import extract_answer
 from espalier.search.voting.vote import VoteResult, select
 

@@ -1,7 +1,9 @@
 """What tests do with the page in a browser, and what they see there. Selenium is imported once there is a browser."""
 
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 PATIENCE = 15.0
@@ -12,6 +14,30 @@ class Keys:
 
     TAB, ENTER, ESCAPE, SPACE, HOME = "\ue004", "\ue007", "\ue00c", " ", "\ue011"
     LEFT, UP, RIGHT, DOWN = "\ue012", "\ue013", "\ue014", "\ue015"
+
+
+OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def start_chromium(profile: Path) -> Any:
+    """Start a browser with a new profile; `quit` ends it."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for option in (*OPTIONS, f"--user-data-dir={profile}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
 
 
 class Browser:

@@ -22,11 +22,6 @@ def data_of(event: str) -> dict[str, Any]:
     return json.loads(event.partition("data: ")[2])
 
 
-def trace(name: str) -> dict[str, Any]:
-    """A recorded trace."""
-    return json.loads((HERE / f"{name}.json").read_text())
-
-
 @dataclass
 class Call:
     """One search that the page asked for.

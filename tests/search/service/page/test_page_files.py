@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from page_server import data_of, recorded, trace
+from page_server import data_of, recorded
+from page_traces import trace
 
 from espalier.search.request import AlgorithmName, SearchRequest, validate
 from espalier.search.result import Candidate, CandidateDone, Finished, NodeRecord, SearchResult, Started, StepDone

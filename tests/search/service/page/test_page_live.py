@@ -28,6 +28,11 @@ def over(page: Any) -> bool:
     return page.one("#start").is_enabled()
 
 
+def wait_for_end(page: Any) -> None:
+    page.wait(lambda: over(page))
+    page.settle()
+
+
 def test_a_tree_grows_with_the_events_of_its_search(page, server):
     server.hold()
     events = server.plays["beam"]
@@ -43,7 +48,7 @@ def test_a_tree_grows_with_the_events_of_its_search(page, server):
             assert page.text(".details") == "Choose a step to read it."
     assert not over(page)
     server.go_on()
-    page.wait(lambda: over(page))
+    wait_for_end(page)
     result = data_of(events[-1])["result"]
     assert page.text(".outcome strong") == result["answer"]
     assert page.steps() == {n["node_id"] for n in result["nodes"] if n["termination"] != "duplicate"}
@@ -64,7 +69,7 @@ def test_paths_to_the_end_grow_step_by_step(page, server):
         sizes.append(len(page.steps()))
     assert sizes == sorted(set(sizes))
     server.go_on()
-    page.wait(lambda: over(page))
+    wait_for_end(page)
 
 
 def test_a_request_says_what_the_form_says(page, server):
@@ -86,7 +91,7 @@ def test_a_request_says_what_the_form_says(page, server):
     assert call.headers["authorization"] == "Bearer s3cret"
     assert call.headers["accept"] == "text/event-stream"
     assert call.headers["content-type"] == "application/json"
-    page.wait(lambda: over(page))
+    wait_for_end(page)
     kept = page.run("return [JSON.stringify(localStorage), JSON.stringify(sessionStorage), document.cookie]")
     assert not any("s3cret" in text for text in kept)
 
@@ -101,7 +106,7 @@ def test_without_a_token_no_header_is_sent_and_unused_numbers_are_left_out(page,
     (call,) = server.wait_for_calls(1)
     assert "authorization" not in call.headers
     assert call.body.keys() == {"path", "problem", "algorithm", "beam_width", "seed", "include_nodes"}
-    page.wait(lambda: over(page))
+    wait_for_end(page)
 
 
 def test_an_example_fills_the_problem_in(page):
@@ -119,7 +124,7 @@ def test_cancelling_closes_the_connection_and_keeps_what_grew(page, server):
     page.click("#cancel")
     (call,) = server.calls
     assert call.left.wait(PATIENCE)
-    page.wait(lambda: over(page))
+    wait_for_end(page)
     assert page.text(".outcome span").endswith("cancelled")
     assert page.steps() == known(server.plays["beam"][:5])
     page.slide(1)
@@ -143,7 +148,7 @@ def test_starting_again_gives_the_running_search_up(page, server):
     assert first.left.wait(PATIENCE)
     assert not over(page)
     server.go_on()
-    page.wait(lambda: over(page))
+    wait_for_end(page)
     assert page.text(".outcome strong") == data_of(server.plays["beam"][-1])["result"]["answer"]
 
 
@@ -158,7 +163,7 @@ def test_two_searches_of_one_problem_run_at_the_same_time(page, server):
     for panel, name in enumerate(("beam", "best-of-n")):
         page.wait(lambda panel=panel, name=name: page.steps(panel) == known(server.plays[name][:3]))
     server.go_on()
-    page.wait(lambda: over(page))
+    wait_for_end(page)
     answers = [data_of(server.plays[name][-1])["result"]["answer"] for name in ("beam", "best-of-n")]
     assert page.texts(".outcome strong") == answers
     page.click("#compare")
@@ -173,9 +178,11 @@ def test_a_slider_that_was_moved_stays_while_the_tree_grows(page, server):
     page.slide(2)
     server.go_on(3)
     page.wait(lambda: page.one("#slider").get_attribute("max") == "7")
+    page.settle()
+    assert page.run("return document.getElementById('slider').value") == "2"
     assert page.steps() == known(server.plays["beam"][:3])
     server.go_on()
-    page.wait(lambda: over(page))
+    wait_for_end(page)
 
 
 ERROR = {"message": "must be between 1 and 256, is 300", "type": "invalid_request", "param": "beam_width", "code": None}
@@ -184,7 +191,7 @@ ERROR = {"message": "must be between 1 and 256, is 300", "type": "invalid_reques
 def test_a_refusal_is_shown_with_the_field(page, server, browser):
     server.refusal = 400, ERROR
     page.click("#start")
-    page.wait(lambda: over(page))
+    wait_for_end(page)
     assert page.text("#notice") == "beam_width: must be between 1 and 256, is 300"
     assert page.text(".outcome span") == page.text("#notice")
     assert all("400" in line for line in browser.console()), "the browser itself notes the status, nothing else"
@@ -198,7 +205,7 @@ def test_an_error_in_the_stream_is_shown_and_the_tree_stays(page, server):
     error = json.dumps({"error": {"message": "the server is shutting down", "type": "unavailable", "param": None}})
     server.plays["beam"] = [*server.plays["beam"][:4], f"event: error\ndata: {error}\n\n"]
     page.click("#start")
-    page.wait(lambda: over(page))
+    wait_for_end(page)
     assert page.text("#notice") == "the server is shutting down"
     assert page.steps() == known(server.plays["beam"][:4])
 
@@ -206,7 +213,7 @@ def test_an_error_in_the_stream_is_shown_and_the_tree_stays(page, server):
 def test_a_connection_that_breaks_is_told(page, server):
     server.plays["beam"] = server.plays["beam"][:4]
     page.click("#start")
-    page.wait(lambda: over(page))
+    wait_for_end(page)
     assert page.text("#notice") == "The connection ended before the result."
 
 
@@ -216,7 +223,7 @@ def test_a_report_that_was_cut_is_made_up_for_by_the_result(page, server):
     event = f"event: step\ndata: {json.dumps(cut | {'nodes': [], 'kept': []})}\n\n"
     server.plays["beam"][3] = event
     page.click("#start")
-    page.wait(lambda: over(page))
+    wait_for_end(page)
     nodes = data_of(server.plays["beam"][-1])["result"]["nodes"]
     assert page.steps() == {node["node_id"] for node in nodes if node["termination"] != "duplicate"}
 
@@ -229,7 +236,7 @@ def test_events_are_read_however_they_are_cut_into_lines(page, server):
         cut = whole.index(", ") + 2
         server.plays["beam"][place] = f": hello\r\nid: 7\r\n{name}\r\ndata:{whole[:cut]}\r\ndata: {whole[cut:]}\r\n\r\n"
     page.click("#start")
-    page.wait(lambda: over(page))
+    wait_for_end(page)
     assert page.text(".outcome strong") == "295"
 
 
@@ -242,7 +249,7 @@ def test_what_a_live_model_says_is_only_ever_text(page, server):
                 node["text"] = hostile
         server.plays["beam"][place] = f"{name}\ndata: {json.dumps(data)}\n\n"
     page.click("#start")
-    page.wait(lambda: over(page))
+    wait_for_end(page)
     assert page.text(".steps .here button") == hostile.strip()
     assert page.all("img, body script") == []
     assert page.run("return window.owned ?? null") is None

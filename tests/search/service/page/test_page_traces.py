@@ -2,11 +2,12 @@
 
 import re
 from collections import Counter
+from itertools import combinations
 from typing import Any
 
 import pytest
 from page_driver import Keys
-from page_server import trace
+from page_traces import trace, wide_trace
 
 from espalier.search.service.page.standalone import standalone_page
 
@@ -47,6 +48,20 @@ def test_it_opens_from_disk_with_the_whole_tree_and_the_answer(open_traces, name
     assert page.texts(".won .answer text") == [by_id[recorded["best"]]]
     chosen = {int(element.get_attribute("data-id")) for element in page.all(".step.chosen")}
     assert chosen == {0, *lineage(recorded, recorded["best"])}
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("name", ["beam", "best-of-n"])
+def test_no_step_lies_on_another(open_traces, name, labelled):
+    page = open_traces(name)
+    if page.one("#labels").is_selected() != labelled:
+        page.click("#labels")
+    places = page.run(
+        "return [...document.querySelectorAll('.step .dot')].map((e) => e.getBoundingClientRect().toJSON())"
+    )
+    for one, other in combinations(places, 2):
+        apart = one["right"] <= other["left"] or other["right"] <= one["left"]
+        assert apart or one["bottom"] <= other["top"] or other["bottom"] <= one["top"]
 
 
 def test_the_slider_replays_the_search_round_by_round(open_traces):
@@ -366,34 +381,3 @@ def test_a_tree_of_thousands_of_steps_is_drawn_and_replayed(open_traces):
     assert len(page.steps()) == 1 + 2560
     page.click_step(recorded["best"])
     assert page.text(".details h3") == "Step 10"
-
-
-def wide_trace(rounds: int, children: int) -> dict[str, Any]:
-    """A trace of a search that keeps one of many children in each round."""
-    recorded = trace("beam")
-    nodes: list[dict[str, Any]] = recorded["nodes"][:1]
-    done = []
-    parent = nodes[0]
-    for number in range(rounds):
-        told = []
-        for child in range(children):
-            kept = child == children // 2
-            last = kept and number == rounds - 1
-            node = {
-                "node_id": len(nodes),
-                "parent_id": parent["node_id"],
-                "path": [*parent["path"], child],
-                "text": f"Step {number} says {child} in a sentence that is longer than its column\n\n",
-                "score": child / children,
-                "termination": "eos" if last else "" if kept else "pruned",
-                "multiplicity": 1,
-                "tokens": 12,
-            }
-            nodes.append(node)
-            termination = "eos" if last else ""
-            told.append({"path": node["path"], "termination": termination, "multiplicity": 1, "draws": [child]})
-        parent = nodes[-children + children // 2]
-        moment = {"seconds": number + 1.0, "nodes": len(nodes), "blocks": {"generator": number, "verifier": 2}}
-        done.append({"asked": [], "told": told, "kept": [parent["path"]], "moments": [moment]})
-    best = {"node_id": parent["node_id"], "answer": "7", "score": 0.5, "multiplicity": 1}
-    return recorded | {"nodes": nodes, "rounds": done, "best": parent["node_id"], "candidates": [best], "answer": "7"}
