@@ -47,7 +47,10 @@ _MOST_SHOWN = 256
 """Maximum number of kept nodes in one event; events are sent over the network."""
 
 _PARTIAL_SECONDS = 0.05
-"""Minimum seconds between two reports of one round."""
+"""Minimum seconds between two looks for changes within a round."""
+
+_PARTIAL_SHARE = 0.05
+"""Maximum share of the time that such looks take, however large the tree."""
 
 
 def digests(engine: Engine, verifier: Verifier | StepScorer | None) -> dict[str, str]:
@@ -107,6 +110,7 @@ class RunningSearch:
         self._rounds: list[Round] = []
         self._moments: list[Moment] = []  # of the round in progress
         self._changes = ChangedNodes(self._tree.nodes) if options.report_nodes else None
+        self._next_look = math.inf
         self._found: dict[Node, Candidate] = {}
         self._reason = StopReason.FINISHED
         self._error = ""
@@ -148,6 +152,7 @@ class RunningSearch:
     def start(self) -> None:
         """Open the root's sequences and request the first steps."""
         self.meter.start()
+        self._next_look = self.meter.clock() + _PARTIAL_SECONDS
         if self.resolved.options.timed_from_start:
             self.deadline = self._time_limit_from(self.meter.clock())
         self._on_event(Started(self.search_id, self.request))
@@ -166,11 +171,13 @@ class RunningSearch:
         """Report how far the paths of an unfinished round have come, if the submission asked for it."""
         if self._changes is None or self.has_grown or not any(expand.to_end for expand in self._asked):
             return
-        since = self._moments[-1].seconds if self._moments else 0.0
-        if self.meter.seconds() < since + _PARTIAL_SECONDS or not (changed := self._changes.take()):
+        if (began := self.meter.clock()) < self._next_look:
             return
-        self._deepest = max([self._deepest, *(record.depth for record in changed)])
-        self._report(0, (), True, changed, self._moment(self._tree.footprint()))
+        if changed := self._changes.take():
+            self._deepest = max([self._deepest, *(record.depth for record in changed)])
+            self._report(0, (), True, changed, self._moment(self._tree.footprint()))
+        ended = self.meter.clock()
+        self._next_look = ended + max(_PARTIAL_SECONDS, (ended - began) / _PARTIAL_SHARE)
 
     def stop(self, reason: StopReason | None = None) -> None:
         """Stop the search with its best answer so far; cancels its work and releases every block.

@@ -1,5 +1,6 @@
 """What a search tells of its tree while it grows, if it was asked to."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ PATHS_TO_THE_END = replace(BEST_OF_N, early_stop=EarlyStop.OFF)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports within a round come as often as there is something to say."""
     monkeypatch.setattr(running, "_PARTIAL_SECONDS", 0.0)
+    monkeypatch.setattr(running, "_PARTIAL_SHARE", math.inf)
 
 
 def reported(
@@ -85,6 +87,12 @@ def test_reports_within_a_round_keep_a_distance_in_time(make_orchestrator: Make,
     monkeypatch.setattr(running, "_PARTIAL_SECONDS", 1000.0)
     reports, _ = reported(make_orchestrator(), PATHS_TO_THE_END)
     assert [report.partial for report in reports] == [False]
+
+
+def test_looking_for_changes_takes_a_small_share_of_the_time(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(running, "_PARTIAL_SHARE", 1e-9)  # so that the first look is the last
+    reports, _ = reported(make_orchestrator(), PATHS_TO_THE_END)
+    assert [report.partial for report in reports] == [True, False]
 
 
 def test_a_report_has_every_kept_node_where_the_tree_was_asked_for(
