@@ -5,8 +5,6 @@ from importlib.resources import files
 
 PACKAGE = files(__package__ or "")
 INDEX = "index.html"
-FOLDER = "page/"
-"""Where `index.html` looks for the other files, relative to itself."""
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -26,11 +24,11 @@ class PageFile:
 
 
 def page_files() -> dict[str, PageFile]:
-    """Return the files of the page by their path on the server: `/` is the page itself."""
+    """Return the files of the page by their path on the server: the page itself is at `/`, the others beside it."""
     found: dict[str, PageFile] = {}
     for file in PACKAGE.iterdir():
         suffix = file.name[file.name.rfind(".") :]
         if suffix in _MEDIA_TYPES:
-            path = "/" if file.name == INDEX else f"/{FOLDER}{file.name}"
+            path = "/" if file.name == INDEX else f"/{file.name}"
             found[path] = PageFile(file.read_bytes(), f"{_MEDIA_TYPES[suffix]}; charset=utf-8")
     return found

@@ -8,8 +8,7 @@ const PATH = "v1/searches";
 export async function solve(request, token, signal, onEvent) {
   const headers = { "Content-Type": "application/json", Accept: "text/event-stream" };
   if (token) headers.Authorization = `Bearer ${token}`;
-  const body = JSON.stringify({ ...request, include_nodes: true });
-  const response = await fetch(PATH, { method: "POST", headers, body, signal });
+  const response = await fetch(PATH, { method: "POST", headers, body: JSON.stringify(request), signal });
   if (!response.ok) throw new Error(await reasonOf(response));
   let over = false;
   for await (const { name, data } of eventsOf(response.body)) {

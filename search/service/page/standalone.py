@@ -7,13 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from espalier.search.service.page.files import FOLDER, INDEX, PACKAGE
+from espalier.search.service.page.files import INDEX, PACKAGE
 
 _MAIN = "main.js"
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=async |class |const |function )", re.MULTILINE)
-_STYLE = f'<link rel="stylesheet" href="{FOLDER}page.css">\n'
-_SCRIPT = f'<script type="module" src="{FOLDER}{_MAIN}"></script>\n'
+_STYLE = '<link rel="stylesheet" href="page.css">\n'
+_SCRIPT = f'<script type="module" src="{_MAIN}"></script>\n'
 
 
 def standalone_page(traces: Sequence[dict[str, Any]]) -> str:

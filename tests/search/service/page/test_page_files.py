@@ -56,7 +56,7 @@ def test_all_that_the_page_refers_to_is_there_and_of_its_own_origin():
     named.discard("data:,")
     scripts = {path: file.content.decode() for path, file in FILES.items() if path.endswith(".js")}
     for text in scripts.values():
-        named |= {f"page/{name}" for name in re.findall(r'from "\./([\w.]+)"', text)}
+        named |= set(re.findall(r'from "\./([\w.]+)"', text))
     assert {f"/{name}" for name in named} == set(FILES) - {"/"}
 
 
@@ -92,7 +92,7 @@ def test_the_examples_are_problems():
 
 def test_numbers_that_an_algorithm_does_not_use_are_known_to_the_page():
     """N or M of which a change makes no other request."""
-    listed = re.search(r"USES = \{(.*?)\}", FILES["/page/panel.js"].content.decode())
+    listed = re.search(r"USES = \{(.*?)\}", FILES["/panel.js"].content.decode())
     assert listed
     uses = dict(re.findall(r'"?([\w-]+)"?: "(\w*)"', listed[1]))
     for algorithm in AlgorithmName:
@@ -125,7 +125,7 @@ def test_the_recorded_events_have_the_fields_of_the_dataclasses(name):
 def test_the_recorded_traces_are_of_the_version_that_the_page_reads():
     assert trace("beam")["version"] == VERSION
     reads = f'trace.schema !== "{SCHEMA}" || trace.version !== {VERSION}'
-    assert reads in FILES["/page/main.js"].content.decode()
+    assert reads in FILES["/main.js"].content.decode()
 
 
 # ---- the self-contained file

@@ -86,7 +86,6 @@ def test_a_request_says_what_the_form_says(page, server):
         "expansion": 2,
         "seed": 7,
         "time_limit": 2.5,
-        "include_nodes": True,
     }
     assert call.headers["authorization"] == "Bearer s3cret"
     assert call.headers["accept"] == "text/event-stream"
@@ -105,7 +104,7 @@ def test_without_a_token_no_header_is_sent_and_unused_numbers_are_left_out(page,
     page.click("#start")
     (call,) = server.wait_for_calls(1)
     assert "authorization" not in call.headers
-    assert call.body.keys() == {"path", "problem", "algorithm", "beam_width", "seed", "include_nodes"}
+    assert call.body.keys() == {"path", "problem", "algorithm", "beam_width", "seed"}
     wait_for_end(page)
 
 
@@ -278,3 +277,14 @@ def test_the_form_can_be_used_on_a_phone(page, browser):
     page.click("#compare")
     assert page.run("return document.documentElement.scrollWidth") <= 390
     assert all(field.is_displayed() for field in page.all("#form input:not([type=file]), #form select, #form textarea"))
+
+
+def test_a_search_that_tells_of_no_changes_shows_its_tree_at_the_end(page, server):
+    for place, event in enumerate(server.plays["beam"]):
+        data = data_of(event)
+        if "nodes" in data:
+            server.plays["beam"][place] = f"event: step\ndata: {json.dumps(data | {'nodes': []})}\n\n"
+    page.click("#start")
+    wait_for_end(page)
+    nodes = data_of(server.plays["beam"][-1])["result"]["nodes"]
+    assert page.steps() == {node["node_id"] for node in nodes if node["termination"] != "duplicate"}
