@@ -52,5 +52,6 @@ async function reasonOf(response) {
 }
 
 function messageOf(error) {
-  return error.param ? `${error.param}: ${error.message}` : error.message;
+  const named = !error.param || error.message.includes(error.param);
+  return named ? error.message : `${error.param}: ${error.message}`;
 }

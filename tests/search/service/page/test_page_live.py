@@ -187,8 +187,9 @@ def test_a_slider_that_was_moved_stays_while_the_tree_grows(page, server):
 ERROR = {"message": "must be between 1 and 256, is 300", "type": "invalid_request", "param": "beam_width", "code": None}
 
 
-def test_a_refusal_is_shown_with_the_field(page, server, browser):
-    server.refusal = 400, ERROR
+@pytest.mark.parametrize("named", ["", "beam_width: "], ids=["message", "message with the field"])
+def test_a_refusal_is_shown_with_the_field(page, server, browser, named):
+    server.refusal = 400, ERROR | {"message": named + ERROR["message"]}
     page.click("#start")
     wait_for_end(page)
     assert page.text("#notice") == "beam_width: must be between 1 and 256, is 300"
