@@ -5,7 +5,7 @@ import { setAll, svg } from "./dom.js";
 const HEIGHT = 64;
 const HIGHEST = 58;
 
-export const ROLES = ["generator", "verifier"];
+const ROLES = ["generator", "verifier"];
 
 export class MemoryChart {
   constructor(figure) {
