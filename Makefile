@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 MODULES := $(shell find proto kernels engine prm search experiments -name '*.py' | sort | cksum | cut -d' ' -f1)
 STAMP  := $(VENV)/.installed-$(MODULES)
 
-.PHONY: help demo test test-slow test-gpu lint proto install clean
+.PHONY: help demo test test-slow test-gpu test-browser lint proto install clean
 .DEFAULT_GOAL := demo
 
 help:  ## what there is to make
@@ -32,14 +32,18 @@ $(VENV)/.tests: tests/requirements.txt $(STAMP)
 demo: $(STAMP)  ## solve one problem by beam search with the bundled models, on CPU
 	$(BIN)/espalier solve
 
-test: $(VENV)/.tests  ## the whole suite but the slow marker, on up to four cores
-	$(BIN)/python -m pytest -m "not slow" --numprocesses logical --maxprocesses 4 --dist worksteal
+test: $(VENV)/.tests  ## the whole suite but the markers slow and browser, on up to four cores
+	$(BIN)/python -m pytest -m "not slow and not browser" --numprocesses logical --maxprocesses 4 --dist worksteal
 
 test-slow: $(VENV)/.tests  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow
 
 test-gpu:  ## what needs a GPU: tests and figures, with the machine's own Python
 	tests/gpu/all.sh
+
+test-browser: $(VENV)/.tests  ## the page, in a headless Chromium (Debian: chromium, chromium-driver)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r tests/search/service/page/requirements.txt
+	$(BIN)/python -m pytest -m browser
 
 lint: $(VENV)/.tests  ## style, types, layers
 	$(BIN)/ruff check .

@@ -64,13 +64,18 @@ class Footprint:
 
     Attributes:
         logical_blocks: blocks if every sequence had its own.
-        physical_blocks: blocks as they are, shared ones counted once.
-        bytes_by_role: bytes of the physical blocks, by role.
+        blocks_by_role: blocks as they are, shared ones counted once, by role.
+        bytes_by_role: bytes of these blocks, by role.
     """
 
     logical_blocks: int
-    physical_blocks: int
+    blocks_by_role: Mapping[str, int]
     bytes_by_role: Mapping[str, int]
+
+    @property
+    def physical_blocks(self) -> int:
+        """Blocks of both roles as they are."""
+        return sum(self.blocks_by_role.values())
 
     @property
     def physical_bytes(self) -> int:
@@ -318,16 +323,17 @@ class Engine:
         Raises:
             MisuseError: when one of them was released or is of another engine.
         """
-        logical = physical = 0
+        logical = 0
+        counts: dict[str, int] = {}
         sizes: dict[str, int] = {}
         for role, scheduler in self.schedulers.items():
             tables = [self._table(s).block_table(s) for s in sequences if s.role == role]
             if tables:
                 blocks = np.concatenate(tables)
-                unique = len(np.unique(blocks))
-                logical, physical = logical + len(blocks), physical + unique
-                sizes[role] = unique * scheduler.pool.layout.block_bytes
-        return Footprint(logical, physical, sizes)
+                logical += len(blocks)
+                counts[role] = len(np.unique(blocks))
+                sizes[role] = counts[role] * scheduler.pool.layout.block_bytes
+        return Footprint(logical, counts, sizes)
 
     def stats(self) -> dict[str, RoleStats]:
         """Counters by role."""

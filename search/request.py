@@ -306,6 +306,8 @@ class SubmitOptions:
         timed_from_start: whether the time limit starts when the search leaves the queue, not at submission. Use it for
             batches submitted at once.
         max_seconds: seconds after submission at which the search ends, whatever its own time limit.
+        report_nodes: whether `StepDone` events tell how the tree has changed, and come also while paths are sampled to
+            their ends within one round.
     """
 
     priority: int = 0
@@ -313,6 +315,7 @@ class SubmitOptions:
     waited: float = 0.0
     timed_from_start: bool = False
     max_seconds: float = math.inf
+    report_nodes: bool = False
 
 
 USUAL = SubmitOptions()

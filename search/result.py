@@ -30,12 +30,32 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """How far a search was at one moment.
+
+    Attributes:
+        seconds: seconds since the search left the queue.
+        nodes: size of the tree with the root; its nodes are those with a smaller `node_id`.
+        blocks: KV blocks that the search held, by role.
+    """
+
+    seconds: float
+    nodes: int
+    blocks: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
-    """One round: what the algorithm asked for, what it was told, and the paths it kept."""
+    """One round: what the algorithm asked for, what it was told, and the paths it kept.
+
+    The last of `moments` is the end of the round, before the memory of what is not kept is released. There are more if
+    the submission had `report_nodes` and the round sampled paths to their ends.
+    """
 
     asked: tuple[Asked, ...]
     told: tuple[Told, ...]
     kept: tuple[Path, ...]
+    moments: tuple[Moment, ...] = field(default=(), compare=False)
 
 
 class StopReason(StrEnum):
@@ -213,13 +233,19 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One round of the algorithm is complete.
+    """One round of the algorithm is complete, or has come further.
 
     Attributes:
         depth: depth of the deepest node kept so far, in steps.
         scored: number of nodes passed to the algorithm in this round.
-        kept: leaves that may be expanded and complete paths that vote; only the last 256 of them.
+        kept: leaves that may be expanded and complete paths that vote; only the last 256 of them, unless the submission
+            had `report_nodes`.
         best: the best candidate so far.
+        partial: whether the round goes on; `scored` is then 0, and `kept` empty. Only with `report_nodes`, in rounds
+            that sample paths to their ends.
+        nodes: with `report_nodes`, every node that is new or has changed since the last report, in order of `node_id`.
+        seconds: seconds since the search left the queue.
+        blocks: KV blocks held by the search, by role, before the memory of what is not kept is released.
     """
 
     search_id: str
@@ -227,6 +253,15 @@ class StepDone:
     scored: int
     kept: tuple[NodeRecord, ...]
     best: Candidate | None = None
+    partial: bool = False
+    nodes: tuple[NodeRecord, ...] = ()
+    seconds: float = 0.0
+    blocks: dict[str, int] = field(default_factory=dict)
+
+    def including(self, earlier: "StepDone") -> "StepDone":
+        """Return this report with the changes of an earlier one that was not delivered."""
+        nodes = {node.node_id: node for node in (*earlier.nodes, *self.nodes)}
+        return replace(self, nodes=tuple(nodes[node_id] for node_id in sorted(nodes)))
 
 
 @dataclass(frozen=True, slots=True)

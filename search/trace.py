@@ -1,6 +1,6 @@
 """Traces: the search tree and every decision of the algorithm as JSON, which can be replayed without a model.
 
-A trace is one JSON object; this is version 1.
+A trace is one JSON object; this is version 2.
 
     schema          "espalier.trace"
     version         1; readers must reject other numbers
@@ -11,12 +11,16 @@ A trace is one JSON object; this is version 1.
     answer, score   the selected answer and its score; empty and null without one
     grader          how the vote compared answers, with its version
     usage           the cost; see `Usage`
+    best            node_id of the last node of the selected path, null without one
+    candidates      complete paths that vote: node_id of their last node, answer, score, multiplicity
     nodes           every node at the end of the search, the root first: node_id, parent_id, path, text, score,
                     termination, multiplicity, tokens; see `NodeRecord`
     rounds          exchanges between search and algorithm, in order:
         asked       expansions: path of the node, children, to_end, greedy; see `Expand`
         told        nodes at that time: path, termination ("" if it may be expanded), multiplicity, draws
         kept        paths of the nodes that the algorithm kept
+        moments     seconds since the start, number of nodes, and KV blocks held by role, at the end of the round and,
+                    where paths are sampled to their ends, before; see `Moment`
 
 A path is the list of child indices from the root, whose own path is []. It does not depend on the order of computation.
 """
@@ -34,7 +38,13 @@ from espalier.search.result import Asked, SearchResult, Told
 from espalier.search.schema import from_values
 from espalier.search.tree import Node, Termination
 
-SCHEMA, VERSION = "espalier.trace", 1
+SCHEMA, VERSION = "espalier.trace", 2
+
+_OF_RESULT = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "usage")
+"""What a trace has of a result as it is."""
+
+_OF_CANDIDATES = ("node_id", "answer", "score", "multiplicity")
+"""What a trace has of a candidate; its steps are nodes."""
 
 
 class TraceError(EspalierError):
@@ -43,9 +53,16 @@ class TraceError(EspalierError):
 
 def trace_of(result: SearchResult) -> dict[str, Any]:
     """Return the trace of a search that ran in this process, as JSON-serializable values."""
-    kept = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "usage", "nodes")
     whole = asdict(result)
-    return {"schema": SCHEMA, "version": VERSION, **{name: whole[name] for name in kept}, "rounds": whole["rounds"]}
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        **{name: whole[name] for name in _OF_RESULT},
+        "best": result.best.node_id if result.best else None,
+        "candidates": [{name: one[name] for name in _OF_CANDIDATES} for one in whole["candidates"]],
+        "nodes": whole["nodes"],
+        "rounds": whole["rounds"],
+    }
 
 
 def write_trace(result: SearchResult, file: Path) -> None:
@@ -57,17 +74,26 @@ def read_trace(file: Path) -> dict[str, Any]:
     """Read the trace in `file`.
 
     Raises:
-        TraceError: the file is not a trace, or has another version.
+        TraceError: the file is not a trace, has another version, or lacks a part.
     """
     try:
-        trace = json.loads(file.read_text())
+        trace = json.loads(file.read_text(), parse_constant=_refuse)
     except (OSError, ValueError) as error:
         raise TraceError(f"cannot read a trace from {file}: {error}") from error
     if not isinstance(trace, dict) or trace.get("schema") != SCHEMA:
         raise TraceError(f"{file} is no trace: its schema is not {SCHEMA!r}")
     if trace.get("version") != VERSION:
-        raise TraceError(f"{file} is a trace of version {trace.get('version')}; this Espalier reads version {VERSION}")
+        raise TraceError(
+            f"{file} is a trace of version {trace.get('version')}; this Espalier reads version {VERSION}: record the "
+            "search again with espalier solve --trace"
+        )
+    if missing := [part for part in (*_OF_RESULT, "best", "candidates", "nodes", "rounds") if part not in trace]:
+        raise TraceError(f"{file} is a trace without {', '.join(missing)}")
     return trace
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
 
 
 def replay(trace: dict[str, Any]) -> int:

@@ -22,6 +22,7 @@ from espalier.experiments.cli.commands.report import report_command
 from espalier.experiments.cli.commands.rollouts import rollouts_command
 from espalier.experiments.cli.commands.study import app as study_app
 from espalier.experiments.cli.commands.sweep import sweep_command
+from espalier.experiments.cli.commands.view import view_command
 from espalier.experiments.cli.connection import ConnectionOptions, retries_shown
 from espalier.experiments.cli.operating.health import health
 from espalier.experiments.cli.operating.token import token
@@ -29,7 +30,7 @@ from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.verifier_training.settings import RolloutSettings
-from espalier.search.request import SearchRequest
+from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.run.load import RuntimeSettings, on_gpu
 from espalier.search.schema import declared
 from espalier.search.service.access.callers import CallerEntry
@@ -129,7 +130,7 @@ def solve(
 
         orchestrator = load_with_progress(replace(runtime, verifier=verifier_for(request, runtime.verifier)))
         try:
-            orchestrator.submit(request)
+            orchestrator.submit(request, options=SubmitOptions(report_nodes=trace is not None))
             _warn_of_unknown(text, runtime.generator)
             with profiled(orchestrator, profile):
                 while not (ended := orchestrator.step()):
@@ -220,6 +221,7 @@ app.command("eval")(evaluate_command)
 app.command("eval-prm")(eval_prm_command)
 app.command("sweep")(sweep_command)
 app.command("report")(report_command)
+app.command("view")(view_command)
 app.command("rollouts")(rollouts_command)
 app.command("learn-verifier")(learn_verifier_command)
 app.command("plan")(plan_command)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
-from espalier.engine.engine import Engine
+from espalier.engine.engine import Engine, Footprint
 from espalier.engine.errors import NoEmbeddingError, ScoreMismatchError
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.scheduling.role_policy import VERIFIER
@@ -139,10 +139,10 @@ class TreeExpander:
         if self._waiting:
             self._pass_gate()
 
-    def observe(self) -> None:
-        """Update the meter with the tree's current KV footprint."""
+    def footprint(self) -> Footprint:
+        """The KV blocks that the tree holds now."""
         held = [s for state in self._states.values() for s in (state.generator, state.verifier) if s is not None]
-        self._meter.observe(self._engine.footprint(held))
+        return self._engine.footprint(held)
 
     def end_round(self, kept: Collection[Node]) -> None:
         """Release the nodes that the algorithm does not keep, and prepare the next round."""

@@ -253,6 +253,8 @@ class Orchestrator:
             for done in self._engine_step():
                 search = self._searches[str(done.work.owner)]
                 self._work_on(search, search.handle, done)
+            for search in [search for search in self._growing if search.resolved.options.report_nodes]:
+                self._work_on(search, search.report_growth)
             self._take_votes()
         ended, self._ended = self._ended, []
         return [s.result for s in ended if s.result is not None and self._searches.pop(s.search_id, None)]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from espalier.engine.engine import Engine
+from espalier.engine.engine import Engine, Footprint
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.engine.work import Done
@@ -21,6 +21,8 @@ from espalier.search.result import (
     CandidateDone,
     Event,
     Finished,
+    Moment,
+    NodeRecord,
     Round,
     Sampled,
     ScoredStep,
@@ -35,14 +37,20 @@ from espalier.search.run.failure import reason_of
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import ResolvedRequest
 from espalier.search.run.usage import UsageMeter
-from espalier.search.tree import Node, Termination, aggregate, computed_once, prune
+from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
 from espalier.search.voting.answers import extract_answer
 from espalier.search.voting.vote import VoteResult, select
 
 log = logging.getLogger("espalier.search")
 
 _MOST_SHOWN = 256
-"""Maximum number of nodes in one event; events are sent over the network."""
+"""Maximum number of kept nodes in one event; events are sent over the network."""
+
+_PARTIAL_SECONDS = 0.05
+"""Minimum seconds between two looks for changes within a round."""
+
+_PARTIAL_SHARE = 0.05
+"""Maximum share of the time that such looks take, however large the tree."""
 
 
 def digests(engine: Engine, verifier: Verifier | StepScorer | None) -> dict[str, str]:
@@ -100,6 +108,9 @@ class RunningSearch:
         self._standing: list[Node] = []
         self._deepest = 0
         self._rounds: list[Round] = []
+        self._moments: list[Moment] = []  # of the round in progress
+        self._changes = ChangedNodes(self._tree.nodes) if options.report_nodes else None
+        self._next_look = math.inf
         self._found: dict[Node, Candidate] = {}
         self._reason = StopReason.FINISHED
         self._error = ""
@@ -141,6 +152,7 @@ class RunningSearch:
     def start(self) -> None:
         """Open the root's sequences and request the first steps."""
         self.meter.start()
+        self._next_look = self.meter.clock() + _PARTIAL_SECONDS
         if self.resolved.options.timed_from_start:
             self.deadline = self._time_limit_from(self.meter.clock())
         self._on_event(Started(self.search_id, self.request))
@@ -154,6 +166,18 @@ class RunningSearch:
         self._tree.handle(done)
         if not self.has_grown and self._tree.outstanding == 0 and self._asked:
             self._end_round()
+
+    def report_growth(self) -> None:
+        """Report how far the paths of an unfinished round have come, if the submission asked for it."""
+        if self._changes is None or self.has_grown or not any(expand.to_end for expand in self._asked):
+            return
+        if (began := self.meter.clock()) < self._next_look:
+            return
+        if changed := self._changes.take():
+            self._deepest = max([self._deepest, *(record.depth for record in changed)])
+            self._report(0, (), True, changed, self._moment(self._tree.footprint()))
+        ended = self.meter.clock()
+        self._next_look = ended + max(_PARTIAL_SECONDS, (ended - began) / _PARTIAL_SHARE)
 
     def stop(self, reason: StopReason | None = None) -> None:
         """Stop the search with its best answer so far; cancels its work and releases every block.
@@ -201,7 +225,8 @@ class RunningSearch:
             self.stop(StopReason.BUDGET)
 
     def _end_round(self) -> None:
-        self._tree.observe()
+        footprint = self._tree.footprint()
+        self.meter.observe(footprint)
         asked = tuple(Asked(e.node.path, e.children, e.to_end, e.greedy) for e in self._asked)
         self._asked = []
         told = sorted(self._tree.settled, key=lambda node: node.path)
@@ -214,13 +239,41 @@ class RunningSearch:
         self._tree.end_round(set(kept))
         prune([*self._standing, *told], kept, self._tree.sampled_from)
         self._standing = [node for node in dict.fromkeys(kept) if node is not self._tree.root]
-        self._rounds.append(Round(asked, snapshot, tuple(node.path for node in kept)))
-        tips = [node for node in kept if node is not self._tree.root and node not in self._tree.sampled_from]
-        shown = tuple(node.record() for node in tips[-_MOST_SHOWN:])
-        self._deepest = max([self._deepest, *(node.depth for node in tips)])
-        best = select(self._candidates(), self.vote).best
-        self._on_event(StepDone(self.search_id, self._deepest, len(told), shown, best))
+        moment = self._moment(footprint)
+        self._rounds.append(Round(asked, snapshot, tuple(node.path for node in kept), tuple(self._moments)))
+        self._moments = []
+        self._report_round(len(told), kept, moment)
         self._advance()
+
+    def _moment(self, footprint: Footprint) -> Moment:
+        """Record how far the search is now."""
+        blocks = {role: int(count) for role, count in footprint.blocks_by_role.items()}
+        moment = Moment(self.meter.seconds(), len(self._tree.nodes), blocks)
+        self._moments.append(moment)
+        return moment
+
+    def _report_round(self, scored: int, kept: list[Node], moment: Moment) -> None:
+        tips = [node for node in kept if node is not self._tree.root and node not in self._tree.sampled_from]
+        self._deepest = max([self._deepest, *(node.depth for node in tips)])
+        changed: tuple[NodeRecord, ...] = ()
+        if self._changes is None:
+            tips = tips[-_MOST_SHOWN:]
+        else:
+            changed = self._changes.take()
+            self._changes.end_round(kept)
+        self._report(scored, tuple(node.record() for node in tips), False, changed, moment)
+
+    def _report(
+        self,
+        scored: int,
+        kept: tuple[NodeRecord, ...],
+        partial: bool,
+        changed: tuple[NodeRecord, ...],
+        moment: Moment,
+    ) -> None:
+        best = select(self._candidates(), self.vote).best
+        at = moment.seconds, moment.blocks
+        self._on_event(StepDone(self.search_id, self._deepest, scored, kept, best, partial, changed, *at))
 
     def _unshared(self, node: Node, tokens: str) -> int:
         """Tokens that one model computes for the candidate alone, prompt and path; 0 if it does not read the path."""

@@ -8,7 +8,7 @@ from espalier.engine.engine import Footprint
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.search.result import Usage
 
-_NOTHING = Footprint(0, 0, {})
+_NOTHING = Footprint(0, {}, {})
 
 
 @dataclass(slots=True)
@@ -49,6 +49,10 @@ class UsageMeter:
     def start(self) -> None:
         """Record that the search left the queue."""
         self.started = self.clock()
+
+    def seconds(self) -> float:
+        """Seconds since the search left the queue; 0 while it waits."""
+        return 0.0 if self.started is None else self.clock() - self.started
 
     def note_step(self) -> None:
         """Record that a step was sampled."""

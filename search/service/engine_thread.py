@@ -317,7 +317,7 @@ class EngineThread:
 
     def _submit(self, executor: Executor, search: Search, progress: bool, options: SubmitOptions) -> None:
         def on_event(event: Event | Rejected) -> None:
-            if isinstance(event, StepDone):
+            if isinstance(event, StepDone) and not event.partial:
                 search.rounds.append(RoundEnd(time.monotonic(), event.depth, event.scored))
             if isinstance(event, Rejected):
                 self._post(search.fail, event.error)

@@ -3,15 +3,15 @@
 import asyncio
 from collections import deque
 
-from espalier.search.result import CandidateDone, Event, StepDone
+from espalier.search.result import CandidateDone, Event, Finished, StepDone
 
 
 class EventBuffer:
     """A bounded queue from one search to one call.
 
     gRPC would queue any number of messages for a client that does not read. Once `capacity` events wait here, the
-    oldest step report is dropped, as later ones supersede it, or else the oldest candidate, as the result lists all.
-    `Started` and `Finished` are never dropped; order is kept.
+    oldest step report is dropped, as later ones supersede it and take over its changes of the tree, or else the oldest
+    candidate, as the result lists all. `Started` and `Finished` are never dropped; order is kept.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -26,7 +26,7 @@ class EventBuffer:
     def push(self, event: Event) -> None:
         """Add an event; drops older progress if the buffer is full."""
         if len(self._events) >= self._capacity:
-            self._make_room()
+            event = self._make_room(event)
         self._events.append(event)
         self._arrived.set()
 
@@ -50,9 +50,21 @@ class EventBuffer:
             self._arrived.clear()
         return event
 
-    def _make_room(self) -> None:
-        for kind in (StepDone, CandidateDone):
-            for index, event in enumerate(self._events):
-                if isinstance(event, kind):
-                    del self._events[index]
-                    return
+    def _make_room(self, arriving: Event) -> Event:
+        """Drop an event if possible; returns `arriving` with what it takes over."""
+        reports = [(index, event) for index, event in enumerate(self._events) if isinstance(event, StepDone)]
+        if reports:
+            oldest, report = reports.pop(0)
+            if reports:
+                index, later = reports[0]
+                self._events[index] = later.including(report)
+            elif isinstance(arriving, StepDone):
+                arriving = arriving.including(report)
+            if reports or not report.nodes or isinstance(arriving, StepDone | Finished):
+                del self._events[oldest]
+                return arriving
+        for index, event in enumerate(self._events):
+            if isinstance(event, CandidateDone):
+                del self._events[index]
+                break
+        return arriving

@@ -134,6 +134,7 @@ class Session:
         call: Call,
         priority: int = 0,
         progress: bool = False,
+        report_nodes: bool = False,
         violations: Sequence[Violation] = (),
     ) -> AsyncIterator[AsyncIterator[Event]]:
         """Check, admit and start a search; yields its events, the last one `Finished`, and cancels it on exit.
@@ -143,6 +144,7 @@ class Session:
             call: the call that asks for it, identified; its result is set when the search ends.
             priority: calls of a larger priority go first.
             progress: whether to report events other than `Finished`.
+            report_nodes: whether steps tell how the tree has changed; see `SubmitOptions`.
             violations: what the door found wrong with the request.
 
         Raises:
@@ -156,7 +158,7 @@ class Session:
         self.idle.clear()
         try:
             with self._quotas.call(call.caller):
-                search = await self._start(request, call, call.caller, priority, progress, violations)
+                search = await self._start(request, call, call.caller, priority, progress, report_nodes, violations)
                 try:
                     async with asyncio.timeout(self._settings.search_seconds + _GRACE):
                         yield self._events(search, call)
@@ -190,6 +192,7 @@ class Session:
         caller: Caller,
         priority: int,
         progress: bool,
+        report_nodes: bool,
         violations: Sequence[Violation],
     ) -> Search:
         """Check a request, wait for a slot and submit it; what is left of its time limit runs from here."""
@@ -213,7 +216,8 @@ class Session:
 
         try:
             salt = self._salts.of(caller)
-            options = SubmitOptions(priority, salt, waited, max_seconds=self._settings.search_seconds)
+            seconds = self._settings.search_seconds
+            options = SubmitOptions(priority, salt, waited, max_seconds=seconds, report_nodes=report_nodes)
             return self._engine_thread.submit(request, ended, progress, options)
         except BaseException:
             give_back()

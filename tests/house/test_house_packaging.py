@@ -158,7 +158,8 @@ def test_checkpoints_are_small():
 
 
 def _pins() -> Iterator[tuple[str, Requirement]]:
-    folders = ROOT, ROOT / "tests", ROOT / "tests" / "experiments" / "report"
+    of_tests = ("", "experiments/report", "search/service/page")
+    folders = ROOT, *(ROOT / "tests" / name for name in of_tests)
     files = [folder / "requirements.txt" for folder in folders]
     for line in (line for file in files for line in file.read_text(encoding="utf-8").splitlines()):
         if text := line.partition("#")[0].strip():

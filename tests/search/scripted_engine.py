@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -66,7 +67,7 @@ class ScriptedEngine:
 
     def footprint(self, rows: list[Row]) -> Footprint:
         assert not any(row.released for row in rows)
-        return Footprint(len(rows), len(rows), {})
+        return Footprint(len(rows), Counter(row.role for row in rows), {})
 
     def step(self) -> Done:
         """Any one of the pieces of work that are finished."""

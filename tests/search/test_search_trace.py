@@ -27,6 +27,10 @@ def test_an_algorithm_fed_its_own_trace_makes_the_same_choices(
     assert replay(trace) == len(result.rounds) >= 1
     assert len(trace["nodes"]) == len(result.nodes)
     assert trace["grader"] == result.grader == "exact-match"
+    assert trace["best"] == (result.best.node_id if result.best else None)
+    assert [(c["node_id"], c["answer"]) for c in trace["candidates"]] == [
+        (candidate.node_id, candidate.answer) for candidate in result.candidates
+    ]
 
 
 @pytest.mark.parametrize("steps", [1, 4, 9, 16])
@@ -87,9 +91,11 @@ def test_a_trace_without_its_parts_is_refused_as_one(trace: dict[str, Any]):
     ("text", "message"),
     [
         ("{", "cannot read a trace"),
+        ('{"score": NaN}', "NaN is no number"),
         ("[]", "is no trace"),
         ('{"schema": "other"}', "is no trace"),
-        ('{"schema": "espalier.trace", "version": 2}', "of version 2; this Espalier reads version 1"),
+        ('{"schema": "espalier.trace", "version": 1}', "of version 1; this Espalier reads version 2.*--trace"),
+        ('{"schema": "espalier.trace", "version": 2, "nodes": []}', "without search_id, configuration.*rounds"),
     ],
 )
 def test_what_is_no_trace_is_refused(text: str, message: str, tmp_path: Path):

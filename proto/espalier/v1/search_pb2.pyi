@@ -271,18 +271,35 @@ class SearchStarted(_message.Message):
     def __init__(self, search_id: _Optional[str] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("search_id", "depth", "scored", "kept", "best")
+    __slots__ = ("search_id", "depth", "scored", "kept", "best", "partial", "nodes", "search_duration", "blocks", "omitted_nodes")
+    class BlocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     BEST_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_DURATION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_NODES_FIELD_NUMBER: _ClassVar[int]
     search_id: str
     depth: int
     scored: int
     kept: _containers.RepeatedCompositeFieldContainer[SearchNode]
     best: Candidate
-    def __init__(self, search_id: _Optional[str] = ..., depth: _Optional[int] = ..., scored: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., best: _Optional[_Union[Candidate, _Mapping]] = ...) -> None: ...
+    partial: bool
+    nodes: _containers.RepeatedCompositeFieldContainer[SearchNode]
+    search_duration: _duration_pb2.Duration
+    blocks: _containers.ScalarMap[str, int]
+    omitted_nodes: int
+    def __init__(self, search_id: _Optional[str] = ..., depth: _Optional[int] = ..., scored: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., best: _Optional[_Union[Candidate, _Mapping]] = ..., partial: bool = ..., nodes: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., search_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., blocks: _Optional[_Mapping[str, int]] = ..., omitted_nodes: _Optional[int] = ...) -> None: ...
 
 class CandidateDone(_message.Message):
     __slots__ = ("search_id", "candidate")

@@ -175,18 +175,21 @@ def event_to_wire(event: Event, include_nodes: bool) -> pb.SolveProblemStreamRes
 def fit_event(message: pb.SolveProblemStreamResponse, limit: int) -> pb.SolveProblemStreamResponse | None:
     """Shrink `message` to at most `limit` bytes; None if that is impossible.
 
-    For a step report, removes the nodes' texts, then the nodes, then the steps of the best path; for a candidate, its
-    steps. The final result contains what was removed.
+    For a step report, removes the nodes' texts, then the kept nodes, then the changes of the tree, then the steps of
+    the best path; for a candidate, its steps. The final result contains what was removed.
     """
     if message.ByteSize() <= limit:
         return message
     cut = pb.SolveProblemStreamResponse()
     cut.CopyFrom(message)
     if cut.HasField("step"):
-        for node in cut.step.kept:
+        for node in (*cut.step.kept, *cut.step.nodes):
             node.ClearField("text")
         if cut.ByteSize() > limit:
             del cut.step.kept[:]
+        if cut.ByteSize() > limit:
+            cut.step.omitted_nodes = len(cut.step.nodes)
+            del cut.step.nodes[:]
         if cut.ByteSize() > limit and cut.step.HasField("best"):
             del cut.step.best.steps[:]
     elif cut.HasField("candidate"):

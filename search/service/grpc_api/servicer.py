@@ -59,7 +59,8 @@ class SolveServicer(SearchServiceServicer):
 
     def _search(self, message: pb.SolveProblemRequest, progress: bool) -> Any:
         request, violations = request_from_wire(message)
-        return self._session.search(request, CALL.get(), message.priority, progress, violations)
+        report_nodes = progress and message.include_nodes
+        return self._session.search(request, CALL.get(), message.priority, progress, report_nodes, violations)
 
     def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse | None:
         """Convert an event to a message within the size limit; None for progress that cannot be shrunk enough."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
+from hashlib import sha256
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -11,9 +11,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Scope
 
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import Call
@@ -23,15 +22,10 @@ from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
 from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.searches import SearchEndpoints
 from espalier.search.service.http_api.status import HttpError
+from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
 from espalier.search.service.session import Session
 from espalier.search.service.settings import ServerSettings
 
-PAGE = Path(__file__).resolve().parents[1] / "page"
-"""Folder of the page's files; resolved, because an editable installation links single files."""
-_PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _HEALTH = ("/healthz", "/readyz")
 """Paths that need no login and are not logged: load balancers call them all the time."""
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -78,14 +72,14 @@ def make_app(
         Route("/v1/server", searches.server_info),
         Route("/metrics", metrics),
     ]
-    open_paths = {*_HEALTH, *_page_paths()}
+    page = page_files()
+    open_paths = {*_HEALTH, *page}
 
     def name_of(scope: Scope) -> str:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         found = (route.path_format for route in routes if route.matches(scope)[0] is not Match.NONE)
         return f"{method} {next(found, 'unknown path')}"
 
-    page = [Mount("/", _Page(directory=PAGE, html=True))] if PAGE.is_dir() else []
     calls = Middleware(
         CallMiddleware,
         callers=callers,
@@ -95,7 +89,7 @@ def make_app(
         on_end=on_call_end,
     )
     app = Starlette(
-        routes=[*routes, *page],
+        routes=[*routes, *(_page_route(path, file) for path, file in page.items())],
         middleware=[*_cross_origin(settings), calls],
         exception_handlers={HTTPException: _refuse},
     )
@@ -103,10 +97,22 @@ def make_app(
     return app
 
 
-def _page_paths() -> set[str]:
-    """Paths of the page's files."""
-    files = {f"/{file.relative_to(PAGE).as_posix()}" for file in PAGE.rglob("*") if file.is_file()}
-    return files | {"/"} if files else set()
+def _page_route(path: str, file: PageFile) -> Route:
+    """The route of one of the page's files."""
+    tag = f'"{sha256(file.content).hexdigest()}"'
+    headers = {
+        "content-type": file.media_type,
+        "content-security-policy": CONTENT_SECURITY_POLICY,
+        "etag": tag,
+        "cache-control": "no-cache",  # asked for each time, and sent where it has changed
+    }
+
+    async def send_file(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(file.content, headers=headers)
+
+    return Route(path, send_file)
 
 
 def _cross_origin(settings: ServerSettings) -> list[Middleware]:
@@ -130,15 +136,3 @@ async def _refuse(request: Request, error: Exception) -> Response:
     text = texts.get(error.status_code, error.detail)
     code = "not_found" if error.status_code == 404 else None
     raise HttpError(error.status_code, text, code=code, headers=error.headers)
-
-
-class _Page(StaticFiles):
-    """The page's files, with a policy that lets them load and call nothing but this server."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_policy(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"].append((b"content-security-policy", _PAGE_POLICY.encode()))
-            await send(message)
-
-        await super().__call__(scope, receive, send_with_policy)

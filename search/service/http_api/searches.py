@@ -1,7 +1,8 @@
 """Searches with all that Espalier tells about them: the feed of the page."""
 
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -46,14 +47,14 @@ class SearchEndpoints:
         except InvalidRequestError as error:
             raise InvalidRequestError([*violations, *error.violations]) from None
         if not stream:
-            async with self._session.search(asked, call, priority, False, violations) as events:
+            async with self._session.search(asked, call, priority, violations=violations) as events:
                 result = await finished(events)
             return json_response(self._fitted_result(result))
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             async with (
                 event_stream(send, call) as out,
-                self._session.search(asked, call, priority, progress=True, violations=violations) as events,
+                self._session.search(asked, call, priority, True, True, violations) as events,
             ):
                 async for event in with_comments(events, out):
                     if (data := self._data(event)) is not None:
@@ -66,7 +67,7 @@ class SearchEndpoints:
         if isinstance(event, Finished):
             result = self._fitted_result(event.result)
             return b'{"search_id":%s,"result":%s}' % (to_json(event.search_id), result)
-        written = (to_json(asdict(cut)) for cut in (event, *_smaller(event)))
+        written = (to_json(values) for values in _smaller(event))
         return next((data for data in written if len(data) <= self._max_send_bytes), None)
 
     def _fitted_result(self, result: SearchResult) -> bytes:
@@ -85,14 +86,24 @@ class SearchEndpoints:
         return data
 
 
-def _smaller(event: Event) -> Iterator[Event]:
-    """A report with less and less of what the result will hold."""
+def _smaller(event: Event) -> Iterator[dict[str, Any]]:
+    """An event's values, then with less and less of what the result will hold."""
+    values = asdict(event)
+    yield values
     if isinstance(event, StepDone):
-        yield replace(event, kept=tuple(replace(node, text="") for node in event.kept))
-        yield replace(event, kept=())
-        yield replace(event, kept=(), best=event.best and replace(event.best, steps=()))
+        for node in (*values["kept"], *values["nodes"]):
+            node["text"] = ""
+        yield values
+        values["kept"] = ()
+        yield values
+        values["omitted_nodes"], values["nodes"] = len(values["nodes"]), ()
+        yield values
+        if values["best"] is not None:
+            values["best"]["steps"] = ()
+        yield values
     elif isinstance(event, CandidateDone):
-        yield replace(event, candidate=replace(event.candidate, steps=()))
+        values["candidate"]["steps"] = ()
+        yield values
 
 
 async def finished(events: AsyncIterator[Event]) -> SearchResult:

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 from scripted_orchestrator import CANDIDATE, NODES, result_of
@@ -44,6 +45,56 @@ def test_a_full_buffer_gives_up_steps_before_candidates():
         return await drain(buffer)
 
     assert asyncio.run(scenario()) == [STARTED, candidate, FINISHED]
+
+
+def grown(first: int, count: int, score: float = 0.5) -> StepDone:
+    """A report of nodes that are new."""
+    nodes = tuple(replace(NODES[1], node_id=first + i, score=score) for i in range(count))
+    return StepDone("s", 1, count, (), nodes=nodes)
+
+
+def known(events: list) -> dict[int, float | None]:
+    """Scores by node, as a reader of the events knows them."""
+    return {node.node_id: node.score for event in events if isinstance(event, StepDone) for node in event.nodes}
+
+
+def test_a_report_that_is_dropped_leaves_its_changes_to_the_next():
+    reports = [grown(1, 2), grown(2, 2, 0.75), grown(4, 1), grown(1, 1, 0.25), grown(5, 3)]
+
+    async def scenario(capacity: int) -> list:
+        buffer = EventBuffer(capacity)
+        for event in (STARTED, *reports, FINISHED):
+            buffer.push(event)
+            assert len(buffer) <= capacity
+        return await drain(buffer)
+
+    whole = known(reports)
+    assert whole == {1: 0.25, 2: 0.75, 3: 0.75, 4: 0.5, 5: 0.5, 6: 0.5, 7: 0.5}
+    for capacity in (3, 4, 5, 9):
+        events = asyncio.run(scenario(capacity))
+        assert known(events) == whole
+        assert all(node_ids(event) == sorted(node_ids(event)) for event in events)
+    # Only the result, which has all nodes, takes the place of the last report.
+    assert asyncio.run(scenario(2)) == [STARTED, FINISHED]
+
+
+def node_ids(event: object) -> list[int]:
+    return [node.node_id for node in event.nodes] if isinstance(event, StepDone) else []
+
+
+def test_a_report_of_changes_stays_where_nothing_takes_them_over():
+    candidate = CandidateDone("s", CANDIDATE)
+
+    async def scenario() -> list:
+        buffer = EventBuffer(3)
+        for event in (STARTED, grown(1, 1), candidate, candidate, grown(2, 1)):
+            buffer.push(event)
+            assert len(buffer) <= 3
+        return await drain(buffer)
+
+    events = asyncio.run(scenario())
+    assert known(events) == {1: 0.5, 2: 0.5}
+    assert candidate in events
 
 
 def test_a_buffer_with_room_keeps_everything_in_order():

@@ -61,6 +61,7 @@ FULL = SearchRequest(
 ONLY_HERE = {"rounds", "sampled", "error"}
 """Of a result. One that failed leaves the server as a status."""
 RESULT = result_of(FULL, "s1", StopReason.FINISHED)
+GROWN = StepDone("s1", 2, 0, (), CANDIDATE, True, NODES, 1.25, {"generator": 17, "verifier": 2**40})
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ RESULT = result_of(FULL, "s1", StopReason.FINISHED)
         (pb.Candidate, Candidate, {}),
         (pb.ScoredStep, ScoredStep, {}),
         (pb.SearchNode, NodeRecord, {"depth": None}),
-        (pb.StepDone, StepDone, {}),
+        (pb.StepDone, StepDone, {"search_duration": "seconds", "omitted_nodes": None}),
         (pb.SearchStarted, Started, {}),
         (pb.CandidateDone, CandidateDone, {}),
     ],
@@ -147,7 +148,13 @@ def test_a_result_without_answer_survives_the_wire():
 
 @pytest.mark.parametrize(
     "event",
-    [Started("s1", FULL), StepDone("s1", 2, 16, NODES), CandidateDone("s1", CANDIDATE), Finished("s1", RESULT)],
+    [
+        Started("s1", FULL),
+        StepDone("s1", 2, 16, NODES),
+        GROWN,
+        CandidateDone("s1", CANDIDATE),
+        Finished("s1", RESULT),
+    ],
 )
 def test_an_event_survives_the_wire(event):
     assert event_from_wire(event_to_wire(event, include_nodes=True)) == event
@@ -238,6 +245,28 @@ def test_a_step_report_that_is_cut_names_no_best_path_where_there_is_none():
 
     assert message is not None
     assert not message.step.HasField("best")
+
+
+def test_a_report_of_changes_over_the_size_limit_gives_up_kept_nodes_before_changes():
+    whole = event_to_wire(replace(STEP, nodes=NODES * 50, blocks={"generator": 9}), include_nodes=True)
+
+    def within(limit: int) -> pb.StepDone:
+        cut = fit_event(whole, limit)
+        assert cut is not None
+        assert cut.ByteSize() <= limit
+        return cut.step
+
+    without_texts = within(whole.ByteSize() - 1)
+    assert {node.text for node in (*without_texts.kept, *without_texts.nodes)} == {""}
+    assert [node.score for node in without_texts.nodes] == [node.score for node in whole.step.nodes]
+
+    without_kept = within(without_texts.ByteSize() - 1)
+    assert (len(without_kept.kept), len(without_kept.nodes), without_kept.omitted_nodes) == (0, 200, 0)
+
+    without_nodes = within(200)
+    assert (len(without_nodes.nodes), without_nodes.omitted_nodes) == (0, 200)
+    assert without_nodes.best == whole.step.best
+    assert dict(without_nodes.blocks) == {"generator": 9}
 
 
 def test_a_candidate_over_the_size_limit_gives_up_its_steps():

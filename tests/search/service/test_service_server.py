@@ -44,6 +44,15 @@ def test_a_stream_starts_with_started_and_ends_with_the_result(start):
     assert len(events[-1].result.nodes) == 4
 
 
+@pytest.mark.parametrize(("include_nodes", "reported"), [(True, True), (False, False)])
+def test_a_stream_asks_for_changes_of_the_tree_where_its_caller_asks_for_nodes(start, fake, include_nodes, reported):
+    with SearchClient(start().address) as client:
+        list(client.solve_stream(SOLVE, timeout=PATIENCE, include_nodes=include_nodes))
+        client.solve(SOLVE, PATIENCE, include_nodes=include_nodes)  # it has no use for them
+
+    assert [options.report_nodes for options in fake.options.values()] == [reported, False]
+
+
 def test_an_idle_engine_sleeps(start, fake):
     server = start()
     with SearchClient(server.address) as client:

@@ -59,7 +59,9 @@ class OpenAiEndpoints:
     async def _search(self, chat: ChatCall, call: Call, progress: bool) -> AsyncIterator[AsyncIterator[Event]]:
         """The session's search; what is wrong with its fields is told by the places of the body that say them."""
         try:
-            async with self._session.search(chat.request, call, chat.priority, progress, chat.violations) as events:
+            async with self._session.search(
+                chat.request, call, chat.priority, progress, violations=chat.violations
+            ) as events:
                 yield events
         except InvalidRequestError as error:
             raise InvalidRequestError(chat.in_body(error.violations)) from None

@@ -17,6 +17,7 @@ from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest
 from espalier.search.service.errors import BindError
 from espalier.search.service.http_api.openai.model_names import short_name
+from espalier.search.service.page.files import page_files
 from espalier.search.service.server import serve as run_server
 from espalier.search.service.settings import ServerSettings, SettingsError
 
@@ -203,24 +204,12 @@ def test_the_operator_may_let_the_pages_of_one_origin_call(serve, http):
 # ---- the page
 
 
-@pytest.fixture
-def page(tmp_path, monkeypatch) -> Path:
-    folder = tmp_path / "page"
-    folder.mkdir()
-    (folder / "index.html").write_text("<!doctype html><title>Tree</title>")
-    (folder / "tree.js").write_text("export {};")
-    (tmp_path / "secret.txt").write_text("secret")
-    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
-    monkeypatch.setattr("espalier.search.service.http_api.app.PAGE", folder)
-    return folder
-
-
-def test_the_page_needs_no_login_and_may_only_use_this_server(page, serve, http, tmp_path, caplog):
+def test_the_page_needs_no_login_and_may_only_use_this_server(serve, http, tmp_path, caplog):
     client = http(serve(callers=callers_file(tmp_path, ann="")))
     with caplog.at_level(logging.INFO, "espalier.access"):
         index = client.get("/")
         script = client.get("/tree.js")
-    assert (index.status_code, index.text) == (200, "<!doctype html><title>Tree</title>")
+    assert index.content == page_files()["/"].content
     assert script.headers["content-type"].partition(";")[0] == "text/javascript"
     for response in (index, script):
         policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
@@ -230,18 +219,19 @@ def test_the_page_needs_no_login_and_may_only_use_this_server(page, serve, http,
         assert response.headers["referrer-policy"] == "no-referrer"
     assert caplog.records == []
     assert client.get("/tree.js", headers={"if-none-match": script.headers["etag"]}).status_code == 304
+    assert client.post("/v1/searches", json={"problem": "solve"}).status_code == 401
 
 
 @pytest.mark.parametrize(
-    "path", ["/secret.txt", "/..%2fsecret.txt", "/%2e%2e/secret.txt", "/link.txt", "//etc/passwd", "/x.js"]
+    "path", ["/files.py", "/README.md", "/..%2fsettings.py", "/%2e%2e/settings.py", "//etc/passwd", "/x.js", "/tree"]
 )
-def test_nothing_but_the_pages_files_is_served(path: str, page, serve, http):
+def test_nothing_but_the_pages_files_is_served(path: str, serve, http):
     response = http(serve()).get(path)
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "not_found"
 
 
-def test_the_page_cannot_be_posted_to(page, serve, http):
+def test_the_page_cannot_be_posted_to(serve, http):
     assert http(serve()).post("/tree.js").status_code == 405
 
 

@@ -3,7 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -11,7 +11,8 @@ from scripted_orchestrator import CANDIDATE, DIGESTS, NODES, result_of
 from server_thread import PATIENCE, wait_until
 
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
-from espalier.search.result import StopReason
+from espalier.search.result import StepDone, StopReason
+from espalier.search.service.http_api.searches import SearchEndpoints
 from espalier.search.service.session import ServerInfo
 
 Sent = tuple[str, dict[str, Any]]
@@ -139,6 +140,28 @@ def test_what_is_larger_than_may_be_sent_is_cut_and_says_so(serve, http, fake):
         sent = events(response.read().decode())
     assert {node["text"] for name, data in sent if name == "step" for node in data["kept"]} == {""}, "of 10 kB"
     assert "omitted_nodes" in sent[-1][1]["result"]
+
+
+def test_a_stream_tells_how_the_tree_changes_and_other_calls_have_no_use_for_it(serve, http, fake):
+    client = http(serve())
+    chat = {"model": "espalier", "messages": [{"role": "user", "content": "solve"}], "stream": True}
+    client.post("/v1/searches", json={"problem": "solve"})
+    client.post("/v1/searches", json={"problem": "solve", "stream": False})
+    client.post("/v1/chat/completions", json=chat)
+    assert [options.report_nodes for options in fake.options.values()] == [True, False, False]
+
+
+@pytest.mark.parametrize("limit", [2000, 1000, 600, 300])
+def test_a_report_of_changes_is_cut_to_what_may_be_sent(limit):
+    nodes = tuple(replace(NODES[1], node_id=number, text="x" * 100) for number in range(1, 9))
+    step = StepDone("s", 1, 8, nodes[:4], CANDIDATE, nodes=nodes, seconds=1.5, blocks={"generator": 9})
+    data = SearchEndpoints(cast(Any, None), limit)._data(step)
+    assert data is not None
+    assert len(data) <= limit
+    told = json.loads(data)
+    assert (told["seconds"], told["blocks"]) == (1.5, {"generator": 9})
+    assert len(told["nodes"]) + told.get("omitted_nodes", 0) == 8
+    assert {node["text"] for node in (*told["kept"], *told["nodes"])} <= {""}
 
 
 def test_many_candidates_are_cut_from_the_last(serve, http, fake, monkeypatch):

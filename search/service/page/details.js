@@ -1,0 +1,66 @@
+// The text of a path, step by step, and what is known of its last step.
+
+import { counted, html, scoreText, setScore } from "./dom.js";
+
+const ENDED = {
+  root: "the problem itself",
+  inner: "grew on",
+  living: "may still grow",
+  eos: "complete: the generator ended its answer",
+  boxed: "complete: it has a boxed answer",
+  pruned: "pruned: others were preferred",
+  length: "cut off at a limit of tokens or steps",
+  budget: "cut off by a budget",
+  degenerate: "cut off: it repeats itself or says nothing",
+  cancelled: "cut off when the search was stopped",
+};
+
+// Fills `section` with the path to `mark`; `picked` says whether somebody chose it, or it is the search's best.
+export function showDetails(section, search, marks, mark, picked, onPick) {
+  if (!mark) {
+    section.replaceChildren(html("p", "hint", "Choose a step to read it."));
+    return;
+  }
+  const path = lineage(mark.node).map((node) => marks.get(node.id));
+  const title = mark.node.parent ? `Step ${mark.node.depth}` : "The problem";
+  const finished = search.ended ? "Selected path" : "Best path so far";
+  section.replaceChildren(
+    html("h3", "", picked ? title : finished),
+    facts(search, mark),
+    ...(mark.node.parent ? [steps(path, mark, onPick)] : [html("p", "text", search.problem)]),
+  );
+}
+
+function facts(search, { node, record, kind, sharing }) {
+  const list = html("dl", "facts");
+  const say = (name, value) => list.append(html("div", "", html("dt", "", name), html("dd", "", value)));
+  if (!node.parent) return list;
+  say("Score", scoreText(record.score));
+  say("Tokens", String(record.tokens));
+  if (record.multiplicity > 1) say("Samples", String(record.multiplicity));
+  const answer = search.answers.get(node.id);
+  if (answer) say("Answer", answer);
+  say("State", ENDED[record.termination || kind] ?? (kind === "ended" ? "stopped before its end" : record.termination));
+  if (sharing > 1) say("KV", `in memory once for ${counted(sharing, "path")}`);
+  return list;
+}
+
+function steps(path, mark, onPick) {
+  const list = html("ol", "steps");
+  for (const { node, record } of path) {
+    const button = html("button", "", record.text.trim() || "(end)");
+    button.type = "button";
+    button.addEventListener("click", () => onPick(node.id));
+    const score = html("span", "score", scoreText(record.score));
+    setScore(score, record.score);
+    const item = html("li", node === mark.node ? "here" : "", score, button);
+    list.append(item);
+  }
+  return list;
+}
+
+function lineage(node) {
+  const path = [];
+  for (let at = node; at.parent; at = at.parent) path.unshift(at);
+  return path;
+}

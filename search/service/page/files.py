@@ -1,0 +1,34 @@
+"""The page's files, as a server sends them."""
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+PACKAGE = files(__package__ or "")
+INDEX = "index.html"
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The header with which the page is to be sent; it needs nothing more."""
+
+_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file: its bytes, and its media type with the charset."""
+
+    content: bytes
+    media_type: str
+
+
+def page_files() -> dict[str, PageFile]:
+    """Return the files of the page by their path on the server: the page itself is at `/`, the others beside it."""
+    found: dict[str, PageFile] = {}
+    for file in PACKAGE.iterdir():
+        suffix = file.name[file.name.rfind(".") :]
+        if suffix in _MEDIA_TYPES:
+            path = "/" if file.name == INDEX else f"/{file.name}"
+            found[path] = PageFile(file.read_bytes(), f"{_MEDIA_TYPES[suffix]}; charset=utf-8")
+    return found
