@@ -17,7 +17,7 @@ _OPTIONAL = {
     "triton": "kernels for GPUs; without it attention there is plain torch, and slow: pip install 'espalier[gpu]'",
     "datasets": "for benchmarks in Parquet, of `datasets` folders and of the hub: pip install 'espalier[datasets]'",
     "torchao": "for int8 and int4 weights: pip install 'espalier[quantization]'",
-    "ray": "not used yet: evaluation runs on one machine",
+    "ray": "for --executor ray, workers on several machines: pip install 'espalier[ray]'",
 }
 
 
