@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from executor_runs import REQUEST, RUNTIME, run
 
-from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError
+from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError, RequestTooLargeError
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings
@@ -88,6 +88,11 @@ def test_two_nodes_find_what_one_process_finds(make_executor, processes, problem
     assert len(processes()) == 2
     assert run(executor, problems, grader) == local
     assert not executor.busy
+    held = executor.occupancy().kv_blocks
+    assert held["generator"].cached
+    assert not held["generator"].live + held["verifier"].live
+    with pytest.raises(RequestTooLargeError, match="context"):
+        executor.check(replace(REQUEST, problem="1" + " + 1" * 2000))
 
 
 def test_a_killed_worker_changes_nothing(make_executor, processes, problems, local, grader, caplog):
