@@ -31,10 +31,9 @@ from espalier.experiments.executors.transport import (
     WorkerDescription,
 )
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote, validate
-from espalier.search.result import Candidate, Event, Finished, SearchResult, Started, StopReason
+from espalier.search.result import Candidate, Event, Finished, SearchResult, Started, StopReason, Usage
 from espalier.search.run.executor import KvBlocks, Occupancy, Rejected
 from espalier.search.run.load import RuntimeSettings
-from espalier.search.run.usage import UsageMeter
 from espalier.search.voting.equivalence import make_equivalence
 from espalier.search.voting.vote import VOTE_SECONDS, VoteResult, select
 
@@ -375,7 +374,7 @@ class WorkerExecutor:
             best=None,
             candidates=(),
             nodes=(),
-            usage=UsageMeter().close(),
+            usage=Usage(),
             configuration=search.request,
             digests={},
             grader="",

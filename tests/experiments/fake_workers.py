@@ -1,7 +1,6 @@
 """Workers that do what a test says: it takes their orders from `orders`, and makes their reports."""
 
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 from espalier.engine.errors import FatalError
@@ -19,9 +18,8 @@ from espalier.experiments.executors.transport import (
     WorkerDescription,
 )
 from espalier.search.request import SearchRequest
-from espalier.search.result import Event, Finished, SearchResult, StopReason
+from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
 from espalier.search.run.executor import KvBlocks, Rejected
-from espalier.search.run.usage import UsageMeter
 
 DESCRIPTION = WorkerDescription("1.2.3", {"generator": "ab", "verifier": "cd"}, 2**20, {"cores": 1})
 IDLE = {"generator": KvBlocks(0, 3, 7), "verifier": KvBlocks(0, 1, 9)}
@@ -102,9 +100,8 @@ class FakeWorkers:
 
 
 def result_of(search_id: str, request: SearchRequest, reason: StopReason) -> SearchResult:
-    usage = replace(UsageMeter().close(), generated_tokens=1)
     answer = f"{request.problem}/{request.seed}"
-    return SearchResult(search_id, answer, None, reason, None, (), (), usage, request, {}, "exact-match")
+    return SearchResult(search_id, answer, None, reason, None, (), (), Usage(), request, {}, "exact-match")
 
 
 SILENT = NoAnswerError("no answer")

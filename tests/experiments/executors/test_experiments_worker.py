@@ -154,8 +154,12 @@ def test_a_cancellation_that_comes_before_its_search_counts(running):
 
 
 def test_a_worker_that_is_told_to_forget_drops_all_and_serves_on(running, orchestrator):
-    running.run("long", LONG)
+    running.run("long", LONG, progress=True)
+    assert running.next().kv_blocks["generator"].live
     running.worker.forget()
+    while (report := running.next()).kv_blocks["generator"].live:
+        pass
+    assert not report.events
     running.run("next", GREEDY)
     assert running.result("next").stop_reason is StopReason.FINISHED
     assert not orchestrator.busy

@@ -193,6 +193,24 @@ def test_a_search_that_kills_its_workers_ends_alone_and_all_others_finish():
     assert {found[name].stop_reason for name in names} == {StopReason.FINISHED}
 
 
+def test_a_suspect_does_not_hold_up_others_whatever_its_priority():
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    suspect = executor.submit(SearchRequest("poison"), options=SubmitOptions(priority=1))
+    for _ in range(3):
+        executor.step()
+        workers.lose(0)
+        workers.load(0)
+        executor.step()
+    names = submit(executor, 3)
+    executor.step()
+    assert set(workers.running[0]) == set(names)
+    workers.finish_all()
+    executor.step()
+    executor.step()
+    assert set(workers.running[0]) == {suspect}
+
+
 def test_a_search_that_was_only_in_bad_company_finishes_alone():
     workers = FakeWorkers(1)
     executor = executor_on(workers)
