@@ -5,9 +5,11 @@ pickled: both ends are processes of one user, and nothing leaves the machine.
 """
 
 import itertools
+import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -25,11 +27,15 @@ from espalier.experiments.executors.process_worker import Answered, Asked
 from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Question, Report, Stepped
 from espalier.search.run.load import RuntimeSettings
 
+log = logging.getLogger("espalier.executors")
+
 _COMMAND = f"from {process_worker.__name__} import main; main()"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 """Seconds before a worker is started again: twice as many each time, until it has lasted."""
 _LASTED_SECONDS = 60.0
 """Seconds after loading from which on a worker has lasted."""
+_TAKE_SECONDS = 10.0
+"""Seconds in which a process must take a message, for it takes each at once unless it hangs."""
 _END_SECONDS = 8.0
 """Seconds that a process has to end after its socket, some more than it takes by itself."""
 
@@ -165,6 +171,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what it prints must not mix with results
             )
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_TAKE_SECONDS), 0))
         self._connection = Connection(os.dup(self._socket.fileno()))
         self._lock = threading.Lock()  # one message at a time
         self._numbers = itertools.count()
@@ -177,13 +184,18 @@ class _Process:
         return self._popen.pid
 
     def send(self, message: object) -> None:
-        """Send a message.
+        """Send a message; a process that does not take it in time is killed.
 
         Raises:
             OSError: the process has ended.
         """
         with self._lock:
-            self._connection.send(message)
+            try:
+                self._connection.send(message)
+            except BlockingIOError:
+                log.warning("process %d of a worker took no message for %g s, and is killed", self.pid, _TAKE_SECONDS)
+                self._popen.kill()
+                raise
 
     def ask(self, question: Question, seconds: float) -> Any:
         """See `Transport.ask`."""

@@ -109,8 +109,8 @@ class WorkerExecutor:
         running = sum(len(worker.running) for worker in self._workers)
         blocks: dict[str, KvBlocks] = {}
         for role, held in (item for worker in self._workers for item in worker.kv_blocks.items()):
-            sum_ = blocks.get(role, KvBlocks(0, 0, 0))
-            blocks[role] = KvBlocks(sum_.live + held.live, sum_.cached + held.cached, sum_.free + held.free)
+            others = blocks.get(role, KvBlocks(0, 0, 0))
+            blocks[role] = KvBlocks(others.live + held.live, others.cached + held.cached, others.free + held.free)
         return Occupancy(running, len(self._searches) - running, blocks)
 
     def describe_models(self) -> dict[str, str]:
@@ -147,9 +147,7 @@ class WorkerExecutor:
             InvalidRequestError: lists every invalid field.
         """
         validate(request)
-        search = Search(
-            secrets.token_hex(8), request, options, on_event, next(self._arrivals), time.monotonic()
-        )  # fmt: skip
+        search = Search(secrets.token_hex(8), request, options, on_event, next(self._arrivals), time.monotonic())
         self._searches[search.search_id] = search
         self._enqueue(search)
         return search.search_id

@@ -187,6 +187,20 @@ def test_a_late_answer_and_a_worker_that_dies_over_a_question_are_no_answers(mak
     assert time.monotonic() - start < PATIENCE
 
 
+def test_a_worker_that_takes_no_message_any_more_is_killed_and_replaced(make, monkeypatch, caplog):
+    monkeypatch.setattr(process_transport, "_TAKE_SECONDS", 1.0)
+    transport = make()
+    hear(transport, 1)
+    (first,) = transport.process_ids
+    os.kill(first, signal.SIGSTOP)
+    for _ in range(100):
+        transport.send(0, order("x" * 30_000))
+    (_, lost), (_, loaded) = hear(transport, 2)
+    assert str(lost.error) == "worker 0 was killed by SIGKILL"
+    assert loaded.description.hardware["pid"] != first
+    assert "took no message for 1 s" in caplog.text
+
+
 def test_a_worker_that_does_not_end_by_itself_is_killed(make, monkeypatch):
     monkeypatch.setattr(process_transport, "_END_SECONDS", 0.1)
     transport = make()
