@@ -1,7 +1,8 @@
 """What an engine counts, and what it holds: one `RoleStats` for each model."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 
 ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 TOKEN_BOUNDS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -39,6 +40,13 @@ class Histogram:
         """Return a histogram of the same values, which stays as it is."""
         made = replace(self)
         made.counts, made.sum = list(self.counts), self.sum
+        return made
+
+    def __add__(self, other: "Histogram") -> "Histogram":
+        """Return a histogram of both's values; their bounds are the same."""
+        made = replace(self)
+        made.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        made.sum = self.sum + other.sum
         return made
 
 
@@ -82,3 +90,25 @@ class RoleStats:
     batch_rows: Histogram
     batch_tokens: Histogram
     step_seconds: Histogram
+
+    def of_ended(self) -> "RoleStats":
+        """Return what stays true once the engine has ended: its counters, and that nothing is held."""
+        return replace(self, **dict.fromkeys(_HELD, 0))
+
+
+_HELD = (
+    "live_blocks", "cached_blocks", "free_blocks", "logical_tokens", "physical_tokens", "wasted_bytes",
+    "live_sequences", "owned_slabs",
+)  # fmt: skip
+_SIZES = ("bytes_per_token", "block_bytes")
+
+
+def total(stats: Iterable[RoleStats]) -> RoleStats:
+    """Return the sum of one role's counters in several engines with the same model; there is at least one."""
+    first, *others = stats
+    for other in others:
+        summed = {
+            f.name: getattr(first, f.name) + getattr(other, f.name) for f in fields(first) if f.name not in _SIZES
+        }
+        first = replace(first, **summed)
+    return first

@@ -151,24 +151,24 @@ class Usage:
         it.
     """
 
-    generator_tokens: int
-    generator_tree_tokens: int
-    generator_saved_tokens: int
-    generated_tokens: int
-    verifier_tokens: int
-    verifier_tree_tokens: int
-    verifier_saved_tokens: int
-    nodes: int
-    pruned: int
-    duplicates: int
-    peak_kv_bytes: int
-    generator_peak_kv_bytes: int
-    verifier_peak_kv_bytes: int
-    logical_blocks: int
-    physical_blocks: int
-    queue_seconds: float
-    first_step_seconds: float
-    seconds: float
+    generator_tokens: int = 0
+    generator_tree_tokens: int = 0
+    generator_saved_tokens: int = 0
+    generated_tokens: int = 0
+    verifier_tokens: int = 0
+    verifier_tree_tokens: int = 0
+    verifier_saved_tokens: int = 0
+    nodes: int = 0
+    pruned: int = 0
+    duplicates: int = 0
+    peak_kv_bytes: int = 0
+    generator_peak_kv_bytes: int = 0
+    verifier_peak_kv_bytes: int = 0
+    logical_blocks: int = 0
+    physical_blocks: int = 0
+    queue_seconds: float = 0.0
+    first_step_seconds: float = 0.0
+    seconds: float = 0.0
     stopped_paths: int = 0
     stopped_tokens: int = 0
     prompt_tokens: int = 0

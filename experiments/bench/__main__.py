@@ -127,16 +127,22 @@ def pool(
 @app.command()
 def executors(
     problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 96,
-    workers: Annotated[str, typer.Option(help="Numbers of Ray workers, like 1,2.")] = "1,2",
+    kinds: Annotated[str, typer.Option(help="Kinds of workers: processes, ray or both.")] = "processes,ray",
+    workers: Annotated[str, typer.Option(help="Numbers of workers of each kind, like 1,2.")] = "1,2",
     in_flight: Annotated[int, typer.Option(min=1, help="Problems searched at once, by each worker.")] = 16,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
     json_path: JsonPath = None,
 ) -> None:
-    """Searches in problems/min on Ray workers of one thread each, compared with one thread in this process."""
+    """Searches in problems/min on workers of one thread each, compared with one thread in this process."""
     from espalier.experiments.bench.executors import run
     from espalier.experiments.bench.report import publish
+    from espalier.experiments.executors.settings import ExecutorName
 
-    rows, ratios = run(problems, parse_int_list(workers, "--workers"), in_flight, repeats)
+    known = ExecutorName.PROCESSES, ExecutorName.RAY
+    chosen = [kind for kind in known if kind in parse_list(kinds, "--kinds")]
+    if len(chosen) != len(parse_list(kinds, "--kinds")):
+        raise typer.BadParameter(f"{kinds!r} is not a list of {', '.join(known)}", param_hint="--kinds")
+    rows, ratios = run(problems, chosen, parse_int_list(workers, "--workers"), in_flight, repeats)
     publish(f"executors, {problems} problems, {in_flight} in flight, one thread each", rows, ratios, json_path)
 
 

@@ -1,17 +1,21 @@
-"""Searches in problems/min on Ray workers of one thread each, compared with one thread in this process."""
+"""Searches in problems/min on workers of one thread each, compared with one thread in this process."""
 
 import logging
 import secrets
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.benchmarks import load_benchmark
-from espalier.experiments.executors.ray_executor import RayExecutor, import_ray
+from espalier.experiments.executors.process_transport import ProcessTransport
+from espalier.experiments.executors.ray_transport import RayTransport, import_ray
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings
+from espalier.experiments.executors.transport import Transport
+from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
 from espalier.search.run.executor import Executor
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
@@ -22,54 +26,65 @@ _LOCAL = "one process"
 
 
 def run(
-    problems: int, workers: list[int], in_flight: int, repeats: int
+    problems: int, kinds: Sequence[ExecutorName], workers: list[int], in_flight: int, repeats: int
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search the same problems by every executor in turn, all with one thread for each engine.
 
     Returns:
-        Rows with median problems/min; and ratios, medians of pairs: one worker over one process, and
-        more workers over one.
+        Rows with median problems/min; and ratios, medians of pairs, for each kind of workers: one worker over one
+        process, and more workers over one.
 
     Raises:
-        EspalierError: Ray is missing, or an executor's answers are not those of one process.
+        EspalierError: Ray is missing, there are too few cores, or an executor's answers are not those of one process.
     """
     texts = [problem.problem for problem in load_benchmark("demo", problems)]
     runtime = RuntimeSettings(
         threads=1, max_running=in_flight, kv_memory=2**30, answer_equivalence=AnswerEquivalence.EXACT_MATCH
     )
-    ray = import_ray()
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     with ExitStack() as stack:
-        ray.init(
-            address="local",
-            num_cpus=sum(workers),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        stack.callback(ray.shutdown)
         contestants: dict[str, Executor] = {_LOCAL: stack.enter_context(closing(load_orchestrator(runtime)))}
-        for count in workers:
-            settings = ExecutorSettings(ExecutorName.RAY, workers=count)
-            contestants[_named(count)] = stack.enter_context(
-                closing(RayExecutor(runtime, settings, longest_first=True))
-            )
+        if ExecutorName.RAY in kinds:
+            _start_ray(stack, sum(workers))
+        for kind in kinds:
+            for count in workers:
+                executor = WorkerExecutor(_transport(kind, count, runtime), runtime, longest_first=True)
+                contestants[_named(kind, count)] = stack.enter_context(closing(executor))
         for workload, request in WORKLOADS.items():
             rates = _race(contestants, texts, request, repeats)
             rows += [
                 {"workload": workload, "executor": name, "problems/min": statistics.median(its)}
                 for name, its in rates.items()
             ]
-            first = _named(workers[0])
-            ratios[f"{first}@{workload}/{_LOCAL}"] = _ratio(rates[first], rates[_LOCAL])
-            for count in workers[1:]:
-                ratios[f"{_named(count)}@{workload}/{first}"] = _ratio(rates[_named(count)], rates[first])
+            for kind in kinds:
+                first, *others = [_named(kind, count) for count in workers]
+                ratios[f"{first}@{workload}/{_LOCAL}"] = _ratio(rates[first], rates[_LOCAL])
+                for other in others:
+                    ratios[f"{other}@{workload}/{first}"] = _ratio(rates[other], rates[first])
     return rows, ratios
 
 
-def _named(count: int) -> str:
-    return f"{count} Ray worker{'s' if count > 1 else ''}"
+def _start_ray(stack: ExitStack, cores: int) -> None:
+    ray = import_ray()
+    ray.init(
+        address="local",
+        num_cpus=cores,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    stack.callback(ray.shutdown)
+
+
+def _transport(kind: ExecutorName, count: int, runtime: RuntimeSettings) -> Transport:
+    if kind is ExecutorName.RAY:
+        return RayTransport(runtime, ExecutorSettings(kind, workers=count))
+    return ProcessTransport(runtime, count)
+
+
+def _named(kind: ExecutorName, count: int) -> str:
+    return f"{count} {'Ray worker' if kind is ExecutorName.RAY else 'worker'}{'s' if count > 1 else ''}"
 
 
 def _race(

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings, check_executor
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import RuntimeSettings, check_settings, load_orchestrator
 
 if TYPE_CHECKING:
     from espalier.search.run.executor import Executor
@@ -30,23 +30,33 @@ def load_with_progress(settings: RuntimeSettings) -> Orchestrator:
 
 
 def load_executor(settings: RuntimeSettings, where: ExecutorSettings, longest_first: bool = False) -> Executor:
-    """Load the models, with a progress bar in this process, or on Ray workers.
+    """Load the models, with a progress bar in this process, or on workers.
 
     Args:
         settings: what to load; per worker.
         where: in this process or on workers.
-        longest_first: see `RayExecutor`.
+        longest_first: see `WorkerExecutor`.
 
     Raises:
         InvalidRequestError: settings are invalid.
-        EspalierError: a checkpoint cannot be loaded, or Ray has no such workers to give.
+        EspalierError: a checkpoint cannot be loaded, or there is no such cluster, or it or this machine has too few
+            devices.
     """
     check_executor(where, settings)
     if where.executor is ExecutorName.LOCAL:
         return load_with_progress(settings)
-    from espalier.experiments.executors.ray_executor import RayExecutor
+    from espalier.experiments.executors.worker_executor import WorkerExecutor
 
-    return RayExecutor(settings, where, longest_first)
+    if where.executor is ExecutorName.PROCESSES:
+        from espalier.experiments.executors.process_transport import ProcessTransport
+
+        check_settings(settings)
+        transport = ProcessTransport(settings, where.workers)
+    else:
+        from espalier.experiments.executors.ray_transport import RayTransport
+
+        transport = RayTransport(settings, where)
+    return WorkerExecutor(transport, settings, longest_first)
 
 
 @contextmanager

@@ -15,25 +15,31 @@ class ExecutorName(StrEnum):
     """Where searches run."""
 
     LOCAL = "local"
+    PROCESSES = "processes"
     RAY = "ray"
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSettings:
-    """Where searches run: in this process, or on Ray workers."""
+    """Where searches run: in this process, on workers of this machine, or on Ray workers."""
 
     help_panel: ClassVar = "Executor"
     env_prefix: ClassVar = "ESPALIER_"
 
     executor: Annotated[
         ExecutorName,
-        Option("local: in this process. ray: on workers, each with both models on a device of its own."),
+        Option(
+            "local: in this process. processes: on workers of this machine, each with both models on a GPU or on cores "
+            "of its own. ray: on such workers of a Ray cluster."
+        ),
     ] = ExecutorName.LOCAL
     ray_address: Annotated[
         str | None,
         Option("Ray cluster to use: auto for the one of this machine, or HOST:PORT. Default: start one here."),
     ] = None
-    workers: Annotated[int, Interval(ge=1, le=4096), Option("Ray workers; --in-flight and --threads are of each.")] = 1
+    workers: Annotated[
+        int, Interval(ge=1, le=4096), Option("Number of workers; --in-flight, --kv-memory and --threads are of each.")
+    ] = 1
     gpus_per_worker: Annotated[
         float | None,
         Interval(ge=0, le=64),
@@ -44,17 +50,20 @@ class ExecutorSettings:
 
 
 def check_executor(settings: ExecutorSettings, runtime: RuntimeSettings) -> None:
-    """Check what can be checked before a cluster is joined.
+    """Check what can be checked before workers are started.
 
     Raises:
         InvalidRequestError: lists the invalid settings.
     """
     wrong = violations(settings)
+    if settings.executor is not ExecutorName.RAY:
+        of_ray = {"ray_address": settings.ray_address, "gpus_per_worker": settings.gpus_per_worker}
+        wrong += [Violation(name, "needs --executor ray") for name, value in of_ray.items() if value is not None]
     if settings.executor is ExecutorName.LOCAL:
-        given = {"ray_address": settings.ray_address, "gpus_per_worker": settings.gpus_per_worker}
-        names = [name for name, value in given.items() if value is not None] + ["workers"] * (settings.workers > 1)
-        wrong += [Violation(name, "needs --executor ray") for name in names]
+        if settings.workers > 1:
+            wrong.append(Violation("workers", "needs --executor processes or --executor ray"))
     elif runtime.device.startswith("cuda:"):
-        wrong.append(Violation("device", f"must be cuda with --executor ray, which assigns GPUs; is {runtime.device}"))
+        rule = f"must be cuda with --executor {settings.executor}, which assigns GPUs; is {runtime.device}"
+        wrong.append(Violation("device", rule))
     if wrong:
         raise InvalidRequestError(wrong)

@@ -35,7 +35,7 @@ def profiled(executor: Executor, path: Path | None) -> Iterator[None]:
     from espalier.search.run.orchestrator import Orchestrator
 
     if not isinstance(executor, Orchestrator):
-        raise EspalierError("--profile: needs --executor local; the engines of Ray workers run elsewhere")
+        raise EspalierError("--profile: needs --executor local; the engines of workers run in other processes")
     engine = executor.engine
     try:
         stream = path.open("w", encoding="utf-8")

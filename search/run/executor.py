@@ -1,4 +1,4 @@
-"""What runs searches: an orchestrator in this process, or workers on other machines."""
+"""What runs searches: an orchestrator in this process, or workers in other ones."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -34,8 +34,8 @@ class Occupancy:
     Attributes:
         running: searches that run.
         waiting: searches that wait for memory or a slot.
-        kv_blocks: blocks by role; empty where other processes hold them.
-        stats: the engine's counters by role; empty where other processes count.
+        kv_blocks: blocks by role; those of all workers where there are several, as each last reported.
+        stats: the engine's counters by role; of all workers, those that have ended included.
     """
 
     running: int
@@ -75,7 +75,10 @@ class Executor(Protocol):
         ...
 
     def check(self, request: SearchRequest) -> None:
-        """Raise what `submit` would raise, without submitting; may be called on any thread."""
+        """Raise what `submit` would raise, without submitting; may be called on any thread.
+
+        Workers are asked, for seconds at most: without their answer, only invalid fields are found.
+        """
         ...
 
     def submit(
@@ -88,8 +91,8 @@ class Executor(Protocol):
 
         Raises:
             InvalidRequestError: lists every invalid field.
-            RequestTooLargeError: the search can never fit. Workers on other machines tell both later, by `Rejected`
-                and a failed result.
+            RequestTooLargeError: the search can never fit. What only a worker finds is told later, by `Rejected` and a
+                failed result.
         """
         ...
 

@@ -395,7 +395,12 @@ def _default_kv_memory(
         )
         log.info("%s", plan)
         return plan.kv_pool
-    return min(4 * 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
+    return default_cpu_kv_memory()
+
+
+def default_cpu_kv_memory(processes: int = 1) -> int:
+    """Return the default size of a KV pool on a CPU, in bytes, where so many processes have one each."""
+    return min(4 * 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (4 * processes))
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:

@@ -23,7 +23,7 @@ _OPTIONAL = {
     "triton": "kernels for GPUs; without it attention there is plain torch, and slow: pip install 'espalier[gpu]'",
     "datasets": "for benchmarks in Parquet, of `datasets` folders and of the hub: pip install 'espalier[datasets]'",
     "torchao": "for int8 and int4 weights: pip install 'espalier[quantization]'",
-    "ray": "for --executor ray: pip install 'espalier[ray]'",
+    "ray": "for --executor ray, workers on several machines: pip install 'espalier[ray]'",
 }
 
 

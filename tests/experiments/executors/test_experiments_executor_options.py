@@ -18,10 +18,14 @@ SMALL = ("eval", "--limit", "12", "-N", "2", "-M", "2", "--threads", "1", "--kv-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--workers", 2), ("workers", "--executor ray")),
+        (("--workers", 2), ("workers", "--executor processes or --executor ray")),
         (("--ray-address", "auto"), ("ray-address", "--executor ray")),
         (("--gpus-per-worker", 1), ("gpus-per-worker", "--executor ray")),
         (("--executor", "ray", "--device", "cuda:1"), ("device", "must be cuda")),
+        (("--executor", "processes", "--device", "cuda:1"), ("device", "must be cuda", "--executor processes")),
+        (("--executor", "processes", "--ray-address", "auto"), ("ray-address", "--executor ray")),
+        (("--executor", "processes", "--workers", 4096), ("--workers 4096", "of its own")),
+        (("--executor", "processes", "--threads", 10**6), ("threads", "at most")),
         (("--executor", "ray", "--workers", 0), ("workers", "1")),
         (("--executor", "slurm"), ("slurm", "local")),
     ],

@@ -3,32 +3,29 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from executor_runs import REQUEST, RUNTIME, run
 
-from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError
-from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
-from espalier.experiments.evaluation.evaluate import evaluate
+from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError, RequestTooLargeError
+from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings
+from espalier.experiments.executors.transport import Run
+from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search.client import SearchClient
-from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import Finished, StepDone, StopReason
-from espalier.search.run.executor import Executor
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.service.settings import ServerSettings
 
 ray = pytest.importorskip("ray")
-from espalier.experiments.executors import ray_executor  # noqa: E402 - after the check for Ray
-from espalier.experiments.executors.ray_executor import RayExecutor  # noqa: E402
+from espalier.experiments.executors import ray_transport  # noqa: E402 - after the check for Ray
+from espalier.experiments.executors.ray_transport import RayTransport  # noqa: E402
 from espalier.experiments.executors.ray_worker import RayWorker  # noqa: E402
 
-RUNTIME = RuntimeSettings(kv_memory=2**28, threads=1, max_running=4)
-REQUEST = SearchRequest("-", AlgorithmName.BEAM, 2, 2)
-TIMES = ("seconds", "queue_seconds", "first_step_seconds")
 PATIENCE = 60.0
 
 
@@ -54,52 +51,17 @@ def second_node(cluster: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def make_executor(cluster: Any, second_node: Any) -> Iterator[Callable[..., RayExecutor]]:
-    made: list[RayExecutor] = []
+def make_executor(cluster: Any, second_node: Any) -> Iterator[Callable[..., WorkerExecutor]]:
+    made: list[WorkerExecutor] = []
 
-    def make(workers: int = 2, runtime: RuntimeSettings = RUNTIME, **options: Any) -> RayExecutor:
+    def make(workers: int = 2, runtime: RuntimeSettings = RUNTIME, **options: Any) -> WorkerExecutor:
         settings = ExecutorSettings(ExecutorName.RAY, cluster.address, workers)
-        made.append(RayExecutor(runtime, settings, **options))
+        made.append(WorkerExecutor(RayTransport(runtime, settings), runtime, **options))
         return made[-1]
 
     yield make
     for executor in made:
         executor.close()
-
-
-@pytest.fixture(scope="module")
-def problems() -> list[Problem]:
-    return load_benchmark("demo", 40)
-
-
-@pytest.fixture(scope="module")
-def local(problems: list[Problem], grader) -> dict[tuple[str, int], dict[str, Any]]:
-    """What the orchestrator in this process finds."""
-    orchestrator = load_orchestrator(RUNTIME)
-    try:
-        return run(orchestrator, problems, grader)
-    finally:
-        orchestrator.close()
-
-
-def run(
-    executor: Executor, problems: list[Problem], grader, on_sample: Callable[[Sample], None] = lambda _: None
-) -> dict[tuple[str, int], dict[str, Any]]:
-    """The samples of an evaluation, without their times."""
-    found: list[Sample] = []
-
-    def keep(sample: Sample) -> None:
-        found.append(sample)
-        on_sample(sample)
-
-    evaluate(executor, problems, REQUEST, grader, benchmark="demo", on_sample=keep)
-    assert len({sample.key for sample in found}) == len(found), "a search counted twice"
-    return {sample.key: plain(sample) for sample in found}
-
-
-def plain(sample: Sample) -> dict[str, Any]:
-    record = asdict(replace(sample, wall_seconds=0.0))
-    return record | {"usage": {name: value for name, value in record["usage"].items() if name not in TIMES}}
 
 
 @pytest.fixture
@@ -126,9 +88,14 @@ def test_two_nodes_find_what_one_process_finds(make_executor, processes, problem
     assert len(processes()) == 2
     assert run(executor, problems, grader) == local
     assert not executor.busy
+    held = executor.occupancy().kv_blocks
+    assert held["generator"].cached
+    assert not held["generator"].live + held["verifier"].live
+    with pytest.raises(RequestTooLargeError, match="context"):
+        executor.check(replace(REQUEST, problem="1" + " + 1" * 2000))
 
 
-def test_a_killed_worker_changes_nothing(make_executor, processes, problems, local, grader):
+def test_a_killed_worker_changes_nothing(make_executor, processes, problems, local, grader, caplog):
     executor = make_executor()
     killed: list[int] = []
 
@@ -139,7 +106,7 @@ def test_a_killed_worker_changes_nothing(make_executor, processes, problems, loc
 
     assert run(executor, problems, grader, kill) == local
     assert killed
-    assert all(worker.up for worker in executor._workers) or executor._revivals
+    assert "was lost" in caplog.text
 
 
 def test_a_worker_that_came_back_is_used_again(make_executor, processes, problems, local, grader):
@@ -165,10 +132,10 @@ def test_a_lost_node_changes_nothing(make_executor, cluster, second_node, proble
 class Fragile(RayWorker):
     """Its process ends at a problem that says so."""
 
-    async def search(self, name, request, options):
-        if "poison" in request.problem:
+    async def tell(self, order):
+        if isinstance(order, Run) and "poison" in order.request.problem:
             os._exit(9)
-        return await super().search(name, request, options)
+        return await super().tell(order)
 
 
 def test_a_search_that_kills_workers_is_refused_and_no_other_is(
@@ -179,7 +146,7 @@ def test_a_search_that_kills_workers_is_refused_and_no_other_is(
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
-    monkeypatch.setattr(ray_executor, "RayWorker", Fragile)
+    monkeypatch.setattr(ray_transport, "RayWorker", Fragile)
     poison = Problem("poison", "A poison of 3 grams.", "3", 1)
     found = run(make_executor(), [poison, *problems], grader)
     refused = found.pop(("poison", 0))
@@ -248,7 +215,7 @@ def test_clusters_that_are_missing_or_too_small_are_named(make_executor, cluster
         make_executor(3)
     settings = ExecutorSettings(ExecutorName.RAY, "127.0.0.1:1")
     with pytest.raises(EspalierError, match="--ray-address"):
-        RayExecutor(RUNTIME, settings)
+        RayTransport(RUNTIME, settings)
     with pytest.raises(EspalierError, match="no-such-folder"):
         make_executor(1, replace(RUNTIME, generator="no-such-folder"))
 

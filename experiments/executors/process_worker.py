@@ -1,0 +1,107 @@
+"""A worker in a process of its own, on the machine of its executor; `process_transport` calls `main` in it.
+
+It ends with the executor, for whatever reason that does: the socket between them is then at its end.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any
+
+from espalier.experiments.executors.transport import Cancel, Question, Report, Run
+from espalier.experiments.executors.worker import Worker
+
+_END_SECONDS = 5.0
+"""Seconds to finish a step and to end the processes that compare answers, once the executor has gone."""
+
+log = logging.getLogger("espalier.executors")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question, and the number that its answer will carry."""
+
+    number: int
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a question, or the error that was raised for it."""
+
+    number: int
+    value: Any = None
+    error: Exception | None = None
+
+
+class _Channel:
+    """The worker's end of the socket. Reports and answers are sent on different threads."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._connection = Connection(descriptor)
+        self._lock = threading.Lock()
+
+    def send(self, message: Report | Answered) -> None:
+        with self._lock:
+            try:
+                self._connection.send(message)
+            except OSError:
+                log.debug("the executor has gone, which `receive` tells too")
+
+    def receive(self) -> Any:
+        """The next message; None at the end."""
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            return None
+
+
+def main() -> None:
+    """Load what the executor names, and run its searches until it has gone; exits with 1 if that fails before.
+
+    Arguments of the process: the file descriptor of the socket, and the worker's number.
+    """
+    for kind in (signal.SIGINT, signal.SIGTERM):  # the executor gets them too, and lets searches end first
+        signal.signal(kind, _ignore)
+    logging.basicConfig(format=f"%(asctime)s %(levelname)s worker {sys.argv[2]}: %(message)s")
+    channel = _Channel(int(sys.argv[1]))
+    worker = Worker(channel.receive(), channel.send)
+    threading.Thread(target=_listen, args=(channel, worker), name="espalier-orders", daemon=True).start()
+    stopped = worker.run()
+    logging.shutdown()
+    os._exit(0 if stopped else 1)  # not a normal exit, which waits for threads
+
+
+def _listen(channel: _Channel, worker: Worker) -> None:
+    """Pass on orders and answer questions; end this process at the end of the socket."""
+    try:
+        while message := channel.receive():
+            match message:
+                case Run() | Cancel():
+                    worker.tell(message)
+                case Asked(number, question):
+                    channel.send(_answered(worker, number, question))
+        if worker.loaded:
+            worker.stop()
+            time.sleep(_END_SECONDS)
+    except Exception:
+        log.exception("a message could not be read")
+    finally:
+        os._exit(1)
+
+
+def _answered(worker: Worker, number: int, question: Question) -> Answered:
+    try:
+        return Answered(number, worker.answer(question))
+    except Exception as error:
+        return Answered(number, error=error)
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Unlike `signal.SIG_IGN`, processes that this one starts do not inherit this."""

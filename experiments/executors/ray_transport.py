@@ -1,0 +1,211 @@
+"""Workers as actors on a Ray cluster, which restarts them wherever there is room."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from espalier.engine.errors import EspalierError, FatalError
+from espalier.experiments.executors.ray_worker import RayWorker
+from espalier.experiments.executors.settings import ExecutorSettings
+from espalier.experiments.executors.transport import Lost, NoAnswerError, Order, Question, Report
+from espalier.search.run.load import RuntimeSettings
+
+_CONNECT_SECONDS = 10.0
+_PATHS = ("generator", "verifier", "verifier_family", "verifier_reference", "cache_dir")
+"""Settings that may name files, relative to the folder of this process."""
+
+
+class RayTransport:
+    """A `Transport` to Ray actors.
+
+    Each worker's `load` is followed to its end, and then its stream of `reports`, which ends with the actor.
+    """
+
+    def __init__(self, runtime: RuntimeSettings, settings: ExecutorSettings) -> None:
+        """Join or start a cluster, and start the workers.
+
+        Args:
+            runtime: what each worker loads.
+            settings: the cluster and the workers.
+
+        Raises:
+            EspalierError: Ray is not installed, there is no such cluster, or it is too small.
+        """
+        self._ray = import_ray()
+        self._actors: list[Any] = []
+        # The worker of each call that has not ended:
+        self._loading: dict[Any, int] = {}
+        self._streams: dict[Any, int] = {}
+        self._sent: dict[Any, int] = {}
+        self._calls = self._loading, self._streams, self._sent
+        self._started_ray = not self._ray.is_initialized()
+        if self._started_ray:
+            self._join(settings, runtime)
+        try:
+            self._start(runtime, settings)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return len(self._actors)
+
+    def send(self, worker: int, order: Order) -> None:
+        """Send an order."""
+        self._sent[self._actors[worker].tell.remote(order)] = worker
+
+    def ask(self, worker: int, question: Question, seconds: float) -> Any:
+        """Return the answer to a question."""
+        try:
+            return self._ray.get(self._actors[worker].answer.remote(question), timeout=seconds)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except self._ray.exceptions.RayError as error:
+            raise NoAnswerError(f"worker {worker} did not answer: {_first_line(error)}") from error
+
+    def poll(self, seconds: float) -> list[tuple[int, Report]]:
+        """Return what workers have reported."""
+        found: list[tuple[int, Report]] = []
+        end = time.monotonic() + seconds
+        while waited := [call for owners in self._calls for call in owners]:
+            left = 0.0 if found else max(0.0, end - time.monotonic())
+            ready, _ = self._ray.wait(waited, num_returns=1, timeout=left)
+            if not ready:
+                return found
+            ready, _ = self._ray.wait(waited, num_returns=len(waited), timeout=0)
+            for each in ready:
+                found += self._take(each)
+        if not found:
+            time.sleep(seconds)
+        return found
+
+    def close(self) -> None:
+        """End all workers, and the cluster if this transport has started it."""
+        for owners in self._calls:
+            owners.clear()
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._actors.clear()
+        if self._started_ray:
+            self._ray.shutdown()
+
+    # ---- the cluster
+
+    def _join(self, settings: ExecutorSettings, runtime: RuntimeSettings) -> None:
+        address = settings.ray_address or "local"
+        try:
+            if ":" in address:
+                _require_listening(address)
+            self._ray.init(
+                address=address,
+                num_cpus=settings.workers * (runtime.threads or 1) if address == "local" and runtime.threads else None,
+                include_dashboard=False if address == "local" else None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            raise EspalierError(f"--ray-address {address}: {error}") from error
+
+    def _start(self, runtime: RuntimeSettings, settings: ExecutorSettings) -> None:
+        total: Mapping[str, float] = self._ray.cluster_resources()
+        gpus = settings.gpus_per_worker
+        if gpus is None:
+            gpus = 1.0 if total.get("GPU", 0) and not runtime.device.startswith("cpu") else 0.0
+        threads = runtime.threads or (1 if gpus else max(1, int(total.get("CPU", 1)) // settings.workers))
+        for kind, each, flag in (("CPU", threads, "--threads"), ("GPU", gpus, "--gpus-per-worker")):
+            if each * settings.workers > total.get(kind, 0):
+                raise EspalierError(
+                    f"{settings.workers} workers with {each:g} {kind}s each need {each * settings.workers:g}, and the "
+                    f"cluster has {total.get(kind, 0):g}; lower --workers or {flag}"
+                )
+        runtime = replace(
+            runtime,
+            threads=threads if runtime.threads or not gpus else None,
+            **{name: _absolute(getattr(runtime, name)) for name in _PATHS},
+        )
+        actor_class = self._ray.remote(RayWorker)
+        for number in range(settings.workers):
+            actor = actor_class.options(
+                num_cpus=threads,
+                num_gpus=gpus,
+                max_restarts=-1,
+                scheduling_strategy="SPREAD",
+            ).remote(runtime)
+            self._actors.append(actor)
+            self._loading[actor.load.remote()] = number
+
+    # ---- what arrives
+
+    def _take(self, ready: Any) -> list[tuple[int, Report]]:
+        """Take what has arrived: that an order was taken, that a worker has loaded, its next report, or its end."""
+        if (number := self._owner(ready)) is None:
+            return []  # it was just lost
+        try:
+            if ready in self._streams:
+                return [(number, self._ray.get(next(ready)))]
+            self._ray.get(ready)
+        except self._ray.exceptions.RayTaskError as error:
+            return self._lose(number, ready, error.cause)
+        except (self._ray.exceptions.RayError, StopIteration) as error:
+            return self._lose(number, ready, FatalError(_first_line(error)))
+        self._sent.pop(ready, None)
+        if self._loading.pop(ready, None) is not None:
+            self._streams[self._actors[number].reports.options(num_returns="streaming").remote()] = number
+        return []
+
+    def _owner(self, ready: Any) -> int | None:
+        return next((owners[ready] for owners in self._calls if ready in owners), None)
+
+    def _lose(self, number: int, call: Any, error: Exception) -> list[tuple[int, Report]]:
+        """Follow a worker from its next start on, unless it could not load; `call` is the one that failed."""
+        could_not_load = call in self._loading
+        for owners in self._calls:
+            for each in [each for each, owner in owners.items() if owner == number]:
+                del owners[each]
+        if not could_not_load:  # Ray repeats this call until it has started the actor again
+            self._loading[self._actors[number].load.options(max_task_retries=-1).remote()] = number
+        return [(number, Lost(error))]
+
+
+def import_ray() -> Any:
+    """Import Ray, which takes most of a second, with its reports of use to its makers switched off.
+
+    Raises:
+        EspalierError: it is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports its use over the network
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # those of dropped searches
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise EspalierError("--executor ray needs Ray: pip install 'espalier[ray]'") from error
+    return ray
+
+
+def _absolute(name: str | Path | None) -> str | Path | None:
+    return type(name)(Path(name).resolve()) if name and Path(name).exists() else name
+
+
+def _require_listening(address: str) -> None:
+    """Check that somebody listens at HOST:PORT, for whom Ray would wait for minutes.
+
+    Raises:
+        OSError: nobody does.
+        ValueError: it is not HOST:PORT.
+    """
+    host, _, port = address.rpartition(":")
+    if not (port.isdecimal() and host and "/" not in host):
+        raise ValueError("it must be auto or HOST:PORT")
+    socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,0 +1,162 @@
+"""Which worker gets a search: plain data, without any process."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from espalier.engine.stats import RoleStats, total
+from espalier.search.request import SearchRequest, SubmitOptions, estimated_tokens
+from espalier.search.result import Event
+from espalier.search.run.executor import Occupancy, Rejected
+
+_DEATHS_IN_COMPANY = 3
+"""Workers that may die while they run a search before it runs alone on one, to find out whether it is the cause."""
+_PIECE = 64
+"""Characters of a problem that are compared at once, about one KV block of 16 tokens."""
+_CHARACTERS_PER_TOKEN = 2
+"""Characters of a prompt that cost one token: four a token, which both models read."""
+_MOST_PIECES = 4096
+"""Pieces of problems that are remembered for each worker, 256 KiB of text."""
+_NOTHING = Occupancy(0, 0, {})
+
+
+@dataclass(eq=False, slots=True)
+class Search:
+    """One search from its submission to its result.
+
+    Attributes:
+        search_id: its id.
+        request: what to search.
+        options: options of the submission.
+        on_event: called with each event.
+        arrival: its position in the order of submission.
+        submitted: time of the submission.
+        died_on: the number of each worker that died while it ran the search, once for each death.
+        started: whether it has reported its start, which a second run does not repeat.
+        cancelled: whether its cancellation was requested.
+    """
+
+    search_id: str
+    request: SearchRequest
+    options: SubmitOptions
+    on_event: Callable[[Event | Rejected], None] | None
+    arrival: int
+    submitted: float
+    died_on: list[int] = field(default_factory=list)
+    started: bool = False
+    cancelled: bool = False
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may be what kills workers."""
+        return len(self.died_on) >= _DEATHS_IN_COMPANY
+
+    @property
+    def tokens(self) -> int:
+        """About how many tokens it may sample."""
+        return estimated_tokens(self.request)
+
+
+class RecentProblems:
+    """The beginnings of the problems that a worker was given last, whose prompts its prefix cache may hold."""
+
+    def __init__(self, most: int = _MOST_PIECES) -> None:
+        """Remember the last `most` pieces."""
+        self._most = most
+        self._pieces: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, salt: bytes, problem: str) -> None:
+        """Remember a problem."""
+        for piece in _pieces(salt, problem):
+            self._pieces[piece] = None
+            self._pieces.move_to_end(piece)
+        while len(self._pieces) > self._most:
+            self._pieces.popitem(last=False)
+
+    def saved_tokens(self, salt: bytes, problem: str) -> int:
+        """About how many tokens of the problem need not be computed, as one with the same beginning was added."""
+        known = 0
+        for piece in _pieces(salt, problem):
+            if piece not in self._pieces:
+                break
+            known += _PIECE
+        return min(known, len(problem)) // _CHARACTERS_PER_TOKEN
+
+
+def _pieces(salt: bytes, problem: str) -> Iterator[int]:
+    """A hash for each piece, of all the text up to its end: as blocks are named in the prefix cache."""
+    key = hash(salt)
+    for start in range(0, len(problem), _PIECE):
+        key = hash((key, problem[start : start + _PIECE]))
+        yield key
+
+
+@dataclass(eq=False, slots=True)
+class WorkerState:
+    """A worker as far as its executor knows.
+
+    Attributes:
+        number: its number.
+        up: whether it can be given searches.
+        running: the searches that it was given and that have not ended.
+        recent: what its prefix cache may hold.
+        held: what it holds and has counted, as it last reported.
+        ended: counters by role of its earlier processes.
+    """
+
+    number: int
+    up: bool = False
+    running: dict[str, Search] = field(default_factory=dict)
+    recent: RecentProblems = field(default_factory=RecentProblems)
+    held: Occupancy = _NOTHING
+    ended: dict[str, RoleStats] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """About how many tokens its searches may sample, those already sampled included."""
+        return sum(search.tokens for search in self.running.values())
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether it runs a search that must run alone."""
+        return any(search.suspect for search in self.running.values())
+
+    @property
+    def stats(self) -> dict[str, RoleStats]:
+        """Counters by role, those of its earlier processes included."""
+        roles = {*self.ended, *self.held.stats}
+        return {role: total(each[role] for each in (self.held.stats, self.ended) if role in each) for role in roles}
+
+    def give(self, search: Search) -> None:
+        """Note that it was given a search."""
+        self.running[search.search_id] = search
+        self.recent.add(search.options.salt, search.request.problem)
+
+    def lose(self) -> list[Search]:
+        """Note that it has ended; returns the searches that it ran."""
+        lost = list(self.running.values())
+        self.ended = {role: stats.of_ended() for role, stats in self.stats.items()}
+        self.up, self.running, self.recent, self.held = False, {}, RecentProblems(), _NOTHING
+        return lost
+
+
+def choose_worker(search: Search, workers: Iterable[WorkerState], most: int) -> WorkerState | None:
+    """Return the worker that a search should run on; None if it has to wait.
+
+    The worker with the fewest outstanding tokens gets it, where what is left of a similar prompt counts as that much
+    less to do. A search that a worker died with goes to another first. A suspect runs alone.
+
+    Args:
+        search: the search.
+        workers: all workers.
+        most: searches that a worker may have at once.
+    """
+    free = [worker for worker in workers if worker.up and not worker.has_suspect and len(worker.running) < most]
+    if search.suspect:
+        free = [worker for worker in free if not worker.running]
+
+    def cost(worker: WorkerState) -> tuple[int, int]:
+        saved = worker.recent.saved_tokens(search.options.salt, search.request.problem)
+        return search.died_on.count(worker.number), worker.tokens - saved
+
+    return min(free, key=cost, default=None)

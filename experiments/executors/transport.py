@@ -1,0 +1,126 @@
+"""What an executor and its workers send each other, and the contract of what carries it."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from espalier.engine.errors import EspalierError
+from espalier.search.request import SearchRequest, SubmitOptions
+from espalier.search.result import Event
+from espalier.search.run.executor import Occupancy, Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDescription:
+    """What a worker is. Its version and models must be those of all others, for results not to depend on the worker."""
+
+    version: str
+    models: dict[str, str]
+    kv_memory_bytes: int
+    hardware: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Order to run a search; one that the worker runs already is ignored.
+
+    Attributes:
+        search_id: the executor's id of the search, which the worker's events carry.
+        request: what to search.
+        options: options of the submission.
+        progress: whether events other than `Finished` are wanted.
+    """
+
+    search_id: str
+    request: SearchRequest
+    options: SubmitOptions
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Order to stop a search, which ends with its best answer so far."""
+
+    search_id: str
+
+
+Order = Run | Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Question that raises what a submission of the request would raise."""
+
+    request: SearchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """Question for the request with every default filled in."""
+
+    request: SearchRequest
+
+
+Question = Check | Effective
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The worker can search from now on, and runs nothing yet."""
+
+    description: WorkerDescription
+    held: Occupancy
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What the worker holds after a step, and what has happened to its searches since its last report, in order."""
+
+    held: Occupancy
+    events: tuple[Event | Rejected, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The worker ended or could not load; all that it ran is lost. It may come back, which `Loaded` tells."""
+
+    error: Exception
+
+
+Report = Loaded | Stepped | Lost
+
+
+class NoAnswerError(EspalierError):
+    """A worker did not answer a question in time, or has ended."""
+
+
+class Transport(Protocol):
+    """Workers that are being started, numbered from 0, and the way to them.
+
+    All methods but `ask` are called on one thread. A transport starts a lost worker again, as often as it can.
+    """
+
+    @property
+    def workers(self) -> int:
+        """Number of workers, lost ones included."""
+        ...
+
+    def send(self, worker: int, order: Order) -> None:
+        """Send an order to a worker that `poll` last told to be loaded; it is lost with the worker."""
+        ...
+
+    def ask(self, worker: int, question: Question, seconds: float) -> Any:
+        """Return the answer to a question; may be called on any thread.
+
+        Raises:
+            NoAnswerError: there was none within `seconds`.
+            Exception: what the worker raised for an answer.
+        """
+        ...
+
+    def poll(self, seconds: float) -> list[tuple[int, Report]]:
+        """Return what workers have reported, in the order of each; waits for the first report, at most `seconds`."""
+        ...
+
+    def close(self) -> None:
+        """End all workers."""
+        ...

@@ -1,0 +1,195 @@
+"""The inside of a worker, whatever carries its messages: an orchestrator on a thread of its own."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.provenance import hardware
+from espalier.experiments.executors.transport import (
+    Cancel,
+    Check,
+    Effective,
+    Loaded,
+    Lost,
+    NoAnswerError,
+    Order,
+    Question,
+    Report,
+    Run,
+    Stepped,
+    WorkerDescription,
+)
+from espalier.search.result import Event, Finished
+from espalier.search.run.executor import Rejected
+from espalier.search.run.failure import reason_of
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+
+if TYPE_CHECKING:
+    from espalier.search.run.orchestrator import Orchestrator
+
+_REPORT_SECONDS = 0.25
+"""Seconds after which a busy worker reports what it holds, if no search has had an event."""
+_EARLY = 256
+"""Cancellations that are kept for searches which have not arrived."""
+
+
+class Worker:
+    """Generator and verifier in one KV pool, and the searches that an executor elsewhere runs on them.
+
+    `run` loads and then works on the thread that calls it; the other methods may be called on any thread. Reports are
+    sent on the thread of `run`: one `Loaded`, a `Stepped` after each step that has something to tell, and a `Lost` if
+    it cannot load or its engine fails.
+    """
+
+    def __init__(self, runtime: RuntimeSettings, send: Callable[[Report], object]) -> None:
+        """Create a worker that has not loaded.
+
+        Args:
+            runtime: what to load.
+            send: called with each report.
+        """
+        self._runtime = runtime
+        self._send = send
+        self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._orchestrator: Orchestrator | None = None
+        self._stopped = False
+        # Used on the thread of `run` only:
+        self._running: dict[str, str] = {}  # the orchestrator's id of each search, by the executor's
+        self._cancelled_early: deque[str] = deque(maxlen=_EARLY)  # orders may arrive out of order
+        self._events: list[Event | Rejected] = []
+        self._report_due = 0.0
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it can search."""
+        return self._orchestrator is not None
+
+    def run(self) -> bool:
+        """Load, and run searches until `stop`.
+
+        Returns:
+            Whether it was stopped; False if it could not load or its engine failed, which was reported.
+        """
+        try:
+            orchestrator = load_orchestrator(self._runtime)
+            self._orchestrator = orchestrator
+            self._send(Loaded(_describe(orchestrator), orchestrator.occupancy()))
+            while not self._stopped:
+                self._work(orchestrator)
+            orchestrator.close()
+        except Exception as error:
+            self._send(Lost(_public(error)))
+            return False
+        return True
+
+    def tell(self, order: Order) -> None:
+        """Take an order, to be carried out before the next step."""
+        match order:
+            case Run():
+                self._orders.put(partial(self._start, order))
+            case Cancel():
+                self._orders.put(partial(self._cancel, order.search_id))
+
+    def forget(self) -> None:
+        """Drop all searches, for an executor that has taken this worker for lost."""
+        self._orders.put(self._forget)
+
+    def stop(self) -> None:
+        """Make `run` return after the current step, without any further result."""
+        self._stopped = True
+        self._orders.put(lambda: None)
+
+    def answer(self, question: Question) -> Any:
+        """Answer a question.
+
+        Raises:
+            NoAnswerError: nothing is loaded yet.
+            EspalierError: what the orchestrator raises for a request.
+        """
+        if self._orchestrator is None:
+            raise NoAnswerError("the worker has not loaded its models yet")
+        try:
+            match question:
+                case Check(request):
+                    return self._orchestrator.check(request)
+                case Effective(request):
+                    return self._orchestrator.effective(request)
+        except Exception as error:
+            raise _public(error) from None
+
+    # ---- the thread of `run`
+
+    def _work(self, orchestrator: Orchestrator) -> None:
+        """Carry out the orders that have arrived, run a step, and report; waits for an order if there is no search."""
+        was_busy = orchestrator.busy
+        self._carry_out(wait=not was_busy)
+        if orchestrator.busy and not self._stopped:
+            orchestrator.step()
+        now = time.monotonic()
+        fell_idle = was_busy and not orchestrator.busy
+        if self._events or fell_idle or (orchestrator.busy and now >= self._report_due):
+            events, self._events = tuple(self._events), []
+            self._send(Stepped(orchestrator.occupancy(), events))
+            self._report_due = now + _REPORT_SECONDS
+
+    def _carry_out(self, wait: bool) -> None:
+        try:
+            while True:
+                self._orders.get(block=wait)()
+                wait = False
+        except Empty:
+            return
+
+    def _start(self, order: Run) -> None:
+        assert self._orchestrator is not None
+        name = order.search_id
+        if name in self._running:
+            return
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, Finished):
+                self._running.pop(name, None)
+                self._events.append(Finished(name, replace(event.result, search_id=name, rounds=())))
+            elif order.progress:
+                self._events.append(replace(event, search_id=name))
+
+        try:
+            self._running[name] = self._orchestrator.submit(order.request, on_event, order.options)
+        except Exception as error:
+            self._events.append(Rejected(name, _public(error)))
+            return
+        if name in self._cancelled_early:
+            self._cancelled_early.remove(name)
+            self._cancel(name)
+
+    def _cancel(self, name: str) -> None:
+        assert self._orchestrator is not None
+        if search_id := self._running.get(name):
+            self._orchestrator.cancel(search_id)
+        else:
+            self._cancelled_early.append(name)
+
+    def _forget(self) -> None:
+        assert self._orchestrator is not None
+        self._orchestrator.drop(list(self._running.values()))
+        self._running.clear()
+        self._events.clear()
+
+
+def _describe(orchestrator: Orchestrator) -> WorkerDescription:
+    return WorkerDescription(
+        version("espalier"), orchestrator.describe_models(), orchestrator.kv_memory_bytes, hardware()
+    )
+
+
+def _public(error: Exception) -> EspalierError:
+    """The error if it is typed, which can be sent; else one that names the place in this process's log."""
+    return error if isinstance(error, EspalierError) else EspalierError(reason_of(error, "of a worker"))

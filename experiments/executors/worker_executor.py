@@ -1,0 +1,401 @@
+"""Runs searches on workers: gives them to whoever has the least to do, and again to others if a worker is lost.
+
+Each worker is a process with both models on a device of its own (data parallel). Its death costs the searches that it
+was running their time only: they begin again on another worker, with the same seeds, and a result counts once.
+"""
+
+import heapq
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from espalier.engine.errors import FatalError, InvalidRequestError, RequestTooLargeError
+from espalier.engine.interrupts import interrupts_held
+from espalier.engine.stats import total
+from espalier.experiments.executors.routing import Search, WorkerState, choose_worker
+from espalier.experiments.executors.transport import (
+    Cancel,
+    Check,
+    Effective,
+    Loaded,
+    Lost,
+    NoAnswerError,
+    Question,
+    Report,
+    Run,
+    Stepped,
+    Transport,
+    WorkerDescription,
+)
+from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote, validate
+from espalier.search.result import Candidate, Event, Finished, SearchResult, Started, StopReason, Usage
+from espalier.search.run.executor import KvBlocks, Occupancy, Rejected
+from espalier.search.run.load import RuntimeSettings
+from espalier.search.voting.equivalence import make_equivalence
+from espalier.search.voting.vote import VOTE_SECONDS, VoteResult, select
+
+log = logging.getLogger("espalier.executors")
+
+_WAIT_SECONDS = 0.01
+"""Seconds that `step` waits for a report; new searches wait as long."""
+_REMIND_SECONDS = 30.0
+"""Seconds between two messages that workers have not started."""
+_ANSWER_SECONDS = 2.0
+"""Seconds that one worker has to answer a question before another is asked."""
+_MOST_ASKED = 2
+"""Workers that are asked about a request before it is checked without them."""
+_LOST_SECONDS = 300.0
+"""Seconds without any worker after which no search can continue."""
+
+
+class WorkerExecutor:
+    """An `Executor` on workers, whatever process they are in; `Orchestrator` describes the methods."""
+
+    def __init__(self, transport: Transport, runtime: RuntimeSettings, longest_first: bool = False) -> None:
+        """Wait until all workers have loaded.
+
+        Args:
+            transport: the workers; closed with this executor, and if it cannot be created.
+            runtime: what each worker loads.
+            longest_first: whether searches of equal priority start in the order of their length, by that of the
+                problem, and not in the order of arrival.
+
+        Raises:
+            EspalierError: a worker cannot load or ended, or workers differ in version or models.
+        """
+        self._transport = transport
+        self._longest_first = longest_first
+        self._max_running = runtime.max_running * transport.workers
+        self._most = runtime.max_running + max(1, runtime.max_running // 8)
+        self._arrivals = itertools.count()
+        self._queue: list[tuple[Any, Search]] = []
+        self._searches: dict[str, Search] = {}  # all unfinished ones
+        self._cancelled: list[Search] = []  # those that no worker runs
+        self._finished: list[SearchResult] = []
+        self._none_since: float | None = None
+        self._effective: dict[SearchRequest, SearchRequest] = {}
+        self._workers = [WorkerState(number) for number in range(transport.workers)]
+        self._equivalence = make_equivalence(runtime.answer_equivalence, runtime.grader_memory)
+        try:
+            described = self._wait_for_all()
+            self._description = described[0]
+            self._hardware = [each.hardware for each in described]
+            for number, other in enumerate(described):
+                self._require_equal(number, other)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def busy(self) -> bool:
+        """Whether any search is waiting or running, or has a result that `step` has not returned."""
+        return bool(self._searches or self._finished)
+
+    @property
+    def kv_memory_bytes(self) -> int:
+        """Size of each worker's KV pool, in bytes."""
+        return self._description.kv_memory_bytes
+
+    @property
+    def max_running(self) -> int:
+        """Searches that run at once on all workers where memory allows."""
+        return self._max_running
+
+    @property
+    def hardware(self) -> list[dict[str, Any]]:
+        """The machine of each worker; see `provenance.hardware`."""
+        return self._hardware
+
+    def occupancy(self) -> Occupancy:
+        """Return what is held now; blocks and counters are those of all workers, as each last reported."""
+        self._hear(self._transport.poll(0))
+        running = sum(len(worker.running) for worker in self._workers)
+        blocks: dict[str, KvBlocks] = {}
+        for role, held in (item for worker in self._workers for item in worker.held.kv_blocks.items()):
+            others = blocks.get(role, KvBlocks(0, 0, 0))
+            blocks[role] = KvBlocks(others.live + held.live, others.cached + held.cached, others.free + held.free)
+        counted = [worker.stats for worker in self._workers]
+        stats = {role: total(each[role] for each in counted if role in each) for each in counted for role in each}
+        return Occupancy(running, len(self._searches) - running, blocks, stats)
+
+    def describe_models(self) -> dict[str, str]:
+        """Return what results depend on besides the request; the same on all workers."""
+        return dict(self._description.models)
+
+    def effective(self, request: SearchRequest) -> SearchRequest:
+        """Return the request with every default filled in; asks a worker, and waits for one if all are lost."""
+        while request not in self._effective:
+            try:
+                self._effective[request] = self._ask(Effective(request))
+            except NoAnswerError:
+                self._hear(self._transport.poll(_WAIT_SECONDS))
+                self._require_workers()
+        return self._effective[request]
+
+    def check(self, request: SearchRequest) -> None:
+        """Raise what a worker would raise for a submission; if none answers in time, only invalid fields are found."""
+        validate(request)
+        try:
+            self._ask(Check(request))
+        except NoAnswerError as error:
+            log.warning("a request was checked without a worker: %s", error)
+
+    def submit(
+        self,
+        request: SearchRequest,
+        on_event: Callable[[Event | Rejected], None] | None = None,
+        options: SubmitOptions = USUAL,
+    ) -> str:
+        """Queue a search; what only a worker can tell to be wrong with it is told later, see `Rejected`.
+
+        Raises:
+            InvalidRequestError: lists every invalid field.
+        """
+        validate(request)
+        search = Search(secrets.token_hex(8), request, options, on_event, next(self._arrivals), time.monotonic())
+        self._searches[search.search_id] = search
+        self._enqueue(search)
+        return search.search_id
+
+    def cancel(self, search_id: str) -> None:
+        """Stop a search, which ends with its best answer so far. Unknown and finished ids are ignored."""
+        if not (search := self._searches.get(search_id)) or search.cancelled:
+            return
+        search.cancelled = True
+        for worker in self._workers:
+            if search_id in worker.running:
+                self._transport.send(worker.number, Cancel(search_id))
+                return
+        self._cancelled.append(search)
+        self._unqueue()
+
+    def drop(self, search_ids: Iterable[str]) -> None:
+        """Cancel searches immediately; `step` does not return them."""
+        names = set(search_ids)
+        self._finished = [result for result in self._finished if result.search_id not in names]
+        for name in names:
+            if self._searches.pop(name, None):
+                for worker in self._workers:
+                    if worker.running.pop(name, None):
+                        self._transport.send(worker.number, Cancel(name))
+        self._unqueue()
+
+    def step(self) -> list[SearchResult]:
+        """Give searches to workers with room, wait briefly, and return the searches that finished.
+
+        Raises:
+            FatalError: all workers are lost, and none has come back within some minutes.
+            KeyboardInterrupt: the next `step` returns this one's results.
+        """
+        with interrupts_held():
+            self._dispatch()
+            self._hear(self._transport.poll(_WAIT_SECONDS))
+            self._end_cancelled()
+        self._require_workers()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def vote(self, candidates: Sequence[Candidate], vote: Vote) -> VoteResult:
+        """Select one of a finished search's candidates as its own vote would; counted in this process."""
+        end = time.monotonic() + VOTE_SECONDS
+        return select(candidates, vote, self._equivalence, lambda: time.monotonic() > end)
+
+    def close(self) -> None:
+        """End all workers."""
+        self._searches.clear()
+        self._queue.clear()
+        self._cancelled.clear()
+        self._finished.clear()
+        for worker in self._workers:
+            worker.lose()
+        self._transport.close()
+        if self._equivalence:
+            self._equivalence.close()
+
+    # ---- the workers
+
+    def _wait_for_all(self) -> list[WorkerDescription]:
+        """Wait for every worker; raises what one of them reports while others still load."""
+        described: dict[int, WorkerDescription] = {}
+        remind = time.monotonic() + _REMIND_SECONDS
+        while missing := len(self._workers) - len(described):
+            for number, report in self._transport.poll(_WAIT_SECONDS):
+                if isinstance(report, Lost):
+                    raise report.error
+                if isinstance(report, Loaded):
+                    described[number] = report.description
+                    self._workers[number].up, self._workers[number].held = True, report.held
+            if time.monotonic() > remind:
+                log.warning("%d of %d workers have not started yet", missing, len(self._workers))
+                remind += _REMIND_SECONDS
+        return [described[worker.number] for worker in self._workers]
+
+    def _require_equal(self, number: int, other: WorkerDescription) -> None:
+        ours = self._description
+        mine = {"version": ours.version, **ours.models}
+        theirs = {"version": other.version, **other.models}
+        if differing := [name for name in mine if mine[name] != theirs.get(name)]:
+            what = "; ".join(f"{name} {mine[name]} and {theirs.get(name)}" for name in differing)
+            raise FatalError(f"workers 0 and {number} differ, so that results would depend on the worker: {what}")
+
+    def _require_workers(self) -> None:
+        if any(worker.up for worker in self._workers):
+            self._none_since = None
+            return
+        now = time.monotonic()
+        if self._none_since is None:
+            self._none_since = now
+            log.warning("all workers are lost; waiting for one to come back")
+        if now - self._none_since > _LOST_SECONDS:
+            raise FatalError(f"all workers are lost, and none has come back within {_LOST_SECONDS:g} seconds")
+
+    def _ask(self, question: Question) -> Any:
+        """Ask one of the workers with the fewest searches, and a second one if it does not answer; on any thread."""
+        why = NoAnswerError("all workers are lost")
+        up = [worker for worker in self._workers if worker.up]
+        for worker in sorted(up, key=lambda worker: len(worker.running))[:_MOST_ASKED]:
+            try:
+                return self._transport.ask(worker.number, question, _ANSWER_SECONDS)
+            except NoAnswerError as error:
+                why = error
+        raise why
+
+    def _hear(self, reports: Iterable[tuple[int, Report]]) -> None:
+        for number, report in reports:
+            worker = self._workers[number]
+            match report:
+                case Loaded():
+                    self._revive(worker, report)
+                case Stepped():
+                    worker.held = report.held
+                    for event in report.events:
+                        self._take(worker, event)
+                case Lost(error):
+                    self._lose(worker, error)
+
+    def _lose(self, worker: WorkerState, error: Exception) -> None:
+        """Queue the searches of a worker that ended; a suspect has been the cause, and fails."""
+        if not worker.up:
+            log.warning("worker %d did not come back: %s", worker.number, _first_line(error))
+            return
+        log.warning("worker %d was lost, with %d searches: %s", worker.number, len(worker.running), _first_line(error))
+        for search in worker.lose():
+            if search.cancelled:
+                self._cancelled.append(search)
+                continue
+            if search.suspect:  # it ran alone
+                deaths, why = len(search.died_on) + 1, _first_line(error)
+                text = f"{deaths} workers died while they ran this search, the last one with no other: {why}"
+                self._end_without(search, StopReason.FAILED, text)
+                continue
+            search.died_on.append(worker.number)
+            self._enqueue(search)
+
+    def _revive(self, worker: WorkerState, loaded: Loaded) -> None:
+        """Use a worker again that was lost; one with other models stays lost."""
+        try:
+            self._require_equal(worker.number, loaded.description)
+        except FatalError as error:
+            log.warning("worker %d did not come back: %s", worker.number, error)
+            return
+        log.warning("worker %d is back", worker.number)
+        worker.up, worker.held = True, loaded.held
+
+    # ---- searches
+
+    def _enqueue(self, search: Search) -> None:
+        length = -len(search.request.problem) if self._longest_first else 0
+        order = search.suspect, -search.options.priority, length, search.arrival
+        heapq.heappush(self._queue, (order, search))
+
+    def _unqueue(self) -> None:
+        """Remove cancelled and dropped searches from the queue."""
+        gone = {search.search_id for search in self._cancelled}
+        self._queue = [e for e in self._queue if e[1].search_id in self._searches and e[1].search_id not in gone]
+        heapq.heapify(self._queue)
+
+    def _end_cancelled(self) -> None:
+        """End the searches that were cancelled and that no worker runs."""
+        for search in self._cancelled:
+            if search.search_id in self._searches:
+                self._end_without(search, StopReason.CANCELLED)
+        self._cancelled.clear()
+
+    def _dispatch(self) -> None:
+        """Give waiting searches to workers, in order, until one has to wait."""
+        while self._queue:
+            search = self._queue[0][1]
+            if not (worker := choose_worker(search, self._workers, self._most)):
+                return
+            heapq.heappop(self._queue)
+            passed, options = time.monotonic() - search.submitted, search.options
+            options = replace(options, waited=options.waited + passed, max_seconds=options.max_seconds - passed)
+            worker.give(search)
+            order = Run(search.search_id, search.request, options, progress=search.on_event is not None)
+            self._transport.send(worker.number, order)
+
+    def _take(self, worker: WorkerState, event: Event | Rejected) -> None:
+        """Pass an event on, unless its search was dropped, or given to another worker meanwhile."""
+        if not (search := worker.running.get(event.search_id)):
+            return
+        match event:
+            case Rejected(_, error):
+                del worker.running[search.search_id]
+                self._reject(search, error)
+            case Finished(_, result):
+                del worker.running[search.search_id]
+                self._end(search, result)
+            case Started() if search.started:
+                pass
+            case _:
+                search.started = search.started or isinstance(event, Started)
+                assert search.on_event
+                search.on_event(event)
+
+    def _reject(self, search: Search, error: Exception) -> None:
+        """End a search that a worker did not accept; raises the error if it is of all searches and nobody listens."""
+        if search.on_event:
+            search.on_event(Rejected(search.search_id, error))
+            search.on_event = None
+        elif not _is_of_problem(error):
+            raise error
+        self._end_without(search, StopReason.FAILED, str(error))
+
+    def _end(self, search: Search, result: SearchResult) -> None:
+        del self._searches[search.search_id]
+        self._finished.append(result)
+        if search.on_event:
+            search.on_event(Finished(search.search_id, result))
+
+    def _end_without(self, search: Search, reason: StopReason, why: str = "") -> None:
+        """End a search for which no worker has a result."""
+        result = SearchResult(
+            search_id=search.search_id,
+            answer="",
+            score=None,
+            stop_reason=reason,
+            best=None,
+            candidates=(),
+            nodes=(),
+            usage=Usage(),
+            configuration=search.request,
+            digests={},
+            grader="",
+            error=why,
+        )
+        self._end(search, result)
+
+
+def _is_of_problem(error: Exception) -> bool:
+    """Whether only this search's problem is at fault, and not what all searches have in common."""
+    if isinstance(error, InvalidRequestError):
+        return all(violation.field == "problem" for violation in error.violations)
+    return isinstance(error, RequestTooLargeError)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

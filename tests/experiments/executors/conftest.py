@@ -1,0 +1,22 @@
+"""Problems, and what the orchestrator in this process finds for them."""
+
+import pytest
+from executor_runs import RUNTIME, Samples, run
+
+from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
+from espalier.search.run.load import load_orchestrator
+from espalier.search.voting.math_verify import Grader
+
+
+@pytest.fixture(scope="session")
+def problems() -> list[Problem]:
+    return load_benchmark("demo", 40)
+
+
+@pytest.fixture(scope="session")
+def local(problems: list[Problem], grader: Grader) -> Samples:
+    orchestrator = load_orchestrator(RUNTIME)
+    try:
+        return run(orchestrator, problems, grader)
+    finally:
+        orchestrator.close()

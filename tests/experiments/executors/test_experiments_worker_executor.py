@@ -1,0 +1,480 @@
+"""What an executor does about its workers' reports, with workers that do what the test says."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from exposition import some_stats
+from fake_workers import DESCRIPTION, IDLE, SILENT, FakeWorkers, result_of
+
+from espalier.engine.errors import (
+    CheckpointError,
+    FatalError,
+    InvalidRequestError,
+    PoolTooSmallError,
+    RequestTooLargeError,
+    Violation,
+)
+from espalier.experiments.executors import worker_executor
+from espalier.experiments.executors.transport import Run
+from espalier.experiments.executors.worker_executor import WorkerExecutor
+from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
+from espalier.search.result import Event, Finished, SearchResult, Started, StepDone, StopReason
+from espalier.search.run.executor import KvBlocks, Rejected
+from espalier.search.run.load import RuntimeSettings
+
+RUNTIME = RuntimeSettings(max_running=4, answer_equivalence=AnswerEquivalence.EXACT_MATCH)
+MOST = 5  # max_running and an eighth more, at least one
+
+
+def executor_on(workers: FakeWorkers, **options: Any) -> WorkerExecutor:
+    return WorkerExecutor(workers, RUNTIME, **options)
+
+
+def submit(executor: WorkerExecutor, count: int, **options: Any) -> list[str]:
+    return [executor.submit(SearchRequest(f"problem {number}"), **options) for number in range(count)]
+
+
+def results_of(executor: WorkerExecutor, workers: FakeWorkers, **_: Any) -> dict[str, SearchResult]:
+    """Let all workers finish what they have until nothing is left."""
+    found: dict[str, SearchResult] = {}
+    for _step in range(1000):
+        workers.finish_all()
+        for result in executor.step():
+            assert result.search_id not in found, "a result counted twice"
+            found[result.search_id] = result
+        if not executor.busy:
+            return found
+    raise AssertionError("the searches do not end")
+
+
+def test_every_search_is_run_once_and_its_result_comes_back():
+    workers = FakeWorkers(3)
+    executor = executor_on(workers)
+    names = submit(executor, 40)
+    found = results_of(executor, workers)
+    assert {name: result.answer for name, result in found.items()} == {
+        name: f"problem {number}/0" for number, name in enumerate(names)
+    }
+    assert len([order for _, order in workers.orders if isinstance(order, Run)]) == 40
+
+
+def test_a_worker_has_a_few_more_searches_than_run_at_once_and_the_others_wait():
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    submit(executor, 20)
+    executor.step()
+    assert [len(running) for running in workers.running] == [MOST, MOST]
+    seen = executor.occupancy()
+    assert (seen.running, seen.waiting) == (2 * MOST, 20 - 2 * MOST)
+    workers.finish(1, next(iter(workers.running[1])))
+    executor.step()
+    executor.step()
+    assert len(workers.running[1]) == MOST
+
+
+def test_searches_start_by_priority_and_then_in_the_order_of_arrival_or_of_length():
+    for longest_first, order in ((False, ["first", "aa", "bbb", "c"]), (True, ["first", "bbb", "aa", "c"])):
+        workers = FakeWorkers(1)
+        executor = executor_on(workers, longest_first=longest_first)
+        for text in ("aa", "bbb", "c"):
+            executor.submit(SearchRequest(text))
+        executor.submit(SearchRequest("first"), options=SubmitOptions(priority=1))
+        executor.step()
+        assert [order.request.problem for _, order in workers.orders if isinstance(order, Run)] == order
+
+
+def test_the_searches_of_a_lost_worker_begin_again_on_another_with_the_same_request(caplog):
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    names = submit(executor, 6)
+    executor.step()
+    before = {order.search_id: order.request for _, order in workers.orders if isinstance(order, Run)}
+    lost = set(workers.running[0])
+    workers.finish(1, next(iter(workers.running[1])))
+    workers.lose(0, "worker 0 was killed by SIGKILL")
+    (done,) = executor.step()
+    executor.step()
+    assert set(workers.running[1]) == set(names) - {done.search_id}
+    assert {name: workers.running[1][name].request for name in lost} == {name: before[name] for name in lost}
+    assert f"with {len(lost)} searches: worker 0 was killed by SIGKILL" in caplog.text
+    assert results_of(executor, workers).keys() == set(names) - {done.search_id}
+
+
+def test_a_result_of_a_worker_that_was_taken_for_lost_counts_no_more():
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    (name,) = submit(executor, 1)
+    executor.step()
+    first = workers.where(name)
+    assert first is not None
+    request = workers.running[first][name].request
+    workers.lose(first)
+    executor.step()
+    executor.step()
+    second = workers.where(name)
+    assert second == 1 - first
+    workers.report(first, Finished(name, result_of(name, request, StopReason.CANCELLED)))
+    assert executor.step() == []
+    workers.finish(second, name)
+    assert [result.stop_reason for result in executor.step()] == [StopReason.FINISHED]
+    workers.report(second, Finished(name, result_of(name, request, StopReason.FINISHED)))
+    assert executor.step() == []
+
+
+def test_what_a_lost_search_has_waited_counts_in_its_queue_time_and_its_limit():
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    (name,) = submit(executor, 1, options=SubmitOptions(waited=5.0, max_seconds=100.0))
+    executor.step()
+    workers.lose(0)
+    executor.step()
+    workers.load(0)
+    executor.step()
+    executor.step()
+    first, second = [order.options for _, order in workers.orders if isinstance(order, Run)]
+    assert 5.0 <= first.waited < second.waited
+    assert second.waited + second.max_seconds == pytest.approx(105.0)
+    assert name in workers.running[0]
+
+
+def test_a_worker_that_comes_back_is_used_again_unless_it_has_other_models(caplog):
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    for worker in (0, 1):
+        workers.lose(worker)
+    executor.step()
+    workers.load(0, replace(DESCRIPTION, models={"generator": "other", "verifier": "cd"}))
+    workers.load(1)
+    executor.step()
+    submit(executor, 3)
+    executor.step()
+    assert [len(running) for running in workers.running] == [0, 3]
+    assert "worker 0 did not come back: workers 0 and 0 differ" in caplog.text
+    assert "generator ab and other" in caplog.text
+
+
+def test_a_worker_that_cannot_load_again_leaves_the_work_to_the_others(caplog):
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    names = submit(executor, 4)
+    workers.lose(0)
+    executor.step()
+    for _ in range(3):
+        workers.lose(0, "no memory")
+        executor.step()
+    assert results_of(executor, workers).keys() == set(names)
+    assert caplog.text.count("worker 0 did not come back: no memory") == 3
+
+
+def test_a_search_that_kills_its_workers_ends_alone_and_all_others_finish():
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    names = submit(executor, 12)
+    poison = executor.submit(SearchRequest("poison"), options=SubmitOptions(priority=1))
+    found: dict[str, SearchResult] = {}
+    deaths = 0
+    while executor.busy:
+        found |= {result.search_id: result for result in executor.step()}
+        if (worker := workers.where(poison)) is not None:
+            deaths += 1
+            if deaths > 3:
+                assert list(workers.running[worker]) == [poison], "a suspect has company"
+            workers.lose(worker, "out of memory")
+            workers.load(worker)
+        else:
+            workers.finish_all()
+    assert deaths == 4
+    assert found[poison].stop_reason is StopReason.FAILED
+    assert found[poison].error == (
+        "4 workers died while they ran this search, the last one with no other: out of memory"
+    )
+    assert {found[name].stop_reason for name in names} == {StopReason.FINISHED}
+
+
+def test_a_suspect_does_not_hold_up_others_whatever_its_priority():
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    suspect = executor.submit(SearchRequest("poison"), options=SubmitOptions(priority=1))
+    for _ in range(3):
+        executor.step()
+        workers.lose(0)
+        workers.load(0)
+        executor.step()
+    names = submit(executor, 3)
+    executor.step()
+    assert set(workers.running[0]) == set(names)
+    workers.finish_all()
+    executor.step()
+    executor.step()
+    assert set(workers.running[0]) == {suspect}
+
+
+def test_a_search_that_was_only_in_bad_company_finishes_alone():
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    (name,) = submit(executor, 1)
+    for _ in range(3):
+        executor.step()
+        workers.lose(0)
+        workers.load(0)
+        executor.step()
+    assert results_of(executor, workers)[name].stop_reason is StopReason.FINISHED
+
+
+def test_without_any_worker_for_some_minutes_no_search_goes_on(monkeypatch: pytest.MonkeyPatch):
+    now = 1000.0
+    monkeypatch.setattr(worker_executor.time, "monotonic", lambda: now)
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    submit(executor, 1)
+    workers.lose(0)
+    workers.lose(1)
+    executor.step()
+    now += 299
+    workers.load(1)
+    executor.step()
+    workers.lose(1)
+    executor.step()
+    now += 299
+    executor.step()
+    now += 2
+    with pytest.raises(FatalError, match="none has come back within 300 seconds"):
+        executor.step()
+
+
+def test_a_cancelled_search_ends_wherever_it_is():
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    names = submit(executor, MOST + 2)
+    executor.step()
+    running, waiting = names[0], names[-1]
+    for name in (running, running, waiting, "unknown"):
+        executor.cancel(name)
+    assert workers.cancelled(0) == [running]
+    (ended,) = executor.step()
+    assert (ended.search_id, ended.stop_reason) == (waiting, StopReason.CANCELLED)
+    workers.finish(0, running, StopReason.CANCELLED)
+    (ended,) = executor.step()
+    assert (ended.search_id, ended.stop_reason) == (running, StopReason.CANCELLED)
+    assert results_of(executor, workers).keys() == set(names) - {running, waiting}
+
+
+def test_a_cancelled_search_of_a_lost_worker_is_not_run_again():
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    (name,) = submit(executor, 1)
+    executor.step()
+    executor.cancel(name)
+    worker = workers.where(name)
+    assert worker is not None
+    workers.lose(worker)
+    (ended,) = executor.step()
+    assert ended.stop_reason is StopReason.CANCELLED
+    assert not executor.busy
+
+
+def test_dropped_searches_are_stopped_and_forgotten_and_make_room():
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    names = submit(executor, MOST + 3)
+    executor.step()
+    executor.drop([*names[:2], names[-1], "unknown"])
+    assert set(workers.cancelled(0)) == {*names[:2]}
+    executor.step()
+    assert set(workers.running[0]) == set(names[:-1])  # the two that were dropped have not ended there yet
+    assert results_of(executor, workers).keys() == set(names[2:-1])
+
+
+def test_a_finished_search_that_is_dropped_before_its_step_returns_is_not_returned():
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    (name,) = submit(executor, 1)
+    executor.step()
+    workers.finish(0, name)
+    executor.occupancy()  # hears of the end
+    assert executor.busy
+    executor.drop([name])
+    assert not executor.busy
+    assert executor.step() == []
+
+
+def events_of(executor: WorkerExecutor, **options: Any) -> tuple[str, list[Event | Rejected]]:
+    seen: list[Event | Rejected] = []
+    return executor.submit(SearchRequest("watched"), seen.append, **options), seen
+
+
+def test_events_are_passed_on_in_order_and_a_search_starts_once_even_if_it_begins_again():
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    name, seen = events_of(executor)
+    executor.step()
+    first = workers.where(name)
+    assert first is not None
+    started, step = Started(name, SearchRequest("watched")), StepDone(name, 1, 4, ())
+    workers.report(first, started, step)
+    executor.step()
+    assert seen == [started, step]
+    workers.lose(first)
+    executor.step()
+    executor.step()
+    second = workers.where(name)
+    assert second is not None
+    workers.report(second, started, step)
+    workers.finish(second, name)
+    (result,) = executor.step()
+    assert seen == [started, step, step, Finished(name, result)]
+
+
+def test_a_search_that_nobody_watches_asks_for_no_progress():
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    submit(executor, 1)
+    events_of(executor)
+    executor.step()
+    assert [order.progress for _, order in workers.orders if isinstance(order, Run)] == [False, True]
+
+
+TOO_LARGE = PoolTooSmallError(2**30, 2**20)
+OF_PROBLEM = InvalidRequestError([Violation("problem", "holds odd tokens")])
+OF_ALL = InvalidRequestError([Violation("algorithm", "needs a verifier")])
+
+
+@pytest.mark.parametrize("error", [TOO_LARGE, OF_PROBLEM, OF_ALL, RuntimeError("bug")], ids=repr)
+def test_a_rejected_search_tells_its_watcher_and_ends_as_failed(error: Exception):
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    name, seen = events_of(executor)
+    executor.step()
+    workers.report(0, Rejected(name, error))
+    (result,) = executor.step()
+    assert seen == [Rejected(name, error)]
+    assert (result.stop_reason, result.error) == (StopReason.FAILED, str(error))
+    assert not executor.busy
+
+
+@pytest.mark.parametrize(("error", "raised"), [(TOO_LARGE, False), (OF_PROBLEM, False), (OF_ALL, True)], ids=repr)
+def test_what_is_wrong_with_all_searches_is_raised_if_nobody_watches(error: Exception, raised: bool):
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    (name,) = submit(executor, 1)
+    executor.step()
+    workers.report(0, Rejected(name, error))
+    if raised:
+        with pytest.raises(type(error)):
+            executor.step()
+    else:
+        (result,) = executor.step()
+        assert result.error == str(error)
+
+
+def test_a_request_is_checked_by_a_worker_with_little_to_do_and_by_another_if_that_is_silent():
+    workers = FakeWorkers(3)
+    executor = executor_on(workers)
+    submit(executor, 2)
+    executor.step()
+    executor.check(SearchRequest("fine"))
+    assert workers.asked == [2]
+    workers.answers = {2: SILENT, 0: TOO_LARGE, 1: TOO_LARGE}
+    with pytest.raises(RequestTooLargeError, match="KV memory"):
+        executor.check(SearchRequest("large"))
+    assert len(workers.asked) == 3
+
+
+def test_with_silent_or_lost_workers_only_invalid_fields_are_found(caplog):
+    workers = FakeWorkers(4)
+    executor = executor_on(workers)
+    workers.answers = dict.fromkeys(range(4), SILENT)
+    executor.check(SearchRequest("fine"))
+    assert len(workers.asked) == 2, "a caller waits for two of them, not for all"
+    assert "without a worker: no answer" in caplog.text
+    for worker in range(4):
+        workers.lose(worker)
+    executor.step()
+    executor.check(SearchRequest("fine"))
+    assert len(workers.asked) == 2
+    with pytest.raises(InvalidRequestError, match="beam_width"):
+        executor.check(SearchRequest("fine", beam_width=0))
+
+
+def test_defaults_are_asked_for_once_and_waited_for_while_all_workers_are_lost():
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    assert executor.effective(SearchRequest("a")) == SearchRequest("a")
+    executor.effective(SearchRequest("a"))
+    assert workers.asked == [0]
+    workers.lose(0)
+    executor.step()
+    threading.Timer(0.05, workers.load, [0]).start()
+    assert executor.effective(SearchRequest("b")) == SearchRequest("b")
+
+
+def test_blocks_of_all_workers_are_summed_up_and_those_of_a_lost_one_are_gone():
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    assert executor.occupancy().kv_blocks == {"generator": KvBlocks(0, 6, 14), "verifier": KvBlocks(0, 2, 18)}
+    workers.report(0, kv_blocks={"generator": KvBlocks(5, 0, 5), "verifier": KvBlocks(1, 0, 9)})
+    assert executor.occupancy().kv_blocks == {"generator": KvBlocks(5, 3, 12), "verifier": KvBlocks(1, 1, 18)}
+    workers.lose(0)
+    assert executor.occupancy().kv_blocks == IDLE
+    workers.lose(1)
+    assert executor.occupancy().kv_blocks == {}
+
+
+def test_counters_of_all_workers_are_summed_up_and_a_lost_one_s_are_kept():
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    one = some_stats()
+    workers.report(0, stats={"generator": one})
+    workers.report(1, stats={"generator": replace(one, steps=5, live_blocks=2)})
+    seen = executor.occupancy().stats["generator"]
+    assert (seen.steps, seen.live_blocks, seen.free_blocks) == (one.steps + 5, 2, 2 * one.free_blocks)
+    assert (seen.block_bytes, seen.bytes_per_token) == (one.block_bytes, one.bytes_per_token)
+    assert seen.step_seconds.count == 2 * one.step_seconds.count
+    assert seen.step_seconds.sum == pytest.approx(2 * one.step_seconds.sum)
+    workers.lose(1)
+    after = executor.occupancy().stats["generator"]
+    assert (after.steps, after.live_blocks, after.free_blocks) == (seen.steps, 0, one.free_blocks)
+    workers.load(1)
+    workers.report(1, stats={"generator": replace(one, steps=1)})
+    again = executor.occupancy().stats["generator"]
+    assert (again.steps, again.computed_tokens) == (seen.steps + 1, 3 * one.computed_tokens)
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "words"),
+    [
+        (lambda workers: workers.lose(1, "worker 1 was killed by SIGKILL"), FatalError, "killed by SIGKILL"),
+        (lambda workers: workers.load(1, replace(DESCRIPTION, version="0.0.1")), FatalError, r"differ.*0\.0\.1"),
+    ],
+    ids=["lost", "other version"],
+)
+def test_an_executor_whose_workers_do_not_all_load_alike_does_not_start(
+    act: Callable[[FakeWorkers], None], error: type[Exception], words: str
+):
+    workers = FakeWorkers(2, loads=False)
+    workers.load(0)
+    act(workers)
+    with pytest.raises(error, match=words):
+        executor_on(workers)
+    assert workers.closed
+
+
+def test_the_error_of_a_worker_that_cannot_load_is_raised_as_it_was_there():
+    workers = FakeWorkers(1, loads=False)
+    workers._reports.append((0, worker_executor.Lost(CheckpointError("no-such-folder: not found"))))
+    with pytest.raises(CheckpointError, match="no-such-folder"):
+        executor_on(workers)
+
+
+def test_closing_ends_everything():
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    submit(executor, 9)
+    executor.step()
+    executor.close()
+    assert workers.closed
+    assert not executor.busy
+    assert executor.occupancy().running == 0

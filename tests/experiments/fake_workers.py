@@ -1,0 +1,114 @@
+"""Workers that do what a test says: it takes their orders from `orders`, and makes their reports."""
+
+from collections import deque
+from typing import Any
+
+from espalier.engine.errors import FatalError
+from espalier.engine.stats import RoleStats
+from espalier.experiments.executors.transport import (
+    Cancel,
+    Check,
+    Loaded,
+    Lost,
+    NoAnswerError,
+    Order,
+    Question,
+    Report,
+    Run,
+    Stepped,
+    WorkerDescription,
+)
+from espalier.search.request import SearchRequest
+from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
+from espalier.search.run.executor import KvBlocks, Occupancy, Rejected
+
+DESCRIPTION = WorkerDescription("1.2.3", {"generator": "ab", "verifier": "cd"}, 2**20, {"cores": 1})
+IDLE = {"generator": KvBlocks(0, 3, 7), "verifier": KvBlocks(0, 1, 9)}
+
+
+class FakeWorkers:
+    """A `Transport`.
+
+    Attributes:
+        running: the searches that each worker was given and that it has not ended.
+        orders: all orders, with the worker of each.
+        answers: an answer, an exception or None for silence, by worker; the default is the request itself.
+        asked: the worker of each question.
+    """
+
+    def __init__(self, count: int, loads: bool = True) -> None:
+        self.workers = count
+        self.running: list[dict[str, Run]] = [{} for _ in range(count)]
+        self.orders: list[tuple[int, Order]] = []
+        self.answers: dict[int, Any] = {}
+        self.asked: list[int] = []
+        self.closed = False
+        self._reports: deque[tuple[int, Report]] = deque()
+        for worker in range(count if loads else 0):
+            self.load(worker)
+
+    # ---- the executor's side
+
+    def send(self, worker: int, order: Order) -> None:
+        self.orders.append((worker, order))
+        if isinstance(order, Run):
+            self.running[worker][order.search_id] = order
+
+    def ask(self, worker: int, question: Question, seconds: float) -> Any:
+        self.asked.append(worker)
+        answer = self.answers.get(worker, None if isinstance(question, Check) else question.request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def poll(self, seconds: float) -> list[tuple[int, Report]]:
+        found = list(self._reports)
+        self._reports.clear()
+        return found
+
+    def close(self) -> None:
+        self.closed = True
+
+    # ---- the test's side
+
+    def load(self, worker: int, description: WorkerDescription = DESCRIPTION) -> None:
+        self._reports.append((worker, Loaded(description, Occupancy(0, 0, IDLE))))
+
+    def lose(self, worker: int, why: str = "it was killed") -> None:
+        self.running[worker].clear()
+        self._reports.append((worker, Lost(FatalError(why))))
+
+    def report(
+        self,
+        worker: int,
+        *events: Event | Rejected,
+        kv_blocks: dict[str, KvBlocks] = IDLE,
+        stats: dict[str, RoleStats] | None = None,
+    ) -> None:
+        self._reports.append((worker, Stepped(Occupancy(0, 0, kv_blocks, stats or {}), events)))
+
+    def finish(self, worker: int, search_id: str, reason: StopReason = StopReason.FINISHED) -> None:
+        """Report a result whose answer is the problem and the seed."""
+        request = self.running[worker].pop(search_id).request
+        self.report(worker, Finished(search_id, result_of(search_id, request, reason)))
+
+    def finish_all(self) -> None:
+        for worker, running in enumerate(self.running):
+            for search_id in list(running):
+                self.finish(worker, search_id)
+
+    def cancelled(self, worker: int) -> list[str]:
+        """The searches that a worker was told to stop."""
+        return [order.search_id for to, order in self.orders if to == worker and isinstance(order, Cancel)]
+
+    def where(self, search_id: str) -> int | None:
+        """The worker that has a search."""
+        return next((worker for worker, running in enumerate(self.running) if search_id in running), None)
+
+
+def result_of(search_id: str, request: SearchRequest, reason: StopReason) -> SearchResult:
+    answer = f"{request.problem}/{request.seed}"
+    return SearchResult(search_id, answer, None, reason, None, (), (), Usage(), request, {}, "exact-match")
+
+
+SILENT = NoAnswerError("no answer")
