@@ -1,0 +1,305 @@
+"""However a call ends, through whichever door, nothing of it is left: 32 callers at once, seen from outside."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+from raw_client import NO_PROXY
+from raw_http import RawConnection, post
+from server_thread import ServerThread
+
+from espalier.experiments.executors.process_transport import ProcessTransport
+from espalier.experiments.executors.worker_executor import WorkerExecutor
+from espalier.search import algorithms
+from espalier.search.client import SearchClient, ServiceError
+from espalier.search.run import search as running
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.v1 import search_pb2 as pb
+from espalier.v1.search_pb2_grpc import SearchServiceStub
+
+CALLERS = 32
+LONG = 20.0
+"""Seconds that anything may take before the test fails."""
+FAULT = "A problem at which the algorithm breaks."
+SMALL = {
+    "problem": "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?",
+    "beam_width": 2,
+    "expansion": 2,
+}
+ENDLESS = {**SMALL, "algorithm": "majority", "beam_width": 128, "expansion": 1, "temperature": 2.0, "early_stop": "off"}
+"""Runs for longer than any test waits for it."""
+
+CODES = {400: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE"}
+WORDS = {"internal_error": "INTERNAL", "service_unavailable": "UNAVAILABLE"}
+"""Codes of the error that ends a stream of HTTP."""
+
+
+class Unary:
+    """One call of a kind, and how it ended: `OK`, or the name of a google.rpc code."""
+
+    def __init__(self, server: ServerThread) -> None:
+        self._channel = grpc.insecure_channel(
+            server.address, options=[*NO_PROXY, ("grpc.use_local_subchannel_pool", 1)]
+        )
+        self._stub = SearchServiceStub(self._channel)
+
+    def ask(self, fields: dict[str, Any], seconds: float = LONG) -> str:
+        """Wait for the end, or leave after some seconds."""
+        try:
+            self._wait(self._begin(fields, seconds))
+        except grpc.RpcError as error:
+            return error.code().name  # type: ignore[attr-defined]
+        return "OK"
+
+    def leave(self, fields: dict[str, Any], when: Callable[[], object]) -> None:
+        """Begin a call and cancel it when told."""
+        call = self._begin(fields, LONG)
+        when()
+        call.cancel()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _begin(self, fields: dict[str, Any], seconds: float) -> Any:
+        return self._stub.SolveProblem.future(message(fields), seconds)  # type: ignore[attr-defined]
+
+    def _wait(self, call: Any) -> None:
+        assert call.result().result.answer == "73"
+
+
+class Stream(Unary):
+    def _begin(self, fields: dict[str, Any], seconds: float) -> Any:
+        return self._stub.SolveProblemStream(pb.SolveProblemStreamRequest(request=message(fields)), timeout=seconds)
+
+    def _wait(self, call: Any) -> None:
+        *_, last = call
+        assert last.result.answer == "73"
+
+
+class Http:
+    stream = False
+
+    def __init__(self, server: ServerThread) -> None:
+        self._url = server.url or ""
+
+    def ask(self, fields: dict[str, Any], seconds: float = LONG) -> str:
+        timeout = httpx2.Timeout(LONG, read=seconds)
+        try:
+            # A stream's comments would reset the clock, but do not come so soon.
+            with (
+                httpx2.Client(timeout=timeout, trust_env=False) as client,
+                client.stream("POST", f"{self._url}/v1/searches", json={**fields, "stream": self.stream}) as response,
+            ):
+                return self._end(response, time.monotonic() + seconds)
+        except httpx2.ReadTimeout:
+            return "DEADLINE_EXCEEDED"
+        except httpx2.NetworkError:
+            return "UNAVAILABLE"
+
+    def leave(self, fields: dict[str, Any], when: Callable[[], object]) -> None:
+        body = json.dumps({**fields, "stream": self.stream}).encode()
+        with RawConnection(self._url) as connection:
+            connection.send(post(body, "/v1/searches"))
+            when()
+
+    def close(self) -> None:
+        pass
+
+    def _end(self, response: httpx2.Response, due: float) -> str:
+        if response.status_code != 200:
+            response.read()
+            return CODES[response.status_code]
+        assert json.loads(response.read())["answer"] == "73"
+        return "OK"
+
+
+class HttpStream(Http):
+    stream = True
+
+    def _end(self, response: httpx2.Response, due: float) -> str:
+        if response.status_code != 200:
+            return super()._end(response, due)
+        event = ""
+        for line in response.iter_lines():
+            if time.monotonic() > due:
+                return "DEADLINE_EXCEEDED"
+            name, _, data = line.partition(": ")
+            if name == "event":
+                event = data
+            elif name == "data" and event == "error":
+                return WORDS[json.loads(data)["error"]["code"]]
+            elif name == "data" and event == "result":
+                assert json.loads(data)["result"]["answer"] == "73"
+                return "OK"
+        return "UNAVAILABLE"
+
+
+DOORS = (Unary, Stream, Http, HttpStream)
+ways_in = pytest.mark.parametrize("door", DOORS, ids=["grpc", "grpc stream", "http", "http stream"])
+
+
+def message(fields: dict[str, Any]) -> pb.SolveProblemRequest:
+    enums = {"algorithm": "ALGORITHM_", "early_stop": "EARLY_STOP_"}
+    names = {name: prefix + str(fields[name]).upper() for name, prefix in enums.items() if name in fields}
+    return pb.SolveProblemRequest(**{**fields, **names})
+
+
+@pytest.fixture(scope="module")
+def orchestrator() -> Iterator[Any]:
+    """The bundled pair; its algorithms break at one problem, after they have grown a step."""
+    make_algorithm = algorithms.make_algorithm
+
+    def broken(request: Any, root: Any) -> Any:
+        algorithm = make_algorithm(request, root)
+        if request.problem == FAULT:
+            algorithm.tell = None  # type: ignore[method-assign, assignment]
+        return algorithm
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "make_algorithm", broken)
+        yield load_orchestrator(RuntimeSettings(kv_memory=2**30, max_running=8))
+
+
+@pytest.fixture
+def server(orchestrator: Any, start: Callable[..., ServerThread]) -> ServerThread:
+    running = start(lambda: orchestrator, max_searches=8, http_port=0)
+    running.wait_loaded()
+    return running
+
+
+@pytest.fixture
+def callers(server: ServerThread) -> Iterator[Callable[[Any], list[Any]]]:
+    """Makes the callers of one door."""
+    with ExitStack() as opened:
+
+        def make(door: Any) -> list[Any]:
+            made = [door(server) for _ in range(CALLERS)]
+            for each in made:
+                opened.callback(each.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(CALLERS) as pool:
+        yield pool
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def nothing_left(server: ServerThread) -> bool:
+    """Whether the server says that it holds nothing, and still answers."""
+    with SearchClient(server.address) as client:
+        seen = client.server_info(LONG)
+        held = seen.occupancy
+        live = sum(blocks.live for blocks in held.kv_blocks.values())
+        return (live, held.running, held.waiting, seen.admitted_calls, seen.waiting_calls) == (0, 0, 0, 0, 0)
+
+
+def all_in(server: ServerThread, count: int = CALLERS) -> bool:
+    with SearchClient(server.address) as client:
+        seen = client.server_info(LONG)
+        return seen.admitted_calls + seen.waiting_calls >= count
+
+
+@ways_in
+def test_answered(door, server, callers, pool):
+    assert Counter(pool.map(lambda each: each.ask(SMALL), callers(door))) == {"OK": CALLERS}
+    wait_until(lambda: nothing_left(server))
+
+
+@ways_in
+def test_cancelled(door, server, callers, pool):
+    leave = threading.Event()
+    together = [pool.submit(each.leave, ENDLESS, lambda: leave.wait(LONG)) for each in callers(door)]
+    wait_until(lambda: all_in(server))
+    leave.set()
+    for each in together:
+        each.result(LONG)
+    wait_until(lambda: nothing_left(server))
+
+
+@ways_in
+def test_out_of_time(door, server, callers, pool):
+    ended = Counter(pool.map(lambda each: each.ask(ENDLESS, 0.5), callers(door)))
+    assert ended == {"DEADLINE_EXCEEDED": CALLERS}
+    wait_until(lambda: nothing_left(server))
+
+
+@ways_in
+def test_wrong(door, server, callers, pool):
+    ended = Counter(pool.map(lambda each: each.ask({**SMALL, "beam_width": -1}), callers(door)))
+    assert ended == {"INVALID_ARGUMENT": CALLERS}
+    wait_until(lambda: nothing_left(server))
+
+
+@ways_in
+def test_too_many(door, orchestrator, start, pool):
+    server = start(lambda: orchestrator, max_searches=4, max_queue=4, http_port=0)
+    server.wait_loaded()
+    with ExitStack() as opened:
+        made = [door(server) for _ in range(CALLERS)]
+        for each in made:
+            opened.callback(each.close)
+        ended = Counter(pool.map(lambda each: each.ask({**ENDLESS, "temperature": 0.3, "beam_width": 16}), made))
+    assert set(ended) == {"OK", "RESOURCE_EXHAUSTED"}
+    assert ended["OK"] >= 8
+    wait_until(lambda: nothing_left(server))
+
+
+@ways_in
+def test_broken(door, server, callers, pool):
+    made = callers(door)
+    faults = [pool.submit(each.ask, {**SMALL, "problem": FAULT}) for each in made[::2]]
+    others = [pool.submit(each.ask, SMALL) for each in made[1::2]]
+    assert {each.result(LONG) for each in faults} == {"INTERNAL"}
+    assert {each.result(LONG) for each in others} == {"OK"}
+    wait_until(lambda: nothing_left(server))
+
+
+@ways_in
+def test_shut_down(door, server, callers, pool, orchestrator):
+    together = [pool.submit(each.ask, ENDLESS) for each in callers(door)]
+    wait_until(lambda: all_in(server))
+    server.call(server.server.stop())
+    assert {each.result(LONG) for each in together} == {"UNAVAILABLE"}
+    with SearchClient(server.address) as client, pytest.raises(ServiceError):
+        client.server_info(1.0)
+    orchestrator.engine.check_drained()
+
+
+@ways_in
+def test_a_worker_killed(door, start, pool):
+    runtime = RuntimeSettings(kv_memory=2**28, threads=1, max_running=4)
+    transport = ProcessTransport(runtime, 2)
+    server = start(lambda: WorkerExecutor(transport, runtime), max_searches=8, http_port=0)
+    wait_until(lambda: server.server.engine.loaded.done())
+    with ExitStack() as opened:
+        made = [door(server) for _ in range(CALLERS)]
+        for each in made:
+            opened.callback(each.close)
+        request = {**ENDLESS, "temperature": 0.3, "beam_width": 64}
+        together = [pool.submit(each.ask, request) for each in made]
+        wait_until(lambda: all_in(server, 8))
+        process = transport._keepers[0].process
+        assert process
+        os.kill(process.pid, signal.SIGKILL)
+        assert {each.result(LONG) for each in together} == {"OK"}
+    wait_until(lambda: nothing_left(server))
