@@ -70,6 +70,7 @@ def samples(folder: Path) -> dict[str, Any]:
     return {record["unique_id"]: record for record in found}
 
 
+@pytest.mark.slow
 def test_a_killed_driver_goes_on_from_its_folder(tmp_path):
     pytest.importorskip("ray")
     local, folder = tmp_path / "local", tmp_path / "ray"

@@ -138,6 +138,7 @@ class Fragile(RayWorker):
         return await super().tell(order)
 
 
+@pytest.mark.slow
 def test_a_search_that_kills_workers_is_refused_and_no_other_is(
     make_executor, problems, local, grader, monkeypatch: pytest.MonkeyPatch
 ):
