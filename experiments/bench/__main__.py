@@ -325,6 +325,47 @@ def rollouts(
     publish(f"{continuations} continuations of each step, {limit} problems{beside}", rows, ratios, json_path)
 
 
+@app.command()
+def service(
+    problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 128,
+    callers: Annotated[int, typer.Option(min=1, help="Callers at once.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    json_path: JsonPath = None,
+) -> None:
+    """Searches in problems/min through a server with default settings, compared with one process."""
+    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.service.overhead import run
+
+    rows, ratios = run(problems, callers, repeats)
+    publish(f"searches through a server, {callers} callers", rows, ratios, json_path)
+
+
+@app.command()
+def service_fairness(
+    searches: Annotated[int, typer.Option(min=1, help="Small searches beside each crowd.")] = 20,
+    json_path: JsonPath = None,
+) -> None:
+    """How long a caller's small search waits beside callers with many, compared with its fair share."""
+    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.service.fairness import run
+
+    publish("waits of a caller with one small search", run(searches), {}, json_path)
+
+
+@app.command()
+def service_soak(
+    minutes: Annotated[float, typer.Option(min=0.5, help="Length of the run.")] = 15.0,
+    json_path: JsonPath = None,
+) -> None:
+    """A server under mixed load with clients that vanish: blocks, memory, and how long small searches take."""
+    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.service.soak import run
+
+    rows, ratios, ended = run(minutes)
+    how = ", ".join(f"{number} {name}" for name, number in sorted(ended.items()))
+    publish(f"{minutes:g} minutes of mixed load; nothing is left; calls ended: {how}", rows, ratios, json_path)
+
+
 @app.command("all")
 def everything(
     out: Annotated[Path, typer.Option(help="Folder for the figures; running the command again resumes.")] = Path(

@@ -27,6 +27,9 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "early-stop": ("early-stop",),
     "trunk-head": ("trunk-head",),
     "rollouts": ("rollouts",),
+    "service": ("service",),
+    "service-fairness": ("service-fairness",),
+    "service-soak": ("service-soak",),
     "accuracy": ("accuracy", "--limit", "300"),
     **{
         f"algorithms-budget-{tokens}": (

@@ -1,0 +1,93 @@
+"""Searches in problems/min by many callers of a server, compared with the same searches in one process."""
+
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.bench.service.server_process import serving
+from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.search.client import SearchClient
+from espalier.search.request import SearchRequest, SubmitOptions
+from espalier.search.result import Finished
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.orchestrator import Orchestrator
+
+_BEAM = SearchRequest("-", beam_width=4, expansion=4)
+WORKLOADS = {"beam N=4 M=4": _BEAM, "beam N=4 M=4, unmerged": replace(_BEAM, merge_duplicates=False)}
+_LOCAL = "one process"
+
+Answers = dict[str, str]
+"""The answer to each problem."""
+
+
+def run(problems: int, callers: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Search by every way in turn; nowhere are prompts cached, as the server shares none of callers without a login.
+
+    Args:
+        problems: searches of a turn.
+        callers: searches in flight: threads with a client each, or searches that run at once in the process.
+        repeats: counted turns.
+
+    Returns:
+        Rows with median problems/min; and ratios of the server's ways over one process, medians of pairs.
+
+    Raises:
+        EspalierError: the answers of two ways differ.
+    """
+    texts = [problem.problem for problem in load_benchmark("demo", problems)]
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, float] = {}
+    with serving() as server, closing(load_orchestrator(RuntimeSettings(max_running=callers))) as orchestrator:
+        ways: dict[str, Callable[[Sequence[SearchRequest]], Answers]] = {
+            _LOCAL: lambda requests: _locally(orchestrator, requests),
+            "gRPC": lambda requests: _by_server(server.address, callers, requests, stream=False),
+            "gRPC, streamed": lambda requests: _by_server(server.address, callers, requests, stream=True),
+        }
+        for workload, request in WORKLOADS.items():
+            rates: dict[str, list[float]] = {name: [] for name in ways}
+            for turn in range(repeats + 1):
+                requests = [replace(request, problem=text, seed=turn) for text in texts]
+                answers = {}
+                for name, way in ways.items():
+                    begun = time.perf_counter()
+                    answers[name] = way(requests)
+                    if turn:  # the first is the warm-up
+                        rates[name].append(60 * problems / (time.perf_counter() - begun))
+                if differing := [name for name, its in answers.items() if its != answers[_LOCAL]]:
+                    raise EspalierError(f"{', '.join(differing)}: other answers than those of one process")
+            for name, its in rates.items():
+                rows.append({"workload": workload, "way": name, "problems/min": statistics.median(its)})
+                if name != _LOCAL:
+                    pairs = zip(its, rates[_LOCAL], strict=True)
+                    ratios[f"{name}@{workload}/{_LOCAL}"] = statistics.median(one / other for one, other in pairs)
+    return rows, ratios
+
+
+def _locally(orchestrator: Orchestrator, requests: Sequence[SearchRequest]) -> Answers:
+    asked = {}
+    for request in requests:
+        options = SubmitOptions(salt=secrets.token_bytes(16), timed_from_start=True)
+        asked[orchestrator.submit(request, options=options)] = request
+    answers: Answers = {}
+    while orchestrator.busy:
+        for result in orchestrator.step():
+            answers[asked[result.search_id].problem] = result.answer
+    return answers
+
+
+def _by_server(address: str, callers: int, requests: Sequence[SearchRequest], stream: bool) -> Answers:
+    def ask(request: SearchRequest) -> tuple[str, str]:
+        if not stream:
+            return request.problem, client.solve(request).answer
+        *_, last = client.solve_stream(request)
+        assert isinstance(last, Finished)
+        return request.problem, last.result.answer
+
+    with SearchClient(address) as client, ThreadPoolExecutor(callers) as pool:
+        return dict(pool.map(ask, requests))

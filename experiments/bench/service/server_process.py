@@ -1,0 +1,56 @@
+"""A server in a process of its own, by the command that a user would give."""
+
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from espalier.engine.errors import EspalierError
+
+_START_SECONDS = 300.0
+_ADDRESS = re.compile(r" on (\S+:\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A running server: its gRPC address and its process id."""
+
+    address: str
+    pid: int
+
+    def resident_bytes(self) -> int:
+        """Memory that the process occupies, in bytes."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[ServerProcess]:
+    """Run `espalier serve` on a free port until the end.
+
+    Raises:
+        EspalierError: it ended before it was ready, or while it served.
+    """
+    command = [sys.executable, "-m", "espalier.experiments.cli.main", "serve", "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        assert process.stdout
+        output = process.stdout
+        threading.Thread(target=lambda: [lines.put(line) for line in output], daemon=True).start()
+        try:
+            line = lines.get(timeout=_START_SECONDS)
+            if not (found := _ADDRESS.search(line)):
+                raise EspalierError(f"the server says {line.strip()!r} where it should say its address")
+            yield ServerProcess(found[1], process.pid)
+            if process.poll() is not None:
+                raise EspalierError(f"the server has ended, with exit code {process.returncode}")
+        except queue.Empty:
+            raise EspalierError(f"the server was not ready within {_START_SECONDS:g} seconds") from None
+        finally:
+            process.terminate()

@@ -1,0 +1,249 @@
+"""Ten thousand calls that hypothesis makes up, and raw bytes, on both doors of a server with the bundled pair.
+
+Nothing may end as a fault of the server, and its memory must stay as it is.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import httpx2
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from raw_client import NO_PROXY
+
+from espalier.search.client import SearchClient
+from espalier.search.request import SearchRequest
+from espalier.v1 import search_pb2 as pb
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc"),
+]
+
+PATIENCE = 60.0
+PROBLEM = "Tom has 38 coins. (a) He finds 47 more. How many coins does he have now?"
+GROWTH = 24 * 2**20
+"""Bytes that a server may grow by after its warm-up: numba and allocators are not done with a few hundred calls."""
+
+
+class Served:
+    """A server process, with limits that let it answer quickly."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        self.pid = process.pid
+        found = re.search(r" on (\S+) and (\S+)$", process.stdout.readline().strip())
+        assert found
+        self.address, self.url = found.groups()
+        self.channel = grpc.insecure_channel(self.address, options=NO_PROXY)
+
+    def resident(self) -> int:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def send(self, method: str, raw: bytes) -> str:
+        """Send bytes as a message; the code it ended with."""
+        many = "Stream" in method
+        call = (self.channel.unary_stream if many else self.channel.unary_unary)(
+            f"/espalier.v1.SearchService/{method}", lambda raw: raw, lambda raw: raw
+        )
+        try:
+            list(call(raw, timeout=PATIENCE)) if many else call(raw, timeout=PATIENCE)
+        except grpc.RpcError as error:
+            return error.code().name  # type: ignore[attr-defined]
+        return "OK"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    command = [sys.executable, "-m", "espalier.experiments.cli.main", "serve", "--port", "0", "--http-port", "0"]
+    limits = ["--search-seconds", "0.02", "--kv-memory", "128M", "--max-searches", "4"]
+    with subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        yield Served(process)
+        process.terminate()
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(served: Served) -> Iterator[None]:
+    yield
+    with SearchClient(served.address) as client:
+        seen = client.server_info(PATIENCE)
+        assert (seen.occupancy.running, seen.admitted_calls, seen.waiting_calls) == (0, 0, 0)
+        assert sum(blocks.live for blocks in seen.occupancy.kv_blocks.values()) == 0
+
+
+def attack(served: Served, made_up: Any, count: int, send: Callable[[Any], str]) -> Counter[str]:
+    """Send what hypothesis makes up: a third to warm up, and the rest, which must not make the server grow."""
+    ended: Counter[str] = Counter()
+
+    def send_many(count: int) -> None:
+        @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(made_up)
+        def sent(one: Any) -> None:
+            code = send(one)
+            ended[code] += 1
+            assert code not in ("INTERNAL", "UNKNOWN", "500"), one
+
+        sent()
+
+    send_many(count // 3)
+    before = served.resident()
+    send_many(count - count // 3)
+    assert served.resident() < before + GROWTH
+    return ended
+
+
+# ---- gRPC
+
+_BOUNDS = {
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+    FieldDescriptor.TYPE_ENUM: (-1, 30),
+}
+
+
+def value_of(field: Any) -> Any:
+    """What a field may be given, sensible values among it."""
+    if field.type in _BOUNDS:
+        low, high = _BOUNDS[field.type]
+        one: Any = some.integers(max(low, -2), min(high, 20)) | some.integers(low, high)
+    elif field.type in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
+        one = some.floats(0, 2) | some.floats()
+    elif field.type == FieldDescriptor.TYPE_BOOL:
+        one = some.booleans()
+    elif field.type == FieldDescriptor.TYPE_STRING:
+        one = some.just(PROBLEM) | some.text(some.characters(codec="utf-8"), max_size=40)
+    elif field.type == FieldDescriptor.TYPE_BYTES:
+        one = some.binary(max_size=20)
+    else:
+        one = message_of(field.message_type)
+    return some.lists(one, max_size=3) if field.is_repeated else one
+
+
+def message_of(kind: Any) -> Any:
+    return some.fixed_dictionaries({}, optional={field.name: value_of(field) for field in kind.fields})
+
+
+def request_with(values: dict[str, Any]) -> pb.SolveProblemRequest:
+    return pb.SolveProblemRequest(**values)
+
+
+_REQUESTS = message_of(pb.SolveProblemRequest.DESCRIPTOR)
+_FEW_CHANGES = some.tuples(_REQUESTS, some.integers(0, 3)).map(
+    lambda drawn: {"problem": PROBLEM, **dict(list(drawn[0].items())[: drawn[1]])}
+)
+
+
+@pytest.mark.parametrize("method", ["SolveProblem", "SolveProblemStream"])
+def test_messages(method: str, served: Served):
+    def send(values: dict[str, Any]) -> str:
+        request = request_with(values)
+        whole = pb.SolveProblemStreamRequest(request=request) if "Stream" in method else request
+        return served.send(method, whole.SerializeToString())
+
+    ended = attack(served, _REQUESTS | _FEW_CHANGES, 2500, send)
+    assert ended.keys() <= {"OK", "INVALID_ARGUMENT"}
+    assert min(ended["OK"], ended["INVALID_ARGUMENT"]) > 50, "both happen often, else it is no test"
+
+
+@pytest.mark.parametrize("method", ["SolveProblem", "SolveProblemStream", "GetServerInfo", "Nothing"])
+def test_bytes_for_messages(method: str, served: Served):
+    ended = attack(served, some.binary(max_size=200), 500, lambda raw: served.send(method, raw))
+    assert ended.keys() <= {"OK", "INVALID_ARGUMENT", "UNIMPLEMENTED"}
+
+
+def test_bytes_for_http2(served: Served):
+    host, _, port = served.address.rpartition(":")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+    def send(raw: bytes) -> str:
+        with socket.create_connection((host, int(port)), PATIENCE) as opened:
+            opened.sendall(raw)
+            opened.shutdown(socket.SHUT_WR)
+            try:
+                while opened.recv(65536):
+                    pass
+            except ConnectionResetError:
+                return "reset"
+        return "closed"
+
+    attack(served, some.binary(max_size=300) | some.binary(max_size=300).map(lambda raw: preface + raw), 1000, send)
+    assert served.send("GetServerInfo", b"") == "OK"
+
+
+# ---- HTTP
+
+_LEAVES = (
+    some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=20) | some.just(PROBLEM)
+    | some.sampled_from(["user", "assistant", "system", "demo-generator@greedy", "beam", "best-of-n", "\ud800"])
+)  # fmt: skip
+_JSON = some.recursive(
+    _LEAVES,
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+_MESSAGE = some.fixed_dictionaries({"role": some.just("user") | _JSON, "content": some.just(PROBLEM) | _JSON})
+_MESSAGES = some.lists(_MESSAGE, max_size=3)
+_CHATS = some.fixed_dictionaries(
+    {"model": some.just("demo-generator@greedy") | _JSON, "messages": _MESSAGES | _JSON},
+    optional=dict.fromkeys(
+        ("temperature", "top_p", "seed", "max_tokens", "stream", "n", "stop", "espalier", "stream_options"), _JSON
+    ),
+)
+_SEARCHES = some.fixed_dictionaries(
+    {"problem": some.just(PROBLEM) | _JSON},
+    optional={name: some.integers(-1, 5) | _JSON for name in SearchRequest.__dataclass_fields__ if name != "problem"},
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "bodies"),
+    [("/v1/chat/completions", _CHATS | _JSON), ("/v1/searches", _SEARCHES | _JSON)],
+    ids=["chats", "searches"],
+)
+def test_bodies(path: str, bodies: Any, served: Served):
+    with httpx2.Client(base_url=served.url, timeout=PATIENCE, trust_env=False) as client:
+
+        def send(body: Any) -> str:
+            raw = json.dumps(body)
+            response = client.post(path, content=raw, headers={"content-type": "application/json"})
+            return str(response.status_code)
+
+        ended = attack(served, bodies, 1500, send)
+    assert ended.keys() <= {"200", "400", "404"}
+    assert min(ended["200"], ended["400"]) > 5, "both happen often, else it is no test"
+
+
+def test_bytes_for_http(served: Served):
+    parts = urlsplit(served.url)
+    head = b"POST /v1/searches HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+    def send(raw: bytes) -> str:
+        with socket.create_connection((parts.hostname, parts.port or 0), PATIENCE) as opened:
+            opened.sendall(raw)
+            opened.shutdown(socket.SHUT_WR)
+            received = b""
+            try:
+                while more := opened.recv(65536):
+                    received += more
+            except ConnectionResetError:
+                return "reset"
+        return received.split(b" ", 2)[1].decode() if received.startswith(b"HTTP/1.1 ") else "closed"
+
+    whole = some.binary(max_size=100).map(lambda raw: head + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+    chunks = some.binary(max_size=100).map(lambda raw: head + b"transfer-encoding: chunked\r\n\r\n" + raw)
+    ended = attack(served, some.binary(max_size=300) | whole | chunks, 1500, send)
+    assert ended.keys() <= {"400", "403", "404", "405", "408", "closed", "reset"}
