@@ -16,13 +16,14 @@ from espalier.experiments.bench.service.server_process import ServerProcess, ser
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import AlgorithmName, SearchRequest
-from espalier.search.result import Event
 
 _SMALL = SearchRequest("-", beam_width=2, expansion=2)
 _LARGE = SearchRequest("-", beam_width=8, expansion=4, merge_duplicates=False)
 _WARM_UP = 0.2
 """Share of the run after which memory must not grow."""
 _SAMPLE_SECONDS = 5.0
+_POOL = "512M"
+"""Filled within the warm-up: cached prompts take what is free of the pool, and its memory counts once it is used."""
 _IDLE_SECONDS = 60.0
 
 
@@ -40,7 +41,7 @@ class _Figures:
 
 
 def run(
-    minutes: float, large: int = 6, small: int = 2, vanishing: int = 3
+    minutes: float, large: int = 3, small: int = 2, vanishing: int = 2
 ) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, int]]:
     """Load a server for some minutes, from the first one on with clients that vanish.
 
@@ -60,9 +61,9 @@ def run(
     """
     texts = [problem.problem for problem in load_benchmark("demo", 200)]
     rows: list[dict[str, Any]] = []
-    with serving() as server:
+    with serving("--kv-memory", _POOL) as server:
         quiet = _Figures()
-        with _threads([lambda over: _ask(server.address, _SMALL, texts, quiet, over)]):
+        with _threads([lambda over: _ask(server.address, _SMALL, texts, quiet, over)] * small):
             time.sleep(6 * minutes)
         loaded = _Figures()
         with _resetting_proxy(server.address) as proxy:
@@ -154,11 +155,17 @@ def _ask_wrongly(address: str, figures: _Figures, over: threading.Event) -> None
 def _vanish(proxy: "_Proxy", texts: list[str], figures: _Figures, over: threading.Event) -> None:
     random_ = random.Random()
     while not over.is_set():
-        with SearchClient(proxy.address, retry=NO_RETRIES) as client, suppress(EspalierError):
+        with SearchClient(proxy.address, retry=NO_RETRIES) as client:
             values = _LARGE.to_dict() | {"problem": random_.choice(texts), "seed": random_.randrange(2**31)}
-            threading.Timer(random_.uniform(0.05, 2.0), proxy.reset_one).start()
-            _events: list[Event] = list(client.solve_stream(SearchRequest(**values)))
-        figures.count("vanished")
+            reset = threading.Timer(random_.uniform(0.05, 2.0), proxy.reset_one)
+            reset.start()
+            try:
+                for _ in client.solve_stream(SearchRequest(**values)):
+                    pass
+            except ServiceError:
+                figures.count("vanished")
+            finally:
+                reset.cancel()
 
 
 @contextmanager
