@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from executor_runs import REQUEST, RUNTIME, run
+from exposition import scrape
 from killed_runs import finish, results
 from killed_runs import started as started_command
 from process_tree import alive, descendants, wait_until
@@ -168,6 +169,12 @@ def test_the_service_answers_every_call_of_a_crowd_while_a_worker_is_killed(work
                 return not searches and not any(blocks.live for blocks in seen.kv_blocks.values())
 
             wait_until(idle, PATIENCE)
+        seen = scrape(server)
+        assert seen.value("espalier_sampled_tokens_total"), "of the results"
+        for role in ("generator", "verifier"):
+            counted = seen.value("espalier_engine_batch_tokens_sum", role=role)
+            assert counted
+            assert counted >= (seen.value("espalier_computed_tokens_total", role=role) or 0), "lost searches count too"
     finally:
         server.close()
 
@@ -208,6 +215,7 @@ def test_a_command_that_is_killed_or_interrupted_leaves_no_process(kind: signal.
 
 
 NEVER_CLOSED = """
+from exposition import scrape
 from executor_runs import RUNTIME
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.worker_executor import WorkerExecutor
