@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
+from espalier.engine.errors import EspalierError
 from espalier.experiments.executors.transport import Cancel, Question, Report, Run
 from espalier.experiments.executors.worker import Worker
 
@@ -99,7 +100,7 @@ def _listen(channel: _Channel, worker: Worker) -> None:
 def _answered(worker: Worker, number: int, question: Question) -> Answered:
     try:
         return Answered(number, worker.answer(question))
-    except Exception as error:
+    except EspalierError as error:
         return Answered(number, error=error)
 
 

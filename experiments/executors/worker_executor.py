@@ -119,7 +119,8 @@ class WorkerExecutor:
             others = blocks.get(role, KvBlocks(0, 0, 0))
             blocks[role] = KvBlocks(others.live + held.live, others.cached + held.cached, others.free + held.free)
         counted = [worker.stats for worker in self._workers]
-        stats = {role: total(each[role] for each in counted if role in each) for each in counted for role in each}
+        roles = {role for each in counted for role in each}
+        stats = {role: total(each[role] for each in counted if role in each) for role in roles}
         return Occupancy(running, len(self._searches) - running, blocks, stats)
 
     def describe_models(self) -> dict[str, str]:

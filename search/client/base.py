@@ -2,6 +2,7 @@
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from espalier.engine.errors import EspalierError, MisuseError
@@ -25,7 +26,7 @@ OnProgress = Callable[[int, int, SearchResult | EspalierError], None]
 """Called with the number of finished searches, the number of all, and the outcome of the one that just finished."""
 
 
-class ClientBase:
+class ClientBase(ABC):
     """The part of a client that does no input or output.
 
     Attributes:
@@ -62,9 +63,9 @@ class ClientBase:
         self._closed = False
         self._open(self._connection)
 
+    @abstractmethod
     def _open(self, connection: Connection) -> None:
         """Create the channel."""
-        raise NotImplementedError
 
     def _require_usable(self) -> None:
         """Raise if no call is possible.

@@ -14,14 +14,15 @@ from pathlib import Path
 from espalier.engine.errors import EspalierError
 
 _START_SECONDS = 300.0
-_ADDRESS = re.compile(r" on (\S+:\d+)")
+_ADDRESSES = re.compile(r" on (\S+)(?: and (\S+))?$")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A running server: its gRPC address and its process id."""
+    """A running server: its gRPC address, the URL of its HTTP port if it has one, and its process id."""
 
     address: str
+    url: str | None
     pid: int
 
     def resident_bytes(self) -> int:
@@ -45,9 +46,9 @@ def serving(*options: str) -> Iterator[ServerProcess]:
         threading.Thread(target=lambda: [lines.put(line) for line in output], daemon=True).start()
         try:
             line = lines.get(timeout=_START_SECONDS)
-            if not (found := _ADDRESS.search(line)):
+            if not (found := _ADDRESSES.search(line.strip())):
                 raise EspalierError(f"the server says {line.strip()!r} where it should say its address")
-            yield ServerProcess(found[1], process.pid)
+            yield ServerProcess(found[1], found[2], process.pid)
             if process.poll() is not None:
                 raise EspalierError(f"the server has ended, with exit code {process.returncode}")
         except queue.Empty:

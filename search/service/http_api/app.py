@@ -1,6 +1,5 @@
 """The HTTP application: its routes, and the page."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from hashlib import sha256
@@ -16,10 +15,10 @@ from starlette.types import ASGIApp, Scope
 
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import Call
-from espalier.search.service.http_api.body import json_response
 from espalier.search.service.http_api.calls import REQUEST_ID, CallMiddleware
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
 from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.operating import OperatingEndpoints
 from espalier.search.service.http_api.searches import SearchEndpoints
 from espalier.search.service.http_api.status import HttpError
 from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
@@ -50,27 +49,17 @@ def make_app(
     """
     openai = OpenAiEndpoints(session, ModelNames(settings.model_name or _MODEL_NAME, int(time.time())))
     searches = SearchEndpoints(session, settings.max_send_bytes)
-
-    async def healthz(request: Request) -> Response:
-        return json_response({"alive": True})
-
-    async def readyz(request: Request) -> Response:
-        headers = {} if session.ready else {"retry-after": "5"}
-        return json_response({"ready": session.ready}, 200 if session.ready else 503, headers)
-
-    async def metrics(request: Request) -> Response:
-        text, media_type = await asyncio.to_thread(render_metrics, request.headers.get("accept", ""))
-        return Response(text, headers={"content-type": media_type})
+    operating = OperatingEndpoints(session, render_metrics)
 
     routes = [
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
+        Route("/healthz", operating.healthz),
+        Route("/readyz", operating.readyz),
         Route("/v1/models", openai.list_models),
         Route("/v1/models/{model:path}", openai.retrieve_model),
         Route("/v1/chat/completions", openai.create_completion, methods=["POST"]),
         Route("/v1/searches", searches.create_search, methods=["POST"]),
-        Route("/v1/server", searches.server_info),
-        Route("/metrics", metrics),
+        Route("/v1/server", operating.server_info),
+        Route("/metrics", operating.metrics),
     ]
     page = page_files()
     open_paths = {*_HEALTH, *page}

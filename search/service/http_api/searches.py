@@ -25,15 +25,11 @@ _NAMES: dict[type[Event], str] = {
 
 
 class SearchEndpoints:
-    """`POST /v1/searches` and `GET /v1/server`."""
+    """`POST /v1/searches`."""
 
     def __init__(self, session: Session, max_send_bytes: int) -> None:
         self._session = session
         self._max_send_bytes = max_send_bytes
-
-    async def server_info(self, request: Request) -> Response:
-        """Tell what is served, and what is held now."""
-        return json_response(asdict(await self._session.info()))
 
     async def create_search(self, request: Request) -> Response | ASGIApp:
         """Run one search; the events come as they happen, or with `"stream": false` the result at the end."""
@@ -54,7 +50,9 @@ class SearchEndpoints:
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             async with (
                 event_stream(send, call) as out,
-                self._session.search(asked, call, priority, True, True, violations) as events,
+                self._session.search(
+                    asked, call, priority, progress=True, report_nodes=True, violations=violations
+                ) as events,
             ):
                 async for event in with_comments(events, out):
                     if (data := self._data(event)) is not None:

@@ -257,6 +257,8 @@ def test_doctor_tells_whether_a_port_is_free():
         busy = found("port", port=port)
         assert (busy.fatal, "another --port" in busy.advice) == (False, True)
     assert found("port", port=port).advice == ""
+    far = found("port", port=0, metrics_port=port, metrics_host="203.0.113.1", insecure_bind=True)
+    assert "another --metrics-port" in far.advice, "it is tried on its own address, which is not this machine's"
     assert [each.name for each in server_findings(ServerSettings(port=0))] == ["open files"]
 
 

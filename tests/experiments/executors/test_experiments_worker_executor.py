@@ -423,6 +423,10 @@ def test_blocks_of_all_workers_are_summed_up_and_those_of_a_lost_one_are_gone():
     assert executor.occupancy().kv_blocks == {}
 
 
+def test_so_many_searches_run_at_once_as_all_workers_run():
+    assert executor_on(FakeWorkers(3)).max_running == 3 * RUNTIME.max_running
+
+
 def test_counters_of_all_workers_are_summed_up_and_a_lost_one_s_are_kept():
     workers = FakeWorkers(2)
     executor = executor_on(workers)

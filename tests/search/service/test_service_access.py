@@ -4,12 +4,11 @@ import json
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from callers_files import callers_file
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -24,16 +23,6 @@ from espalier.search.service.access.salts import Salts
 from espalier.search.service.errors import QuotaError, UnauthenticatedError
 from espalier.search.service.settings import LogFormat
 from espalier.v1 import search_pb2 as pb
-
-
-def callers_file(folder: Path, **callers: str) -> Path:
-    """A file of callers whose tokens are their names, each with further lines."""
-    tables = [
-        f'[{name}]\ntoken_sha256 = "{sha256(name.encode()).hexdigest()}"\n{more}\n' for name, more in callers.items()
-    ]
-    file = folder / "callers.toml"
-    file.write_text("\n".join(tables))
-    return file
 
 
 def ask(problem: str = "solve", **fields: Any) -> pb.SolveProblemRequest:

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
+from callers_files import callers_file
 from exposition import OPENMETRICS, Exposition, read, some_stats
 from raw_client import bearer, raw_stub
 from scripted_orchestrator import ScriptedOrchestrator
 from server_thread import PATIENCE, ServerThread
-from test_service_access import callers_file
 
 from espalier.search.service.settings import ServerSettings
 from espalier.v1 import search_pb2 as pb

@@ -9,11 +9,11 @@ from typing import Any
 
 import grpc
 import pytest
+from callers_files import callers_file
 from exposition import OPENMETRICS, Exposition, read, scrape, some_stats
 from raw_client import bearer, raw_stub
 from scripted_orchestrator import USAGE, ScriptedOrchestrator
 from server_thread import PATIENCE, ServerThread, wait_until
-from test_service_access import callers_file
 
 from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import SearchRequest

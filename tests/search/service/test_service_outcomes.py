@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import httpx2
 import pytest
+from exposition import scrape
 from raw_client import NO_PROXY
 from raw_http import RawConnection, post
 from server_thread import ServerThread
@@ -28,7 +29,7 @@ from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
 
 CALLERS = 32
-LONG = 20.0
+LONG = 60.0
 """Seconds that anything may take before the test fails."""
 FAULT = "A problem at which the algorithm breaks."
 SMALL = {
@@ -36,8 +37,8 @@ SMALL = {
     "beam_width": 2,
     "expansion": 2,
 }
-ENDLESS = {**SMALL, "algorithm": "majority", "beam_width": 128, "expansion": 1, "temperature": 2.0, "early_stop": "off"}
-"""Runs for longer than any test waits for it."""
+LARGE = {**SMALL, "algorithm": "majority", "beam_width": 128, "expansion": 1, "temperature": 2.0, "early_stop": "off"}
+"""Takes seconds beside seven others, so that no test meets its end."""
 
 CODES = {400: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE"}
 WORDS = {"internal_error": "INTERNAL", "service_unavailable": "UNAVAILABLE"}
@@ -213,6 +214,11 @@ def nothing_left(server: ServerThread) -> bool:
         return (live, held.running, held.waiting, seen.admitted_calls, seen.waiting_calls) == (0, 0, 0, 0, 0)
 
 
+def outcomes(server: ServerThread) -> set[str]:
+    """How searches have ended, as the server counts them: one that nobody cancelled would have finished."""
+    return set(scrape(server).series("espalier_searches_total", "outcome"))
+
+
 def all_in(server: ServerThread, count: int = CALLERS) -> bool:
     with SearchClient(server.address) as client:
         seen = client.server_info(LONG)
@@ -220,52 +226,54 @@ def all_in(server: ServerThread, count: int = CALLERS) -> bool:
 
 
 @ways_in
-def test_answered(door, server, callers, pool):
+def test_calls_that_are_answered_leave_nothing(door, server, callers, pool):
     assert Counter(pool.map(lambda each: each.ask(SMALL), callers(door))) == {"OK": CALLERS}
     wait_until(lambda: nothing_left(server))
 
 
 @ways_in
-def test_cancelled(door, server, callers, pool):
+def test_calls_that_are_cancelled_end_their_searches(door, server, callers, pool):
     leave = threading.Event()
-    together = [pool.submit(each.leave, ENDLESS, lambda: leave.wait(LONG)) for each in callers(door)]
+    together = [pool.submit(each.leave, LARGE, lambda: leave.wait(LONG)) for each in callers(door)]
     wait_until(lambda: all_in(server))
     leave.set()
     for each in together:
         each.result(LONG)
     wait_until(lambda: nothing_left(server))
+    assert outcomes(server) == {"cancelled"}
 
 
 @ways_in
-def test_out_of_time(door, server, callers, pool):
-    ended = Counter(pool.map(lambda each: each.ask(ENDLESS, 0.5), callers(door)))
+def test_calls_whose_deadline_passes_end_their_searches(door, server, callers, pool):
+    ended = Counter(pool.map(lambda each: each.ask(LARGE, 0.5), callers(door)))
     assert ended == {"DEADLINE_EXCEEDED": CALLERS}
     wait_until(lambda: nothing_left(server))
+    assert outcomes(server) == {"cancelled"}
 
 
 @ways_in
-def test_wrong(door, server, callers, pool):
+def test_wrong_calls_leave_nothing(door, server, callers, pool):
     ended = Counter(pool.map(lambda each: each.ask({**SMALL, "beam_width": -1}), callers(door)))
     assert ended == {"INVALID_ARGUMENT": CALLERS}
     wait_until(lambda: nothing_left(server))
 
 
 @ways_in
-def test_too_many(door, orchestrator, start, pool):
+def test_calls_that_are_too_many_are_refused_and_leave_nothing(door, orchestrator, start, pool):
     server = start(lambda: orchestrator, max_searches=4, max_queue=4, http_port=0)
     server.wait_loaded()
     with ExitStack() as opened:
         made = [door(server) for _ in range(CALLERS)]
         for each in made:
             opened.callback(each.close)
-        ended = Counter(pool.map(lambda each: each.ask({**ENDLESS, "temperature": 0.3, "beam_width": 16}), made))
+        ended = Counter(pool.map(lambda each: each.ask({**LARGE, "temperature": 0.3, "beam_width": 16}), made))
     assert set(ended) == {"OK", "RESOURCE_EXHAUSTED"}
     assert ended["OK"] >= 8
     wait_until(lambda: nothing_left(server))
 
 
 @ways_in
-def test_broken(door, server, callers, pool):
+def test_searches_that_break_leave_nothing_and_the_others_go_on(door, server, callers, pool):
     made = callers(door)
     faults = [pool.submit(each.ask, {**SMALL, "problem": FAULT}) for each in made[::2]]
     others = [pool.submit(each.ask, SMALL) for each in made[1::2]]
@@ -275,8 +283,8 @@ def test_broken(door, server, callers, pool):
 
 
 @ways_in
-def test_shut_down(door, server, callers, pool, orchestrator):
-    together = [pool.submit(each.ask, ENDLESS) for each in callers(door)]
+def test_a_server_that_shuts_down_tells_every_call_and_leaves_nothing(door, server, callers, pool, orchestrator):
+    together = [pool.submit(each.ask, LARGE) for each in callers(door)]
     wait_until(lambda: all_in(server))
     server.call(server.server.stop())
     assert {each.result(LONG) for each in together} == {"UNAVAILABLE"}
@@ -286,7 +294,7 @@ def test_shut_down(door, server, callers, pool, orchestrator):
 
 
 @ways_in
-def test_a_worker_killed(door, start, pool):
+def test_no_call_is_lost_with_a_worker_that_is_killed(door, start, pool):
     runtime = RuntimeSettings(kv_memory=2**28, threads=1, max_running=4)
     transport = ProcessTransport(runtime, 2)
     server = start(lambda: WorkerExecutor(transport, runtime), max_searches=8, http_port=0)
@@ -295,7 +303,7 @@ def test_a_worker_killed(door, start, pool):
         made = [door(server) for _ in range(CALLERS)]
         for each in made:
             opened.callback(each.close)
-        request = {**ENDLESS, "temperature": 0.3, "beam_width": 64}
+        request = {**LARGE, "temperature": 0.3, "beam_width": 64}
         together = [pool.submit(each.ask, request) for each in made]
         wait_until(lambda: all_in(server, 8))
         process = transport._keepers[0].process

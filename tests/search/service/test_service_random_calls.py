@@ -4,11 +4,7 @@ Nothing may end as a fault of the server, and its memory must stay as it is.
 """
 
 import json
-import os
-import re
 import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from raw_client import NO_PROXY
 
+from espalier.experiments.bench.service.server_process import ServerProcess, serving
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest
 from espalier.v1 import search_pb2 as pb
@@ -41,16 +38,10 @@ GROWTH = 24 * 2**20
 class Served:
     """A server process, with limits that let it answer quickly."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdout is not None
-        self.pid = process.pid
-        found = re.search(r" on (\S+) and (\S+)$", process.stdout.readline().strip())
-        assert found
-        self.address, self.url = found.groups()
+    def __init__(self, process: ServerProcess) -> None:
+        self.resident_bytes = process.resident_bytes
+        self.address, self.url = process.address, process.url or ""
         self.channel = grpc.insecure_channel(self.address, options=NO_PROXY)
-
-    def resident(self) -> int:
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def send(self, method: str, raw: bytes) -> str:
         """Send bytes as a message; the code it ended with."""
@@ -67,11 +58,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    command = [sys.executable, "-m", "espalier.experiments.cli.main", "serve", "--port", "0", "--http-port", "0"]
-    limits = ["--search-seconds", "0.02", "--kv-memory", "128M", "--max-searches", "4"]
-    with subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    limits = ("--search-seconds", "0.02", "--kv-memory", "128M", "--max-searches", "4")
+    with serving("--http-port", "0", *limits) as process:
         yield Served(process)
-        process.terminate()
 
 
 @pytest.fixture(autouse=True)
@@ -98,9 +87,9 @@ def attack(served: Served, made_up: Any, count: int, send: Callable[[Any], str])
         sent()
 
     send_many(count // 3)
-    before = served.resident()
+    before = served.resident_bytes()
     send_many(count - count // 3)
-    assert served.resident() < before + GROWTH
+    assert served.resident_bytes() < before + GROWTH
     return ended
 
 

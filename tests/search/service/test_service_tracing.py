@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from callers_files import callers_file
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -20,7 +21,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 from raw_client import bearer, raw_stub
 from scripted_orchestrator import USAGE
 from server_thread import PATIENCE, wait_until
-from test_service_access import callers_file
 
 from espalier.search.client import SearchClient, ServiceError
 from espalier.search.request import AlgorithmName, SearchRequest

@@ -2,7 +2,6 @@
 
 import logging
 import ssl
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import httpx2
 import openai
 import pytest
 import trustme
+from callers_files import callers_file
 from scripted_orchestrator import ScriptedOrchestrator
 from server_thread import PATIENCE, wait_until
 
@@ -23,16 +23,6 @@ from espalier.search.service.settings import ServerSettings, SettingsError
 
 CHAT = "/v1/chat/completions"
 ASK = {"model": "espalier", "messages": [{"role": "user", "content": "solve"}]}
-
-
-def callers_file(folder: Path, **callers: str) -> Path:
-    """A file of callers whose tokens are their names, each with further lines."""
-    file = folder / "callers.toml"
-    tables = (
-        f'[{name}]\ntoken_sha256 = "{sha256(name.encode()).hexdigest()}"\n{more}\n' for name, more in callers.items()
-    )
-    file.write_text("".join(tables))
-    return file
 
 
 # ---- callers

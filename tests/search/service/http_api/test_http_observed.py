@@ -1,11 +1,14 @@
 """What is counted, traced and shown of HTTP calls."""
 
 import pytest
+from callers_files import callers_file
 from exposition import OPENMETRICS, read
 from server_thread import wait_until
-from test_http_access import ASK, CHAT, callers_file
 
 from espalier.search.service.access.calls import Call
+
+CHAT = "/v1/chat/completions"
+ASK = {"model": "espalier", "messages": [{"role": "user", "content": "solve"}]}
 
 
 class Heard:

@@ -86,7 +86,9 @@ def test_the_form_offers_every_algorithm_and_the_ranges_of_the_request():
 
 def test_the_examples_are_problems():
     body = INDEX[INDEX.index('id="example"') : INDEX.index("</select>")]
-    for problem in re.findall(r"<option>(.*?)</option>", body):
+    problems = re.findall(r"<option>(.*?)</option>", body)
+    assert len(problems) > 1
+    for problem in problems:
         validate(SearchRequest(html.unescape(problem)))
 
 

@@ -1,14 +1,12 @@
 """The page as `espalier serve --http-port` sends it, with the bundled pair, in a browser."""
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from hashlib import sha256
 from typing import Any
 
 import pytest
+from callers_files import callers_file
+
+from espalier.experiments.bench.service.server_process import serving
 
 pytestmark = pytest.mark.browser
 
@@ -17,20 +15,10 @@ PROBLEM = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coi
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    callers = tmp_path_factory.mktemp("server") / "callers.toml"
-    callers.write_text(f'[ann]\ntoken_sha256 = "{sha256(b"s3cret").hexdigest()}"\n')
-    command = [sys.executable, "-m", "espalier.experiments.cli.main", "serve", "--port", "0", "--http-port", "0"]
-    with subprocess.Popen(
-        [*command, "--callers", str(callers)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "ESPALIER_THREADS": "1"},
-    ) as server:
-        assert server.stdout is not None
-        found = re.search(r"http://\S+", server.stdout.readline())
-        assert found
-        yield found.group()
-        server.terminate()
+    callers = callers_file(tmp_path_factory.mktemp("server"), s3cret="")
+    with serving("--http-port", "0", "--callers", str(callers)) as server:
+        assert server.url
+        yield server.url
 
 
 @pytest.fixture
