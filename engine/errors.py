@@ -38,8 +38,7 @@ class DeviceError(FatalError):
     """A batch could not be computed: the device failed, or has too little memory."""
 
     def __init__(self, role: str, device: str, error: BaseException) -> None:
-        what = next(iter(str(error).splitlines()), "") or type(error).__name__
-        super().__init__(f"the {role} could not be run on {device}: {what}")
+        super().__init__(f"the {role} could not be run on {device}: {first_line(error)}")
 
 
 class ScoreMismatchError(FatalError):
@@ -152,3 +151,8 @@ def name_tokens(tokens: Mapping[int, str]) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type where it has none."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

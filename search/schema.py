@@ -27,6 +27,8 @@ T = TypeVar("T")
 _KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 """Formats of files with values of fields."""
+_MOST_ITEMS = 1024
+"""Longest list whose items are looked at."""
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -176,6 +178,9 @@ def _items(kind: type, name: str, values: Any, wrong: list[Violation]) -> Any:
     """A list's items as instances of `kind`; what is wrong with them goes to `wrong`."""
     if not isinstance(values, list | tuple):
         return values
+    if len(values) > _MOST_ITEMS:
+        wrong.append(Violation(name, f"must be at most {_MOST_ITEMS} items, is {len(values)}"))
+        return ()
     items = []
     for index, value in enumerate(values):
         try:

@@ -79,6 +79,11 @@ class ProcessTransport:
             raise NoAnswerError(f"worker {worker} has ended")
         return process.ask(question, seconds)
 
+    def restart(self, worker: int) -> None:
+        """End a worker that hangs."""
+        if process := self._ready[worker]:
+            process.kill()
+
     def poll(self, seconds: float) -> list[tuple[int, Report]]:
         """Return what workers have reported."""
         found: list[tuple[int, Report]] = []
@@ -194,8 +199,12 @@ class _Process:
                 self._connection.send(message)
             except BlockingIOError:
                 log.warning("process %d of a worker took no message for %g s, and is killed", self.pid, _TAKE_SECONDS)
-                self._popen.kill()
+                self.kill()
                 raise
+
+    def kill(self) -> None:
+        """End the process at once; `receive` comes to its end."""
+        self._popen.kill()
 
     def ask(self, question: Question, seconds: float) -> Any:
         """See `Transport.ask`."""

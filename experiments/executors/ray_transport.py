@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from espalier.engine.errors import EspalierError, FatalError
+from espalier.engine.errors import EspalierError, FatalError, first_line
 from espalier.experiments.executors.ray_worker import RayWorker
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.executors.transport import Lost, NoAnswerError, Order, Question, Report
@@ -68,7 +68,11 @@ class RayTransport:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except self._ray.exceptions.RayError as error:
-            raise NoAnswerError(f"worker {worker} did not answer: {_first_line(error)}") from error
+            raise NoAnswerError(f"worker {worker} did not answer: {first_line(error)}") from error
+
+    def restart(self, worker: int) -> None:
+        """End a worker that hangs."""
+        self._ray.kill(self._actors[worker], no_restart=False)
 
     def poll(self, seconds: float) -> list[tuple[int, Report]]:
         """Return what workers have reported."""
@@ -152,9 +156,9 @@ class RayTransport:
                 return [(number, self._ray.get(next(ready)))]
             self._ray.get(ready)
         except self._ray.exceptions.RayTaskError as error:
-            return self._lose(number, ready, error.cause)
+            return self._lose(number, error.cause)
         except (self._ray.exceptions.RayError, StopIteration) as error:
-            return self._lose(number, ready, FatalError(_first_line(error)))
+            return self._lose(number, FatalError(first_line(error)))
         self._sent.pop(ready, None)
         if self._loading.pop(ready, None) is not None:
             self._streams[self._actors[number].reports.options(num_returns="streaming").remote()] = number
@@ -163,14 +167,13 @@ class RayTransport:
     def _owner(self, ready: Any) -> int | None:
         return next((owners[ready] for owners in self._calls if ready in owners), None)
 
-    def _lose(self, number: int, call: Any, error: Exception) -> list[tuple[int, Report]]:
-        """Follow a worker from its next start on, unless it could not load; `call` is the one that failed."""
-        could_not_load = call in self._loading
+    def _lose(self, number: int, error: Exception) -> list[tuple[int, Report]]:
+        """Follow a worker from its next start on, which Ray sees to when its process ends."""
         for owners in self._calls:
             for each in [each for each, owner in owners.items() if owner == number]:
                 del owners[each]
-        if not could_not_load:  # Ray repeats this call until it has started the actor again
-            self._loading[self._actors[number].load.options(max_task_retries=-1).remote()] = number
+        # Ray repeats this call until it has started the actor again.
+        self._loading[self._actors[number].load.options(max_task_retries=-1).remote()] = number
         return [(number, Lost(error))]
 
 
@@ -205,7 +208,3 @@ def _require_listening(address: str) -> None:
     if not (port.isdecimal() and host and "/" not in host):
         raise ValueError("it must be auto or HOST:PORT")
     socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -65,11 +65,11 @@ class RayWorker:
 
     def _report(self, report: Report) -> None:
         assert self._loaded
-        if isinstance(report, Loaded):
-            self._loaded.set_result(report)
-        elif self._loaded.done():
-            self._failed = self._failed or isinstance(report, Lost)
+        self._failed = self._failed or isinstance(report, Lost)
+        if self._loaded.done():
             self._reports.put_nowait(report)
-        else:
-            assert isinstance(report, Lost)
+        elif isinstance(report, Lost):
             self._loaded.set_exception(report.error)
+        else:
+            assert isinstance(report, Loaded)
+            self._loaded.set_result(report)

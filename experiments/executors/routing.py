@@ -1,5 +1,7 @@
 """Which worker gets a search: plain data, without any process."""
 
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -52,6 +54,13 @@ class Search:
         return len(self.died_on) >= _DEATHS_IN_COMPANY
 
     @property
+    def due(self) -> float:
+        """Time at which it ends wherever it is; infinite without a limit."""
+        limit, options = self.request.time_limit, self.options
+        own = math.inf if limit is None or options.timed_from_start else limit - options.waited
+        return self.submitted + min(own, options.max_seconds)
+
+    @property
     def tokens(self) -> int:
         """About how many tokens it may sample."""
         return estimated_tokens(self.request)
@@ -100,6 +109,7 @@ class WorkerState:
         up: whether it can be given searches.
         running: the searches that it was given and that have not ended.
         recent: what its prefix cache may hold.
+        heard: time of its last report, or of its first search after none.
         held: what it holds and has counted, as it last reported.
         ended: counters by role of its earlier processes.
     """
@@ -108,6 +118,7 @@ class WorkerState:
     up: bool = False
     running: dict[str, Search] = field(default_factory=dict)
     recent: RecentProblems = field(default_factory=RecentProblems)
+    heard: float = 0.0
     held: Occupancy = _NOTHING
     ended: dict[str, RoleStats] = field(default_factory=dict)
 
@@ -127,10 +138,17 @@ class WorkerState:
         roles = {*self.ended, *self.held.stats}
         return {role: total(each[role] for each in (self.held.stats, self.ended) if role in each) for role in roles}
 
+    def has_room(self, search: Search, most: int) -> bool:
+        """Whether it may be given a search, beside which those of a smaller priority wait."""
+        others = sum(other.options.priority >= search.options.priority for other in self.running.values())
+        return others < most and len(self.running) < 2 * most
+
     def give(self, search: Search) -> None:
         """Note that it was given a search."""
+        if not self.running:
+            self.heard = time.monotonic()
         self.running[search.search_id] = search
-        self.recent.add(search.options.salt, search.request.problem)
+        self.recent.add(search.options.salt, search.request.problem_text)
 
     def lose(self) -> list[Search]:
         """Note that it has ended; returns the searches that it ran."""
@@ -149,14 +167,14 @@ def choose_worker(search: Search, workers: Iterable[WorkerState], most: int) -> 
     Args:
         search: the search.
         workers: all workers.
-        most: searches that a worker may have at once.
+        most: searches that a worker may have at once; as many again may have a smaller priority, and be suspended.
     """
-    free = [worker for worker in workers if worker.up and not worker.has_suspect and len(worker.running) < most]
+    free = [worker for worker in workers if worker.up and not worker.has_suspect and worker.has_room(search, most)]
     if search.suspect:
         free = [worker for worker in free if not worker.running]
 
     def cost(worker: WorkerState) -> tuple[int, int]:
-        saved = worker.recent.saved_tokens(search.options.salt, search.request.problem)
+        saved = worker.recent.saved_tokens(search.options.salt, search.request.problem_text)
         return search.died_on.count(worker.number), worker.tokens - saved
 
     return min(free, key=cost, default=None)

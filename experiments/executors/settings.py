@@ -38,7 +38,12 @@ class ExecutorSettings:
         Option("Ray cluster to use: auto for the one of this machine, or HOST:PORT. Default: start one here."),
     ] = None
     workers: Annotated[
-        int, Interval(ge=1, le=4096), Option("Number of workers; --in-flight, --kv-memory and --threads are of each.")
+        int,
+        Interval(ge=1, le=4096),
+        Option(
+            "Number of workers; --in-flight, --kv-memory and --threads are of each, and --max-searches of a server is "
+            "shared out."
+        ),
     ] = 1
     gpus_per_worker: Annotated[
         float | None,

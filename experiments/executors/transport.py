@@ -117,6 +117,10 @@ class Transport(Protocol):
         """
         ...
 
+    def restart(self, worker: int) -> None:
+        """End a worker that hangs; `poll` tells that it is lost, and when it is back."""
+        ...
+
     def poll(self, seconds: float) -> list[tuple[int, Report]]:
         """Return what workers have reported, in the order of each; waits for the first report, at most `seconds`."""
         ...

@@ -7,13 +7,14 @@ was running their time only: they begin again on another worker, with the same s
 import heapq
 import itertools
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from espalier.engine.errors import FatalError, InvalidRequestError, RequestTooLargeError
+from espalier.engine.errors import FatalError, InvalidRequestError, RequestTooLargeError, first_line
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.stats import total
 from espalier.experiments.executors.routing import Search, WorkerState, choose_worker
@@ -48,6 +49,8 @@ _ANSWER_SECONDS = 2.0
 """Seconds that one worker has to answer a question before another is asked."""
 _MOST_ASKED = 2
 """Workers that are asked about a request before it is checked without them."""
+_SILENT_SECONDS = 120.0
+"""Seconds without a report after which a worker with searches hangs; its first steps may have to compile kernels."""
 _LOST_SECONDS = 300.0
 """Seconds without any worker after which no search can continue."""
 
@@ -75,6 +78,8 @@ class WorkerExecutor:
         self._queue: list[tuple[Any, Search]] = []
         self._searches: dict[str, Search] = {}  # all unfinished ones
         self._cancelled: list[Search] = []  # those that no worker runs
+        self._due: list[tuple[float, int, Search]] = []  # when waiting searches reach their limits of time
+        self._refused: Exception | None = None
         self._finished: list[SearchResult] = []
         self._none_since: float | None = None
         self._effective: dict[SearchRequest, SearchRequest] = {}
@@ -190,13 +195,19 @@ class WorkerExecutor:
 
         Raises:
             FatalError: all workers are lost, and none has come back within some minutes.
+            EspalierError: a worker refused a search that nobody listens to, for a reason that all searches share.
             KeyboardInterrupt: the next `step` returns this one's results.
         """
         with interrupts_held():
+            self._hear(self._transport.poll(0))  # an idle executor did not listen: a worker may have ended long ago
             self._dispatch()
             self._hear(self._transport.poll(_WAIT_SECONDS))
             self._end_cancelled()
+            self._end_late()
+        if self._refused:
+            raise self._refused
         self._require_workers()
+        self._restart_silent()
         finished, self._finished = self._finished, []
         return finished
 
@@ -209,6 +220,7 @@ class WorkerExecutor:
         """End all workers."""
         self._searches.clear()
         self._queue.clear()
+        self._due.clear()
         self._cancelled.clear()
         self._finished.clear()
         for worker in self._workers:
@@ -254,6 +266,15 @@ class WorkerExecutor:
         if now - self._none_since > _LOST_SECONDS:
             raise FatalError(f"all workers are lost, and none has come back within {_LOST_SECONDS:g} seconds")
 
+    def _restart_silent(self) -> None:
+        """Have workers ended that have searches and report nothing; they are lost, and come back."""
+        now = time.monotonic()
+        for worker in self._workers:
+            if worker.up and worker.running and now - worker.heard > _SILENT_SECONDS:
+                log.warning("worker %d has reported nothing for %g s, and is ended", worker.number, _SILENT_SECONDS)
+                worker.heard = now
+                self._transport.restart(worker.number)
+
     def _ask(self, question: Question) -> Any:
         """Ask one of the workers with the fewest searches, and a second one if it does not answer; on any thread."""
         why = NoAnswerError("all workers are lost")
@@ -268,6 +289,7 @@ class WorkerExecutor:
     def _hear(self, reports: Iterable[tuple[int, Report]]) -> None:
         for number, report in reports:
             worker = self._workers[number]
+            worker.heard = time.monotonic()
             match report:
                 case Loaded():
                     self._revive(worker, report)
@@ -281,15 +303,15 @@ class WorkerExecutor:
     def _lose(self, worker: WorkerState, error: Exception) -> None:
         """Queue the searches of a worker that ended; a suspect has been the cause, and fails."""
         if not worker.up:
-            log.warning("worker %d did not come back: %s", worker.number, _first_line(error))
+            log.warning("worker %d did not come back: %s", worker.number, first_line(error))
             return
-        log.warning("worker %d was lost, with %d searches: %s", worker.number, len(worker.running), _first_line(error))
+        log.warning("worker %d was lost, with %d searches: %s", worker.number, len(worker.running), first_line(error))
         for search in worker.lose():
             if search.cancelled:
                 self._cancelled.append(search)
                 continue
             if search.suspect:  # it ran alone
-                deaths, why = len(search.died_on) + 1, _first_line(error)
+                deaths, why = len(search.died_on) + 1, first_line(error)
                 text = f"{deaths} workers died while they ran this search, the last one with no other: {why}"
                 self._end_without(search, StopReason.FAILED, text)
                 continue
@@ -312,12 +334,26 @@ class WorkerExecutor:
         length = -len(search.request.problem) if self._longest_first else 0
         order = search.suspect, -search.options.priority, length, search.arrival
         heapq.heappush(self._queue, (order, search))
+        if search.due < math.inf:
+            heapq.heappush(self._due, (search.due, search.arrival, search))
 
     def _unqueue(self) -> None:
         """Remove cancelled and dropped searches from the queue."""
         gone = {search.search_id for search in self._cancelled}
         self._queue = [e for e in self._queue if e[1].search_id in self._searches and e[1].search_id not in gone]
         heapq.heapify(self._queue)
+
+    def _end_late(self) -> None:
+        """End the searches that have reached a limit of time without a worker; one that has them ends them itself."""
+        late = False
+        while self._due and self._due[0][0] <= time.monotonic():
+            search = heapq.heappop(self._due)[2]
+            waits = search.search_id in self._searches and not any(search.search_id in w.running for w in self._workers)
+            if waits and not search.cancelled:
+                self._end_without(search, StopReason.DEADLINE)
+                late = True
+        if late:
+            self._unqueue()
 
     def _end_cancelled(self) -> None:
         """End the searches that were cancelled and that no worker runs."""
@@ -358,12 +394,12 @@ class WorkerExecutor:
                 search.on_event(event)
 
     def _reject(self, search: Search, error: Exception) -> None:
-        """End a search that a worker did not accept; raises the error if it is of all searches and nobody listens."""
+        """End a search that a worker did not accept; `step` raises what all searches share and nobody listens to."""
         if search.on_event:
             search.on_event(Rejected(search.search_id, error))
             search.on_event = None
         elif not _is_of_problem(error):
-            raise error
+            self._refused = self._refused or error
         self._end_without(search, StopReason.FAILED, str(error))
 
     def _end(self, search: Search, result: SearchResult) -> None:
@@ -396,7 +432,3 @@ def _is_of_problem(error: Exception) -> bool:
     if isinstance(error, InvalidRequestError):
         return all(violation.field == "problem" for violation in error.violations)
     return isinstance(error, RequestTooLargeError)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -4,8 +4,8 @@
     submit, cancel, stop -- queue ----> submit / cancel / close, then step() while busy, else sleep on the queue
     EventBuffer <-- call_soon_threadsafe -- events, failures, state
 
-The queue is bounded and never fills up: each call that may be in progress can add a submit, its cancel, and one late
-cancel of a previous search; only one report is asked for at a time.
+The queue is bounded and never fills up: each call that may be in progress, which the session limits, can add a submit,
+its cancel, and one late cancel of a previous search; only one report is asked for at a time.
 """
 
 import asyncio
@@ -191,8 +191,8 @@ class EngineThread:
             on_end(search)
 
         search = Search(request, self._event_capacity, ended)
-        self._live.add(search)
         self._commands.put_nowait(lambda orchestrator: self._submit(orchestrator, search, progress, options))
+        self._live.add(search)
         return search
 
     async def check(self, request: SearchRequest) -> None:
@@ -215,17 +215,17 @@ class EngineThread:
         """
         self.require_ready()
         if self._report is None or self._report.done():
+            self._commands.put_nowait(self._make_report)
             self._report = self._loop.create_future()
             self._report.add_done_callback(asyncio.Future.exception)  # read, as nobody may be waiting any more
-            self._commands.put_nowait(self._make_report)
         return await asyncio.shield(self._report)
 
     def cancel(self, search: Search) -> None:
         """Request the cancellation of a search; does nothing if it has finished or was cancelled before."""
         if search.ended or search.cancelled:
             return
-        search.cancelled = True
         self._commands.put_nowait(lambda orchestrator: self._cancel(orchestrator, search))
+        search.cancelled = True
 
     async def stop(self, timeout: float) -> bool:
         """Fail all running searches, close the orchestrator and end the thread.

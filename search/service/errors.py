@@ -28,6 +28,8 @@ _FLAG = re.compile(r"(?<![\w-])(?:--[a-z][a-z-]+|-[NM])(?![\w-])")
 
 TEXT_BYTES = 1024
 """Most bytes of a failure's text."""
+_MOST_VIOLATIONS = 256
+"""Most fields that are told to be wrong."""
 
 
 class BindError(EspalierError):
@@ -135,8 +137,10 @@ def failure_of(error: Exception) -> Failure:
     for kind, code, retry_seconds in _CODES:
         if isinstance(error, kind):
             retry = error.retry_seconds if isinstance(error, QuotaError) else retry_seconds
-            violations = tuple(Violation(v.field, in_fields(v.description)) for v in _violations(error))
-            return Failure(code, _reason(kind), cut(in_fields(str(error)), TEXT_BYTES), violations, retry)
+            told = _violations(error)[:_MOST_VIOLATIONS]
+            violations = tuple(Violation(v.field, in_fields(v.description)) for v in told)
+            text = cut(in_fields(cut(str(error), 2 * TEXT_BYTES)), TEXT_BYTES)
+            return Failure(code, _reason(kind), text, violations, retry)
     name = uuid.uuid4().hex[:12]
     log.error("internal error, id=%s", name, exc_info=error)
     return Failure("INTERNAL", INTERNAL, f"internal error, id={name}")

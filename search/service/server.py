@@ -79,7 +79,7 @@ class Server:
         """
         self._settings = settings
         most = settings.max_searches or MOST_SEARCHES
-        self.engine = EngineThread(load, 2 * most + settings.max_queue + 1, settings.event_buffer)
+        self.engine = EngineThread(load, 2 * most + 2 * settings.max_queue + 1, settings.event_buffer)
         self.session = Session(self.engine, settings, self._on_search_end)
         self.metrics = Metrics()
         self.metrics.registry.register(EngineMetrics(self.engine, self.session, settings))

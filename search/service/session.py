@@ -22,7 +22,7 @@ from espalier.search.service.access.quotas import Quotas
 from espalier.search.service.access.salts import Salts
 from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
-from espalier.search.service.errors import NotReadyError, SearchFailedError, SearchTimeoutError
+from espalier.search.service.errors import BusyError, NotReadyError, SearchFailedError, SearchTimeoutError
 from espalier.search.service.settings import ServerSettings
 
 log = logging.getLogger("espalier.service")
@@ -77,6 +77,7 @@ class Session:
         self._settings = settings
         self._on_search_end = on_search_end
         self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
+        self._late = _Places(settings.max_queue)  # of calls whose time limit has ended in the queue
         self._salts = Salts(settings.share_prompts)
         self._quotas = Quotas()
         self._calls = 0
@@ -160,13 +161,7 @@ class Session:
             with self._quotas.call(call.caller):
                 search = await self._start(request, call, call.caller, priority, progress, report_nodes, violations)
                 try:
-                    async with asyncio.timeout(self._settings.search_seconds + _GRACE):
-                        yield self._events(search, call)
-                except TimeoutError:
-                    raise SearchTimeoutError(
-                        f"the search did not end at the server's limit of {self._settings.search_seconds:g} s; lower "
-                        "beam_width, expansion, max_steps or max_step_tokens"
-                    ) from None
+                    yield self._events(search, call)
                 finally:
                     # Also reached when the client cancels, disconnects or times out. The search keeps its slot until
                     # the orchestrator has finished it, so that slots reflect what the engine holds.
@@ -178,8 +173,17 @@ class Session:
 
     async def _events(self, search: Search, call: Call) -> AsyncIterator[Event]:
         event: Event | None = None
+        limit = self._settings.search_seconds
+        latest = asyncio.get_running_loop().time() + limit + _GRACE
         while not isinstance(event, Finished):
-            event = await search.events.next()
+            try:
+                async with asyncio.timeout_at(latest):  # of the search alone: a client may read as slowly as it likes
+                    event = await search.events.next()
+            except TimeoutError:
+                raise SearchTimeoutError(
+                    f"the search did not end at the server's limit of {limit:g} s; lower beam_width, expansion, "
+                    "max_steps or max_step_tokens"
+                ) from None
             if isinstance(event, Finished):
                 call.result = event.result
                 _require_ended_well(event.result)
@@ -200,13 +204,15 @@ class Session:
             raise NotReadyError(STOPPING)
         self._require_valid(request, caller, priority, violations)
         await self._engine_thread.check(request)
-        give_back = partial(self._call_queue.release, priority)
+        give_back: Callable[[], None] = partial(self._call_queue.release, priority)
         try:
             cost = estimated_tokens(request)
             waited = await self._call_queue.acquire(priority, request.time_limit, caller.name, cost)
         except TimeLimitReachedError:
             assert request.time_limit is not None
-            waited, give_back = request.time_limit, _nothing  # the orchestrator ends it at once, with an empty result
+            waited, give_back = request.time_limit, self._late.release  # ended at once, with an empty result
+            if not self._late.acquire():
+                raise BusyError("too many calls whose time has passed; try again later") from None
 
         def ended(search: Search) -> None:
             give_back()
@@ -238,8 +244,30 @@ class Session:
             raise InvalidRequestError(found)
 
 
-def _nothing() -> None:
-    """Give back no slot."""
+class _Places:
+    """A number of places that are taken or refused."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+
+    def acquire(self) -> bool:
+        """Take a place, if one is free."""
+        if self._free == 0:
+            return False
+        self._free -= 1
+        return True
+
+    def release(self) -> None:
+        """Give a place back."""
+        self._free += 1
+
+
+async def finished(events: AsyncIterator[Event]) -> SearchResult:
+    """Follow a search to its result."""
+    async for event in events:
+        if isinstance(event, Finished):
+            return event.result
+    raise AssertionError("the events of a search end with its result")
 
 
 def _require_ended_well(result: SearchResult) -> None:

@@ -34,6 +34,7 @@ class FakeWorkers:
         orders: all orders, with the worker of each.
         answers: an answer, an exception or None for silence, by worker; the default is the request itself.
         asked: the worker of each question.
+        restarted: the workers that were to be ended.
     """
 
     def __init__(self, count: int, loads: bool = True) -> None:
@@ -42,6 +43,7 @@ class FakeWorkers:
         self.orders: list[tuple[int, Order]] = []
         self.answers: dict[int, Any] = {}
         self.asked: list[int] = []
+        self.restarted: list[int] = []
         self.closed = False
         self._reports: deque[tuple[int, Report]] = deque()
         for worker in range(count if loads else 0):
@@ -60,6 +62,9 @@ class FakeWorkers:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def restart(self, worker: int) -> None:
+        self.restarted.append(worker)
 
     def poll(self, seconds: float) -> list[tuple[int, Report]]:
         found = list(self._reports)

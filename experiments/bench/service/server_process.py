@@ -43,9 +43,16 @@ def serving(*options: str) -> Iterator[ServerProcess]:
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         assert process.stdout
         output = process.stdout
-        threading.Thread(target=lambda: [lines.put(line) for line in output], daemon=True).start()
+
+        def read() -> None:
+            for line in output:
+                lines.put(line)
+            lines.put("")
+
+        threading.Thread(target=read, daemon=True).start()
         try:
-            line = lines.get(timeout=_START_SECONDS)
+            if not (line := lines.get(timeout=_START_SECONDS)):
+                raise EspalierError(f"the server has ended before it was ready, with exit code {process.wait()}")
             if not (found := _ADDRESSES.search(line.strip())):
                 raise EspalierError(f"the server says {line.strip()!r} where it should say its address")
             yield ServerProcess(found[1], found[2], process.pid)

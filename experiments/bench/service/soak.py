@@ -65,17 +65,18 @@ def run(
         quiet = _Figures()
         with _threads([lambda over: _ask(server.address, _SMALL, texts, quiet, over)] * small):
             time.sleep(6 * minutes)
-        loaded = _Figures()
+        loaded, others = _Figures(), _Figures()
         with _resetting_proxy(server.address) as proxy:
             work: list[Callable[[threading.Event], None]] = []
-            work += [lambda over: _ask(server.address, _LARGE, texts, _Figures(), over)] * large
+            work += [lambda over: _ask(server.address, _LARGE, texts, others, over)] * large
             work += [lambda over: _ask(server.address, _SMALL, texts, loaded, over)] * small
-            work += [lambda over: _vanish(proxy, texts, loaded, over)] * vanishing
-            work += [lambda over: _ask_wrongly(server.address, loaded, over)]
+            work += [lambda over: _vanish(proxy, texts, others, over)] * vanishing
+            work += [lambda over: _ask_wrongly(server.address, others, over)]
             with _threads(work):
                 rows = _watch(server, minutes, loaded)
         left = _wait_until_idle(server)
-    bad = {name: count for name, count in loaded.ended.items() if name in ("INTERNAL", "UNKNOWN")}
+    ended = {name: loaded.ended.get(name, 0) + others.ended.get(name, 0) for name in {**loaded.ended, **others.ended}}
+    bad = {name: count for name, count in ended.items() if name not in ("OK", "INVALID_ARGUMENT", "vanished")}
     if left or bad:
         raise EspalierError(f"after the load the server holds {left} live blocks; calls ended with {bad}")
     steady = [row["resident MiB"] for row in rows[int(_WARM_UP * len(rows)) :]]
@@ -84,7 +85,7 @@ def run(
         "resident memory, last third over first after warm-up": sum(steady[-third:]) / sum(steady[:third]),
         "p99 of small searches, loaded over quiet": _p99(loaded.waits) / _p99(quiet.waits),
     }
-    return rows, ratios, loaded.ended
+    return rows, ratios, ended
 
 
 def _watch(server: ServerProcess, minutes: float, figures: _Figures) -> list[dict[str, Any]]:
@@ -162,8 +163,9 @@ def _vanish(proxy: "_Proxy", texts: list[str], figures: _Figures, over: threadin
             try:
                 for _ in client.solve_stream(SearchRequest(**values)):
                     pass
-            except ServiceError:
-                figures.count("vanished")
+                figures.count("OK")
+            except ServiceError as error:
+                figures.count("vanished" if error.code == "UNAVAILABLE" else error.code)
             finally:
                 reset.cancel()
 

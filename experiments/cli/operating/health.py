@@ -47,14 +47,22 @@ def health(
             serving = client.health(timeout)
         except ServiceError as error:
             problem = str(error)
-        found = client.server_info(timeout) if serving and info else None
+        found, missing = None, ""
+        if serving and info:
+            try:
+                found = client.server_info(timeout)
+            except ServiceError as error:  # it asks for a login, which health does not
+                missing = str(error)
     if as_json:
         values = {"endpoint": endpoint, "serving": serving} | ({} if serving else {"problem": problem})
-        print(json.dumps(values | ({"info": asdict(found)} if found else {}), indent=2))
+        values |= {"info": asdict(found)} if found else {"info_problem": missing} if missing else {}
+        print(json.dumps(values, indent=2))
     else:
         print(f"{endpoint}: " + ("serving" if serving else f"not serving: {problem}"))
         if found:
             print(*(f"{name:<26}{value}" for name, value in _lines(found)), sep="\n")
+        elif missing:
+            print(f"it does not say more: {missing}")
     if not serving:
         raise typer.Exit(EXIT_FAILED)
 

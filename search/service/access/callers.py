@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -71,6 +72,15 @@ class CallerEntry:
     ] = None
 
 
+def _host_of(address: str) -> str:
+    """Return the host that callers of an address are told apart by: an IPv4 address also where it comes as IPv6."""
+    try:
+        mapped = getattr(ip_address(address), "ipv4_mapped", None)
+    except ValueError:
+        return address
+    return str(mapped) if mapped else address
+
+
 class Callers:
     """Tells who a call comes from, and refuses those who do not say where somebody must.
 
@@ -106,7 +116,7 @@ class Callers:
             UnauthenticatedError: a login is needed and there is none, or the token is unknown.
         """
         if not self.login_required:
-            return Caller(host)
+            return Caller(_host_of(host))
         self._refresh()
         if authorization is not None and self._file is not None:
             return self._of_token(authorization)

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from espalier.search.result import Event, Finished
+from espalier.search.result import Event, Finished, SearchResult
 from espalier.search.service.grpc_api.convert import (
     event_to_wire,
     fit_event,
@@ -12,7 +12,7 @@ from espalier.search.service.grpc_api.convert import (
     result_to_wire,
 )
 from espalier.search.service.grpc_api.interceptor import CALL
-from espalier.search.service.session import Session
+from espalier.search.service.session import Session, finished
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceServicer
 
@@ -27,10 +27,8 @@ class SolveServicer(SearchServiceServicer):
     async def SolveProblem(self, request: pb.SolveProblemRequest, context: Any) -> pb.SolveProblemResponse:  # noqa: N802 (the contract's)
         """Run one search and return its result."""
         async with self._search(request, progress=False) as events:
-            async for event in events:
-                if isinstance(event, Finished):
-                    return pb.SolveProblemResponse(result=self._result(event, request.include_nodes))
-        raise AssertionError("the events of a search end with its result")
+            result = await finished(events)
+        return pb.SolveProblemResponse(result=self._result(result, request.include_nodes))
 
     async def SolveProblemStream(self, request: pb.SolveProblemStreamRequest, context: Any) -> None:  # noqa: N802 (the contract's)
         """Run one search and write its events as they arrive."""
@@ -65,10 +63,10 @@ class SolveServicer(SearchServiceServicer):
     def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse | None:
         """Convert an event to a message within the size limit; None for progress that cannot be shrunk enough."""
         if isinstance(event, Finished):
-            return pb.SolveProblemStreamResponse(result=self._result(event, include_nodes))
+            return pb.SolveProblemStreamResponse(result=self._result(event.result, include_nodes))
         return fit_event(event_to_wire(event, include_nodes), self._max_send_bytes)
 
-    def _result(self, event: Finished, include_nodes: bool) -> pb.SearchResult:
+    def _result(self, result: SearchResult, include_nodes: bool) -> pb.SearchResult:
         """Convert the result to a message within the size limit."""
         # Leave room for the enclosing message.
-        return fit_result(result_to_wire(event.result, include_nodes), self._max_send_bytes - 64)
+        return fit_result(result_to_wire(result, include_nodes), self._max_send_bytes - 64)

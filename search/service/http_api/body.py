@@ -142,7 +142,9 @@ def take_flag(values: dict[str, Any], name: str, default: bool, violations: list
 
 def take_priority(values: dict[str, Any], violations: list[Violation], within: str = "") -> int:
     """Take the priority of a call out of the fields of its request; see `take_flag`."""
-    value = values.pop("priority", 0)
+    value = values.pop("priority", None)
+    if value is None:
+        return 0
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     violations.append(Violation(f"{within}priority", "must be a whole number"))

@@ -16,6 +16,8 @@ _HEADER_SECONDS = 10.0
 """Time in which the head of a request must have arrived, counted from the connection or its first byte."""
 _WRITE_SECONDS = 60.0
 """Time after which a client that does not read is disconnected."""
+_SEND_BYTES = 256 * 1024
+"""What the kernel keeps of a response; were it more, a slow client's reading would be noticed too late."""
 
 
 class Connection(H11Protocol):
@@ -27,6 +29,7 @@ class Connection(H11Protocol):
         self._most_connections = most_connections
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._unsent = 0  # bytes, when it was last looked
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] (uvicorn's)
         """Start to wait for a request."""
@@ -36,19 +39,20 @@ class Connection(H11Protocol):
             return
         self.app_state = {**self.app_state, CERTIFICATE_NAME: _common_name(transport)}
         _set_options(transport.get_extra_info("socket"))
+        transport.set_write_buffer_limits(high=1)  # what a client does not take is noticed however little it is
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
         super().connection_lost(exc)
-        self._head_timer = _stopped(self._head_timer)
-        self._write_timer = _stopped(self._write_timer)
+        self._stop_head_timer()
+        self._stop_write_timer()
 
     def handle_events(self) -> None:
         """Handle what has arrived; a head that has arrived in part only must be complete in time."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
-            self._head_timer = _stopped(self._head_timer)
+            self._stop_head_timer()
         elif self._head_timer is None and self.conn.trailing_data[0]:
             self._await_head()
 
@@ -68,20 +72,34 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         """Wait for a client that does not read."""
         super().pause_writing()
-        self._write_timer = self.loop.call_later(_WRITE_SECONDS, self.transport.abort)
+        self._unsent = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(_WRITE_SECONDS, self._require_reading)
 
     def resume_writing(self) -> None:
         """Go on writing."""
         super().resume_writing()
-        self._write_timer = _stopped(self._write_timer)
+        self._stop_write_timer()
+
+    def _require_reading(self) -> None:
+        """Disconnect a client that has read nothing since this was last called, and else look again later."""
+        before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
+        if self._unsent >= before:
+            self.transport.abort()
+        else:
+            self._write_timer = self.loop.call_later(_WRITE_SECONDS, self._require_reading)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
-
-
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
 
 
 def _common_name(transport: asyncio.Transport) -> str | None:
@@ -94,6 +112,7 @@ def _common_name(transport: asyncio.Transport) -> str | None:
 def _set_options(of_client: socket.socket) -> None:
     """Send at once what is written, as a head and a body are two writes, and probe silent connections as gRPC does."""
     of_client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    of_client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
     of_client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # so that the search of a lost machine ends
     for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 2)):
         if hasattr(socket, name):  # macOS has other names

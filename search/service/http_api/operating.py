@@ -23,6 +23,7 @@ class OperatingEndpoints:
         """
         self._session = session
         self._render_metrics = render_metrics
+        self._rendering = asyncio.Lock()
 
     async def healthz(self, request: Request) -> Response:
         """Tell that the process lives."""
@@ -40,5 +41,6 @@ class OperatingEndpoints:
 
     async def metrics(self, request: Request) -> Response:
         """Tell what was counted, for Prometheus."""
-        text, media_type = await asyncio.to_thread(self._render_metrics, request.headers.get("accept", ""))
+        async with self._rendering:  # one thread at most, as searches need the others
+            text, media_type = await asyncio.to_thread(self._render_metrics, request.headers.get("accept", ""))
         return Response(text, headers={"content-type": media_type})

@@ -1,6 +1,6 @@
 """Searches with all that Espalier tells about them: the feed of the page."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,7 @@ from espalier.search.result import CandidateDone, Event, Finished, SearchResult,
 from espalier.search.schema import from_values
 from espalier.search.service.http_api.body import json_object, json_response, take_flag, take_priority, to_json
 from espalier.search.service.http_api.event_stream import event_stream, with_comments
-from espalier.search.service.session import Session
+from espalier.search.service.session import Session, finished
 
 _NAMES: dict[type[Event], str] = {
     Started: "started",
@@ -102,11 +102,3 @@ def _smaller(event: Event) -> Iterator[dict[str, Any]]:
     elif isinstance(event, CandidateDone):
         values["candidate"]["steps"] = ()
         yield values
-
-
-async def finished(events: AsyncIterator[Event]) -> SearchResult:
-    """Follow a search to its result."""
-    async for event in events:
-        if isinstance(event, Finished):
-            return event.result
-    raise AssertionError("the events of a search end with its result")

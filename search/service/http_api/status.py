@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from espalier.engine.errors import EspalierError
-from espalier.search.service.errors import REFUSED_BY_HTTP, failure_of
+from espalier.search.service.errors import REFUSED_BY_HTTP, cut, failure_of
 
 
 class HttpError(EspalierError):
@@ -67,6 +67,7 @@ _STATUSES: dict[str, tuple[int, str, str | None]] = {
     "DEADLINE_EXCEEDED": (504, "server_error", "timeout"),
 }
 _RPC_CODES = {status: code for code, (status, _, _) in _STATUSES.items()}
+_PARAM_BYTES = 256
 _NO_RETRY = ("INTERNAL", "DEADLINE_EXCEEDED")
 """Failures that would come again; OpenAI's clients repeat every 5xx unless a header says no."""
 
@@ -86,7 +87,7 @@ def answer_of(error: Exception) -> ErrorAnswer:
         headers["www-authenticate"] = "Bearer"
     if failure.code in _NO_RETRY:
         headers["x-should-retry"] = "false"
-    param = failure.violations[0].field if failure.violations else None
+    param = cut(failure.violations[0].field, _PARAM_BYTES) if failure.violations else None
     body = error_object(failure.text, kind, param, code)
     return ErrorAnswer(status, failure.code, failure.reason, body, headers)
 

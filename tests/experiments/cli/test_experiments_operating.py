@@ -68,6 +68,19 @@ def test_info_is_a_table_or_json(server: ServerThread, espalier):
     assert "info" not in values
 
 
+def test_a_server_is_healthy_also_for_who_may_not_see_more(espalier, tmp_path):
+    (tmp_path / "callers.toml").write_text("")
+    running = ServerThread(ScriptedOrchestrator, ServerSettings(port=0, callers=tmp_path / "callers.toml"))
+    running.wait_loaded()
+    ran = espalier("health", "--info", "--endpoint", running.address)
+    assert (ran.code, ran.err) == (0, "")
+    assert "serving\nit does not say more: this server needs a login" in ran.out
+    values = json.loads(espalier("health", "--info", "--json", "--endpoint", running.address).out)
+    assert values["serving"]
+    assert "needs a login" in values["info_problem"]
+    running.close()
+
+
 # ---- logins of `solve` and `health`
 
 

@@ -201,6 +201,16 @@ def test_a_worker_that_takes_no_message_any_more_is_killed_and_replaced(make, mo
     assert "took no message for 1 s" in caplog.text
 
 
+def test_a_worker_that_hangs_is_ended_and_replaced(make):
+    transport = make()
+    hear(transport, 1)
+    os.kill(transport.process_ids[0], signal.SIGSTOP)
+    transport.restart(0)
+    (_, lost), (_, loaded) = hear(transport, 2)
+    assert str(lost.error) == "worker 0 was killed by SIGKILL"
+    assert isinstance(loaded, Loaded)
+
+
 def test_a_worker_that_does_not_end_by_itself_is_killed(make, monkeypatch):
     monkeypatch.setattr(process_transport, "_END_SECONDS", 0.1)
     transport = make()

@@ -1,5 +1,6 @@
 """Searches on a Ray cluster of two nodes, both on this machine."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.service.settings import ServerSettings
 
 ray = pytest.importorskip("ray")
-from espalier.experiments.executors import ray_transport  # noqa: E402 - after the check for Ray
+from espalier.experiments.executors import ray_transport, ray_worker  # noqa: E402 - after the check for Ray
 from espalier.experiments.executors.ray_transport import RayTransport  # noqa: E402
 from espalier.experiments.executors.ray_worker import RayWorker  # noqa: E402
 
@@ -127,6 +128,24 @@ def test_a_lost_node_changes_nothing(make_executor, cluster, second_node, proble
 
     assert run(executor, problems, grader, lose) == local
     assert sum(worker.up for worker in executor._workers) == 1
+
+
+def test_a_worker_that_could_not_load_ends_when_it_is_to_load_again(monkeypatch: pytest.MonkeyPatch):
+    """So Ray starts another, which may find the memory that this one did not."""
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(ray_worker.os, "_exit", end)
+    worker = RayWorker(RuntimeSettings(generator="no-such-folder"))
+
+    async def load_twice() -> None:
+        with pytest.raises(EspalierError, match="no-such-folder"):
+            await worker.load()
+        with pytest.raises(SystemExit):
+            await worker.load()
+
+    asyncio.run(load_twice())
 
 
 class Fragile(RayWorker):

@@ -1,10 +1,12 @@
 """Which worker gets a search, on plain data."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
 from espalier.experiments.executors.routing import RecentProblems, Search, WorkerState, choose_worker
+from espalier.search.conversation import ChatMessage, ChatRole
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions, estimated_tokens
 
 PROBLEM = (
@@ -48,6 +50,29 @@ def test_searches_of_different_sizes_are_spread_by_their_tokens():
     loads = sorted(worker.tokens for worker in three)
     assert loads[2] - loads[0] <= estimated_tokens(search(beam_width=64).request)
     assert sum(len(worker.running) for worker in three) == len(widths)
+
+
+def test_searches_of_a_smaller_priority_do_not_fill_a_worker_for_those_of_a_larger_one():
+    (one,) = workers(1)
+    for number in range(2):
+        one.give(search(f"low {number}"))
+    high = replace(search("high"), options=SubmitOptions(priority=1))
+    assert chosen(search("low"), [one], most=2) is None
+    assert chosen(high, [one], most=2) == 0
+    one.give(high)
+    one.give(replace(search("higher"), options=SubmitOptions(priority=2)))
+    assert chosen(replace(search("highest"), options=SubmitOptions(priority=3)), [one], most=2) is None, "twice as many"
+
+
+def test_a_conversation_goes_to_the_worker_that_has_its_beginning():
+    two = workers(2)
+    history = (ChatMessage(ChatRole.USER, PROBLEM), ChatMessage(ChatRole.ASSISTANT, "It has 152. " * 20))
+    two[1].give(search("And twice that?", history=history))
+    two[1].running.clear()
+    two[0].give(search("And twice that?"))
+    two[0].running.clear()
+    longer = (*history, ChatMessage(ChatRole.USER, "And twice that?"), ChatMessage(ChatRole.ASSISTANT, "304"))
+    assert chosen(search("And thrice?", history=longer), two) == 1
 
 
 def test_a_full_worker_and_one_that_is_down_get_nothing():

@@ -198,13 +198,14 @@ def test_a_suspect_does_not_hold_up_others_whatever_its_priority():
     workers = FakeWorkers(1)
     executor = executor_on(workers)
     suspect = executor.submit(SearchRequest("poison"), options=SubmitOptions(priority=1))
-    for _ in range(3):
+    names: list[str] = []
+    for death in range(3):
         executor.step()
         workers.lose(0)
+        if death == 2:
+            names = submit(executor, 3)
         workers.load(0)
         executor.step()
-    names = submit(executor, 3)
-    executor.step()
     assert set(workers.running[0]) == set(names)
     workers.finish_all()
     executor.step()
@@ -224,25 +225,26 @@ def test_a_search_that_was_only_in_bad_company_finishes_alone():
     assert results_of(executor, workers)[name].stop_reason is StopReason.FINISHED
 
 
-def test_without_any_worker_for_some_minutes_no_search_goes_on(monkeypatch: pytest.MonkeyPatch):
-    now = 1000.0
-    monkeypatch.setattr(worker_executor.time, "monotonic", lambda: now)
+def test_a_worker_that_died_while_nothing_was_to_do_is_not_given_a_search():
     workers = FakeWorkers(2)
     executor = executor_on(workers)
-    submit(executor, 1)
     workers.lose(0)
+    (name,) = submit(executor, 1)
+    executor.step()
+    assert workers.where(name) == 1
+    assert [to for to, _ in workers.orders] == [1]
+
+
+def test_an_error_of_all_searches_does_not_hide_what_came_with_it():
+    workers = FakeWorkers(2)
+    executor = executor_on(workers)
+    names = submit(executor, 2)
+    executor.step()
+    workers.report(0, Rejected(names[0], OF_ALL))
     workers.lose(1)
-    executor.step()
-    now += 299
-    workers.load(1)
-    executor.step()
-    workers.lose(1)
-    executor.step()
-    now += 299
-    executor.step()
-    now += 2
-    with pytest.raises(FatalError, match="none has come back within 300 seconds"):
+    with pytest.raises(InvalidRequestError):
         executor.step()
+    assert [worker.up for worker in executor._workers] == [True, False]
 
 
 def test_a_cancelled_search_ends_wherever_it_is():

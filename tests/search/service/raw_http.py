@@ -9,9 +9,13 @@ from server_thread import PATIENCE
 class RawConnection:
     """One connection; everything received so far is in `received`."""
 
-    def __init__(self, url: str | None) -> None:
+    def __init__(self, url: str | None, receive_buffer: int | None = None) -> None:
         parts = urlsplit(url or "")
-        self.socket = socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE)
+        self.socket = socket.socket()
+        self.socket.settimeout(PATIENCE)
+        if receive_buffer is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.connect((parts.hostname, parts.port))
         self.received = b""
 
     def __enter__(self) -> "RawConnection":

@@ -6,6 +6,7 @@ fail     ends as failed                                  die      the engine ste
 bug      submitting raises an unexpected error           pool     submitting raises PoolTooSmallError
 lost     the engine step raises DeviceError       budget   ends by its budget, with the answer 42
 stuck    the engine step lasts until `release` is set
+grow     as solve, with a report within each round
 """
 
 import itertools
@@ -190,6 +191,8 @@ class ScriptedOrchestrator:
                 if search.request.problem == "flood":
                     self._flood(search)
                 return StopReason.FINISHED if self.release.is_set() else None
+        if search.request.problem == "grow":
+            search.on_event(StepDone(search.search_id, search.rounds, 0, (), partial=True))
         search.on_event(StepDone(search.search_id, search.rounds, 4, NODES[search.rounds : search.rounds + 1]))
         if search.rounds < 2:
             return None

@@ -32,6 +32,14 @@ def ask(problem: str = "solve", **fields: Any) -> pb.SolveProblemRequest:
 # ---- identity
 
 
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [("::ffff:10.0.0.1", "10.0.0.1"), ("10.0.0.1", "10.0.0.1"), ("2001:db8::1", "2001:db8::1"), ("unix:", "unix:")],
+)
+def test_a_host_is_one_caller_whichever_way_its_address_is_written(address: str, host: str):
+    assert Callers(None).identify(None, address).name == host
+
+
 def test_without_logins_a_caller_is_its_host():
     callers = Callers(None)
     assert callers.identify(None, "ipv4:10.0.0.1") == Caller("ipv4:10.0.0.1")

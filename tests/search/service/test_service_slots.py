@@ -1,11 +1,15 @@
 """How many searches run at once where the operator does not say."""
 
 import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from server_thread import PATIENCE, ServerThread
+from server_thread import PATIENCE, ServerThread, wait_until
 
+from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
+from espalier.search.request import SearchRequest
 from espalier.search.service.settings import MOST_SEARCHES, ServerSettings, SettingsError, default_searches
 
 
@@ -24,6 +28,26 @@ def test_a_server_takes_as_many_searches_as_its_orchestrator_runs_unless_told(st
     usual: ServerThread = start()
     assert usual.info().max_searches == fake.max_running
     assert start(max_searches=3).info().max_searches == 3
+
+
+def test_calls_whose_time_ends_in_the_queue_are_bounded_too(start, fake):
+    """They hold no slot, and a step of the engine may last: else they would pile up, and nobody could be cancelled."""
+    server: ServerThread = start(max_searches=1, max_queue=4)
+    with ThreadPoolExecutor(1) as pool, SearchClient(server.address, retry=NO_RETRIES) as client:
+        held = pool.submit(client.solve, SearchRequest("stuck"), PATIENCE)
+        fake.started.wait(PATIENCE)
+        codes: Counter[str] = Counter()
+        for _ in range(60):
+            try:
+                client.solve(SearchRequest("solve", time_limit=0.001), 0.05)
+            except ServiceError as error:
+                codes[error.code] += 1
+        fake.release.set()
+        held.result(PATIENCE)
+        assert set(codes) == {"DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
+        assert codes["DEADLINE_EXCEEDED"] == 4, "the client's own deadlines: they wait for the step"
+        wait_until(lambda: server.info().admitted_calls == 0)
+        assert client.solve(SearchRequest("solve", time_limit=5.0), PATIENCE).answer == "42"
 
 
 @pytest.mark.parametrize("wrong", [0, MOST_SEARCHES + 1])

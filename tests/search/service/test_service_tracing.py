@@ -178,6 +178,13 @@ def test_a_failure_is_marked_where_it_is_the_servers(
     assert [span.status.status_code for span in found] == [StatusCode.ERROR] * searches
 
 
+def test_a_report_within_a_round_is_no_round(start, exporter, observers):
+    with SearchClient(start(observers=observers).address) as client:
+        client.solve(SearchRequest("grow"), PATIENCE)
+    wait_for(exporter, "SolveProblem")
+    assert [span.attributes["espalier.scored"] for span in named(exporter, "round")] == [4, 4]
+
+
 def test_a_search_of_very_many_rounds_has_a_limited_number_of_spans(start, fake, exporter, observers):
     with ThreadPoolExecutor(1) as pool, SearchClient(start(observers=observers).address) as client:
         flooding = pool.submit(client.solve, SearchRequest("flood"), PATIENCE)

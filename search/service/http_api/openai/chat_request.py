@@ -20,6 +20,8 @@ _IGNORED = {
     "service_tier", "store", "user",
 }  # fmt: skip
 """Parameters that do not change what is answered."""
+_MOST_MESSAGES = _MOST_PARTS = 512
+"""Most messages, and parts of one message, that are looked at; a search takes fewer messages still."""
 _SEED_BITS = 53
 """Of a seed that the client leaves open: what every JSON parser reads exactly."""
 _NO_TOOLS = "tools are not offered"
@@ -170,6 +172,9 @@ def _read_messages(reader: _Reader) -> None:
     if not isinstance(messages, list) or not messages:
         reader.refuse("messages", "must be a list of messages, the last one the user's")
         return
+    if len(messages) > _MOST_MESSAGES:
+        reader.refuse("messages", f"must be at most {_MOST_MESSAGES} messages, is {len(messages)}")
+        return
     turns: list[dict[str, str]] = []
     system: list[str] = []
     for index, message in enumerate(messages):
@@ -215,6 +220,9 @@ def _read_content(reader: _Reader, place: str, content: Any) -> str | None:
         return content
     if not isinstance(content, list):
         reader.refuse(place, "must be text, or a list of parts of the type text")
+        return None
+    if len(content) > _MOST_PARTS:
+        reader.refuse(place, f"must be at most {_MOST_PARTS} parts, is {len(content)}")
         return None
     texts: list[str] = []
     for index, part in enumerate(content):

@@ -16,8 +16,7 @@ from espalier.search.service.http_api.event_stream import event_stream, with_com
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
 from espalier.search.service.http_api.openai.completion import Completion, progress_line
 from espalier.search.service.http_api.openai.model_names import ModelNames
-from espalier.search.service.http_api.searches import finished
-from espalier.search.service.session import Session
+from espalier.search.service.session import Session, finished
 
 
 class OpenAiEndpoints:

@@ -5,6 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -14,9 +15,11 @@ from hypothesis import strategies as some
 from raw_http import RawConnection, post, status
 from scripted_orchestrator import ScriptedOrchestrator
 from server_thread import PATIENCE, ServerThread, wait_until
+from starlette.responses import Response
 
 from espalier.search.client import SearchClient
 from espalier.search.request import SearchRequest
+from espalier.search.service import errors
 from espalier.search.service.http_api.body import parse_json
 from espalier.search.service.http_api.status import HttpError
 from espalier.search.service.settings import ServerSettings
@@ -300,9 +303,83 @@ def test_bytes_are_read_as_json_only_if_they_are(raw: bytes):
     assert json.loads(raw.decode()) == value
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/searches", {"problem": "solve", "history": [{}] * 300_000}),
+        ("/v1/searches", {"problem": "solve", **{f"x{number}": 1 for number in range(60_000)}}),
+        ("/v1/chat/completions", {"model": "espalier", "messages": [{}] * 300_000}),
+        ("/v1/chat/completions", {"model": "espalier", "messages": [{"role": "user", "content": [{}] * 300_000}]}),
+    ],
+    ids=["history", "fields", "messages", "parts"],
+)
+def test_a_body_with_very_many_faults_is_refused_without_looking_at_all(path: str, body: Any, shared, monkeypatch):
+    looked: list[str] = []
+    in_fields = errors.in_fields
+    monkeypatch.setattr(errors, "in_fields", lambda text: looked.append(text) or in_fields(text))
+    response = shared.post(path, json=body)
+    assert response.status_code == 400
+    assert len(response.content) < 4096
+    assert 0 < len(looked) < 300
+    assert max(map(len, looked)) < 10_000
+
+
 def test_reading_json_takes_no_longer_than_its_length_allows():
     """Each of these would take minutes if any of it were tried again and again."""
     size = 500_000
     for raw in (b'"' * size, b'"' + b"\\" * size, b'"' + b'\\"' * (size // 2), b"[" * size, b"{" * size, b"1" * size):
         with pytest.raises(HttpError):
             parse_json(raw)
+
+
+# ---- clients that read slowly, or not at all
+
+
+def drain_slowly(connection: RawConnection, seconds: float) -> bytes:
+    """Read a little at a time, for so long."""
+    end = time.monotonic() + seconds
+    received = b""
+    while time.monotonic() < end:
+        if not (more := connection.socket.recv(4096)):
+            break
+        received += more
+        time.sleep(0.01)
+    return received
+
+
+def test_a_client_that_reads_nothing_is_disconnected(serve, monkeypatch):
+    monkeypatch.setattr("espalier.search.service.http_api.connection._WRITE_SECONDS", 0.3)
+    server = serve()
+    with RawConnection(server.url, receive_buffer=2048) as connection:
+        page = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        connection.socket.settimeout(1)
+        connection.send(page)
+        wait_until(lambda: bool(server.server._http._server.server_state.connections))
+        (served,) = server.server._http._server.server_state.connections
+        assert served.transport.get_write_buffer_limits() == (0, 1), "also one that leaves only a little unread"
+        with suppress(OSError):  # the server is full, or has hung up
+            for _ in range(5000):
+                connection.send(page)
+        wait_until(lambda: not server.server._http._server.server_state.connections)
+
+
+def test_a_client_that_reads_slowly_gets_all_of_it(serve, monkeypatch):
+    monkeypatch.setattr("espalier.search.service.http_api.connection._WRITE_SECONDS", 1.0)
+    whole = b"x" * 12_000_000
+    monkeypatch.setattr("espalier.search.service.http_api.operating.json_response", lambda *_: Response(whole))
+    with RawConnection(serve().url, receive_buffer=2048) as connection:
+        connection.send(HEALTH)
+        received = drain_slowly(connection, 2.5)
+        assert 0 < len(received) < len(whole), "slower than the limit"
+        while len(received) < len(whole):
+            assert (more := connection.socket.recv(2**20)), "the server has hung up"
+            received += more
+    assert received.endswith(whole[:1000])
+
+
+def test_a_result_waits_for_a_client_that_reads_later_than_the_search_may_last(serve, monkeypatch):
+    monkeypatch.setattr("espalier.search.service.session._GRACE", 0.2)
+    with RawConnection(serve(search_seconds=0.3, event_buffer=8).url, receive_buffer=2048) as connection:
+        connection.send(post(b'{"problem":"flood"}', "/v1/searches"))
+        time.sleep(1.2)
+        assert b"event: error" not in connection.until(b"event: result")
