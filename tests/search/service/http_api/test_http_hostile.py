@@ -372,7 +372,8 @@ def test_a_client_that_reads_slowly_gets_all_of_it(serve, monkeypatch):
         received = drain_slowly(connection, 2.5)
         assert 0 < len(received) < len(whole), "slower than the limit"
         while len(received) < len(whole):
-            assert (more := connection.socket.recv(2**20)), "the server has hung up"
+            more = connection.socket.recv(2**20)
+            assert more, "the server has hung up"
             received += more
     assert received.endswith(whole[:1000])
 
