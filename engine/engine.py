@@ -18,6 +18,7 @@ from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import Sequence, SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.admission import Admission
+from espalier.engine.scheduling.fair_sharing import FairSharing
 from espalier.engine.scheduling.preemption import Preemption
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, GeneratorFirst, RoleLoad, RolePolicy
 from espalier.engine.scheduling.scheduler import Scheduler, SchedulerOutput
@@ -113,6 +114,7 @@ class Engine:
             _warn_of_missing_embeddings(role, model)
         pools = {role: scheduler.pool for role, scheduler in self.schedulers.items()}
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
+        self.sharing = FairSharing({role: model.weight_bytes for role, model in models.items()}, device.type)
         self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
         self._in_flight: list[tuple[str, SchedulerOutput, BatchInFlight, _LaunchTimes]] = []  # the oldest first
         self.on_step: Callable[[StepRecord], None] | None = None
@@ -267,16 +269,24 @@ class Engine:
 
     def _launch(self) -> None:
         """Launch a batch of the role whose turn it is; of the other one if the first cannot go on yet."""
-        loads = {
-            role: RoleLoad(scheduler.running_branches, scheduler.waiting_tokens())
-            for role, scheduler in self.schedulers.items()
-        }
+        loads, fair = self._share_out()
+        if self._launch_of(loads, fair):
+            return
+        if any(scheduler.planner.held_back for scheduler in self.schedulers.values()):
+            self._hold_back(frozenset())
+            self._launch_of(self._loads(), fair=False)
+
+    def _launch_of(self, loads: Mapping[str, RoleLoad], fair: bool) -> bool:
+        """Launch a batch of `loads`, which accounts pay for if it is `fair`; returns whether there was one."""
         roles = [role for role, load in loads.items() if load.busy]
         if len(roles) > 1 and self._role_policy.choose(loads[GENERATOR], loads[VERIFIER]) != roles[0]:
             roles.reverse()
         for role in roles:
             scheduler, begun = self.schedulers[role], perf_counter()
-            if (step := scheduler.schedule(self.settings.max_batch_tokens)) is None:
+            most = self.settings.max_batch_tokens
+            if self.sharing.contended:
+                most = min(most, self.sharing.most_tokens(role))
+            if (step := scheduler.schedule(most)) is None:
                 continue
             scheduled = perf_counter()
             try:
@@ -286,7 +296,37 @@ class Engine:
                 raise
             self._in_flight.append((role, step, batch, (begun, scheduled, perf_counter())))
             scheduler.launched(step)
-            return
+            if fair:
+                self.sharing.charge(role, step.plan)
+            return True
+        return False
+
+    def _share_out(self) -> tuple[dict[str, RoleLoad], bool]:
+        """Hold back who is ahead; returns the work that is left by role, and whether accounts pay for the step."""
+        self._hold_back(frozenset())
+        loads = self._loads()
+        if not self.sharing.contended:
+            return loads, False
+        schedulers = self.schedulers.values()
+        working = {owner for scheduler in schedulers for owner in scheduler.owners() - scheduler.planner.paused}
+        if not (ahead := self.sharing.ahead(working)):
+            return loads, True
+        self._hold_back(ahead)
+        fewer = self._loads()
+        if any(load.busy for load in fewer.values()) and self.sharing.is_worthwhile(loads, fewer):
+            return fewer, True
+        self._hold_back(frozenset())
+        return loads, False
+
+    def _hold_back(self, owners: frozenset[Hashable]) -> None:
+        for scheduler in self.schedulers.values():
+            scheduler.planner.held_back = owners
+
+    def _loads(self) -> dict[str, RoleLoad]:
+        return {
+            role: RoleLoad(scheduler.running_branches, scheduler.waiting_tokens())
+            for role, scheduler in self.schedulers.items()
+        }
 
     def _settle(self) -> None:
         """Wait for all batches in flight, before sequences or blocks that they use are taken away."""

@@ -300,6 +300,7 @@ class SubmitOptions:
     Attributes:
         priority: searches of a larger priority start first, may preempt searches of a smaller one for memory or a slot,
             and are preempted last.
+        caller: whose search it is; callers get equal shares of the models' time while several have searches running.
         salt: cached prefixes are shared only between searches with the same salt. Use different salts for callers that
             must not observe each other's prompts through timing.
         waited: seconds that the search waited before submission; counted in its queue time and its time limit.
@@ -311,6 +312,7 @@ class SubmitOptions:
     """
 
     priority: int = 0
+    caller: str = ""
     salt: bytes = b""
     waited: float = 0.0
     timed_from_start: bool = False

@@ -97,7 +97,8 @@ class NodeRecord:
     """One node of the search tree at the end of the search, for display and traces.
 
     `path` holds the child indices from the root, `tokens` the number of tokens sampled for the node. `termination` is
-    a `Termination`, empty for an inner node.
+    a `Termination`, empty for an inner node. `log_probability` is the sum over its tokens under the generator at
+    temperature 1; None from a server of before it was reported.
     """
 
     node_id: int
@@ -108,6 +109,7 @@ class NodeRecord:
     termination: str
     multiplicity: int
     tokens: int
+    log_probability: float | None = None
 
     @property
     def depth(self) -> int:

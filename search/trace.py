@@ -14,7 +14,7 @@ A trace is one JSON object; this is version 2.
     best            node_id of the last node of the selected path, null without one
     candidates      complete paths that vote: node_id of their last node, answer, score, multiplicity
     nodes           every node at the end of the search, the root first: node_id, parent_id, path, text, score,
-                    termination, multiplicity, tokens; see `NodeRecord`
+                    termination, multiplicity, tokens, log_probability; see `NodeRecord`
     rounds          exchanges between search and algorithm, in order:
         asked       expansions: path of the node, children, to_end, greedy; see `Expand`
         told        nodes at that time: path, termination ("" if it may be expanded), multiplicity, draws

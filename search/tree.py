@@ -108,6 +108,7 @@ class Node:
             termination=str(self.termination or ""),
             multiplicity=self.multiplicity,
             tokens=self.num_tokens,
+            log_probability=round(self.log_probability, 6),
         )
 
 

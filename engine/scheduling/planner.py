@@ -76,22 +76,25 @@ class BatchPlanner:
     step, owners that rank behind its owner give up their KV.
 
     Attributes:
-        paused: owners whose work is left out.
+        paused: owners whose work is left out until they resume, for their KV was freed.
+        held_back: owners whose work is left out of the next step, for their accounts are ahead; see `FairSharing`.
         blocked: the first piece of work that found no blocks in the last step.
     """
 
     def __init__(self, table: SequenceTable, make_room: MakeRoom) -> None:
         self.paused: set[Hashable] = set()
+        self.held_back: frozenset[Hashable] = frozenset()
         self.blocked: BlockedWork | None = None
         self._table = table
         self._pool = table.pool
         self._make_room = make_room
 
     def active(self, targets: list[Target]) -> list[Target]:
-        """Those of `targets` whose owners are not paused."""
-        if not self.paused:
+        """Those of `targets` whose owners are neither paused nor held back."""
+        if not self.paused and not self.held_back:
             return targets
-        return [target for target in targets if target.work.owner not in self.paused]
+        left_out = self.paused | self.held_back
+        return [target for target in targets if target.work.owner not in left_out]
 
     def forget_blocked(self, owner: Hashable) -> None:
         """Make no more room for `owner`'s blocked work, if it has any."""

@@ -14,6 +14,11 @@ class RoleLoad:
     waiting_tokens: int
 
     @property
+    def tokens(self) -> int:
+        """Tokens that could be computed now."""
+        return self.running_branches + self.waiting_tokens
+
+    @property
     def busy(self) -> bool:
         """Whether there is anything to run."""
         return self.running_branches > 0 or self.waiting_tokens > 0

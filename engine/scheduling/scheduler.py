@@ -89,16 +89,16 @@ class Scheduler:
 
     @property
     def running_branches(self) -> int:
-        """How many children are being sampled, without those of paused owners."""
+        """How many children are being sampled, without those of paused and held back owners."""
         return len(self.planner.active(self._ready()[0]))
 
     def waiting_tokens(self) -> int:
-        """How many tokens waiting work has to compute, without that of paused owners."""
+        """How many tokens waiting work has to compute, without that of paused and held back owners."""
         rows = [item.work.sequence.row for item in self.planner.active(self._ready()[1])]
         return int(np.maximum(self.table.lengths[rows] - self.table.computed[rows], 1).sum())
 
     def owners(self) -> set[Hashable]:
-        """Owners with waiting or running work."""
+        """Owners with waiting or running work, paused or not."""
         return {target.work.owner for target in (*self._waiting, *self._branches.running)}
 
     def open(self, token_ids: list[int], salt: bytes, owner: Hashable) -> Sequence:
@@ -203,7 +203,9 @@ class Scheduler:
         running, waiting = self._ready()
         if self._in_flight and (draws := self._in_flight[-1].draws):
             self._branches.expect(draws)
-        plan = self.planner.plan(running, waiting, max_tokens, may_preempt=not self._in_flight)
+        # Nobody gives up KV for those who are only ahead of others: without them held back there may be room.
+        may_preempt = not self._in_flight and not self.planner.held_back
+        plan = self.planner.plan(running, waiting, max_tokens, may_preempt=may_preempt)
         if plan is None:
             return None
         ends = plan.counts.cumsum()

@@ -333,6 +333,7 @@ class Orchestrator:
         """Give back what was set aside for a search, which grows no longer."""
         if search.reservation:
             self.engine.admission.release(search.reservation)
+            self.engine.sharing.forget(search.search_id)
             search.reservation = None
             self._growing.remove(search)
 
@@ -400,6 +401,7 @@ class Orchestrator:
             if places > 0:
                 search.reservation = admission.try_reserve(blocks, search.search_id, search.priority)
             if search.reservation:
+                self.engine.sharing.assign(search.search_id, search.resolved.options.caller)
                 self._growing.append(search)
             if search.reservation or not behind:
                 return search.reservation is not None

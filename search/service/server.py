@@ -275,5 +275,5 @@ def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.http2.ping_timeout_ms", 20_000),  # a minute by default, whatever the line above says
         # Clients may do the same every few seconds, also between calls; by default the third such ping ends all calls.
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ]

@@ -223,7 +223,7 @@ class Session:
         try:
             salt = self._salts.of(caller)
             seconds = self._settings.search_seconds
-            options = SubmitOptions(priority, salt, waited, max_seconds=seconds, report_nodes=report_nodes)
+            options = SubmitOptions(priority, caller.name, salt, waited, max_seconds=seconds, report_nodes=report_nodes)
             return self._engine_thread.submit(request, ended, progress, options)
         except BaseException:
             give_back()

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.memory.sequences import Sequence
 from espalier.engine.models.model import Model
+from espalier.engine.scheduling import fair_sharing
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 
@@ -66,6 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
     rules = 0
     preemptions = 0
     evictions = 0
+    held_back = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,6 +87,7 @@ class EngineMachine(RuleBasedStateMachine):
             reservation = self.engine.admission.try_reserve(MOST_BLOCKS, owner)
             assert reservation is not None
             self.reservations.append(reservation)
+            self.engine.sharing.assign(owner, owner)
         self.texts: dict[Sequence, list[int]] = {}
         self.working: dict[Sequence, Generate | Score] = {}
         for number, owner in enumerate(OWNERS):  # together more than there is room for
@@ -189,6 +192,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.working, "the engine goes round in circles"
 
     def take(self, finished: list[Done]) -> None:
+        EngineMachine.held_back += bool(self.engine.schedulers[GENERATOR].planner.held_back)
         for done in finished:
             sequence = done.work.sequence
             before = self.texts[sequence]
@@ -275,11 +279,13 @@ class LaunchAheadMachine(EngineMachine):
 
 @pytest.mark.parametrize("machine", [EngineMachine, LaunchAheadMachine])
 def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
-    machine: type[EngineMachine], load_model: Callable[[str], Model]
+    machine: type[EngineMachine], load_model: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
 ):
+    for name, strictest in (("_LEAD", 1), ("_WORTHWHILE", 0)):
+        monkeypatch.setattr(fair_sharing, name, strictest)
     EngineMachine.models = {GENERATOR: load_model("talker"), VERIFIER: load_model("classifier")}
     EngineMachine.alone = Alone(EngineMachine.models)
-    EngineMachine.rules = EngineMachine.preemptions = EngineMachine.evictions = 0
+    EngineMachine.rules = EngineMachine.preemptions = EngineMachine.evictions = EngineMachine.held_back = 0
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -292,4 +298,5 @@ def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
     assert EngineMachine.rules >= RULES
     assert EngineMachine.preemptions >= 500
     assert EngineMachine.evictions >= 500
+    assert EngineMachine.held_back >= 500
     EngineMachine.alone.engine.check_drained()

@@ -1,19 +1,15 @@
 """How long a caller with one small search waits beside callers with many, over what a fair share would give it."""
 
-import secrets
 import statistics
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import count, cycle
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from espalier.experiments.bench.service.server_process import serving
+from espalier.experiments.bench.service.server_process import logins, serving
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import SearchRequest
@@ -68,11 +64,7 @@ def run(searches: int) -> list[dict[str, Any]]:
 
 def _measure(crowd: Crowd, searches: int) -> dict[str, Any]:
     texts = [problem.problem for problem in load_benchmark("demo", 64)]
-    tokens = [secrets.token_hex(16) for _ in range(crowd.callers + 1)]
-    with TemporaryDirectory() as folder:
-        callers = Path(folder) / "callers.toml"
-        tables = [f'[caller{i}]\ntoken_sha256 = "{sha256(t.encode()).hexdigest()}"\n' for i, t in enumerate(tokens)]
-        callers.write_text("\n".join(tables))
+    with logins(crowd.callers + 1) as (callers, tokens):
         options = ("--callers", str(callers), "--max-searches", str(crowd.slots))
         with serving(*options) as server, _crowd(server.address, crowd, tokens[1:], texts) as ended:
             time.sleep(3.0)  # all slots are taken and the queue has formed

@@ -35,7 +35,9 @@ def run(problems: int, callers: int, repeats: int) -> tuple[list[dict[str, Any]]
         repeats: counted turns.
 
     Returns:
-        Rows with median problems/min; and ratios of the server's ways over one process, medians of pairs.
+        Rows with median problems/min, and processor time in milliseconds a search, of this process (the callers', or
+        that of the searches in one process) and of the server; and ratios of the server's ways over one process in
+        problems/min, medians of pairs.
 
     Raises:
         EspalierError: the answers of two ways differ.
@@ -51,18 +53,29 @@ def run(problems: int, callers: int, repeats: int) -> tuple[list[dict[str, Any]]
         }
         for workload, request in WORKLOADS.items():
             rates: dict[str, list[float]] = {name: [] for name in ways}
+            spent: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
             for turn in range(repeats + 1):
                 requests = [replace(request, problem=text, seed=turn) for text in texts]
                 answers = {}
                 for name, way in ways.items():
-                    begun = time.perf_counter()
+                    begun, own, servers = time.perf_counter(), time.process_time(), server.cpu_seconds()
                     answers[name] = way(requests)
                     if turn:  # the first is the warm-up
                         rates[name].append(60 * problems / (time.perf_counter() - begun))
+                        spent[name].append((time.process_time() - own, server.cpu_seconds() - servers))
                 if differing := [name for name, its in answers.items() if its != answers[_LOCAL]]:
                     raise EspalierError(f"{', '.join(differing)}: other answers than those of one process")
             for name, its in rates.items():
-                rows.append({"workload": workload, "way": name, "problems/min": statistics.median(its)})
+                here, there = (1000 * statistics.median(times) / problems for times in zip(*spent[name], strict=True))
+                rows.append(
+                    {
+                        "workload": workload,
+                        "way": name,
+                        "problems/min": statistics.median(its),
+                        "this process, CPU ms a search": here,
+                        "server, CPU ms a search": there,
+                    }
+                )
                 if name != _LOCAL:
                     pairs = zip(its, rates[_LOCAL], strict=True)
                     ratios[f"{name}@{workload}/{_LOCAL}"] = statistics.median(one / other for one, other in pairs)

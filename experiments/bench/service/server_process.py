@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from espalier.engine.errors import EspalierError
+from espalier.search.service.access.callers import CallerEntry
+from espalier.search.service.access.tokens import add_caller
 
 _START_SECONDS = 300.0
 _ADDRESSES = re.compile(r" on (\S+)(?: and (\S+))?$")
@@ -29,6 +32,19 @@ class ServerProcess:
         """Memory that the process occupies, in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the process has used so far, in seconds."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def logins(count: int) -> Iterator[tuple[Path, list[str]]]:
+    """Write a callers file for `--callers`; yields it and the tokens of its callers."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "callers.toml"
+        yield file, [add_caller(file, f"caller{number}", CallerEntry()) for number in range(count)]
 
 
 @contextmanager

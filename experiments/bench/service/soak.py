@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.bench.service.server_process import ServerProcess, serving
+from espalier.experiments.bench.service.server_process import ServerProcess, logins, serving
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -25,6 +26,9 @@ _SAMPLE_SECONDS = 5.0
 _POOL = "512M"
 """Filled within the warm-up: cached prompts take what is free of the pool, and its memory counts once it is used."""
 _IDLE_SECONDS = 60.0
+
+_Loop = Callable[[threading.Event], None]
+"""What a thread does until the event is set."""
 
 
 @dataclass(slots=True)
@@ -43,7 +47,7 @@ class _Figures:
 def run(
     minutes: float, large: int = 3, small: int = 2, vanishing: int = 2
 ) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, int]]:
-    """Load a server for some minutes, from the first one on with clients that vanish.
+    """Load a server for some minutes, from the first one on with clients that vanish; each caller has a login.
 
     Args:
         minutes: length of the run, after a tenth of it in which small searches run alone.
@@ -61,20 +65,24 @@ def run(
     """
     texts = [problem.problem for problem in load_benchmark("demo", 200)]
     rows: list[dict[str, Any]] = []
-    with serving("--kv-memory", _POOL) as server:
+    with (
+        logins(1 + large + small + vanishing) as (file, (own, *tokens)),
+        serving("--kv-memory", _POOL, "--callers", str(file)) as server,
+        SearchClient(server.address, token=own) as watcher,
+    ):
+        of_large, of_small, of_vanishing = tokens[:large], tokens[large:-vanishing], tokens[-vanishing:]
         quiet = _Figures()
-        with _threads([lambda over: _ask(server.address, _SMALL, texts, quiet, over)] * small):
+        with _threads([partial(_ask, server.address, token, _SMALL, texts, quiet) for token in of_small]):
             time.sleep(6 * minutes)
         loaded, others = _Figures(), _Figures()
         with _resetting_proxy(server.address) as proxy:
-            work: list[Callable[[threading.Event], None]] = []
-            work += [lambda over: _ask(server.address, _LARGE, texts, others, over)] * large
-            work += [lambda over: _ask(server.address, _SMALL, texts, loaded, over)] * small
-            work += [lambda over: _vanish(proxy, texts, others, over)] * vanishing
-            work += [lambda over: _ask_wrongly(server.address, others, over)]
+            work: list[_Loop] = [partial(_ask_wrongly, server.address, own, others)]
+            work += [partial(_ask, server.address, token, _LARGE, texts, others) for token in of_large]
+            work += [partial(_ask, server.address, token, _SMALL, texts, loaded) for token in of_small]
+            work += [partial(_vanish, proxy, token, texts, others) for token in of_vanishing]
             with _threads(work):
-                rows = _watch(server, minutes, loaded)
-        left = _wait_until_idle(server)
+                rows = _watch(server, watcher, minutes, loaded)
+        left = _wait_until_idle(watcher)
     ended = {name: loaded.ended.get(name, 0) + others.ended.get(name, 0) for name in {**loaded.ended, **others.ended}}
     bad = {name: count for name, count in ended.items() if name not in ("OK", "INVALID_ARGUMENT", "vanished")}
     if left or bad:
@@ -88,48 +96,48 @@ def run(
     return rows, ratios, ended
 
 
-def _watch(server: ServerProcess, minutes: float, figures: _Figures) -> list[dict[str, Any]]:
+def _watch(server: ServerProcess, client: SearchClient, minutes: float, figures: _Figures) -> list[dict[str, Any]]:
     rows = []
     begun = time.monotonic()
     parts = 20
-    with SearchClient(server.address) as client:
-        for part in range(1, parts + 1):
-            seen: list[Any] = []
-            while time.monotonic() - begun < 60 * minutes * part / parts:
-                seen.append(client.server_info())
-                time.sleep(min(_SAMPLE_SECONDS, 60 * minutes / parts / 4))
-            rows.append(
-                {
-                    "minute": (time.monotonic() - begun) / 60,
-                    "resident MiB": server.resident_bytes() / 2**20,
-                    "live blocks, most": max(sum(b.live for b in info.occupancy.kv_blocks.values()) for info in seen),
-                    "running, most": max(info.occupancy.running for info in seen),
-                    "small searches": len(figures.waits),
-                    "p99 s so far": _p99(figures.waits),
-                }
-            )
+    for part in range(1, parts + 1):
+        seen: list[Any] = []
+        while time.monotonic() - begun < 60 * minutes * part / parts:
+            seen.append(client.server_info())
+            time.sleep(min(_SAMPLE_SECONDS, 60 * minutes / parts / 4))
+        rows.append(
+            {
+                "minute": (time.monotonic() - begun) / 60,
+                "resident MiB": server.resident_bytes() / 2**20,
+                "live blocks, most": max(sum(b.live for b in info.occupancy.kv_blocks.values()) for info in seen),
+                "running, most": max(info.occupancy.running for info in seen),
+                "small searches": len(figures.waits),
+                "p99 s so far": _p99(figures.waits),
+            }
+        )
     return rows
 
 
-def _wait_until_idle(server: ServerProcess) -> int:
+def _wait_until_idle(client: SearchClient) -> int:
     """Live blocks when the server runs nothing, or after a minute."""
     end = time.monotonic() + _IDLE_SECONDS
-    with SearchClient(server.address) as client:
-        while True:
-            info = client.server_info()
-            live = sum(blocks.live for blocks in info.occupancy.kv_blocks.values())
-            idle = not (info.occupancy.running or info.admitted_calls or info.waiting_calls or live)
-            if idle or time.monotonic() > end:
-                return live
-            time.sleep(0.2)
+    while True:
+        info = client.server_info()
+        live = sum(blocks.live for blocks in info.occupancy.kv_blocks.values())
+        idle = not (info.occupancy.running or info.admitted_calls or info.waiting_calls or live)
+        if idle or time.monotonic() > end:
+            return live
+        time.sleep(0.2)
 
 
 # ---- callers
 
 
-def _ask(address: str, request: SearchRequest, texts: list[str], figures: _Figures, over: threading.Event) -> None:
+def _ask(
+    address: str, token: str, request: SearchRequest, texts: list[str], figures: _Figures, over: threading.Event
+) -> None:
     random_ = random.Random()
-    with SearchClient(address, retry=NO_RETRIES) as client:
+    with SearchClient(address, token=token, retry=NO_RETRIES) as client:
         while not over.is_set():
             values = request.to_dict() | {"problem": random_.choice(texts), "seed": random_.randrange(2**31)}
             begun = time.perf_counter()
@@ -141,9 +149,9 @@ def _ask(address: str, request: SearchRequest, texts: list[str], figures: _Figur
                 figures.count(error.code)
 
 
-def _ask_wrongly(address: str, figures: _Figures, over: threading.Event) -> None:
+def _ask_wrongly(address: str, token: str, figures: _Figures, over: threading.Event) -> None:
     wrong = [{"beam_width": 0}, {"algorithm": AlgorithmName.BEAM, "expansion": 10**6}, {"problem": "x" * 40_000}]
-    with SearchClient(address, retry=NO_RETRIES) as client:
+    with SearchClient(address, token=token, retry=NO_RETRIES) as client:
         for number in count():
             if over.wait(0.5):
                 return
@@ -153,10 +161,10 @@ def _ask_wrongly(address: str, figures: _Figures, over: threading.Event) -> None
                 figures.count(getattr(error, "code", "INVALID_ARGUMENT"))
 
 
-def _vanish(proxy: "_Proxy", texts: list[str], figures: _Figures, over: threading.Event) -> None:
+def _vanish(proxy: "_Proxy", token: str, texts: list[str], figures: _Figures, over: threading.Event) -> None:
     random_ = random.Random()
     while not over.is_set():
-        with SearchClient(proxy.address, retry=NO_RETRIES) as client:
+        with SearchClient(proxy.address, token=token, retry=NO_RETRIES) as client:
             values = _LARGE.to_dict() | {"problem": random_.choice(texts), "seed": random_.randrange(2**31)}
             reset = threading.Timer(random_.uniform(0.05, 2.0), proxy.reset_one)
             reset.start()
@@ -171,7 +179,7 @@ def _vanish(proxy: "_Proxy", texts: list[str], figures: _Figures, over: threadin
 
 
 @contextmanager
-def _threads(work: list[Callable[[threading.Event], None]]) -> Iterator[None]:
+def _threads(work: list[_Loop]) -> Iterator[None]:
     over = threading.Event()
     threads = [threading.Thread(target=each, args=(over,), daemon=True) for each in work]
     for thread in threads:

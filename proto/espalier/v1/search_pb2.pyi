@@ -332,7 +332,7 @@ class Candidate(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., multiplicity: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ScoredStep, _Mapping]]] = ...) -> None: ...
 
 class SearchNode(_message.Message):
-    __slots__ = ("node_id", "parent_id", "depth", "text", "score", "termination", "multiplicity", "path", "tokens")
+    __slots__ = ("node_id", "parent_id", "depth", "text", "score", "termination", "multiplicity", "path", "tokens", "log_probability")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
@@ -342,6 +342,7 @@ class SearchNode(_message.Message):
     MULTIPLICITY_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     parent_id: int
     depth: int
@@ -351,7 +352,8 @@ class SearchNode(_message.Message):
     multiplicity: int
     path: _containers.RepeatedScalarFieldContainer[int]
     tokens: int
-    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., depth: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., termination: _Optional[_Union[Termination, str]] = ..., multiplicity: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ...) -> None: ...
+    log_probability: float
+    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., depth: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., termination: _Optional[_Union[Termination, str]] = ..., multiplicity: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., log_probability: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("generator_tokens", "generator_tree_tokens", "generated_tokens", "verifier_tokens", "verifier_tree_tokens", "nodes", "pruned", "duplicates", "peak_kv_bytes", "logical_blocks", "physical_blocks", "queue_duration", "search_duration", "generator_saved_tokens", "verifier_saved_tokens", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "first_step_duration", "stopped_paths", "stopped_tokens", "prompt_tokens")

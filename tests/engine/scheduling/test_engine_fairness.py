@@ -1,5 +1,7 @@
 from collections.abc import Callable, Hashable
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from engine_driver import drain, release
 from hypothesis import given
@@ -7,9 +9,11 @@ from hypothesis import strategies as st
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import PoolTooSmallError
-from espalier.engine.scheduling.planner import fair_shares
+from espalier.engine.scheduling.fair_sharing import FairSharing
+from espalier.engine.scheduling.planner import Chunk, StepPlan, fair_shares
+from espalier.engine.scheduling.requests import WaitingRequest
 from espalier.engine.scheduling.role_policy import GENERATOR
-from espalier.engine.work import Done, Generate, Sampling
+from espalier.engine.work import Done, Generate, Generated, Sampling
 
 
 def test_who_asks_for_little_gets_it_and_the_rest_is_split_evenly():
@@ -57,3 +61,95 @@ def test_a_quota_splits_the_kv_pool(make_engine: Callable[..., Engine]):
     engine.admission.require_fits_alone({"generator": 5 * per_slab})
     with pytest.raises(PoolTooSmallError):
         engine.admission.require_fits_alone({"generator": 5 * per_slab + 1})
+
+
+def _sample(engine: Engine, owner: str, account: str, samplings: int, tokens: int, prompt: int = 9) -> None:
+    engine.sharing.assign(owner, account)
+    sequence = engine.open(GENERATOR, [prompt] * 6, owner=owner)
+    drawn = tuple(Sampling(temperature=3.0, key=key) for key in range(samplings))
+    engine.submit(Generate(owner, sequence, drawn, tokens, delimiter="", merge_equal=False))
+
+
+def _computed_until(engine: Engine, owner: str, samplings: int) -> tuple[int, list[Done]]:
+    """Tokens computed until all samplings of an owner have ended, and what has ended."""
+    done: list[Done] = []
+    while sum(len(d.indices) for d in done if isinstance(d, Generated) and d.work.owner == owner) < samplings:
+        done += engine.step()
+    return engine.stats()[GENERATOR].computed_tokens, done
+
+
+@pytest.mark.parametrize("launch_ahead", [False, True])
+def test_callers_share_the_models_time_whatever_they_ask_for(make_engine: Callable[..., Engine], launch_ahead: bool):
+    computed: dict[str, int] = {}
+    for account in ("one", "two"):
+        engine = make_engine("talker", kv_memory_bytes=2**25, launch_ahead=launch_ahead)
+        _sample(engine, "large", "one", 60, 100)
+        _sample(engine, "small", account, 2, 100)
+        computed[account], done = _computed_until(engine, "small", 2)
+        done += drain(engine)
+        assert sum(len(d.indices) for d in done if isinstance(d, Generated)) == 62
+        release(engine, *(d.sequence for d in done), *{d.work.sequence for d in done})
+    # The small one pays for 200 tokens and the constant of 100 steps, 16 each, at most; so does the large one, that may
+    # be ahead by 1,024 and a step.
+    assert computed["one"] > 4_000
+    assert computed["two"] < 200 + (200 + 100 * 16) + 1024 + 60
+
+
+def test_callers_of_equal_searches_stay_in_one_batch(make_engine: Callable[..., Engine]):
+    steps: list[int] = []
+    for account in ("caller {}", "one caller"):
+        engine = make_engine("talker", kv_memory_bytes=2**25)
+        for number in range(4):
+            _sample(engine, f"search {number}", account.format(number), 20 + number, 100)
+        done = drain(engine)
+        steps.append(engine.stats()[GENERATOR].steps)
+        release(engine, *(d.sequence for d in done), *{d.work.sequence for d in done})
+    assert steps[0] == steps[1], "none of them gets far enough ahead"
+
+
+def test_who_finds_no_room_beside_one_that_is_ahead_waits_and_does_not_fail(make_engine: Callable[..., Engine]):
+    engine = make_engine("talker", kv_memory_bytes=2**25, reserved_share=0.01)
+    pool = engine.schedulers[GENERATOR].pool
+    reservations = [engine.admission.try_reserve({GENERATOR: 50}, owner) for owner in ("large", "small")]
+    _sample(engine, "large", "one", 40, 40)
+    done: list[Done] = []
+    before = pool.live_blocks
+    while not (before and pool.live_blocks >= before + 35):  # each branch has begun another block
+        before = pool.live_blocks
+        done += engine.step()
+    _sample(engine, "small", "two", 1, 3, prompt=11)
+    engine.sharing.ahead({"large", "small"})
+    engine.sharing.charge(GENERATOR, _step_of("large", 10_000))
+    taken = [pool.allocate() for _ in range(pool.allocatable_blocks)]
+    done += engine.step()
+    pool.free(taken)
+    done += drain(engine)
+    assert sum(len(d.indices) for d in done if isinstance(d, Generated)) == 41
+    release(engine, *(d.sequence for d in done), *{d.work.sequence for d in done})
+    for reservation in reservations:
+        assert reservation is not None
+        engine.admission.release(reservation)
+
+
+def _step_of(owner: str, tokens: int) -> StepPlan:
+    work = Generate(owner, SimpleNamespace(), (Sampling(),), 1)  # type: ignore[arg-type]
+    nothing = np.empty(0, np.int64)
+    return StepPlan([], [Chunk(WaitingRequest(work, 0), 0, tokens)], nothing, nothing, nothing, ([], []))
+
+
+def test_a_caller_that_had_nothing_to_do_has_no_credit_from_that_time():
+    sharing = FairSharing({GENERATOR: 10}, "cpu")
+    for owner in ("busy", "other", "late"):
+        sharing.assign(owner, owner)
+    assert not sharing.ahead({"busy", "other"})
+    for owner in ("busy", "other"):
+        sharing.charge(GENERATOR, _step_of(owner, 5_000))
+    assert not sharing.ahead({"busy", "other"})
+    assert not sharing.ahead({"busy", "other", "late"})
+    sharing.charge(GENERATOR, _step_of("busy", 2_000))
+    assert sharing.ahead({"busy", "other", "late"}) == {"busy"}
+    sharing.charge(GENERATOR, _step_of("late", 200))
+    assert sharing.ahead({"busy", "other", "late"}) == {"busy"}
+    for owner in ("late", "other"):
+        sharing.charge(GENERATOR, _step_of(owner, 1_800))
+    assert not sharing.ahead({"busy", "other", "late"})

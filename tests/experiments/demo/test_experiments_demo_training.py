@@ -23,6 +23,13 @@ from espalier.experiments.demo.recipe.verifier_network import COMMON, train_trun
 from espalier.search.result import NodeRecord
 
 
+@pytest.fixture(autouse=True)
+def no_denormals_flushed_afterwards():
+    """Training flushes them in this thread, for good; other tests count on them."""
+    yield
+    torch.set_flush_denormal(False)
+
+
 @pytest.fixture(scope="module")
 def generator():
     return load_exported_generator(generator_path().parent)

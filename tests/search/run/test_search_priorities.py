@@ -26,7 +26,8 @@ def finish(orchestrator: Orchestrator, *arrivals: tuple[int, SearchRequest, int]
     while len(ended) < len(arrivals):
         for i, (when, request, priority) in enumerate(arrivals):
             if when == step:
-                ids[orchestrator.submit(request, options=SubmitOptions(priority))] = i
+                options = SubmitOptions(priority, caller=f"caller {i % 3}")
+                ids[orchestrator.submit(request, options=options)] = i
         ended |= {ids[result.search_id]: result for result in orchestrator.step()}
         check_reserved(orchestrator.engine)
         if step % 8 == 0:

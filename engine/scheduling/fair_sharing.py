@@ -1,0 +1,85 @@
+"""Fair sharing of steps among accounts: who had more of the models' time than others waits until these catch up."""
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping
+
+from espalier.engine.scheduling.planner import StepPlan
+from espalier.engine.scheduling.role_policy import RoleLoad
+
+_STEP_COST_CPU, _STEP_COST_GPU = 16, 300
+"""Tokens that take as long as what a step costs whatever it computes, mostly the reading of the weights. That of a GPU
+is not measured."""
+_LEAD = 20
+"""Step costs by which an account may be ahead of another one before its work is held back: a few batches, so that
+searches that take turns at the models stay in one batch."""
+_WORTHWHILE = 2
+"""Step costs that holding back must save, for one is paid once more by those who are held back."""
+
+
+class FairSharing:
+    """Start-time fair queueing (Goyal, Vin and Cheng, 1996) of accounts over what their part of each step costs.
+
+    A step costs its tokens, which each account pays for its own, and a constant, the step cost, that all in the step
+    share; both are weighed by the size of the model. Accounts that are too far ahead of another one are held back,
+    unless the step is hardly shorter without them; no account pays for such a step. An account that has had no work for
+    a while has no credit from it.
+    """
+
+    def __init__(self, model_bytes: Mapping[str, int], device_type: str) -> None:
+        """Make the books of no accounts.
+
+        Args:
+            model_bytes: bytes of each role's weights.
+            device_type: that of a `torch.device`.
+        """
+        self._weights = {role: size / max(model_bytes.values()) for role, size in model_bytes.items()}
+        self._step_cost = _STEP_COST_CPU if device_type == "cpu" else _STEP_COST_GPU
+        self._lead = _LEAD * self._step_cost
+        self._accounts: dict[Hashable, Hashable] = {}  # of owners
+        self._paid: dict[Hashable, float] = {}  # by accounts
+        self._floor = 0.0  # what the account that paid least had paid, of those with work; never falls
+        self._active: frozenset[Hashable] = frozenset()
+
+    def assign(self, owner: Hashable, account: Hashable) -> None:
+        """Let `account` pay for the work of `owner` until `forget`."""
+        self._accounts[owner] = account
+
+    def forget(self, owner: Hashable) -> None:
+        """Forget an owner without work."""
+        self._accounts.pop(owner, None)
+
+    @property
+    def contended(self) -> bool:
+        """Whether several accounts have owners."""
+        return len(set(self._accounts.values())) > 1
+
+    def ahead(self, owners: Collection[Hashable]) -> frozenset[Hashable]:
+        """Those of `owners`, all with work, whose accounts are too far ahead of another one's."""
+        active = frozenset(self._accounts.get(owner) for owner in owners)
+        if active != self._active:
+            self._active = active
+            self._paid = {account: paid for account, paid in self._paid.items() if paid > self._floor}
+            self._paid |= dict.fromkeys(active - self._paid.keys(), self._floor)
+        if len(active) < 2:
+            return frozenset()
+        self._floor = max(self._floor, min(self._paid[account] for account in active))
+        limit = self._floor + self._lead
+        return frozenset(owner for owner in owners if self._paid[self._accounts.get(owner)] > limit)
+
+    def is_worthwhile(self, loads: Mapping[str, RoleLoad], left: Mapping[str, RoleLoad]) -> bool:
+        """Whether steps that leave out what is in `loads`, by role, and not in `left` are shorter by enough."""
+        saved = sum(load.tokens - left[role].tokens for role, load in loads.items())
+        return saved >= _WORTHWHILE * self._step_cost
+
+    def most_tokens(self, role: str) -> int:
+        """Tokens of a step that costs as much as an account may be ahead, so that nobody waits for a longer one."""
+        return int(self._lead / self._weights[role])
+
+    def charge(self, role: str, plan: StepPlan) -> None:
+        """Let the accounts in a step pay for it."""
+        tokens: Counter[Hashable] = Counter(self._accounts.get(branch.work.owner) for branch in plan.branches)
+        for chunk in plan.chunks:
+            tokens[self._accounts.get(chunk.target.work.owner)] += chunk.count
+        for account, count in tokens.items():
+            cost = self._weights[role] * (count + self._step_cost / len(tokens))
+            self._paid[account] += cost
