@@ -9,6 +9,8 @@ from espalier.engine.errors import CheckpointError, MisuseError, NoEmbeddingErro
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig, parse_decoder_config
 from espalier.engine.models.decoder import Decoder, load_decoder
+from espalier.engine.models.options import Quantization
+from espalier.engine.models.quantization import make_quantizer
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
 
@@ -104,8 +106,13 @@ def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device 
     return load_decoder(checkpoint, parse_decoder_config(checkpoint.config), dtype, device)
 
 
-def language_model_head(checkpoint: Checkpoint, decoder: Decoder) -> Head:
+def language_model_head(checkpoint: Checkpoint, decoder: Decoder, quantised: bool = False) -> Head:
     """The head that gives next-token logits, tied to the embedding where the checkpoint says so.
+
+    Args:
+        checkpoint: what to read.
+        decoder: of the same checkpoint.
+        quantised: keep it in int8 where the backend has a product of its own for that; a step reads all of it.
 
     Raises:
         CheckpointError: when the head is untied and missing.
@@ -117,6 +124,8 @@ def language_model_head(checkpoint: Checkpoint, decoder: Decoder) -> Head:
     else:
         shape = (decoder.config.vocab_size, decoder.config.hidden_size)
         weight = checkpoint.take(name, decoder.dtype, decoder.device, shape)
+    if quantised and decoder.backend.quantized_packer():
+        weight = make_quantizer(Quantization.INT8, decoder.backend, decoder.dtype, decoder.device)(weight)
     return decoder.backend.prepare_linear(weight)
 
 
@@ -134,7 +143,7 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
         )
     tokenizer = TextTokenizer(checkpoint)  # so that its faults are found before gigabytes are read
     decoder = load_trunk(checkpoint, dtype, device)
-    head = language_model_head(checkpoint, decoder)
+    head = language_model_head(checkpoint, decoder, quantised=checkpoint.quantization is not Quantization.NONE)
     checkpoint.require_all_taken()
     eos = set(decoder.config.eos_token_ids)
     generation = checkpoint.optional_json("generation_config.json").get("eos_token_id")

@@ -16,10 +16,10 @@ class LoadFormat(StrEnum):
 
 
 class Quantization(StrEnum):
-    """How the weights of a decoder's matrix products are kept; embeddings, norms and heads stay as they are."""
+    """How the weights of a decoder's matrix products are kept; embeddings, norms, verifiers' heads stay."""
 
     NONE = "none"
     INT8 = "int8"
-    """A byte each, with a scale for every output."""
+    """A byte each, with a scale for every output; on a CPU with AVX-512 VNNI activations are rounded to bytes, too."""
     INT4 = "int4"
     """Half a byte each, with a scale and a zero for every output and 64 inputs."""

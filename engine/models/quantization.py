@@ -1,7 +1,7 @@
 """Quantised weights, int8 and int4: torchao quantises layer by layer while a model loads.
 
 A backend with a product of its own reads them by it, so that a request's bits still do not depend on the rest of its
-batch (on CPU in float32). Others use torchao's own products, which promise no such thing: int4 by torch's kernel for
+batch (on CPU). Others use torchao's own products, which promise no such thing: int4 by torch's kernel for
 it, int8 by converting a layer's weight for each product, which saves memory and not time.
 """
 

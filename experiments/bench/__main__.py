@@ -44,10 +44,13 @@ def engine(
     batches: Annotated[str | None, typer.Option(help="Batch sizes; default: 1,4,16,64,256.")] = None,
     quantization: Annotated[str, typer.Option(help="Take part with quantised weights, too: int8, int4 or both.")] = "",
     transformers: Annotated[bool, typer.Option("--transformers", help="transformers takes part, too.")] = False,
+    llama_cpp: Annotated[
+        Path | None, typer.Option(help="GGUF file with which llama.cpp takes part (pip install llama-cpp-python).")
+    ] = None,
     vllm_python: VllmPython = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Decode throughput in tokens/s at batch 1 to 256, compared with a bare torch loop on dense KV and vLLM."""
+    """Decode throughput in tokens/s at batch 1 to 256, compared with a bare torch loop on dense KV, vLLM and others."""
     from espalier.engine.models.options import Quantization
     from espalier.experiments.bench.baselines.vllm_process import optional_vllm
     from espalier.experiments.bench.engine import run, vllm_settings
@@ -59,7 +62,7 @@ def engine(
     except ValueError as error:
         raise typer.BadParameter(f"{error}; write int8,int4", param_hint="--quantization") from None
     with optional_vllm(vllm_python, vllm_settings(generator, prompt_tokens, new_tokens, sizes)) as vllm:
-        rows, ratios = run(generator, prompt_tokens, new_tokens, repeats, vllm, sizes, kinds, transformers)
+        rows, ratios = run(generator, prompt_tokens, new_tokens, repeats, vllm, sizes, kinds, transformers, llama_cpp)
     beside = f", {vllm.description}" if vllm else ""
     publish(f"decode, {prompt_tokens} + {new_tokens} tokens, float32{beside}", rows, ratios, json_path)
 

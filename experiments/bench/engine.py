@@ -1,10 +1,11 @@
-"""Decode throughput in tokens/s: the engine, a bare dense torch loop, transformers and vLLM, in turn in one run."""
+"""Decode throughput in tokens/s: the engine, a dense torch loop and other engines, in turn in one run."""
 
 import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +19,14 @@ from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.experiments.bench.baselines.dense_loop import DenseLoop
+from espalier.experiments.bench.baselines.llama_cpp_loop import LlamaCppLoop
 from espalier.experiments.bench.baselines.transformers_loop import TransformersLoop
 from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
+from espalier.kernels.cpu.threads import num_threads
 from espalier.kernels.linear import Linear
 
 BATCHES = (1, 4, 16, 64, 256)
-_COLUMNS = {"dense": "dense loop"}
+_COLUMNS = {"dense": "dense loop", "llama_cpp": "llama.cpp"}
 
 Rate = Callable[[torch.Tensor, int], float]
 """Tokens/s of a contestant: of prompts, int64 `[B, P]`, and the number of new tokens."""
@@ -38,6 +41,7 @@ def run(
     batches: Sequence[int] = (),
     quantizations: Sequence[Quantization] = (),
     transformers: bool = False,
+    llama_cpp: Path | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Measure every batch size.
 
@@ -54,6 +58,7 @@ def run(
         batches: batch sizes; empty for all of `BATCHES`.
         quantizations: Espalier takes part with its weights quantised so, too.
         transformers: whether transformers takes part.
+        llama_cpp: a GGUF file with which llama.cpp takes part.
 
     Returns:
         Rows with the median tokens/s of each, and ratios `decode@B/NAME` of Espalier in float32 over each other.
@@ -66,6 +71,8 @@ def run(
         contestants["transformers"] = TransformersLoop(locate(generator)).decode_rate
     if vllm:
         contestants["vllm"] = lambda prompts, new_tokens: vllm.decode_rate(prompts.tolist(), new_tokens)
+    if llama_cpp:
+        contestants["llama_cpp"] = LlamaCppLoop(llama_cpp, num_threads()).decode_rate
     rows, ratios = [], {}
     for batch in batches or BATCHES:
         random = torch.Generator().manual_seed(batch)

@@ -30,6 +30,8 @@ def _has_amx() -> bool:
 
 HAS_AMX = _has_amx()
 """Whether `amx` computes products; with `ESPALIER_AMX=0` in the environment `tiles` does."""
+HAS_VNNI = bool(llvmlite.binding.get_host_cpu_features().get("avx512vnni"))
+"""Whether the processor sums products of bytes, which `int8_linear` needs."""
 
 
 def place_of_compiled(folder: Path, given: str, kind: str = "") -> str:

@@ -5,11 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.cpu.attention import CpuAttention
 from espalier.kernels.cpu.cache import copy_blocks_cpu
 from espalier.kernels.cpu.decoder import CpuLayers
+from espalier.kernels.cpu.int8_linear import pack_int8
 from espalier.kernels.cpu.linear import CpuLinear
-from espalier.kernels.cpu.quantized_linear import QuantizedWeight, pack_quantized
+from espalier.kernels.cpu.quantized_linear import PackedWeight, pack_quantized
 from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu
 from espalier.kernels.cpu.threads import set_threads
 from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, TorchLayers
@@ -18,7 +20,7 @@ from espalier.kernels.linear import Linear, QuantizedPacker
 
 
 class CpuBackend:
-    """See `backend.Backend`. Layers run in one compiled call; quantised ones run operation by operation."""
+    """See `backend.Backend`. Layers run in one compiled call; those in int4 run operation by operation."""
 
     layout: type[KVLayout] = KVLayout
     rows_are_independent = True
@@ -32,17 +34,19 @@ class CpuBackend:
         def rest(index: int) -> LayerWeights:
             return load(index) if index else first
 
-        if isinstance(first.qkv, QuantizedWeight):
-            return TorchLayers(count, rest, shape, outer, CpuAttention)
-        return CpuLayers(count, rest, shape, outer)
+        if CpuLayers.take(first):
+            return CpuLayers(count, rest, shape, outer)
+        return TorchLayers(count, rest, shape, outer, CpuAttention)
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """See `Backend`; a copy of the weight in another order takes the place of the given one."""
+        if isinstance(weight, PackedWeight):
+            return Linear(weight, bias)
         return CpuLinear(weight, bias)
 
     def quantized_packer(self) -> QuantizedPacker:
         """See `Backend`."""
-        return pack_quantized
+        return _pack
 
     def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
         """See `Backend`; it is there already."""
@@ -65,3 +69,10 @@ class CpuBackend:
         if count:
             set_threads(count)
         torch.set_num_threads(1)
+
+
+def _pack(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack for products of bytes where the processor has them and there is one scale an output, and no zeros."""
+    if bits == 8 and HAS_VNNI:
+        return pack_int8(values, scales.view(-1))
+    return pack_quantized(values, scales, zeros, bits)

@@ -6,7 +6,7 @@ The threads share out the items of a phase, and wait for each other at its end.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numba
 import numpy as np
@@ -16,16 +16,19 @@ import torch.nn.functional as F
 from espalier.kernels.batch import AttentionBatch, with_drawn
 from espalier.kernels.cpu.amx import aligned
 from espalier.kernels.cpu.attention import TOKENS_PER_ITEM, UNLIMITED, attend, flat_kv_pool, scratch_for
+from espalier.kernels.cpu.int8_linear import GROUP, Int8Rows, Int8Weight, int8_panels, int8_rows
 from espalier.kernels.cpu.linear import (
     PACKS,
     PANEL,
     ROWS,
+    multiply_panel,
     multiply_part,
     output_buffer,
     pack,
     panels_of,
     parts_of,
     room_for_weights,
+    store_row,
     stored_rows,
     unit,
     unpack,
@@ -46,6 +49,8 @@ _ROWS_PER_NORM = 8
 """Rows of one work item in phases with little work for each row."""
 _ROWS_PER_ROTATION = 32
 """Rows of one work item that writes keys: neighbouring tokens of a sequence write the same cache lines."""
+StoredRows = np.ndarray | Int8Rows
+"""Rows as `store_row` stores them for a product."""
 Array = TypeVar("Array", torch.Tensor, np.ndarray)
 
 
@@ -67,6 +72,8 @@ class _Outer(NamedTuple):
 
 class _Weights(NamedTuple, Generic[Array]):
     """Weights of all L layers, in panels as `linear.pack` makes them; as arrays, those in panels are flat.
+
+    With weights in int8 those in panels are `Int8Weight`, and as arrays `Int8Panels`.
 
     Attributes:
         norms: `[L, 2, hidden]`.
@@ -94,19 +101,19 @@ class _Buffers(NamedTuple):
 
     Attributes:
         hidden: the residual stream, `[T, hidden]`, rows as wide as whole panels.
-        normed: `[T, hidden]`, as `unit` stores rows.
+        normed: `[T, hidden]`, as `store_row` stores rows.
         qkv: `[T, (heads + 2 * kv_heads) * head_dim]`, rows as wide as whole panels.
         mixed: attention's result, `[T, heads * head_dim]`.
-        attended: the same as `unit` stores rows; `mixed` itself where these are no different.
-        gated: `[T, inner]`, as `unit` stores rows.
+        attended: the same as `store_row` stores rows; `mixed` itself where these are no different.
+        gated: `[T, inner]`, as `store_row` stores rows.
     """
 
     hidden: np.ndarray
-    normed: np.ndarray
+    normed: StoredRows
     qkv: np.ndarray
     mixed: np.ndarray
-    attended: np.ndarray
-    gated: np.ndarray
+    attended: StoredRows
+    gated: StoredRows
 
 
 @numba.njit
@@ -135,20 +142,20 @@ def _norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps:
 
 @numba.njit
 def _norm_and_store_rows(
-    item: int, rows: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray
+    item: int, rows: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: StoredRows
 ) -> None:
     """As `_norm_rows`, but stored as the left side of a product."""
     width = len(weight)
     normed = np.empty(width, np.float32)
     for r in range(item * _ROWS_PER_NORM, min((item + 1) * _ROWS_PER_NORM, rows)):
         rms_norm(x, r * x_stride, weight, eps, normed, 0)
-        unit.store_row(normed, 0, width, 0, width, out, r)
+        store_row(normed, 0, width, 0, width, out, r)
 
 
 @numba.njit
-def _store_rows(item: int, rows: int, width: int, x: np.ndarray, out: np.ndarray) -> None:
+def _store_rows(item: int, rows: int, width: int, x: np.ndarray, out: StoredRows) -> None:
     for r in range(item * _ROWS_PER_NORM, min((item + 1) * _ROWS_PER_NORM, rows)):
-        unit.store_row(x, r * width, width, 0, width, out, r)
+        store_row(x, r * width, width, 0, width, out, r)
 
 
 @numba.njit
@@ -213,13 +220,13 @@ def _gated_part(
     item: int,
     parts: int,
     threads: int,
-    x: np.ndarray,
+    x: StoredRows,
     rows: int,
     inner: int,
-    panels: np.ndarray,
+    panels: Any,
     panels_at: int,
     num_panels: int,
-    out: np.ndarray,
+    out: StoredRows,
     halves: tuple[np.ndarray, np.ndarray],
     scratch: np.ndarray,
 ) -> None:
@@ -238,11 +245,11 @@ def _gated_part(
             panels_at + (num_panels + panel) * size,
             panels_at + following * size,
         )
-        unit.multiply_panel(x, first, count, inner, panels, gate_at, up_at, gate, 0, PANEL, scratch)
-        unit.multiply_panel(x, first, count, inner, panels, up_at, next_at, up, 0, PANEL, scratch)
+        multiply_panel(x, first, count, inner, panels, gate_at, up_at, gate, 0, PANEL, scratch)
+        multiply_panel(x, first, count, inner, panels, up_at, next_at, up, 0, PANEL, scratch)
         silu_times(gate, up, count * PANEL)
         for r in range(count):
-            unit.store_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)
+            store_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -259,6 +266,8 @@ def _forward(
     spans: Spans,
     writes: tuple[np.ndarray, np.ndarray],
     scale: np.float32,
+    inner: int,
+    packs: bool,
     parts: tuple[int, int, int],
     threads: int,
     buffers: _Buffers,
@@ -269,17 +278,17 @@ def _forward(
 
     `counters` hold the next item of each phase, `places` where each layer's keys and values begin in a slab, `writes`
     the batch rows and addresses of keys and values to store, `parts` into how many parts each kind of product's inner
-    dimension is cut, `rotary` cosines and sines; `output`, float32 `[T, hidden]`, receives the hidden states.
+    dimension is cut, `packs` whether attention's result is stored again for its product, `rotary` cosines and sines;
+    `output`, float32 `[T, hidden]`, receives the hidden states.
     """
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
     hidden, normed, qkv, mixed, attended, gated = buffers
     qkv_parts, hidden_parts, gated_parts = parts
     rows, width, wide = len(rotary[0]), norms.shape[2], geometry.heads * geometry.head_dim
     stride = (width + PANEL - 1) // PANEL * PANEL
-    inner = len(down_panels) // (len(norms) * stride)
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
     tiles, few = (rows + ROWS - 1) // ROWS, (rows + _ROWS_PER_NORM - 1) // _ROWS_PER_NORM
-    some, packed = (rows + _ROWS_PER_ROTATION - 1) // _ROWS_PER_ROTATION, few if PACKS else 0
+    some, packed = (rows + _ROWS_PER_ROTATION - 1) // _ROWS_PER_ROTATION, few if packs else 0
     attend_items, attend_scratch = len(spans.items), scratch_for(geometry, spans)
     scratch, sums = unit.scratch(), aligned(2 * ROWS * PANEL)
     halves = sums[: ROWS * PANEL], sums[ROWS * PANEL :]
@@ -376,7 +385,7 @@ def _forward(
 
 
 class CpuLayers(Layers):
-    """`Layers` for float32 on CPU.
+    """`Layers` for float32 on CPU, with weights in float32 or int8.
 
     Attributes:
         tokens_per_item: see `attention.TOKENS_PER_ITEM`.
@@ -391,11 +400,12 @@ class CpuLayers(Layers):
         self._has_bias = first.qkv_bias is not None
         self._inner = first.down.shape[1]
         self._windows = np.array([shape.window(index) or UNLIMITED for index in range(count)])
-        self._packed = _Weights(*(room_for_weights(count, *t.shape) for t in _pack(first, shape)))
+        self._int8 = isinstance(first.qkv, Int8Weight)
+        self._packed = _Weights(*(_room(count, part) for part in _pack(first, shape)))
         for index in range(count):
             for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
-                whole[index] = part
-        self._arrays = _Weights(*(t.numpy() if t.dim() < 4 else t.view(-1).numpy() for t in self._packed))
+                _put(whole, index, part)
+        self._arrays = _Weights(*(_as_array(whole) for whole in self._packed))
         self._outer = _Outer(
             embedding=outer.embedding.contiguous().view(-1).numpy(),
             norm=outer.norm.numpy(),
@@ -406,19 +416,31 @@ class CpuLayers(Layers):
     def __len__(self) -> int:
         return len(self._packed.norms)
 
+    @staticmethod
+    def take(layer: LayerWeights) -> bool:
+        """Whether weights of this form run here: those in float32, and those in int8 without rows to fill up."""
+        if isinstance(layer.qkv, Int8Weight):
+            return not any(weight.shape[1] % GROUP for weight in (layer.qkv, layer.out, layer.down))
+        return isinstance(layer.qkv, torch.Tensor)
+
     def weights(self, index: int) -> LayerWeights:
         """See `Layers`."""
-        s, packed = self._shape, _Weights(*(whole[index] for whole in self._packed))
+        s, packed = self._shape, _Weights(*(_part(whole, index) for whole in self._packed))
         qkv_rows, hidden = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, packed.norms.shape[1]
-        gate, up = (unpack(half, self._inner) for half in packed.gate_up.chunk(2))
+        if self._int8:
+            qkv, out, gate_up, down = packed.qkv, packed.out, packed.gate_up, packed.down
+        else:
+            qkv, out = unpack(packed.qkv, qkv_rows), unpack(packed.out, hidden)
+            gate_up = torch.cat([unpack(half, self._inner) for half in packed.gate_up.chunk(2)])
+            down = unpack(packed.down, hidden)[:, : self._inner]
         return LayerWeights(
             attention_norm=packed.norms[0],
-            qkv=unpack(packed.qkv, qkv_rows),
+            qkv=qkv,
             qkv_bias=packed.qkv_bias[:qkv_rows] if self._has_bias else None,
-            out=unpack(packed.out, hidden),
+            out=out,
             mlp_norm=packed.norms[1],
-            gate_up=torch.cat((gate, up)),
-            down=unpack(packed.down, hidden)[:, : self._inner],
+            gate_up=gate_up,
+            down=down,
             out_bias=packed.out_bias if len(packed.out_bias) else None,
             query_norm=packed.head_norms[0] if len(packed.head_norms) else None,
             key_norm=packed.head_norms[1] if len(packed.head_norms) else None,
@@ -441,13 +463,14 @@ class CpuLayers(Layers):
         stride, qkv_stride, inner = (-(-n // PANEL) * PANEL for n in widths)
         wide = s.num_heads * s.head_dim
         mixed = np.empty(rows * wide, np.float32)
+        rows_of, packs = (int8_rows, True) if self._int8 else (stored_rows, PACKS)
         buffers = _Buffers(
             hidden=output_buffer(rows, stride),
-            normed=stored_rows(rows, width),
+            normed=rows_of(rows, width),
             qkv=output_buffer(rows, qkv_stride),
             mixed=mixed,
-            attended=stored_rows(rows, wide) if PACKS else mixed,
-            gated=stored_rows(rows, inner),
+            attended=rows_of(rows, wide) if packs else mixed,
+            gated=rows_of(rows, inner),
         )
         output = torch.empty(rows, width)
         geometry, half = geometry_of(layer_kvs[0], s.num_heads, qkv_stride), len(outer.inverse_frequencies)
@@ -465,6 +488,8 @@ class CpuLayers(Layers):
             find_spans(batch, self.tokens_per_item, geometry),
             _writes(batch, rows, layer_kvs[0].keys.shape[1]),
             np.float32(s.head_dim**-0.5),
+            inner,
+            packs,
             tuple(parts_of(rows, columns // PANEL) for columns in (qkv_stride, stride, inner)),
             num_threads(),
             buffers,
@@ -474,20 +499,53 @@ class CpuLayers(Layers):
         return output
 
 
-def _pack(layer: LayerWeights, shape: LayerShape) -> _Weights[torch.Tensor]:
-    gate, up = layer.gate_up.chunk(2)
+def _pack(layer: LayerWeights, shape: LayerShape) -> _Weights[Any]:
     bias = torch.zeros(len(layer.qkv)) if layer.qkv_bias is None else layer.qkv_bias
     of_heads = [norm for norm in (layer.query_norm, layer.key_norm) if norm is not None]
-    return _Weights(
+    around = _Weights[Any](
         norms=torch.stack((layer.attention_norm, layer.mlp_norm)),
         head_norms=torch.stack(of_heads) if of_heads else torch.empty(0, shape.head_dim),
         qkv_bias=F.pad(bias, (0, -len(bias) % PANEL)),
         out_bias=torch.empty(0) if layer.out_bias is None else layer.out_bias,
+        qkv=layer.qkv,
+        out=layer.out,
+        gate_up=layer.gate_up,
+        down=layer.down,
+    )
+    if isinstance(layer.qkv, Int8Weight):
+        return around
+    return around._replace(
         qkv=pack(layer.qkv),
         out=pack(layer.out),
-        gate_up=torch.cat((pack(gate), pack(up))),
+        gate_up=torch.cat([pack(half) for half in layer.gate_up.chunk(2)]),
         down=pack(F.pad(layer.down, (0, -layer.down.shape[1] % PANEL))),  # as wide as gate's and up's panels
     )
+
+
+def _room(count: int, part: Any) -> Any:
+    """Memory for what is packed of `count` layers."""
+    if isinstance(part, Int8Weight):
+        return Int8Weight(part.shape, _room(count, part.values), _room(count, part.scales))
+    return room_for_weights(count, *part.shape, dtype=part.dtype)
+
+
+def _put(whole: Any, index: int, part: Any) -> None:
+    if isinstance(part, Int8Weight):
+        whole.values[index], whole.scales[index] = part.values, part.scales
+    else:
+        whole[index] = part
+
+
+def _part(whole: Any, index: int) -> Any:
+    if isinstance(whole, Int8Weight):
+        return Int8Weight(whole.shape, whole.values[index], whole.scales[index])
+    return whole[index]
+
+
+def _as_array(whole: Any) -> Any:
+    if isinstance(whole, Int8Weight):
+        return int8_panels(whole.values, whole.scales)
+    return whole.numpy() if whole.dim() < 4 else whole.view(-1).numpy()
 
 
 def _writes(batch: AttentionBatch, rows: int, slots: int) -> tuple[np.ndarray, np.ndarray]:

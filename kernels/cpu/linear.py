@@ -11,6 +11,8 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from numba.core import types
+from numba.extending import overload
 
 from espalier.kernels.cpu import HAS_AMX, amx, tiles
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
@@ -59,6 +61,64 @@ def parts_of(rows: int, panels: int) -> int:
     return max(1, min(panels, -(-_ITEMS_PER_THREAD * num_threads() // tiles)))
 
 
+def multiply_panel(
+    x: Any,
+    first: int,
+    rows: int,
+    inner: int,
+    panels: Any,
+    panel_at: int,
+    ahead: int,
+    out: np.ndarray,
+    out_start: int,
+    out_stride: int,
+    scratch: np.ndarray,
+) -> None:
+    """Add the product of some rows and one panel to `out`, in compiled code, by what `x` and `panels` are stored as.
+
+    Args:
+        x: rows of `inner` elements as `store_row` stores them.
+        first: of its rows.
+        rows: how many.
+        inner: elements summed over.
+        panels: the weights; those of the panel begin at `panel_at`.
+        panel_at: see `panels`.
+        ahead: where the panel begins that is read next, which is prefetched.
+        out: flat float32, rows `out_stride` apart, from `out_start` on.
+        out_start: see `out`.
+        out_stride: see `out`.
+        scratch: this thread's own, from `unit.scratch`.
+    """
+    raise NotImplementedError
+
+
+def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: Any, r: int) -> None:
+    """Store `count` elements, from `start` on, as row `r` of `x`, from column `first` on; in compiled code."""
+    raise NotImplementedError
+
+
+@overload(multiply_panel)
+def _multiply_float_panel(
+    x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
+    out_stride: Any, scratch: Any,
+) -> Any:  # fmt: skip
+    def multiply(
+        x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
+        out_stride: Any, scratch: Any,
+    ) -> None:  # fmt: skip
+        unit.multiply_panel(x, first, rows, inner, panels, panel_at, ahead, out, out_start, out_stride, scratch)
+
+    return multiply if isinstance(panels, types.Array) else None
+
+
+@overload(store_row)
+def _store_float_row(row: Any, start: Any, inner: Any, first: Any, count: Any, x: Any, r: Any) -> Any:
+    def keep(row: Any, start: Any, inner: Any, first: Any, count: Any, x: Any, r: Any) -> None:
+        unit.store_row(row, start, inner, first, count, x, r)
+
+    return keep if isinstance(x, types.Array) else None
+
+
 @numba.njit
 def panels_of(item: int, parts: int, num_panels: int) -> tuple[int, int]:
     """The first panel of a work item, and the one after its last."""
@@ -71,10 +131,10 @@ def multiply_part(
     item: int,
     parts: int,
     threads: int,
-    x: np.ndarray,
+    x: Any,
     rows: int,
     inner: int,
-    panels: np.ndarray,
+    panels: Any,
     panels_at: int,
     num_panels: int,
     out: np.ndarray,
@@ -86,10 +146,10 @@ def multiply_part(
         item: index of the item, below `ceil(rows / ROWS) * parts`.
         parts: see `parts_of`.
         threads: how many threads take items in turn; the panel of this thread's likely next item is prefetched.
-        x: rows of `inner` elements as `unit` stores them.
+        x: rows of `inner` elements as `store_row` stores them.
         rows: rows of the product.
         inner: elements summed over.
-        panels: flat float32; the weight's begin at `panels_at`.
+        panels: weights of one kind; the weight's begin at `panels_at`.
         panels_at: see `panels`.
         num_panels: panels of the weight.
         out: flat float32, from `product`.
@@ -99,7 +159,7 @@ def multiply_part(
     start, end = panels_of(item, parts, num_panels)
     for panel in range(start, end):
         following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
-        unit.multiply_panel(
+        multiply_panel(
             x,
             first,
             min(ROWS, rows - first),
@@ -121,7 +181,7 @@ def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, x:
     item = fetch_item(counters, 0)
     while item < few:
         for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
-            unit.store_row(given, r * inner, inner, 0, inner, x, r)
+            store_row(given, r * inner, inner, 0, inner, x, r)
         item = complete_and_fetch(counters, 0)
     barrier(counters, 0, few)
 

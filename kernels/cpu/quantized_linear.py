@@ -33,8 +33,41 @@ _AHEAD = 4096
 """Bytes by which values are prefetched before their use."""
 
 
+class PackedWeight:
+    """A weight in an order of its own that `torch.nn.functional.linear` takes, on CPU with float32 rows.
+
+    Attributes:
+        shape: `(out, in)`.
+    """
+
+    __slots__ = ()
+
+    shape: tuple[int, int]
+    dtype = torch.float32
+    device = torch.device("cpu")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept."""
+        raise NotImplementedError
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`x @ weight.T + bias`: float32 `[rows, in]`, and `[out]` or None, to `[rows, out]`."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        """Compute `torch.nn.functional.linear` with this weight: torch's way of overriding a function."""
+        if function is not F.linear or kwargs:
+            return NotImplemented
+        x, weight, *bias = args
+        return weight.multiply(x, bias[0] if bias else None)
+
+
 @dataclass(frozen=True, slots=True)
-class QuantizedWeight:
+class QuantizedWeight(PackedWeight):
     """A quantised weight `[out, in]` that `torch.nn.functional.linear` takes, on CPU with float32 rows.
 
     A factor is `(value - zero) * scale`, with a scale and a zero for each row and group of columns.
@@ -52,23 +85,14 @@ class QuantizedWeight:
     scales: torch.Tensor
     zeros: torch.Tensor
 
-    dtype = torch.float32
-    device = torch.device("cpu")
-
     @property
     def nbytes(self) -> int:
         """Bytes of values, scales and zeros."""
         return self.values.nbytes + self.scales.nbytes + self.zeros.nbytes
 
-    @classmethod
-    def __torch_function__(
-        cls, function: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> torch.Tensor:
-        """Compute `torch.nn.functional.linear` with this weight: torch's way of overriding a function."""
-        if function is not F.linear or kwargs:
-            return NotImplemented
-        x, weight, *bias = args
-        return quantized_linear_cpu(x, weight, bias[0] if bias else None)
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `PackedWeight`."""
+        return quantized_linear_cpu(x, self, bias)
 
 
 def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> torch.Tensor:

@@ -19,11 +19,25 @@ from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import linear_bytes, make_quantizer, stored_bytes
 from espalier.engine.work import Generate, Generated, Sampling
 from espalier.kernels.backend import choose_backend
+from espalier.kernels.cpu import HAS_VNNI
+from espalier.kernels.cpu.decoder import CpuLayers
+from espalier.kernels.cpu.int8_linear import Int8Weight
 from espalier.kernels.cpu.linear import CpuLinear
 from espalier.kernels.layers import TorchLayers
+from espalier.kernels.linear import Linear
 from espalier.prm.families import load_verifier
 
 INT8, INT4 = Quantization.INT8, Quantization.INT4
+VNNI = pytest.mark.skipif(not HAS_VNNI, reason="this processor has no AVX-512 VNNI")
+
+
+@pytest.fixture(params=[pytest.param(True, marks=VNNI), False], ids=["bytes", "float32"], autouse=True)
+def of_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether int8 is multiplied as bytes; else in float32, as on processors without VNNI."""
+    monkeypatch.setattr("espalier.kernels.cpu.backend.HAS_VNNI", request.param)
+    return request.param
+
+
 SHAPES = [(32, 64), (48, 338), (256, 768), (768, 256), (1000, 50), (320, 2)]
 """Inputs and outputs."""
 
@@ -55,8 +69,10 @@ def as_torchao_says(weight: torch.Tensor, how: Quantization) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 64, 65])
 @pytest.mark.parametrize(("width", "out"), SHAPES)
 def test_the_product_has_the_bits_of_our_own_with_what_torchao_dequantises(
-    width: int, out: int, rows: int, how: Quantization
+    width: int, out: int, rows: int, how: Quantization, of_bytes: bool
 ):
+    if of_bytes and how is INT8:
+        pytest.skip("rounds its left side; see tests/kernels/test_kernels_int8.py")
     x, weight, bias = random((rows, width), (out, width), (out,))
     expected = CpuLinear(as_torchao_says(weight, how), bias)(x)
     assert torch.equal(F.linear(x, quantized(weight, how), bias), expected)
@@ -74,7 +90,7 @@ def test_a_row_has_the_same_bits_in_any_company(width: int, out: int, how: Quant
         assert torch.equal(F.linear(x[row : row + 1], kept)[0], together[row]), f"row {row}"
 
 
-@pytest.mark.parametrize(("how", "most"), [(INT8, 0.01), (INT4, 0.12)])
+@pytest.mark.parametrize(("how", "most"), [(INT8, 0.015), (INT4, 0.12)])
 def test_the_product_is_near_that_of_the_weight(how: Quantization, most: float):
     x, weight = random((64, 256), (768, 256))
     exact = x @ weight.T
@@ -92,7 +108,7 @@ def test_bytes_are_counted_as_they_are_held(how: Quantization, dtype: torch.dtyp
     share = stored_bytes(kept) / (weight.numel() * 4)
     assert share == pytest.approx({INT8: 1 / 4, INT4: 1 / 8}[how], rel=0.2)  # and scales
     if dtype == torch.float32:
-        assert stored_bytes(kept) == linear_bytes(768, 256, 4, how)
+        assert stored_bytes(kept) == pytest.approx(linear_bytes(768, 256, 4, how), rel=0.005)  # zeros or none
     assert stored_bytes(weight) == linear_bytes(768, 256, 4, Quantization.NONE)
 
 
@@ -154,7 +170,6 @@ def test_a_request_gives_the_same_alone_and_in_company(
     how: Quantization, tiny_checkpoints: dict[str, Path], make_engine: Callable[..., Engine]
 ):
     model = load(tiny_checkpoints["talker"], how)
-    assert isinstance(model.decoder.layers, TorchLayers)
     sampling = Sampling(temperature=1.0)
     alone = make_engine(model)
     sequence = alone.open("generator", [9, 17, 30, 4])
@@ -181,9 +196,43 @@ def test_a_quantised_model_is_near_the_one_it_was_made_from_and_has_another_dige
         logits.append(torch.from_numpy(read(engine, sequence, [9, 17, 30, 4, 80, 81])))
         release(engine, sequence)
     similarity = F.cosine_similarity(*logits).min()
-    assert {INT8: 0.999, INT4: 0.5}[how] < similarity < 1.0
+    assert {INT8: 0.995, INT4: 0.5}[how] < similarity < 1.0
     assert small.digest != full.digest
     assert len(small.digest) == 64
+
+
+def test_layers_of_bytes_run_in_one_call_and_agree_with_those_that_run_operation_by_operation(
+    of_bytes: bool, wide: Path, make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+):
+    if not of_bytes:
+        pytest.skip("of bytes alone")
+    given = []
+    for taken in (CpuLayers, TorchLayers):
+        if taken is TorchLayers:
+            monkeypatch.setattr(CpuLayers, "take", lambda layer: False)
+        model = load(wide, INT8, LoadFormat.DUMMY)
+        assert isinstance(model.decoder.layers, taken)
+        engine = make_engine(model)
+        sequence = engine.open("generator", [])
+        given.append(torch.from_numpy(read(engine, sequence, list(range(3, 140)))))
+        release(engine, sequence)
+    assert F.cosine_similarity(*given).min() > 0.9999
+    loaded = load(wide, INT8, LoadFormat.DUMMY).decoder.layers
+    first = loaded.weights(0)
+    assert isinstance(first.gate_up, Int8Weight)
+    assert first.gate_up.shape == (2 * 768, 256)
+    x = torch.randn(3, 256)
+    assert torch.equal(F.linear(x, first.qkv), F.linear(x, model.decoder.layers.weights(0).qkv))
+
+
+@pytest.mark.parametrize("how", [INT8, INT4])
+def test_the_head_of_a_generator_is_kept_in_int8(how: Quantization, wide: Path):
+    small, full = load(wide, how, LoadFormat.DUMMY), load(wide, Quantization.NONE, LoadFormat.DUMMY)
+    assert isinstance(small.head, Linear)
+    assert isinstance(full.head, Linear)
+    assert small.head.nbytes / full.head.nbytes == pytest.approx(1 / 4, rel=0.2)
+    x = torch.randn(4, 256)
+    assert F.cosine_similarity(small.head(x), full.head(x)).min() > 0.999
 
 
 @pytest.mark.parametrize("name", ["math-prm", "classifier"])

@@ -60,7 +60,12 @@ class Served:
 def served() -> Iterator[Served]:
     limits = ("--search-seconds", "0.02", "--kv-memory", "128M", "--max-searches", "4")
     with serving("--http-port", "0", *limits) as process:
-        yield Served(process)
+        served = Served(process)
+        for i in range(500):  # until every page of the KV pool was written once
+            problem = PROBLEM.replace("38", str(10 + i % 90)).replace("47", str(10 + i // 90))
+            request = pb.SolveProblemRequest(problem=problem, algorithm=pb.ALGORITHM_BEAM, beam_width=2)
+            assert served.send("SolveProblem", request.SerializeToString()) == "OK"
+        yield served
 
 
 @pytest.fixture(autouse=True)

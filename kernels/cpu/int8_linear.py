@@ -1,0 +1,384 @@
+"""Matrix products of bytes: weights and activations in int8, summed exactly and scaled in float32.
+
+A weight has a scale for each output. Each row of the left side is rounded to bytes as it comes, with a scale for every
+`GROUP` of neighbours, so that one large element costs its neighbours alone their precision. (Dettmers et al., 2022,
+"LLM.int8()", for one scale a row; llama.cpp's Q8_0 has groups of this size.) The processor multiplies an unsigned byte
+by a signed one: weights are kept 128 higher than they are, which each group's sum of the left side takes back.
+
+    activations  int8 `[rows, groups, GROUP]`, scales float32 and starts int32, `[rows, groups]` each
+    weights      uint8 `[panel, inner / 4, PANEL, 4]`, scales float32 `[panel, PANEL]`
+
+Integers are summed without error and groups in their order, so a row does not depend on the rest of its batch. The
+inner dimension is filled up to whole groups, with zeros on the left side.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import overload
+
+from espalier.kernels.cpu import tiles
+from espalier.kernels.cpu.linear import (
+    PANEL,
+    ROWS,
+    multiply_panel,
+    multiply_part,
+    output_buffer,
+    parts_of,
+    room_for_weights,
+    store_row,
+    unit,
+)
+from espalier.kernels.cpu.quantized_linear import PackedWeight
+from espalier.kernels.cpu.simd import (
+    FLOAT,
+    INDEX,
+    INT,
+    caller,
+    flush_denormals,
+    fma,
+    intrinsic,
+    load,
+    loop,
+    reduce,
+    restore_denormals,
+    store,
+    to_all_lanes,
+)
+from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
+
+GROUP = 32
+"""Neighbours of the inner dimension that share a scale on the left side."""
+TALL = 6
+"""Rows of the largest tile: twice as many vectors of integers and of floats are as many as fit in the registers."""
+_LANES = 16
+"""Of a vector."""
+_PER_LANE = 4
+"""Products that one lane sums in one instruction."""
+_OFFSET = 128
+_MOST = 127
+_LEAST = 2.0**-100
+"""A group without an element of this size is rounded to zeros: the inverse of its scale might not be a number."""
+_AHEAD = 2048
+"""Bytes by which weights are prefetched before their use, in tiles of few rows: others read them from a cache."""
+_FEW = 8
+"""Rows of one work item where rows are rounded."""
+_RATE = 1e10
+"""Weights a second that one thread reads, within a factor of two or so."""
+_SPEED = 1e11
+"""Multiply-adds a second of one thread where rows are many, likewise."""
+_BYTE = ir.IntType(8)
+_WORDS = ir.VectorType(INT, _LANES)
+_FLOATS = ir.VectorType(FLOAT, _LANES)
+
+
+class Int8Rows(NamedTuple):
+    """The left side of a product, flat: see the module.
+
+    Attributes:
+        values: int8 `[rows * inner]`.
+        scales: float32 `[rows * groups]`.
+        starts: int32 `[rows * groups]`, -128 times the sum of a group's values.
+    """
+
+    values: np.ndarray
+    scales: np.ndarray
+    starts: np.ndarray
+
+
+class Int8Panels(NamedTuple):
+    """Weights, flat: see the module.
+
+    Attributes:
+        values: uint8 `[panels * inner * PANEL]`.
+        scales: float32 `[panels * PANEL]`.
+    """
+
+    values: np.ndarray
+    scales: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight(PackedWeight):
+    """A weight `[out, in]` of bytes that `torch.nn.functional.linear` takes, on CPU with float32 rows.
+
+    Attributes:
+        shape: `(out, in)`.
+        values: uint8 `[panel, in / 4, PANEL, 4]`, with zeros of the weight where it is filled up.
+        scales: float32 `[panel, PANEL]`.
+    """
+
+    shape: tuple[int, int]
+    values: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and scales."""
+        return self.values.nbytes + self.scales.nbytes
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `PackedWeight`."""
+        return int8_linear_cpu(x, self, bias)
+
+
+def pack_int8(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Put int8 values `[out, in]` and their outputs' scales, float32 `[out]`, in panels.
+
+    Returns:
+        An `Int8Weight`, which stands for a tensor in products.
+    """
+    out, inner = values.shape
+    raised = values.to(torch.int16) + _OFFSET
+    raised = torch.nn.functional.pad(raised, (0, -inner % GROUP, 0, -out % PANEL), value=_OFFSET)
+    panels = raised.view(-1, PANEL, raised.shape[1] // _PER_LANE, _PER_LANE).transpose(1, 2)
+    kept = room_for_weights(*panels.shape, dtype=torch.uint8).copy_(panels)
+    filled = torch.nn.functional.pad(scales.float(), (0, -out % PANEL)).view(-1, PANEL)
+    return cast(torch.Tensor, Int8Weight((out, inner), kept, filled))
+
+
+def int8_rows(rows: int, inner: int) -> Int8Rows:
+    """Memory for `rows` rows of `inner` elements, a multiple of `GROUP`, as `store_row` stores them."""
+    groups = rows * inner // GROUP
+    return Int8Rows(np.empty(rows * inner, np.int8), np.empty(groups, np.float32), np.empty(groups, np.int32))
+
+
+def int8_panels(values: torch.Tensor, scales: torch.Tensor) -> Int8Panels:
+    """The arrays of an `Int8Weight`, or of several in one tensor, as products read them."""
+    return Int8Panels(values.view(-1).numpy(), scales.view(-1).numpy())
+
+
+def int8_linear_cpu(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    """`x @ weight.T + bias`.
+
+    Args:
+        x: float32 `[rows, in]`.
+        weight: from `pack_int8`.
+        bias: float32 `[out]`, the first term of each sum, or None.
+
+    Returns:
+        float32 `[rows, out]`.
+    """
+    (rows, given), out_features = x.shape, weight.shape[0]
+    num_panels, inner = len(weight.values), weight.values.shape[1] * _PER_LANE
+    columns = num_panels * PANEL
+    out = torch.from_numpy(output_buffer(rows, columns)).view(-1, columns)
+    out[:rows] = 0
+    if bias is not None:
+        out[:rows, :out_features] = bias
+    filled = torch.nn.functional.pad(x, (0, inner - given)) if inner > given else x.contiguous()
+    seconds = max(rows / _SPEED, 1 / _RATE) * columns * inner
+    parallel_run(
+        _multiply,
+        2,
+        filled.view(-1).numpy(),
+        int8_rows(rows, inner),
+        rows,
+        inner,
+        int8_panels(weight.values, weight.scales),
+        num_panels,
+        parts_of(rows, num_panels),
+        out.view(-1).numpy(),
+        seconds=seconds,
+    )
+    return out[:rows, :out_features]
+
+
+def _call(builder: ir.IRBuilder, name: str, result: Any, *operands: Any) -> Any:
+    """Call LLVM's instruction `name`."""
+    kind = ir.FunctionType(result, [operand.type for operand in operands])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}"), operands)
+
+
+def _at(builder: ir.IRBuilder, place: Any, offset: Any) -> Any:
+    return builder.gep(place, [offset if not isinstance(offset, int) else ir.Constant(INDEX, offset)])
+
+
+def _to_all_lanes(builder: ir.IRBuilder, value: Any) -> Any:
+    """A vector of an int32 in each lane."""
+    undefined = ir.Constant(_WORDS, ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(INT, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(_WORDS, [0] * _LANES))
+
+
+@intrinsic
+def _round_group(_: Any, x: Any, x0: Any, v: Any, v0: Any, s: Any, s0: Any, t: Any, t0: Any) -> Any:
+    """Round one group to bytes, in flat arrays with the place of their first element: x, values, scales, starts."""
+    place = types.intp
+    signature = types.void(x, place, v, place, s, place, t, place)
+    return signature, caller("espalier_round_group", (0, 2, 4, 6), _write_round_group)
+
+
+def _write_round_group(builder: ir.IRBuilder, args: Any) -> None:
+    given, values, scale_at, start_at = args
+    floats = [load(builder, _at(builder, given, at), _FLOATS) for at in range(0, GROUP, _LANES)]
+    bits = [builder.and_(builder.bitcast(x, _WORDS), ir.Constant(_WORDS, [0x7FFFFFFF] * _LANES)) for x in floats]
+    largest = bits[0]
+    for more in bits[1:]:
+        largest = _call(builder, f"umax.v{_LANES}i32", _WORDS, largest, more)
+    # without its sign a float is the larger the larger its bits are; those of infinity and of no number are largest
+    most = builder.bitcast(_call(builder, f"vector.reduce.umax.v{_LANES}i32", INT, largest), FLOAT)
+    enough = builder.fcmp_unordered(">=", most, ir.Constant(FLOAT, _LEAST))
+    zero, limit = ir.Constant(FLOAT, 0.0), ir.Constant(FLOAT, float(_MOST))
+    builder.store(builder.select(enough, builder.fdiv(most, limit), zero), scale_at)
+    inverse = to_all_lanes(builder, builder.select(enough, builder.fdiv(limit, most), zero), _LANES)
+    total = ir.Constant(_WORDS, [0] * _LANES)
+    for index, x in enumerate(floats):
+        all_lanes, as_usual = ir.Constant(ir.IntType(_LANES), -1), ir.Constant(INT, 4)  # rounds to nearest
+        near = builder.fmul(x, inverse)
+        words = _call(builder, "x86.avx512.mask.cvtps2dq.512", _WORDS, near, total, all_lanes, as_usual)
+        total = builder.add(total, words)
+        store(builder, [builder.trunc(words, ir.VectorType(_BYTE, _LANES))], [_at(builder, values, index * _LANES)])
+    start = builder.mul(reduce(builder, total, builder.add), ir.Constant(INT, -_OFFSET))
+    builder.store(start, start_at)
+
+
+def _make_tile(rows: int) -> Callable[..., None]:
+    """Returns a compiled-in function that adds the product of a few rows and one panel to what is there.
+
+    Its arguments are flat arrays with the place of their first element, and the distance between rows where there is
+    one; `groups` is also the distance between rows of scales and starts:
+
+        tile(values, values_start, scales, starts, row_start, weights, weights_start, weight_scales, panel_start,
+             out, out_start, out_stride, groups)
+    """
+
+    @intrinsic
+    def multiply_add(
+        _: Any, v: Any, v0: Any, s: Any, s0: Any, t: Any, t0: Any, w: Any, w0: Any, ws: Any, ws0: Any, o: Any, o0: Any,
+        so: Any, groups: Any,
+    ) -> Any:  # fmt: skip
+        place = types.intp
+        signature = types.void(v, place, s, place, t, place, w, place, ws, place, o, place, place, place)
+        return signature, caller(f"espalier_int8_tile_{rows}", (0, 2, 4, 6, 8, 10), partial(_write_tile, rows))
+
+    return multiply_add
+
+
+def _write_tile(rows: int, builder: ir.IRBuilder, args: Any) -> None:
+    values, scales, starts, weights, weight_scales, out, out_stride, groups = args
+    halves = range(PANEL // _LANES)
+
+    def rows_of(place: Any, stride: Any) -> list[Any]:
+        return [_at(builder, place, builder.mul(stride, ir.Constant(INDEX, row))) for row in range(rows)]
+
+    value_rows = rows_of(values, builder.mul(groups, ir.Constant(INDEX, GROUP)))
+    scale_rows, start_rows, out_rows = rows_of(scales, groups), rows_of(starts, groups), rows_of(out, out_stride)
+
+    def add_group(group: Any, sums: list[Any]) -> list[Any]:
+        integers = []
+        for row in start_rows:
+            integers += [_to_all_lanes(builder, builder.load(_at(builder, row, group)))] * len(halves)
+        of_group = _at(builder, weights, builder.mul(group, ir.Constant(INDEX, GROUP * PANEL)))
+        left = [_at(builder, row, builder.mul(group, ir.Constant(INDEX, GROUP))) for row in value_rows]
+        for column in range(0, GROUP, _PER_LANE):
+            factors = []
+            for half in halves:
+                place = _at(builder, of_group, column * PANEL + half * _LANES * _PER_LANE)
+                if rows < TALL:
+                    tiles.write_prefetch(builder, _at(builder, place, _AHEAD))
+                factors.append(load(builder, place, _WORDS))
+            for row, place in enumerate(left):
+                four = builder.load(builder.bitcast(_at(builder, place, column), INT.as_pointer()), align=4)
+                shared = _to_all_lanes(builder, four)
+                for half in halves:
+                    i = row * len(halves) + half
+                    integers[i] = _call(builder, "x86.avx512.vpdpbusd.512", _WORDS, integers[i], factors[half], shared)
+        added = []
+        for row, place in enumerate(scale_rows):
+            scale = to_all_lanes(builder, builder.load(_at(builder, place, group)), _LANES)
+            for i in range(row * len(halves), (row + 1) * len(halves)):
+                added.append(fma(builder, builder.sitofp(integers[i], _FLOATS), scale, sums[i]))
+        return added
+
+    nothing = ir.Constant(_FLOATS, [0.0] * _LANES)
+    sums = loop(builder, groups, [nothing] * (rows * len(halves)), add_group)
+    for half in halves:
+        scale = load(builder, _at(builder, weight_scales, half * _LANES), _FLOATS)
+        for row, place in enumerate(out_rows):
+            at = _at(builder, place, half * _LANES)
+            store(builder, [fma(builder, sums[row * len(halves) + half], scale, load(builder, at, _FLOATS))], [at])
+
+
+_tall, _4, _2, _1 = (_make_tile(rows) for rows in (TALL, 4, 2, 1))
+
+
+@overload(store_row)
+def _store_int8_row(row: Any, start: Any, inner: Any, first: Any, count: Any, x: Any, r: Any) -> Any:
+    def keep(row: Any, start: Any, inner: Any, first: Any, count: Any, x: Any, r: Any) -> None:
+        values, scales, starts = x
+        for column in range(first, first + count, GROUP):
+            at, group = r * inner + column, (r * inner + column) // GROUP
+            _round_group(row, start + column - first, values, at, scales, group, starts, group)
+
+    return keep if _is(x, Int8Rows) else None
+
+
+@overload(multiply_panel)
+def _multiply_int8_panel(
+    x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
+    out_stride: Any, scratch: Any,
+) -> Any:  # fmt: skip
+    def multiply(
+        x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
+        out_stride: Any, scratch: Any,
+    ) -> None:  # fmt: skip
+        (values, scales, starts), (weights, weight_scales) = x, panels
+        groups, w, ws, row = inner // GROUP, panel_at, panel_at // inner, 0
+        while row < rows:
+            v, s, z, room = (first + row) * inner, (first + row) * groups, out_start + row * out_stride, rows - row
+            if room >= TALL:
+                _tall(values, v, scales, s, starts, s, weights, w, weight_scales, ws, out, z, out_stride, groups)
+                row += TALL
+            elif room >= 4:
+                _4(values, v, scales, s, starts, s, weights, w, weight_scales, ws, out, z, out_stride, groups)
+                row += 4
+            elif room >= 2:
+                _2(values, v, scales, s, starts, s, weights, w, weight_scales, ws, out, z, out_stride, groups)
+                row += 2
+            else:
+                _1(values, v, scales, s, starts, s, weights, w, weight_scales, ws, out, z, out_stride, groups)
+                row += 1
+
+    return multiply if _is(x, Int8Rows) and _is(panels, Int8Panels) else None
+
+
+def _is(kind: Any, wanted: type) -> bool:
+    """Whether numba's type `kind` is that of a named tuple of class `wanted`."""
+    return isinstance(kind, types.BaseNamedTuple) and getattr(kind, "instance_class", None) is wanted
+
+
+@numba.njit(nogil=True, cache=True)
+def _multiply(
+    counters: np.ndarray,
+    given: np.ndarray,
+    x: Int8Rows,
+    rows: int,
+    inner: int,
+    panels: Int8Panels,
+    num_panels: int,
+    parts: int,
+    out: np.ndarray,
+) -> None:
+    denormals = flush_denormals()
+    few = (rows + _FEW - 1) // _FEW
+    item = fetch_item(counters, 0)
+    while item < few:
+        for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
+            store_row(given, r * inner, inner, 0, inner, x, r)
+        item = complete_and_fetch(counters, 0)
+    barrier(counters, 0, few)
+    items, scratch = (rows + ROWS - 1) // ROWS * parts, unit.scratch()
+    item = fetch_item(counters, 1)
+    while item < items:
+        multiply_part(item, parts, 1, x, rows, inner, panels, 0, num_panels, out, scratch)
+        item = complete_and_fetch(counters, 1)
+    restore_denormals(denormals)
+    barrier(counters, 1, items)
