@@ -159,18 +159,6 @@ def _store_rows(item: int, rows: int, width: int, x: np.ndarray, out: StoredRows
 
 
 @numba.njit
-def _fill_part(item: int, parts: int, rows: int, bias: np.ndarray, out: np.ndarray) -> None:
-    """Start the sums that `multiply_part` adds to with the bias, `[num_panels * PANEL]`."""
-    first, (start, end) = item // parts * ROWS, panels_of(item, parts, len(bias) // PANEL)
-    start, end = start * PANEL, end * PANEL
-    given = bias[start:end]
-    for r in range(first, min(first + ROWS, rows)):
-        written = out[r * len(bias) + start : r * len(bias) + end]
-        for i in range(len(given)):
-            written[i] = given[i]
-
-
-@numba.njit
 def _rotate_and_store(
     item: int,
     qkv: np.ndarray,
@@ -291,7 +279,7 @@ def _forward(
     some, packed = (rows + _ROWS_PER_ROTATION - 1) // _ROWS_PER_ROTATION, few if packs else 0
     attend_items, attend_scratch = len(spans.items), scratch_for(geometry, spans)
     scratch, sums = unit.scratch(), aligned(2 * ROWS * PANEL)
-    halves = sums[: ROWS * PANEL], sums[ROWS * PANEL :]
+    halves, nothing = (sums[: ROWS * PANEL], sums[ROWS * PANEL :]), sums[:0]
     unit.configure()
     denormals = flush_denormals()
     phase = 0
@@ -309,9 +297,10 @@ def _forward(
 
         item = fetch_item(counters, phase)
         while item < tiles * qkv_parts:
-            _fill_part(item, qkv_parts, rows, qkv_bias[layer], qkv)
             at = layer * qkv_count * PANEL * width
-            multiply_part(item, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, qkv, scratch)
+            multiply_part(
+                item, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, qkv_bias[layer], qkv, scratch
+            )
             item = complete_and_fetch(counters, phase)
         barrier(counters, phase, tiles * qkv_parts)
         phase += 1
@@ -342,7 +331,18 @@ def _forward(
         while item < tiles * hidden_parts:  # what goes into the residual stream is added to it in place
             at = layer * hidden_count * PANEL * wide
             multiply_part(
-                item, hidden_parts, threads, attended, rows, wide, out_panels, at, hidden_count, hidden, scratch
+                item,
+                hidden_parts,
+                threads,
+                attended,
+                rows,
+                wide,
+                out_panels,
+                at,
+                hidden_count,
+                nothing,
+                hidden,
+                scratch,
             )
             item = complete_and_fetch(counters, phase)
         barrier(counters, phase, tiles * hidden_parts)
@@ -369,7 +369,7 @@ def _forward(
         while item < tiles * hidden_parts:
             at = layer * hidden_count * PANEL * inner
             multiply_part(
-                item, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, hidden, scratch
+                item, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, nothing, hidden, scratch
             )
             item = complete_and_fetch(counters, phase)
         barrier(counters, phase, tiles * hidden_parts)

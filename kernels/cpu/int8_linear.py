@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-import numba
 import numpy as np
 import torch
 from llvmlite import ir
@@ -27,14 +26,10 @@ from numba.extending import overload
 from espalier.kernels.cpu import tiles
 from espalier.kernels.cpu.linear import (
     PANEL,
-    ROWS,
+    multiply_cpu,
     multiply_panel,
-    multiply_part,
-    output_buffer,
-    parts_of,
     room_for_weights,
     store_row,
-    unit,
 )
 from espalier.kernels.cpu.quantized_linear import PackedWeight
 from espalier.kernels.cpu.simd import (
@@ -42,17 +37,14 @@ from espalier.kernels.cpu.simd import (
     INDEX,
     INT,
     caller,
-    flush_denormals,
     fma,
     intrinsic,
     load,
     loop,
     reduce,
-    restore_denormals,
     store,
     to_all_lanes,
 )
-from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 
 GROUP = 32
 """Neighbours of the inner dimension that share a scale on the left side."""
@@ -68,8 +60,6 @@ _LEAST = 2.0**-100
 """A group without an element of this size is rounded to zeros: the inverse of its scale might not be a number."""
 _AHEAD = 2048
 """Bytes by which weights are prefetched before their use, in tiles of few rows: others read them from a cache."""
-_FEW = 8
-"""Rows of one work item where rows are rounded."""
 _RATE = 1e10
 """Weights a second that one thread reads, within a factor of two or so."""
 _SPEED = 1e11
@@ -166,29 +156,11 @@ def int8_linear_cpu(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | No
     Returns:
         float32 `[rows, out]`.
     """
-    (rows, given), out_features = x.shape, weight.shape[0]
-    num_panels, inner = len(weight.values), weight.values.shape[1] * _PER_LANE
-    columns = num_panels * PANEL
-    out = torch.from_numpy(output_buffer(rows, columns)).view(-1, columns)
-    out[:rows] = 0
-    if bias is not None:
-        out[:rows, :out_features] = bias
-    filled = torch.nn.functional.pad(x, (0, inner - given)) if inner > given else x.contiguous()
-    seconds = max(rows / _SPEED, 1 / _RATE) * columns * inner
-    parallel_run(
-        _multiply,
-        2,
-        filled.view(-1).numpy(),
-        int8_rows(rows, inner),
-        rows,
-        inner,
-        int8_panels(weight.values, weight.scales),
-        num_panels,
-        parts_of(rows, num_panels),
-        out.view(-1).numpy(),
-        seconds=seconds,
-    )
-    return out[:rows, :out_features]
+    num_panels, (rows, given), inner = len(weight.values), x.shape, weight.values.shape[1] * _PER_LANE
+    filled = torch.nn.functional.pad(x, (0, inner - given)) if inner > given else x
+    panels, stored = int8_panels(weight.values, weight.scales), int8_rows(rows, inner)
+    seconds = max(rows / _SPEED, 1 / _RATE) * num_panels * PANEL * inner
+    return multiply_cpu(filled, stored, True, panels, num_panels, weight.shape[0], bias, seconds)
 
 
 def _call(builder: ir.IRBuilder, name: str, result: Any, *operands: Any) -> Any:
@@ -326,7 +298,7 @@ def _multiply_int8_panel(
     x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
     out_stride: Any, scratch: Any,
 ) -> Any:  # fmt: skip
-    def multiply(
+    def add(
         x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
         out_stride: Any, scratch: Any,
     ) -> None:  # fmt: skip
@@ -347,38 +319,9 @@ def _multiply_int8_panel(
                 _1(values, v, scales, s, starts, s, weights, w, weight_scales, ws, out, z, out_stride, groups)
                 row += 1
 
-    return multiply if _is(x, Int8Rows) and _is(panels, Int8Panels) else None
+    return add if _is(x, Int8Rows) and _is(panels, Int8Panels) else None
 
 
 def _is(kind: Any, wanted: type) -> bool:
     """Whether numba's type `kind` is that of a named tuple of class `wanted`."""
     return isinstance(kind, types.BaseNamedTuple) and getattr(kind, "instance_class", None) is wanted
-
-
-@numba.njit(nogil=True, cache=True)
-def _multiply(
-    counters: np.ndarray,
-    given: np.ndarray,
-    x: Int8Rows,
-    rows: int,
-    inner: int,
-    panels: Int8Panels,
-    num_panels: int,
-    parts: int,
-    out: np.ndarray,
-) -> None:
-    denormals = flush_denormals()
-    few = (rows + _FEW - 1) // _FEW
-    item = fetch_item(counters, 0)
-    while item < few:
-        for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
-            store_row(given, r * inner, inner, 0, inner, x, r)
-        item = complete_and_fetch(counters, 0)
-    barrier(counters, 0, few)
-    items, scratch = (rows + ROWS - 1) // ROWS * parts, unit.scratch()
-    item = fetch_item(counters, 1)
-    while item < items:
-        multiply_part(item, parts, 1, x, rows, inner, panels, 0, num_panels, out, scratch)
-        item = complete_and_fetch(counters, 1)
-    restore_denormals(denormals)
-    barrier(counters, 1, items)

@@ -6,6 +6,8 @@ four. A request's tokens would then depend on the other requests of its batch.
 """
 
 import math
+import sys
+import threading
 from typing import Any
 
 import numba
@@ -30,6 +32,8 @@ ROWS = 256
 """Most rows of one work item: so many are multiplied with a panel each time it comes from memory."""
 _SPEED = 12e10 if HAS_AMX else 4e10
 """Multiply-adds a second of one thread where rows are many, within a factor of two or so; fewer with few rows."""
+_LARGE = 2**20
+"""Elements of a result whose memory is worth keeping."""
 _FEW = 8
 """Rows of one work item in phases with little work for each row."""
 _ITEMS_PER_THREAD = 4
@@ -102,13 +106,13 @@ def _multiply_float_panel(
     x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
     out_stride: Any, scratch: Any,
 ) -> Any:  # fmt: skip
-    def multiply(
+    def add(
         x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
         out_stride: Any, scratch: Any,
     ) -> None:  # fmt: skip
         unit.multiply_panel(x, first, rows, inner, panels, panel_at, ahead, out, out_start, out_stride, scratch)
 
-    return multiply if isinstance(panels, types.Array) else None
+    return add if isinstance(panels, types.Array) else None
 
 
 @overload(store_row)
@@ -137,10 +141,11 @@ def multiply_part(
     panels: Any,
     panels_at: int,
     num_panels: int,
+    bias: np.ndarray,
     out: np.ndarray,
     scratch: np.ndarray,
 ) -> None:
-    """Add one work item's share of `x @ weight.T` to `out`.
+    """Write one work item's share of `bias + x @ weight.T` to `out`, or add it without the bias to what is there.
 
     Args:
         item: index of the item, below `ceil(rows / ROWS) * parts`.
@@ -152,12 +157,20 @@ def multiply_part(
         panels: weights of one kind; the weight's begin at `panels_at`.
         panels_at: see `panels`.
         num_panels: panels of the weight.
+        bias: float32 `[num_panels * PANEL]`; empty to add to `out`.
         out: flat float32, from `product`.
         scratch: this thread's own, from `unit.scratch`.
     """
     first, stride, size = item // parts * ROWS, num_panels * PANEL, inner * PANEL
     start, end = panels_of(item, parts, num_panels)
     for panel in range(start, end):
+        terms = bias[panel * PANEL : (panel + 1) * PANEL]
+        if len(terms):
+            for r in range(first, min(first + ROWS, rows)):
+                at = r * stride + panel * PANEL
+                sums = out[at : at + PANEL]
+                for i in range(PANEL):
+                    sums[i] = terms[i]
         following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
         multiply_panel(
             x,
@@ -175,9 +188,9 @@ def multiply_part(
 
 
 @numba.njit
-def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, x: np.ndarray) -> None:
-    """Phase 0 of a product: store `given`, flat float32 `[rows * inner]`, as its left side `x` where `PACKS`."""
-    few = (rows + _FEW - 1) // _FEW if PACKS else 0
+def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, packs: bool, x: Any) -> None:
+    """Phase 0 of a product: store `given`, flat float32 `[rows * inner]`, as its left side `x` where `packs`."""
+    few = (rows + _FEW - 1) // _FEW if packs else 0
     item = fetch_item(counters, 0)
     while item < few:
         for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
@@ -187,26 +200,41 @@ def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, x:
 
 
 @numba.njit(nogil=True, cache=True)
-def _multiply(
+def multiply(
     counters: np.ndarray,
     given: np.ndarray,
-    x: np.ndarray,
+    x: Any,
+    packs: bool,
     rows: int,
     inner: int,
-    panels: np.ndarray,
+    panels: Any,
+    bias: np.ndarray,
     parts: int,
     threads: int,
     out: np.ndarray,
 ) -> None:
-    store_all(counters, given, rows, inner, x)
-    items = (rows + ROWS - 1) // ROWS * parts
-    num_panels = len(panels) // (inner * PANEL)
-    scratch = unit.scratch()
-    unit.configure()
+    """Write a product of one kind of weights and a bias to `out`, in two phases that threads share.
+
+    Args:
+        counters: of `parallel_run`.
+        given: the left side, flat float32 `[rows * inner]`.
+        x: memory for it as `store_row` stores rows; `given` itself unless `packs`.
+        packs: whether rows are stored in another way than as they are given.
+        rows: rows of the product.
+        inner: elements summed over.
+        panels: weights, flat.
+        bias: float32, as many as the panels' outputs.
+        parts: see `parts_of`.
+        threads: how many threads take part, at most.
+        out: flat float32, from `output_buffer`.
+    """
     denormals = flush_denormals()
+    store_all(counters, given, rows, inner, packs, x)
+    items, num_panels, scratch = (rows + ROWS - 1) // ROWS * parts, len(bias) // PANEL, unit.scratch()
+    unit.configure()
     item = fetch_item(counters, 1)
     while item < items:
-        multiply_part(item, parts, threads, x, rows, inner, panels, 0, num_panels, out, scratch)
+        multiply_part(item, parts, threads, x, rows, inner, panels, 0, num_panels, bias, out, scratch)
         item = complete_and_fetch(counters, 1)
     restore_denormals(denormals)
     unit.release()
@@ -218,9 +246,65 @@ def stored_rows(rows: int, inner: int) -> np.ndarray:
     return amx.aligned(unit.x_size(rows, inner))
 
 
+class _LargeBuffer(threading.local):
+    """A thread's last large result, used again as soon as nobody holds it.
+
+    The system clears each new page: for logits of 64 rows over 150,000 tokens that takes half as long as the product.
+    """
+
+    kept: np.ndarray | None = None
+
+    def take(self, size: int) -> np.ndarray:
+        """Memory for `size` float32."""
+        if size < _LARGE:
+            return amx.aligned(size)
+        if self.kept is None or len(self.kept) < size or sys.getrefcount(self.kept.base) > 2:  # `kept` and the call
+            self.kept = amx.aligned(size)
+        return self.kept[:size]
+
+
+_large = _LargeBuffer()
+
+
 def output_buffer(rows: int, columns: int) -> np.ndarray:
     """Memory for `rows` rows of sums, `columns` apart, and for the rows that `unit` writes beyond them."""
-    return amx.aligned(-(-rows // unit.TILE_ROWS) * unit.TILE_ROWS * columns)
+    return _large.take(-(-rows // unit.TILE_ROWS) * unit.TILE_ROWS * columns)
+
+
+def multiply_cpu(
+    x: torch.Tensor,
+    stored: Any,
+    packs: bool,
+    panels: Any,
+    num_panels: int,
+    out_features: int,
+    bias: torch.Tensor | None,
+    seconds: float,
+) -> torch.Tensor:
+    """`x @ weight.T + bias` for a weight of one kind, on as many threads as `seconds` of one thread are worth.
+
+    Args:
+        x: float32 `[rows, in]`.
+        stored: memory for it as `store_row` stores rows, unless `packs` is false.
+        packs: whether rows are stored in another way than as they are given.
+        panels: the weight's, flat.
+        num_panels: how many.
+        out_features: columns of the product, at most those of the panels.
+        bias: float32 `[out_features]`, the first term of each sum, or None.
+        seconds: what the product takes one thread, within a factor of two or so.
+
+    Returns:
+        float32 `[rows, out_features]`.
+    """
+    (rows, inner), columns, given = x.shape, num_panels * PANEL, x.contiguous().view(-1).numpy()
+    terms = np.zeros(columns, np.float32)
+    if bias is not None:
+        terms[:out_features] = bias
+    out = output_buffer(rows, columns)
+    shares = parts_of(rows, num_panels), num_threads()
+    left = (stored, True) if packs else (given, False)
+    parallel_run(multiply, 2, given, *left, rows, inner, panels, terms, *shares, out, seconds=seconds)
+    return torch.from_numpy(out).view(-1, columns)[:rows, :out_features]
 
 
 def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: torch.Tensor | None) -> torch.Tensor:
@@ -236,17 +320,9 @@ def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: t
         float32 `[rows, out_features]`.
     """
     rows, inner = x.shape
-    columns = panels.shape[0] * PANEL
-    out = torch.from_numpy(output_buffer(rows, columns)).view(-1, columns)
-    out[:rows] = 0
-    if bias is not None:
-        out[:rows, :out_features] = bias
-    flat_x, flat_panels, flat_out = (t.contiguous().view(-1).numpy() for t in (x, panels, out))
-    stored = stored_rows(rows, inner) if PACKS else flat_x
-    shares = parts_of(rows, len(panels)), num_threads()
-    seconds = rows * flat_panels.size / _SPEED
-    parallel_run(_multiply, 2, flat_x, stored, rows, inner, flat_panels, *shares, flat_out, seconds=seconds)
-    return out[:rows, :out_features]
+    stored = stored_rows(rows, inner) if PACKS else None
+    seconds = rows * panels.numel() / _SPEED
+    return multiply_cpu(x, stored, PACKS, panels.view(-1).numpy(), len(panels), out_features, bias, seconds)
 
 
 class CpuLinear(Linear):

@@ -331,7 +331,7 @@ def _multiply(
     items, stride = (rows + ROWS - 1) // ROWS * parts, num_panels * PANEL
     groups = len(scales) // stride
     factors, scratch = np.empty(min(_CHUNK, inner) * PANEL, np.float32), unit.scratch()
-    store_all(counters, given, rows, inner, x)
+    store_all(counters, given, rows, inner, PACKS, x)
     unit.configure()
     item = fetch_item(counters, 1)
     while item < items:

@@ -46,3 +46,17 @@ def test_inputs_need_not_be_contiguous():
 def test_a_product_leaves_numbers_below_the_least_normal_one_to_its_caller():
     CpuLinear(torch.randn(40, 20))(torch.randn(3, 20))
     assert (np.full(16, 1e-30, np.float32) * np.float32(1e-10) > 0).all()
+
+
+def test_the_memory_of_a_large_result_is_used_again_once_nobody_holds_it():
+    linear, x = CpuLinear(torch.randn(40_000, 32)), torch.randn(64, 32)
+    held = linear(x)
+    row, place, expected = held[3], held.data_ptr(), held.clone()
+    assert linear(2 * x).data_ptr() != place
+    del held
+    assert torch.equal(row, expected[3])
+    assert linear(3 * x).data_ptr() != place  # a part of it is held
+    assert torch.equal(row, expected[3])
+    del row
+    place = linear(x).data_ptr()
+    assert linear(x).data_ptr() == place
