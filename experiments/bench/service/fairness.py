@@ -16,18 +16,6 @@ from espalier.search.request import SearchRequest
 from espalier.search.result import Started
 
 
-class _Count:
-    """A number that threads add to."""
-
-    def __init__(self) -> None:
-        self.value = 0
-        self._lock = threading.Lock()
-
-    def add(self) -> None:
-        with self._lock:
-            self.value += 1
-
-
 @dataclass(frozen=True, slots=True)
 class Crowd:
     """Callers that always have searches in progress.
@@ -53,11 +41,11 @@ CROWDS = {
 def run(searches: int) -> list[dict[str, Any]]:
     """Measure the waits of one caller's small searches, one after the other, beside each crowd.
 
-    A fair share is a turn for each caller: the next slot of every `callers + 1` is the small caller's, so it waits at
-    most as long as that many searches need to end.
+    A fair share is a turn for each caller: of the next `callers + 1` slots that are free one is the small caller's, so
+    it waits at most until that many searches have ended.
 
     Returns:
-        A row for each crowd: median and longest wait in seconds, the fair one, and the ratio of the medians.
+        A row for each crowd: median and longest wait in seconds, the median of the fair ones, and that of the ratios.
     """
     return [{"crowd": name, **_measure(crowd, searches)} for name, crowd in CROWDS.items()]
 
@@ -68,28 +56,28 @@ def _measure(crowd: Crowd, searches: int) -> dict[str, Any]:
         options = ("--callers", str(callers), "--max-searches", str(crowd.slots))
         with serving(*options) as server, _crowd(server.address, crowd, tokens[1:], texts) as ended:
             time.sleep(3.0)  # all slots are taken and the queue has formed
-            waits, begun, before = [], time.perf_counter(), ended.value
+            asked, waits = [], []
             with SearchClient(server.address, token=tokens[0], retry=NO_RETRIES) as client:
                 for number in range(searches):
-                    asked = time.perf_counter()
+                    asked.append(time.perf_counter())
                     for event in client.solve_stream(SearchRequest(texts[number % len(texts)], seed=number)):
                         if isinstance(event, Started):
-                            waits.append(time.perf_counter() - asked)
-            between = (time.perf_counter() - begun) / (ended.value - before + searches)
-    fair = (crowd.callers + 1) * between
-    median = statistics.median(waits)
+                            waits.append(time.perf_counter() - asked[-1])
+            while sum(end > asked[-1] for end in ended) <= crowd.callers:
+                time.sleep(0.1)
+    fair = [sorted(end for end in ended if end > start)[crowd.callers] - start for start in asked]
     return {
-        "median wait s": median,
+        "median wait s": statistics.median(waits),
         "longest wait s": max(waits),
-        "fair wait s": fair,
-        "median over fair": median / fair,
+        "fair wait s": statistics.median(fair),
+        "median over fair": statistics.median(wait / most for wait, most in zip(waits, fair, strict=True)),
     }
 
 
 @contextmanager
-def _crowd(address: str, crowd: Crowd, tokens: list[str], texts: list[str]) -> Iterator["_Count"]:
-    """Run the crowd until the end; yields how many of its searches have ended."""
-    ended, over = _Count(), threading.Event()
+def _crowd(address: str, crowd: Crowd, tokens: list[str], texts: list[str]) -> Iterator[list[float]]:
+    """Run the crowd until the end; yields the times at which its searches have ended so far."""
+    ended, over = list[float](), threading.Event()
     seeds = count()
 
     def loop(client: SearchClient) -> None:
@@ -98,7 +86,7 @@ def _crowd(address: str, crowd: Crowd, tokens: list[str], texts: list[str]) -> I
                 return
             try:
                 client.solve(SearchRequest(text, beam_width=4, expansion=4, merge_duplicates=False, seed=next(seeds)))
-                ended.add()
+                ended.append(time.perf_counter())
             except ServiceError:
                 time.sleep(0.1)  # the queue is full, or a caller with fewer took the place
 
