@@ -41,7 +41,7 @@ def place_of_compiled(folder: Path, given: str, kind: str = "") -> str:
     the result is `given` itself; if that is empty, numba finds a place of its own.
     """
     state = hashlib.sha256(
-        b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))) + kind.encode()
+        b"".join(path.read_bytes() for path in sorted(folder.rglob("*.py"))) + kind.encode()
     ).hexdigest()[:16]
     place = (Path(given) if given else folder / "__pycache__") / state
     try:

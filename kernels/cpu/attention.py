@@ -20,10 +20,10 @@ import torch
 
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
+from espalier.kernels.cpu.products.tiles import WIDE, multiply_add, multiply_add_chain, multiply_pair, prefetch
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.spans import Geometry, Spans, find_spans, geometry_of
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
-from espalier.kernels.cpu.tiles import WIDE, multiply_add, multiply_add_chain, multiply_pair, prefetch
 from espalier.kernels.layout import LayerKV
 
 TOKENS_PER_ITEM = 64

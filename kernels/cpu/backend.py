@@ -9,9 +9,10 @@ from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.cpu.attention import CpuAttention
 from espalier.kernels.cpu.cache import copy_blocks_cpu
 from espalier.kernels.cpu.decoder import CpuLayers
-from espalier.kernels.cpu.int8_linear import pack_int8
-from espalier.kernels.cpu.linear import CpuLinear
-from espalier.kernels.cpu.quantized_linear import PackedWeight, pack_quantized
+from espalier.kernels.cpu.layer_weights import run_in_one_call
+from espalier.kernels.cpu.products.int8_linear import pack_int8
+from espalier.kernels.cpu.products.linear import CpuLinear
+from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_quantized
 from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu
 from espalier.kernels.cpu.threads import set_threads
 from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, TorchLayers
@@ -34,7 +35,7 @@ class CpuBackend:
         def rest(index: int) -> LayerWeights:
             return load(index) if index else first
 
-        if CpuLayers.take(first):
+        if run_in_one_call(first):
             return CpuLayers(count, rest, shape, outer)
         return TorchLayers(count, rest, shape, outer, CpuAttention)
 

@@ -6,34 +6,31 @@ The threads share out the items of a phase, and wait for each other at its end.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from espalier.kernels.batch import AttentionBatch, with_drawn
-from espalier.kernels.cpu.amx import aligned
 from espalier.kernels.cpu.attention import TOKENS_PER_ITEM, UNLIMITED, attend, flat_kv_pool, scratch_for
-from espalier.kernels.cpu.int8_linear import GROUP, Int8Rows, Int8Weight, int8_panels, int8_rows
-from espalier.kernels.cpu.linear import (
+from espalier.kernels.cpu.layer_weights import StackedLayers, StackedWeights
+from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
+from espalier.kernels.cpu.products.amx import aligned
+from espalier.kernels.cpu.products.int8_linear import Int8Rows, int8_rows
+from espalier.kernels.cpu.products.linear import (
     PACKS,
     PANEL,
     ROWS,
     multiply_panel,
     multiply_part,
     output_buffer,
-    pack,
     panels_of,
     parts_of,
-    room_for_weights,
     store_row,
     stored_rows,
     unit,
-    unpack,
 )
-from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.spans import Geometry, Spans, find_spans, geometry_of
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
@@ -51,7 +48,6 @@ _ROWS_PER_ROTATION = 32
 """Rows of one work item that writes keys: neighbouring tokens of a sequence write the same cache lines."""
 StoredRows = np.ndarray | Int8Rows
 """Rows as `store_row` stores them for a product."""
-Array = TypeVar("Array", torch.Tensor, np.ndarray)
 
 
 class _Tokens(NamedTuple):
@@ -68,32 +64,6 @@ class _Outer(NamedTuple):
     norm: np.ndarray
     inverse_frequencies: np.ndarray
     attention_factor: np.float32
-
-
-class _Weights(NamedTuple, Generic[Array]):
-    """Weights of all L layers, in panels as `linear.pack` makes them; as arrays, those in panels are flat.
-
-    With weights in int8 those in panels are `Int8Weight`, and as arrays `Int8Panels`.
-
-    Attributes:
-        norms: `[L, 2, hidden]`.
-        head_norms: `[L, 2, head_dim]`, of queries and keys; `[L, 0, head_dim]` without.
-        qkv_bias: `[L, rows of qkv, filled up to whole panels]`.
-        out_bias: `[L, hidden]`; `[L, 0]` without.
-        qkv: `[L, panel, hidden, PANEL]`.
-        out: `[L, panel, heads * head_dim, PANEL]`.
-        gate_up: `[L, panel, hidden, PANEL]`, up's panels after gate's.
-        down: `[L, panel, inner, PANEL]`.
-    """
-
-    norms: Array
-    head_norms: Array
-    qkv_bias: Array
-    out_bias: Array
-    qkv: Array
-    out: Array
-    gate_up: Array
-    down: Array
 
 
 class _Buffers(NamedTuple):
@@ -245,7 +215,7 @@ def _forward(
     counters: np.ndarray,
     tokens: _Tokens,
     outer: _Outer,
-    weights: _Weights[np.ndarray],
+    weights: StackedWeights,
     windows: np.ndarray,
     eps: np.float32,
     flat: np.ndarray,
@@ -396,16 +366,8 @@ class CpuLayers(Layers):
         self.outer = outer
         self.tokens_per_item = TOKENS_PER_ITEM
         self._shape = shape
-        first = load(0)
-        self._has_bias = first.qkv_bias is not None
-        self._inner = first.down.shape[1]
+        self._stacked = StackedLayers(count, load, shape)
         self._windows = np.array([shape.window(index) or UNLIMITED for index in range(count)])
-        self._int8 = isinstance(first.qkv, Int8Weight)
-        self._packed = _Weights(*(_room(count, part) for part in _pack(first, shape)))
-        for index in range(count):
-            for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
-                _put(whole, index, part)
-        self._arrays = _Weights(*(_as_array(whole) for whole in self._packed))
         self._outer = _Outer(
             embedding=outer.embedding.contiguous().view(-1).numpy(),
             norm=outer.norm.numpy(),
@@ -414,37 +376,11 @@ class CpuLayers(Layers):
         )
 
     def __len__(self) -> int:
-        return len(self._packed.norms)
-
-    @staticmethod
-    def take(layer: LayerWeights) -> bool:
-        """Whether weights of this form run here: those in float32, and those in int8 without rows to fill up."""
-        if isinstance(layer.qkv, Int8Weight):
-            return not any(weight.shape[1] % GROUP for weight in (layer.qkv, layer.out, layer.down))
-        return isinstance(layer.qkv, torch.Tensor)
+        return len(self._windows)
 
     def weights(self, index: int) -> LayerWeights:
         """See `Layers`."""
-        s, packed = self._shape, _Weights(*(_part(whole, index) for whole in self._packed))
-        qkv_rows, hidden = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, packed.norms.shape[1]
-        if self._int8:
-            qkv, out, gate_up, down = packed.qkv, packed.out, packed.gate_up, packed.down
-        else:
-            qkv, out = unpack(packed.qkv, qkv_rows), unpack(packed.out, hidden)
-            gate_up = torch.cat([unpack(half, self._inner) for half in packed.gate_up.chunk(2)])
-            down = unpack(packed.down, hidden)[:, : self._inner]
-        return LayerWeights(
-            attention_norm=packed.norms[0],
-            qkv=qkv,
-            qkv_bias=packed.qkv_bias[:qkv_rows] if self._has_bias else None,
-            out=out,
-            mlp_norm=packed.norms[1],
-            gate_up=gate_up,
-            down=down,
-            out_bias=packed.out_bias if len(packed.out_bias) else None,
-            query_norm=packed.head_norms[0] if len(packed.head_norms) else None,
-            key_norm=packed.head_norms[1] if len(packed.head_norms) else None,
-        )
+        return self._stacked.weights(index)
 
     def forward(
         self,
@@ -459,11 +395,12 @@ class CpuLayers(Layers):
         ids = with_drawn(token_ids, drawn).numpy()
         if ids.view(np.uint64).max() >= vocabulary:  # read so, one below 0 is larger than any other
             raise IndexError(f"token ids are {ids.min()} to {ids.max()}, the embedding has {vocabulary} rows")
-        widths = (width, self._packed.qkv_bias.shape[1], self._inner)
+        stacked = self._stacked
+        widths = (width, stacked.arrays.qkv_bias.shape[1], stacked.inner)
         stride, qkv_stride, inner = (-(-n // PANEL) * PANEL for n in widths)
         wide = s.num_heads * s.head_dim
         mixed = np.empty(rows * wide, np.float32)
-        rows_of, packs = (int8_rows, True) if self._int8 else (stored_rows, PACKS)
+        rows_of, packs = (int8_rows, True) if stacked.int8 else (stored_rows, PACKS)
         buffers = _Buffers(
             hidden=output_buffer(rows, stride),
             normed=rows_of(rows, width),
@@ -479,7 +416,7 @@ class CpuLayers(Layers):
             _PHASES * len(self) + 1,
             _Tokens(ids, positions.numpy()),
             self._outer,
-            self._arrays,
+            stacked.arrays,
             self._windows,
             np.float32(s.norm_eps),
             flat_kv_pool(layer_kvs[0]),
@@ -497,55 +434,6 @@ class CpuLayers(Layers):
             output.view(-1).numpy(),
         )
         return output
-
-
-def _pack(layer: LayerWeights, shape: LayerShape) -> _Weights[Any]:
-    bias = torch.zeros(len(layer.qkv)) if layer.qkv_bias is None else layer.qkv_bias
-    of_heads = [norm for norm in (layer.query_norm, layer.key_norm) if norm is not None]
-    around = _Weights[Any](
-        norms=torch.stack((layer.attention_norm, layer.mlp_norm)),
-        head_norms=torch.stack(of_heads) if of_heads else torch.empty(0, shape.head_dim),
-        qkv_bias=F.pad(bias, (0, -len(bias) % PANEL)),
-        out_bias=torch.empty(0) if layer.out_bias is None else layer.out_bias,
-        qkv=layer.qkv,
-        out=layer.out,
-        gate_up=layer.gate_up,
-        down=layer.down,
-    )
-    if isinstance(layer.qkv, Int8Weight):
-        return around
-    return around._replace(
-        qkv=pack(layer.qkv),
-        out=pack(layer.out),
-        gate_up=torch.cat([pack(half) for half in layer.gate_up.chunk(2)]),
-        down=pack(F.pad(layer.down, (0, -layer.down.shape[1] % PANEL))),  # as wide as gate's and up's panels
-    )
-
-
-def _room(count: int, part: Any) -> Any:
-    """Memory for what is packed of `count` layers."""
-    if isinstance(part, Int8Weight):
-        return Int8Weight(part.shape, _room(count, part.values), _room(count, part.scales))
-    return room_for_weights(count, *part.shape, dtype=part.dtype)
-
-
-def _put(whole: Any, index: int, part: Any) -> None:
-    if isinstance(part, Int8Weight):
-        whole.values[index], whole.scales[index] = part.values, part.scales
-    else:
-        whole[index] = part
-
-
-def _part(whole: Any, index: int) -> Any:
-    if isinstance(whole, Int8Weight):
-        return Int8Weight(whole.shape, whole.values[index], whole.scales[index])
-    return whole[index]
-
-
-def _as_array(whole: Any) -> Any:
-    if isinstance(whole, Int8Weight):
-        return int8_panels(whole.values, whole.scales)
-    return whole.numpy() if whole.dim() < 4 else whole.view(-1).numpy()
 
 
 def _writes(batch: AttentionBatch, rows: int, slots: int) -> tuple[np.ndarray, np.ndarray]:

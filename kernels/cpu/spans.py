@@ -6,8 +6,8 @@ import numba
 import numpy as np
 
 from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.cpu.products.tiles import TALL
 from espalier.kernels.cpu.threads import num_threads
-from espalier.kernels.cpu.tiles import TALL
 from espalier.kernels.layout import LayerKV
 
 _MOST_TOGETHER = 64

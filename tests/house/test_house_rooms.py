@@ -12,7 +12,6 @@ LARGER_ROOMS = {
     "experiments/bench": 13,  # a file for each benchmark
     "experiments/cli/commands": 12,  # a file for each command
     "experiments/demo/recipe": 12,  # no part of what runs
-    "kernels/cpu": 13,  # a file for each operation
 }
 """Rooms that may hold more, with how many and why."""
 

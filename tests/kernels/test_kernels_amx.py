@@ -11,7 +11,7 @@ import pytest
 from espalier.kernels.cpu import HAS_AMX
 
 if HAS_AMX:
-    from espalier.kernels.cpu import amx
+    from espalier.kernels.cpu.products import amx
 
 needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this processor has no AMX, or ESPALIER_AMX=0")
 
@@ -76,7 +76,7 @@ def test_it_can_be_left_out():
     code = """
 import torch
 from espalier.kernels.cpu import HAS_AMX
-from espalier.kernels.cpu.linear import CpuLinear
+from espalier.kernels.cpu.products.linear import CpuLinear
 x, weight = torch.randn(19, 70), torch.randn(40, 70)
 torch.testing.assert_close(CpuLinear(weight)(x), torch.nn.functional.linear(x, weight), rtol=1e-5, atol=1e-4)
 print(HAS_AMX)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.cpu import HAS_VNNI
-from espalier.kernels.cpu.int8_linear import GROUP, Int8Weight, pack_int8
+from espalier.kernels.cpu.products.int8_linear import GROUP, Int8Weight, pack_int8
 
 pytestmark = pytest.mark.skipif(not HAS_VNNI, reason="this processor has no AVX-512 VNNI")
 

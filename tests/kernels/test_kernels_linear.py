@@ -3,7 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from espalier.kernels.cpu.linear import ROWS, CpuLinear
+from espalier.kernels.cpu.products.linear import ROWS, CpuLinear
 from espalier.kernels.linear import Linear
 
 SHAPES = [(32, 48), (48, 338), (256, 768), (768, 256), (1000, 50), (7, 1), (320, 2)]

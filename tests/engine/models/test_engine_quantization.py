@@ -21,8 +21,8 @@ from espalier.engine.work import Generate, Generated, Sampling
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.cpu.decoder import CpuLayers
-from espalier.kernels.cpu.int8_linear import Int8Weight
-from espalier.kernels.cpu.linear import CpuLinear
+from espalier.kernels.cpu.products.int8_linear import Int8Weight
+from espalier.kernels.cpu.products.linear import CpuLinear
 from espalier.kernels.layers import TorchLayers
 from espalier.kernels.linear import Linear
 from espalier.prm.families import load_verifier
@@ -209,7 +209,7 @@ def test_layers_of_bytes_run_in_one_call_and_agree_with_those_that_run_operation
     given = []
     for taken in (CpuLayers, TorchLayers):
         if taken is TorchLayers:
-            monkeypatch.setattr(CpuLayers, "take", lambda layer: False)
+            monkeypatch.setattr("espalier.kernels.cpu.backend.run_in_one_call", lambda layer: False)
         model = load(wide, INT8, LoadFormat.DUMMY)
         assert isinstance(model.decoder.layers, taken)
         engine = make_engine(model)

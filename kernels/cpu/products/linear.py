@@ -16,7 +16,8 @@ import torch
 from numba.core import types
 from numba.extending import overload
 
-from espalier.kernels.cpu import HAS_AMX, amx, tiles
+from espalier.kernels.cpu import HAS_AMX
+from espalier.kernels.cpu.products import amx, tiles
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
 from espalier.kernels.linear import Linear

@@ -23,8 +23,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import register_jitable
 
+from espalier.kernels.cpu.products.tiles import write_prefetch
 from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, caller, fma, intrinsic, loop, to_all_lanes
-from espalier.kernels.cpu.tiles import write_prefetch
 
 TILE_ROWS, TILE_INNER = 16, 32
 _LANES = 16

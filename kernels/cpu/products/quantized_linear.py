@@ -16,8 +16,18 @@ import torch.nn.functional as F
 from llvmlite import ir
 from numba.core import types
 
-from espalier.kernels.cpu import tiles
-from espalier.kernels.cpu.linear import PACKS, PANEL, ROWS, output_buffer, pack, parts_of, store_all, stored_rows, unit
+from espalier.kernels.cpu.products import tiles
+from espalier.kernels.cpu.products.linear import (
+    PACKS,
+    PANEL,
+    ROWS,
+    output_buffer,
+    pack,
+    parts_of,
+    store_all,
+    stored_rows,
+    unit,
+)
 from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, caller, intrinsic, load, loop, store
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 

@@ -23,15 +23,15 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import overload
 
-from espalier.kernels.cpu import tiles
-from espalier.kernels.cpu.linear import (
+from espalier.kernels.cpu.products import tiles
+from espalier.kernels.cpu.products.linear import (
     PANEL,
     multiply_cpu,
     multiply_panel,
     room_for_weights,
     store_row,
 )
-from espalier.kernels.cpu.quantized_linear import PackedWeight
+from espalier.kernels.cpu.products.quantized_linear import PackedWeight
 from espalier.kernels.cpu.simd import (
     FLOAT,
     INDEX,

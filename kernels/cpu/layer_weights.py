@@ -1,0 +1,139 @@
+"""The weights of all layers of a decoder, in the order that products read them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from espalier.kernels.cpu.products.int8_linear import GROUP, Int8Weight, int8_panels
+from espalier.kernels.cpu.products.linear import PANEL, pack, room_for_weights, unpack
+from espalier.kernels.layers import LayerShape, LayerWeights
+
+
+class StackedWeights(NamedTuple):
+    """Weights of all L layers, in panels as `linear.pack` makes them; as arrays, those in panels are flat.
+
+    With weights in int8 those in panels are `Int8Weight`, and as arrays `Int8Panels`.
+
+    Attributes:
+        norms: `[L, 2, hidden]`.
+        head_norms: `[L, 2, head_dim]`, of queries and keys; `[L, 0, head_dim]` without.
+        qkv_bias: `[L, rows of qkv, filled up to whole panels]`.
+        out_bias: `[L, hidden]`; `[L, 0]` without.
+        qkv: `[L, panel, hidden, PANEL]`.
+        out: `[L, panel, heads * head_dim, PANEL]`.
+        gate_up: `[L, panel, hidden, PANEL]`, up's panels after gate's.
+        down: `[L, panel, inner, PANEL]`.
+    """
+
+    norms: Any
+    head_norms: Any
+    qkv_bias: Any
+    out_bias: Any
+    qkv: Any
+    out: Any
+    gate_up: Any
+    down: Any
+
+
+def run_in_one_call(layer: LayerWeights) -> bool:
+    """Whether weights of this form can be stacked: those in float32, and those in int8 without rows to fill up."""
+    if isinstance(layer.qkv, Int8Weight):
+        return not any(weight.shape[1] % GROUP for weight in (layer.qkv, layer.out, layer.down))
+    return isinstance(layer.qkv, torch.Tensor)
+
+
+class StackedLayers:
+    """The weights of all layers, each kind in one piece of memory.
+
+    Attributes:
+        int8: whether they are in int8, else in float32.
+        inner: the MLP's width, before it is filled up to whole panels.
+        arrays: what compiled code reads: `StackedWeights` of arrays, those in panels flat or `Int8Panels`.
+    """
+
+    def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape) -> None:
+        """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals."""
+        self._shape = shape
+        first = load(0)
+        self._has_bias = first.qkv_bias is not None
+        self.inner = first.down.shape[1]
+        self.int8 = isinstance(first.qkv, Int8Weight)
+        self._packed = StackedWeights(*(_room(count, part) for part in _pack(first, shape)))
+        for index in range(count):
+            for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
+                _put(whole, index, part)
+        self.arrays = StackedWeights(*(_as_array(whole) for whole in self._packed))
+
+    def weights(self, index: int) -> LayerWeights:
+        """One layer's weights as they were given."""
+        s, packed = self._shape, StackedWeights(*(_part(whole, index) for whole in self._packed))
+        qkv_rows, hidden = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, packed.norms.shape[1]
+        if self.int8:
+            qkv, out, gate_up, down = packed.qkv, packed.out, packed.gate_up, packed.down
+        else:
+            qkv, out = unpack(packed.qkv, qkv_rows), unpack(packed.out, hidden)
+            gate_up = torch.cat([unpack(half, self.inner) for half in packed.gate_up.chunk(2)])
+            down = unpack(packed.down, hidden)[:, : self.inner]
+        return LayerWeights(
+            attention_norm=packed.norms[0],
+            qkv=qkv,
+            qkv_bias=packed.qkv_bias[:qkv_rows] if self._has_bias else None,
+            out=out,
+            mlp_norm=packed.norms[1],
+            gate_up=gate_up,
+            down=down,
+            out_bias=packed.out_bias if len(packed.out_bias) else None,
+            query_norm=packed.head_norms[0] if len(packed.head_norms) else None,
+            key_norm=packed.head_norms[1] if len(packed.head_norms) else None,
+        )
+
+
+def _pack(layer: LayerWeights, shape: LayerShape) -> StackedWeights:
+    bias = torch.zeros(len(layer.qkv)) if layer.qkv_bias is None else layer.qkv_bias
+    of_heads = [norm for norm in (layer.query_norm, layer.key_norm) if norm is not None]
+    around = StackedWeights(
+        norms=torch.stack((layer.attention_norm, layer.mlp_norm)),
+        head_norms=torch.stack(of_heads) if of_heads else torch.empty(0, shape.head_dim),
+        qkv_bias=F.pad(bias, (0, -len(bias) % PANEL)),
+        out_bias=torch.empty(0) if layer.out_bias is None else layer.out_bias,
+        qkv=layer.qkv,
+        out=layer.out,
+        gate_up=layer.gate_up,
+        down=layer.down,
+    )
+    if isinstance(layer.qkv, Int8Weight):
+        return around
+    return around._replace(
+        qkv=pack(layer.qkv),
+        out=pack(layer.out),
+        gate_up=torch.cat([pack(half) for half in layer.gate_up.chunk(2)]),
+        down=pack(F.pad(layer.down, (0, -layer.down.shape[1] % PANEL))),  # as wide as gate's and up's panels
+    )
+
+
+def _room(count: int, part: Any) -> Any:
+    """Memory for what is packed of `count` layers."""
+    if isinstance(part, Int8Weight):
+        return Int8Weight(part.shape, _room(count, part.values), _room(count, part.scales))
+    return room_for_weights(count, *part.shape, dtype=part.dtype)
+
+
+def _put(whole: Any, index: int, part: Any) -> None:
+    if isinstance(part, Int8Weight):
+        whole.values[index], whole.scales[index] = part.values, part.scales
+    else:
+        whole[index] = part
+
+
+def _part(whole: Any, index: int) -> Any:
+    if isinstance(whole, Int8Weight):
+        return Int8Weight(whole.shape, whole.values[index], whole.scales[index])
+    return whole[index]
+
+
+def _as_array(whole: Any) -> Any:
+    if isinstance(whole, Int8Weight):
+        return int8_panels(whole.values, whole.scales)
+    return whole.numpy() if whole.dim() < 4 else whole.view(-1).numpy()
