@@ -23,6 +23,8 @@ _EPOCHS, _PATIENCE = 60, 6
 _STEPS_AN_EPOCH = 200
 _LEARNING_RATE = 1e-3
 _WEIGHT_DECAYS = (1e-3, 1e-1)
+_WORTH_A_LAYER = 0.99
+"""Share of the loss of one layer below which that of two must be: a few problems choose, by chance if it is close."""
 _MOST_COUNTED = 32
 """A step that more solutions have counts no more than so often in a measure."""
 
@@ -41,6 +43,8 @@ def train_head(
     features: Features, folder: Path, trunk: dict[str, str], record: dict[str, Any], seed: int
 ) -> dict[str, Any]:
     """Train heads of one and two layers, and write the better one as a folder that `--verifier` takes.
+
+    Two layers are taken where their loss is lower by a hundredth or more.
 
     A head's logit is calibrated by a slope and an offset (Platt, 1999), which its last layer takes in, as the first
     takes in the scaling of the states. The problems are split: 80% train, 10% choose and calibrate, 10% measure.
@@ -69,7 +73,7 @@ def train_head(
             head = _new_head(train.states.shape[1], layers)
             loss, epochs = _fit(head, train, choose, mean, scale, decay)
             tried.append((loss, head, {"layers": layers, "weight_decay": decay, "epochs": epochs, "loss": loss}))
-    loss, head, chosen = min(tried, key=lambda one: one[0])
+    loss, head, chosen = min(tried, key=lambda one: one[0] / (1.0 if one[2]["layers"] == 1 else _WORTH_A_LAYER))
     _fold_in(head, mean, scale)
     slope, offset = _calibrate(head, choose)
     summary = {
