@@ -329,6 +329,18 @@ def rollouts(
 
 
 @app.command()
+def votes(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with --trees.")],
+    json_path: JsonPath = None,
+) -> None:
+    """Share of problems that other verifiers would have solved with a run's paths, made-up ones among them."""
+    from espalier.experiments.bench.report import publish
+    from espalier.experiments.verifier_training.recorded_votes import run
+
+    publish(f"votes over the paths of {folder.name}", run(folder), {}, json_path)
+
+
+@app.command()
 def service(
     problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 128,
     callers: Annotated[int, typer.Option(min=1, help="Callers at once.")] = 32,

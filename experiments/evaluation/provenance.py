@@ -77,10 +77,10 @@ def vector_units() -> list[str]:
     """The processor's vector and matrix units, of those that Espalier uses; no AMX if it is switched off."""
     import llvmlite.binding
 
-    from espalier.kernels.cpu import HAS_AMX
+    from espalier.kernels.cpu import HAS_AMX, HAS_VNNI
 
     features = llvmlite.binding.get_host_cpu_features()
-    has = {"AVX2": features.get("avx2"), "AVX-512": features.get("avx512f"), "AMX": HAS_AMX}
+    has = {"AVX2": features.get("avx2"), "AVX-512": features.get("avx512f"), "VNNI": HAS_VNNI, "AMX": HAS_AMX}
     return [name for name, there in has.items() if there]
 
 

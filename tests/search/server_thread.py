@@ -15,6 +15,7 @@ from espalier.search.service.session import ServerInfo
 from espalier.search.service.settings import ServerSettings
 
 PATIENCE = 10.0  # seconds any single wait may take before the test fails
+LOADING = 60.0  # the same of models, which on some executors new processes load
 
 
 class ServerThread:
@@ -28,14 +29,14 @@ class ServerThread:
     async def _make(self, load: Callable[[], Any], settings: ServerSettings, observers: Sequence[Observer]) -> Server:
         return Server(load, settings, observers)
 
-    def call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+    def call(self, work: Coroutine[Any, Any, Any], patience: float = PATIENCE) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(patience)
 
     def wait_loaded(self) -> None:
         async def loaded() -> None:
             await asyncio.shield(self.server.engine.loaded)
 
-        self.call(loaded())
+        self.call(loaded(), LOADING)
 
     def info(self) -> ServerInfo:
         """What a caller would be told; asked past the door, so that no login is needed."""

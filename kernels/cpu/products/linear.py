@@ -94,12 +94,12 @@ def multiply_panel(
         out_stride: see `out`.
         scratch: this thread's own, from `unit.scratch`.
     """
-    raise NotImplementedError
+    raise NotImplementedError("compiled code alone can call this")
 
 
 def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: Any, r: int) -> None:
     """Store `count` elements, from `start` on, as row `r` of `x`, from column `first` on; in compiled code."""
-    raise NotImplementedError
+    raise NotImplementedError("compiled code alone can call this")
 
 
 @overload(multiply_panel)

@@ -4,6 +4,7 @@ A product has the bits of `linear_cpu` with the dequantised weight: the same fac
 does not depend on the rest of its batch, as it would with the quantising library, whose products are MKL's.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +44,7 @@ _AHEAD = 4096
 """Bytes by which values are prefetched before their use."""
 
 
-class PackedWeight:
+class PackedWeight(ABC):
     """A weight in an order of its own that `torch.nn.functional.linear` takes, on CPU with float32 rows.
 
     Attributes:
@@ -57,13 +58,13 @@ class PackedWeight:
     device = torch.device("cpu")
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of all that is kept."""
-        raise NotImplementedError
 
+    @abstractmethod
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`x @ weight.T + bias`: float32 `[rows, in]`, and `[out]` or None, to `[rows, out]`."""
-        raise NotImplementedError
 
     @classmethod
     def __torch_function__(

@@ -73,7 +73,7 @@ def test_hardware_is_of_this_machine():
     found = provenance.hardware()
     assert found["processor"]
     assert found["cores"] >= 1
-    assert set(found["vector_units"]) <= {"AVX2", "AVX-512", "AMX"}
+    assert set(found["vector_units"]) <= {"AVX2", "AVX-512", "VNNI", "AMX"}
     assert found["memory_bytes"] > 2**28
     assert len(found["gpus"]) == torch.cuda.device_count()
 

@@ -111,6 +111,16 @@ def test_a_head_learns_what_states_tell_and_its_folder_scores_so(load_model: Cal
     assert same[0] == same[1]
 
 
+def test_two_layers_are_taken_only_where_one_cannot_tell(tmp_path: Path):
+    features, draw = separable(200, hidden=8), np.random.default_rng(1)
+    chances = 1 / (1 + np.exp((3 - features.states[:, 0]) / 7))
+    features = replace(features, values=(draw.random(len(chances)) < chances).astype(np.float32))
+    assert train_head(features, tmp_path / "line", TRUNK, {}, 0)["chosen"]["layers"] == 1
+    sides = features.states[:, :2] > 3
+    crossed = replace(features, values=(sides[:, 0] != sides[:, 1]).astype(np.float32))
+    assert train_head(crossed, tmp_path / "cross", TRUNK, {}, 0)["chosen"]["layers"] == 2
+
+
 def test_what_nothing_can_be_learned_from_is_refused(tmp_path: Path):
     with pytest.raises(EspalierError, match="at least 10 problems with steps, there are 9"):
         train_head(separable(9), tmp_path, TRUNK, {}, 0)

@@ -1,0 +1,138 @@
+"""What other verifiers would have made of a run's paths: votes by its scores, by confidence, and by made-up scores.
+
+The run is one of `espalier eval --algorithm best-of-n --trees`. Made-up scores are drawn for each path by itself: those
+of right and of wrong paths from two normal distributions, as far apart as it takes to rank a right path above a wrong
+one in a given share of pairs, and calibrated to how many paths are right. They say how well a verifier would have to
+rank to be worth something on these paths.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from espalier.experiments.evaluation.graders import make_grader
+from espalier.experiments.evaluation.run_folder import read_samples
+from espalier.experiments.prm_evaluation.metrics import auc_within
+from espalier.experiments.report.runs import TREES, read_lines
+from espalier.search.request import Aggregation, Vote
+from espalier.search.result import Candidate
+from espalier.search.tree import aggregate
+from espalier.search.voting.answers import extract_answer
+from espalier.search.voting.math_verify import Grader
+from espalier.search.voting.vote import select
+
+SHARES = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9)
+_DRAWS = 20
+"""Draws of made-up scores of each share, which are averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPath:
+    """A complete path of a tree.
+
+    Attributes:
+        candidate: its answer and how many samples it stands for, without a score.
+        right: whether the answer is the gold one.
+        scores: the verifier's, of its steps that have one.
+        confidences: geometric mean of the probabilities of each step's tokens.
+    """
+
+    candidate: Candidate
+    right: bool
+    scores: list[float]
+    confidences: list[float]
+
+
+Weigh = Callable[[RecordedPath], float | None]
+
+
+def read_paths(folder: Path, grader: Grader) -> list[list[RecordedPath]]:
+    """The complete paths of each problem of a run whose trees are kept."""
+    golds = {sample.unique_id: sample.gold for sample in read_samples(folder)}
+    trees = [tree for _, tree in read_lines(folder / TREES) if tree["unique_id"] in golds]
+    return [list(_paths(tree["nodes"], golds[tree["unique_id"]], grader)) for tree in trees]
+
+
+def _paths(nodes: Sequence[dict[str, Any]], gold: str, grader: Grader) -> Iterator[RecordedPath]:
+    of_id, right = {node["node_id"]: node for node in nodes}, dict[str, bool]()
+    for end in nodes:
+        if not end["termination"]:
+            continue
+        steps, node = [], end
+        while node["parent_id"] is not None:
+            steps.insert(0, node)
+            node = of_id[node["parent_id"]]
+        answer = extract_answer("".join(step["text"] for step in steps))
+        if answer not in right:
+            right[answer] = bool(answer) and grader.grade(gold, answer).correct
+        yield RecordedPath(
+            Candidate(end["node_id"], answer, None, end["multiplicity"], ()),
+            right[answer],
+            [step["score"] for step in steps if step["score"] is not None],
+            [math.exp(step["log_probability"] / max(1, step["tokens"])) for step in steps],
+        )
+
+
+def share_right(problems: Sequence[Sequence[RecordedPath]], vote: Vote, weigh: Weigh) -> float:
+    """The share of the problems that a vote solves whose paths have the scores that `weigh` gives."""
+    solved = 0
+    for paths in problems:
+        of_id = {path.candidate.node_id: path.right for path in paths}
+        best = select([replace(path.candidate, score=weigh(path)) for path in paths], vote).best
+        solved += best is not None and of_id[best.node_id]
+    return solved / len(problems)
+
+
+def made_up(problems: Sequence[Sequence[RecordedPath]], share: float, seed: int) -> Weigh:
+    """Scores that rank a right path above a wrong one in `share` of pairs, drawn once for each path."""
+    apart = statistics.NormalDist().inv_cdf(share) * math.sqrt(2)
+    random = np.random.default_rng(seed)
+    count = sum(path.candidate.multiplicity for paths in problems for path in paths)
+    right = sum(path.candidate.multiplicity for paths in problems for path in paths if path.right)
+    start = math.log(right / (count - right))
+    drawn = {
+        id(path): 1 / (1 + math.exp(-(start + apart * (random.normal() + apart * path.right) - apart**2 / 2)))
+        for paths in problems
+        for path in paths
+    }
+    return lambda path: drawn[id(path)]
+
+
+def run(folder: Path) -> list[dict[str, Any]]:
+    """Vote over the paths of a run, whose folder holds its trees.
+
+    Returns:
+        A row for each verifier and vote: how many of the problems it solves, and its AUC within a problem.
+    """
+    with make_grader() as grader:
+        problems = [paths for paths in read_paths(folder, grader) if paths]
+    weighed: list[tuple[str, float | None, list[Weigh]]] = []
+    for how in Aggregation:
+        kinds: tuple[tuple[str, Weigh], ...] = (
+            ("its scores", lambda path, how=how: aggregate(path.scores, how)),
+            ("confidence", lambda path, how=how: aggregate(path.confidences, how)),
+        )
+        weighed += [(f"{kind}, {how}", _ranks(problems, weigh), [weigh]) for kind, weigh in kinds]
+    weighed += [("made up", share, [made_up(problems, share, seed) for seed in range(_DRAWS)]) for share in SHARES]
+    rows: list[dict[str, Any]] = [
+        {
+            "verifier": name,
+            "AUC within a problem": ranks,
+            "weighted": statistics.mean(share_right(problems, Vote.WEIGHTED, weigh) for weigh in draws),
+            "naive": statistics.mean(share_right(problems, Vote.NAIVE, weigh) for weigh in draws),
+        }
+        for name, ranks, draws in weighed
+    ]
+    majority = share_right(problems, Vote.MAJORITY, lambda _: None)
+    return [{"verifier": "none, majority", "AUC within a problem": None, "weighted": majority, "naive": None}, *rows]
+
+
+def _ranks(problems: Sequence[Sequence[RecordedPath]], weigh: Weigh) -> float | None:
+    """The share of pairs of a right and a wrong path of a problem in which the right one weighs more."""
+    found = [[(weigh(path) or 0.0, path.right) for path in paths] for paths in problems]
+    return auc_within([([s for s, right in one if right], [s for s, right in one if not right]) for one in found])

@@ -1,0 +1,52 @@
+"""Votes over a run's recorded paths, by its own scores and by made-up ones."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from espalier.experiments.verifier_training.recorded_votes import (
+    RecordedPath,
+    made_up,
+    read_paths,
+    run,
+    share_right,
+)
+from espalier.search.request import Vote
+from espalier.search.result import Candidate
+from espalier.search.voting.math_verify import Grader
+
+
+def path(number: int, right: bool, answer: str) -> RecordedPath:
+    return RecordedPath(Candidate(number, answer, None, 1, ()), right, [0.5], [0.5])
+
+
+PROBLEMS = [
+    [path(0, True, "1"), *(path(i, False, "2") for i in (1, 2, 3))],
+    [*(path(i, True, "1") for i in (0, 1, 2)), path(3, False, "2")],
+]
+
+
+def test_votes_of_a_run_give_what_the_run_gave(espalier, grader: Grader, tmp_path: Path):
+    folder = tmp_path / "run"
+    flags = ("--limit", 12, "--algorithm", "best-of-n", "-N", 4, "--trees", "--early-stop", "off", "--out", folder)
+    ran = espalier("eval", *flags)
+    assert ran.code == 0, ran.err
+    problems = read_paths(folder, grader)
+    assert [sum(one.candidate.multiplicity for one in paths) for paths in problems] == [4] * 12
+    solved = {row["verifier"]: row["weighted"] for row in run(folder)}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert solved["its scores, last"] == pytest.approx(summary["accuracy"])
+
+
+def test_made_up_scores_rank_as_well_as_they_are_asked_to():
+    assert share_right(PROBLEMS, Vote.MAJORITY, lambda _: None) == 0.5
+
+    def solved(vote: Vote, share: float) -> float:
+        return statistics.mean(share_right(PROBLEMS, vote, made_up(PROBLEMS, share, seed)) for seed in range(200))
+
+    assert solved(Vote.WEIGHTED, 0.5) == 0.5  # all scores are the same
+    assert 0.6 < solved(Vote.NAIVE, 0.75) < 0.95
+    assert solved(Vote.NAIVE, 0.9999) > 0.98
+    assert solved(Vote.WEIGHTED, 0.9999) > 0.98
