@@ -64,9 +64,14 @@ class Backend(Protocol):
         ...
 
     def draw_tokens(
-        self, logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        candidates: torch.Tensor,
+        temperatures: torch.Tensor,
+        draws: torch.Tensor,
+        rows: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Float32 `[B, vocabulary]` to token ids and log-probabilities `[B]`; see `kernels.sampling.draw_tokens`."""
+        """Float32 `[B, vocabulary]` to token ids and log-probabilities `[D]`; see `kernels.sampling.draw_tokens`."""
         ...
 
     def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -39,26 +39,26 @@ def filter_logits(
 
 
 def draw_tokens(
-    logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor
+    logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor, rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row by inverting the cumulative distribution at the row's own draw.
+    """Draw tokens, any number of them from a row, by inverting its cumulative distribution at each draw.
 
     Args:
         logits: float32 `[B, vocabulary]`.
         candidates: the same, with `FILTERED` for tokens that must not be drawn.
         temperatures: float32 `[B]`; 0 takes the most likely token.
-        draws: float64 `[B]` in [0, 1).
+        draws: float64 `[D]` in [0, 1).
+        rows: int64 `[D]`, the row that each draw is from, ascending.
 
     Returns:
-        Token ids int64 `[B]`, and their log-probabilities under `logits` as they are, float32 `[B]`.
+        Token ids int64 `[D]`, and their log-probabilities under `logits` as they are, float32 `[D]`.
     """
-    token_ids = candidates.argmax(dim=-1)
-    warm = (temperatures > 0).nonzero()[:, 0]
-    scaled = candidates[warm] / temperatures[warm, None].clamp(min=LEAST_TEMPERATURE)
+    token_ids = candidates.argmax(dim=-1)[rows]
+    warm = (temperatures[rows] > 0).nonzero()[:, 0]
+    scaled = candidates[rows[warm]] / temperatures[rows[warm], None].clamp(min=LEAST_TEMPERATURE)
     cumulative = torch.softmax(scaled, dim=-1).double().cumsum(dim=-1)
     index = torch.searchsorted(cumulative, draws[warm, None] * cumulative[:, -1:], right=True)[:, 0]
     # Rounding can put the target on the total itself; step back to the last entry with any mass.
     last = (cumulative < cumulative[:, -1:]).sum(dim=-1)
     token_ids[warm] = torch.minimum(index, last)
-    chosen = logits.gather(1, token_ids[:, None])[:, 0]
-    return token_ids, chosen - torch.logsumexp(logits, dim=-1)
+    return token_ids, logits[rows, token_ids] - torch.logsumexp(logits, dim=-1)[rows]

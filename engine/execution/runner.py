@@ -106,16 +106,17 @@ class ModelRunner:
             return [_NOTHING, _NOTHING]
         decode = draws.decode
         if self._samplings is None or self._samplings[0] is not decode:
-            self._samplings = decode, SamplingBatch(decode.samplings, hidden.device, self._backend)
+            batch = SamplingBatch(decode.samplings, decode.branch_of, hidden.device, self._backend)
+            self._samplings = decode, batch
         if draws.batch_rows is not None:
             hidden = hidden[self._to_device(draws.batch_rows)]
         heads = self.model.head, *map(self.model.head_named, decode.heads)
-        given = [self._apply(head, hidden) for head in heads]  # [branches, vocabulary], [branches, k] each
-        if len(decode.branch_of) != len(decode.branches):
+        logits, *said = [self._apply(head, hidden) for head in heads]  # [branches, vocabulary], [branches, k] each
+        drawn = self._samplings[1].draw(logits, draws.step_positions)
+        if said:
             branch_of = self._to_device(decode.branch_of)
-            given = [values[branch_of] for values in given]  # [draws, …] each
-        logits, *drawn_from = given
-        return [*self._samplings[1].draw(logits, draws.step_positions), *(values.float() for values in drawn_from)]
+            said = [values[branch_of].float() for values in said]
+        return [*drawn, *said]
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return self._backend.to_device(array, self._device)

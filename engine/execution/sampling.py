@@ -1,6 +1,7 @@
 """Sampling a whole batch at once, with randomness that depends on the node and never on the batch."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,30 +27,72 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-class SamplingBatch:
-    """The sampling parameters of B rows, on the device of their logits; made once while the rows stay the same."""
+class _Parameters(NamedTuple):
+    """What draws have in common that share the work on a row: the row, and all of `Sampling` but the key."""
 
-    def __init__(self, samplings: Sequence[Sampling], device: torch.device, backend: Backend) -> None:
-        """Put the parameters on `device`, where `backend` draws by them."""
+    row: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+class SamplingBatch:
+    """The sampling parameters of D draws, on the device of their logits; made once while the draws stay the same."""
+
+    def __init__(self, samplings: Sequence[Sampling], rows: np.ndarray, device: torch.device, backend: Backend) -> None:
+        """Put the parameters on `device`, where `backend` draws by them.
+
+        Args:
+            samplings: of each draw.
+            rows: int64 `[D]`, the row of the logits that each draw is from, ascending; every row has one.
+            device: of the logits.
+            backend: filters and draws. Draws of a row that differ in nothing but their key share its work.
+        """
 
         def tensor(values: Iterable[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return backend.to_device(torch.tensor(list(values), dtype=dtype).numpy(), device)
 
         self._filter_logits, self._draw_tokens = backend.filter_logits, backend.draw_tokens
         self._to_device = backend.to_device
-        self.keys = np.array([s.key for s in samplings], dtype=np.uint64)
-        self.temperatures = tensor(s.temperature for s in samplings)
-        filtered = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1 or s.min_p > 0]
-        some = [samplings[i] for i in filtered]
+        self._keys = np.array([s.key for s in samplings], dtype=np.uint64)
+        groups: list[_Parameters] = []
+        group_of: list[int] = []
+        for row, s in zip(rows.tolist(), samplings, strict=True):
+            own = _Parameters(row, s.temperature, s.top_k, s.top_p, s.min_p)
+            if not groups or own != groups[-1]:
+                groups.append(own)
+            group_of.append(len(groups) - 1)
+        self._group_of = tensor(group_of, torch.int64)
+        # A row whose draws differ in their parameters is given once for each.
+        parted = groups and len(groups) > groups[-1].row + 1
+        self._logit_rows = tensor((p.row for p in groups), torch.int64) if parted else None
+        self._temperatures = tensor(p.temperature for p in groups)
+        filtered = [i for i, p in enumerate(groups) if p.top_k > 0 or p.top_p < 1 or p.min_p > 0]
+        some = [groups[i] for i in filtered]
         self._filtered = tensor(filtered, torch.int64)
         self._filters = (
-            tensor(s.temperature for s in some),
-            tensor((s.top_k for s in some), torch.int64),
-            tensor(s.top_p for s in some),
-            tensor(s.min_p for s in some),
+            tensor(p.temperature for p in some),
+            tensor((p.top_k for p in some), torch.int64),
+            tensor(p.top_p for p in some),
+            tensor(p.min_p for p in some),
         )
 
-    def candidates(self, logits: torch.Tensor) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw tokens; a draw depends on its row's logits, its own parameters and position alone.
+
+        Args:
+            logits: `[B, vocabulary]`.
+            positions: int `[D]`, of the tokens drawn.
+
+        Returns:
+            Token ids int64 `[D]`, and their log-probabilities under the untempered model float32 `[D]`.
+        """
+        logits = logits.float() if self._logit_rows is None else logits[self._logit_rows].float()
+        draws = self._to_device(uniforms(self._keys, positions), logits.device)
+        return self._draw_tokens(logits, self._candidates(logits), self._temperatures, draws, self._group_of)
+
+    def _candidates(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits `[B, vocabulary]`, float32, with a mask over what the filters of each row remove."""
         if not len(self._filtered):
             return logits
@@ -58,17 +101,3 @@ class SamplingBatch:
         candidates = logits.clone()
         candidates[self._filtered] = self._filter_logits(logits[self._filtered], *self._filters)
         return candidates
-
-    def draw(self, logits: torch.Tensor, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw one token per row; a row's draw depends on its own logits, parameters and position alone.
-
-        Args:
-            logits: `[B, vocabulary]`.
-            positions: int `[B]`, of the tokens drawn.
-
-        Returns:
-            Token ids int64 `[B]`, and their log-probabilities under the untempered model float32 `[B]`.
-        """
-        logits = logits.float()
-        draws = self._to_device(uniforms(self.keys, positions), logits.device)
-        return self._draw_tokens(logits, self.candidates(logits), self.temperatures, draws)

@@ -50,9 +50,9 @@ class _NoLayers(Layers):
         return self._hidden[: len(token_ids)]
 
 
-def _no_draws(*logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = len(logits[0])
-    return torch.full((rows,), 5), torch.zeros(rows)
+def _no_draws(*rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    draws = len(rows[-1])
+    return torch.full((draws,), 5), torch.zeros(draws)
 
 
 def _stubbed(model: Model, gpu: bool) -> Model:

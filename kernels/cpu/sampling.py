@@ -124,7 +124,7 @@ def _filter(
 def filter_logits_cpu(
     logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
 ) -> torch.Tensor:
-    """`filter_logits_reference` on CPU; same arguments and result."""
+    """`kernels.sampling.filter_logits` on CPU; same arguments and result."""
     out = torch.empty_like(logits)
     filters = [t.numpy() for t in (temperatures, top_ks, top_ps, min_ps)]
     args = logits.contiguous().view(-1).numpy(), logits.shape[1], *filters, out.view(-1).numpy()
@@ -176,45 +176,48 @@ def _draw(
     candidates: np.ndarray,
     vocabulary: int,
     temperatures: np.ndarray,
+    firsts: np.ndarray,
     draws: np.ndarray,
     token_ids: np.ndarray,
     log_probabilities: np.ndarray,
 ) -> None:
+    """Draw from each row what is `draws[firsts[row] : firsts[row + 1]]`; `firsts` is int64 `[B + 1]`."""
     rows = len(temperatures)
     scratch, sums = np.empty(vocabulary, np.float32), np.empty((vocabulary + _BLOCK - 1) // _BLOCK, np.float32)
     row = fetch_item(counters, 0)
     while row < rows:
-        start = row * vocabulary
+        start, mine = row * vocabulary, slice(firsts[row], firsts[row + 1])
         top = largest(candidates, start, vocabulary)
         if not top > np.float32(-np.inf):  # nothing that could be drawn: no logit is a number
-            token_ids[row] = -1
+            token_ids[mine] = -1
         elif temperatures[row] > 0:
             factor = np.float32(1.0) / max(temperatures[row], _LEAST)
             total = _exp_sum(candidates, start, factor, top, scratch, sums)
-            token_ids[row] = _invert(scratch, sums, draws[row] * total)
+            for draw in range(firsts[row], firsts[row + 1]):
+                token_ids[draw] = _invert(scratch, sums, draws[draw] * total)
         else:
             i = start
             while candidates[i] != top:
                 i += 1
-            token_ids[row] = i - start
-        if token_ids[row] < 0:
-            log_probabilities[row] = np.float32(np.nan)
-            row = complete_and_fetch(counters, 0)
-            continue
+            token_ids[mine] = i - start
         top = largest(logits, start, vocabulary)
-        total = _exp_sum(logits, start, np.float32(1.0), top, scratch, sums)
-        log_probabilities[row] = logits[start + token_ids[row]] - top - math.log(total)
+        log_total = math.log(_exp_sum(logits, start, np.float32(1.0), top, scratch, sums))
+        for draw in range(firsts[row], firsts[row + 1]):
+            drawn = token_ids[draw]
+            log_probabilities[draw] = logits[start + drawn] - top - log_total if drawn >= 0 else np.float32(np.nan)
         row = complete_and_fetch(counters, 0)
     barrier(counters, 0, rows)
 
 
 def draw_tokens_cpu(
-    logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor
+    logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor, rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`draw_tokens_reference` on CPU; same arguments and result."""
-    rows, vocabulary = logits.shape
-    token_ids, log_probabilities = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+    """`kernels.sampling.draw_tokens` on CPU; same arguments and result. What a row's draws share is computed once."""
+    num_rows, vocabulary = logits.shape
+    token_ids, log_probabilities = torch.empty(len(draws), dtype=torch.int64), torch.empty(len(draws))
     flat = [t.contiguous().view(-1).numpy() for t in (logits, candidates)]
-    rest = [t.numpy() for t in (temperatures, draws, token_ids, log_probabilities)]
-    parallel_run(_draw, 1, *flat, vocabulary, *rest, seconds=logits.numel() / _DRAW_SPEED)
+    firsts = np.searchsorted(rows.numpy(), np.arange(num_rows + 1))
+    rest = [t.numpy() for t in (draws, token_ids, log_probabilities)]
+    seconds = logits.numel() / _DRAW_SPEED
+    parallel_run(_draw, 1, *flat, vocabulary, temperatures.numpy(), firsts, *rest, seconds=seconds)
     return token_ids, log_probabilities

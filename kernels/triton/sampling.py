@@ -36,21 +36,21 @@ def filter_logits(
 
 
 def draw_tokens(
-    logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor
+    logits: torch.Tensor, candidates: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor, rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.sampling.draw_tokens`."""
-    rows, vocabulary = logits.shape
+    num_rows, vocabulary = logits.shape
     segments = triton.cdiv(vocabulary, SEGMENT)
     logits, candidates = logits.contiguous(), candidates.contiguous()
 
     def parts(dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty((rows, segments), dtype=dtype, device=logits.device)
+        return torch.empty((num_rows, segments), dtype=dtype, device=logits.device)
 
     measured = parts(torch.float32), parts(torch.float32), parts(torch.int32), parts(torch.float64)
-    token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    log_probabilities = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    if rows:
-        measure_segments[(rows, segments)](
+    token_ids = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
+    log_probabilities = torch.empty(len(draws), dtype=torch.float32, device=logits.device)
+    if len(draws):
+        measure_segments[(num_rows, segments)](
             logits,
             candidates,
             temperatures,
@@ -59,11 +59,12 @@ def draw_tokens(
             SEGMENT=SEGMENT,
             LEAST_TEMPERATURE=LEAST_TEMPERATURE,
         )
-        draw_rows[(rows,)](
+        draw_rows[(len(draws),)](
             logits,
             candidates,
             temperatures,
             draws,
+            rows,
             *measured,
             token_ids,
             log_probabilities,
@@ -126,6 +127,7 @@ def draw_rows(
     candidates,
     temperatures,
     draws,
+    rows,
     log_masses,
     largest,
     best,
@@ -138,15 +140,17 @@ def draw_rows(
     PADDED_SEGMENTS: tl.constexpr,
     LEAST_TEMPERATURE: tl.constexpr,
 ):
-    """Draw a token for each row by inverting the cumulative distribution; the grid is `[B]`.
+    """Draw a token for each draw by inverting its row's cumulative distribution; the grid is `[D]`.
 
     Args:
-        draws: float64 `[B]` in [0, 1).
-        token_ids: int64 `[B]`, written.
-        log_probabilities: float32 `[B]`, of the tokens under `logits`, written.
+        draws: float64 `[D]` in [0, 1).
+        rows: int64 `[D]`, the row that each draw is from.
+        token_ids: int64 `[D]`, written.
+        log_probabilities: float32 `[D]`, of the tokens under `logits`, written.
         segments: their number; the other arguments are those of `measure_segments`.
     """
-    row = tl.program_id(0)
+    draw = tl.program_id(0)
+    row = tl.load(rows + draw)
     segment = tl.arange(0, PADDED_SEGMENTS)
     mask, at = segment < segments, row * segments + segment
     tops = tl.load(largest + at, mask=mask, other=float("-inf"))
@@ -159,14 +163,14 @@ def draw_rows(
         shares = tl.exp((tops - top) / temperature).to(tl.float64)
         mass = tl.where(mask, shares * tl.load(masses + at, mask=mask, other=0.0), 0.0)
         sums = tl.cumsum(mass, 0)
-        target = tl.load(draws + row) * tl.sum(mass, 0)
+        target = tl.load(draws + draw) * tl.sum(mass, 0)
         last = tl.max(tl.where(mass > 0, segment, 0), 0)
         chosen = tl.minimum(tl.sum((mask & (sums <= target)).to(tl.int32), 0), last)
         before = tl.sum(tl.where(segment < chosen, mass, 0.0), 0)
 
         ids = chosen * SEGMENT + tl.arange(0, SEGMENT)
         inside = ids < vocabulary
-        candidate = tl.load(candidates + row.to(tl.int64) * vocabulary + ids, mask=inside, other=float("-inf"))
+        candidate = tl.load(candidates + row * vocabulary + ids, mask=inside, other=float("-inf"))
         weight = tl.where(inside, tl.exp((candidate - top) / temperature), 0.0).to(tl.float64)
         passed = tl.cumsum(weight, 0) <= target - before
         last = tl.max(tl.where(weight > 0, ids, 0), 0)
@@ -175,8 +179,8 @@ def draw_rows(
     parts = tl.load(log_masses + at, mask=mask, other=float("-inf"))
     base = tl.max(parts, 0)
     total = base + tl.log(tl.sum(tl.where(mask, tl.exp(parts - base), 0.0), 0))
-    tl.store(token_ids + row, token.to(tl.int64))
-    tl.store(log_probabilities + row, tl.load(logits + row.to(tl.int64) * vocabulary + token) - total)
+    tl.store(token_ids + draw, token.to(tl.int64))
+    tl.store(log_probabilities + draw, tl.load(logits + row * vocabulary + token) - total)
 
 
 @triton.jit

@@ -85,16 +85,17 @@ def test_filters_and_draws_over_large_vocabularies(vocabulary: int):
     logits = 3 * torch.randn(32, vocabulary, generator=generator)
     logits[::2] = logits[::2].bfloat16().float()
     temperatures = torch.tensor([0.0, 0.3, 1.0, 2.5]).repeat(8)
-    draws = torch.rand(32, generator=generator, dtype=torch.float64)
+    draws = torch.rand(64, generator=generator, dtype=torch.float64)
+    rows = torch.arange(32).repeat_interleave(2)
     filters = torch.tensor([0, 1, 40, 5000]).repeat_interleave(8), torch.tensor([1.0, 0.9]).repeat(16), torch.zeros(32)
     expected = reference.filter_logits(logits, temperatures, *filters)
     moved = [x.to(DEVICE) for x in (logits, temperatures, *filters)]
     left = sampling.filter_logits(*moved)
     assert ((left.cpu() != FILTERED) != (expected != FILTERED)).sum() <= 4, "but for tokens within rounding of a limit"
-    ids, log_probabilities = sampling.draw_tokens(moved[0], left, moved[1], draws.to(DEVICE))
-    expected_ids, expected_log = reference.draw_tokens(logits, left.cpu(), temperatures, draws)
+    ids, log_probabilities = sampling.draw_tokens(moved[0], left, moved[1], draws.to(DEVICE), rows.to(DEVICE))
+    expected_ids, expected_log = reference.draw_tokens(logits, left.cpu(), temperatures, draws, rows)
     same = ids.cpu() == expected_ids
-    assert same.sum() >= 31
+    assert same.sum() >= 62
     assert error(log_probabilities[same.to(DEVICE)], expected_log[same]) < 1e-5
 
 

@@ -4,6 +4,9 @@ import torch
 from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu
 from espalier.kernels.sampling import FILTERED, draw_tokens, filter_logits
 
+EACH = torch.arange(200)
+"""One draw from each of 200 rows."""
+
 
 def problem(vocabulary: int, rows: int = 200) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(vocabulary)
@@ -19,12 +22,24 @@ def test_compiled_draws_equal_the_reference(vocabulary: int):
     candidates[:, 0] = logits[:, 0]
     for allowed in (logits, candidates):
         (ids, log_probabilities), (expected, expected_log) = (
-            draw(logits, allowed, temperatures, draws) for draw in (draw_tokens_cpu, draw_tokens)
+            draw(logits, allowed, temperatures, draws, EACH) for draw in (draw_tokens_cpu, draw_tokens)
         )
         # A draw within rounding of the boundary of two tokens may fall on either side.
         assert (ids != expected).sum() <= 1
         same = ids == expected
         torch.testing.assert_close(log_probabilities[same], expected_log[same], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("draw", [draw_tokens_cpu, draw_tokens])
+def test_a_row_gives_each_of_its_draws_what_it_gives_a_draw_alone(draw):
+    logits, temperatures, _ = problem(645, 8)
+    draws = torch.rand(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = torch.tensor([0] * 20 + [1] * 3 + [3] * 30 + [6] * 6 + [7])  # nothing from some rows
+    ids, log_probabilities = draw(logits, logits, temperatures, draws, rows)
+    alone = draw(logits[rows], logits[rows], temperatures[rows], draws, torch.arange(60))
+    assert torch.equal(ids, alone[0])
+    assert torch.equal(log_probabilities, alone[1])
+    assert len(ids[23:53].unique()) > 5
 
 
 FILTERS = [
@@ -76,17 +91,18 @@ def test_where_no_logit_is_a_number_nothing_is_drawn(temperature: float):
     logits = torch.randn(3, 700)
     logits[1] = float("nan")
     draws = torch.full((3,), 0.5, dtype=torch.float64)
-    ids, log_probabilities = draw_tokens_cpu(logits, logits, torch.full((3,), temperature), draws)
+    ids, log_probabilities = draw_tokens_cpu(logits, logits, torch.full((3,), temperature), draws, torch.arange(3))
     assert (ids >= 0).tolist() == [True, False, True]
     assert log_probabilities.isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("draw", [draw_tokens_cpu, draw_tokens])
 def test_the_ends_of_the_interval_draw_the_first_and_the_last_token_there_is(draw):
-    logits = torch.zeros(2, 600)
-    candidates = torch.full((2, 600), FILTERED)
+    logits = torch.zeros(1, 600)
+    candidates = torch.full((1, 600), FILTERED)
     candidates[:, [300, 301, 520]] = 0.0
-    ids, _ = draw(logits, candidates, torch.ones(2), torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
+    draws, rows = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64), torch.tensor([0, 0])
+    ids, _ = draw(logits, candidates, torch.ones(1), draws, rows)
     assert ids.tolist() == [300, 520]
 
 
@@ -94,17 +110,17 @@ def test_the_ends_of_the_interval_draw_the_first_and_the_last_token_there_is(dra
 def test_of_equal_logits_the_first_is_the_most_likely(draw):
     logits = torch.zeros(1, 50)
     logits[0, [20, 31]] = 4.0
-    ids, log_probabilities = draw(logits, logits, torch.zeros(1), torch.zeros(1, dtype=torch.float64))
+    ids, log_probabilities = draw(logits, logits, torch.zeros(1), torch.zeros(1, dtype=torch.float64), torch.arange(1))
     assert ids.tolist() == [20]
     torch.testing.assert_close(log_probabilities, torch.log_softmax(logits, -1)[:, 20])
 
 
 def test_a_row_has_the_same_bits_alone_and_in_company():
     logits, temperatures, draws = problem(645)
-    ids, log_probabilities = draw_tokens_cpu(logits, logits, temperatures, draws)
+    ids, log_probabilities = draw_tokens_cpu(logits, logits, temperatures, draws, EACH)
     for row in range(0, 200, 17):
         one = slice(row, row + 1)
-        alone = draw_tokens_cpu(logits[one], logits[one], temperatures[one], draws[one])
+        alone = draw_tokens_cpu(logits[one], logits[one], temperatures[one], draws[one], EACH[:1])
         assert torch.equal(alone[0], ids[one])
         assert torch.equal(alone[1], log_probabilities[one])
 
@@ -114,7 +130,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company():
 def test_a_tiny_temperature_draws_the_most_likely_token(temperature: float, draw):
     logits = problem(645)[0]
     draws = torch.linspace(0, 1 - 2**-53, 200, dtype=torch.float64)
-    ids, log_probabilities = draw(logits, logits, torch.full((200,), temperature), draws)
+    ids, log_probabilities = draw(logits, logits, torch.full((200,), temperature), draws, EACH)
     assert torch.equal(ids, logits.argmax(-1))
     assert log_probabilities.isfinite().all()
 
@@ -123,7 +139,7 @@ def test_what_cannot_be_drawn_has_no_log_probability():
     logits = torch.randn(2, 700)
     logits[1, 3] = float("inf")  # of which no exponential is a number
     draws = torch.full((2,), 0.5, dtype=torch.float64)
-    ids, log_probabilities = draw_tokens_cpu(logits, logits, torch.ones(2), draws)
+    ids, log_probabilities = draw_tokens_cpu(logits, logits, torch.ones(2), draws, torch.arange(2))
     assert ids[0] >= 0
     assert log_probabilities.isnan().tolist() == [False, True]
 

@@ -18,7 +18,7 @@ BACKEND = choose_backend(CPU, torch.float32)
 
 def batch(rows: int, first_key: int = 0, **parameters: float) -> SamplingBatch:
     keys = [stream_key(first_key + i, "problem", (0,)) for i in range(rows)]
-    return SamplingBatch([Sampling(**parameters, key=key) for key in keys], CPU, BACKEND)
+    return SamplingBatch([Sampling(**parameters, key=key) for key in keys], np.arange(rows), CPU, BACKEND)
 
 
 def draw(logits: torch.Tensor, samplings: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,12 +141,15 @@ def test_a_draw_does_not_depend_on_the_batch_it_is_in(data: st.DataObject):
     parameters = zip(temperatures, top_ks, top_ps, min_ps, range(rows), strict=True)
     samplings = [Sampling(*given, key=977 * key) for *given, key in parameters]
     positions = np.arange(rows) % 5
-    drawn, log_probabilities = SamplingBatch(samplings, CPU, BACKEND).draw(logits, positions)
+    drawn, log_probabilities = SamplingBatch(samplings, np.arange(rows), CPU, BACKEND).draw(logits, positions)
     chosen = data.draw(st.permutations(range(rows)).map(lambda p: p[: 1 + p[0]]))
-    part = SamplingBatch([samplings[i] for i in chosen], CPU, BACKEND)
+    part = SamplingBatch([samplings[i] for i in chosen], np.arange(len(chosen)), CPU, BACKEND)
     again, again_log = part.draw(logits[chosen], positions[chosen])
     assert torch.equal(again, drawn[chosen])
     assert torch.equal(again_log, log_probabilities[chosen])
+    of_one = SamplingBatch(samplings, np.zeros(rows, dtype=np.int64), CPU, BACKEND)
+    alike = SamplingBatch(samplings, np.arange(rows), CPU, BACKEND).draw(logits[:1].expand(rows, -1), positions)
+    assert all(map(torch.equal, of_one.draw(logits[:1], positions), alike))
 
 
 def test_sampling_leaves_the_logits_as_they_were():
