@@ -29,6 +29,7 @@ from espalier.search.voting.vote import select
 SHARES = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9)
 _DRAWS = 20
 """Draws of made-up scores of each share, which are averaged."""
+_QUARTERS = ("right in the best quarter", "second", "third", "worst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +104,30 @@ def made_up(problems: Sequence[Sequence[RecordedPath]], share: float, seed: int)
     return lambda path: drawn[id(path)]
 
 
+def right_by_quarter(problems: Sequence[Sequence[RecordedPath]], weigh: Weigh) -> list[float]:
+    """The share of right paths in each quarter of a problem's paths, those that weigh most in the first.
+
+    Counted are answers of problems with right and wrong ones. Even shares in the first quarters mean that the scores
+    tell the worst paths from the others, and not which of the others is right.
+    """
+    counts = np.zeros((4, 2))  # paths, and right ones
+    for paths in problems:
+        answered = [path for path in paths if path.candidate.answer]
+        if len({path.right for path in answered}) < 2:
+            continue
+        ranked = sorted(answered, key=lambda path: weigh(path) or 0.0, reverse=True)
+        right = [path.right for path in ranked for _ in range(path.candidate.multiplicity)]
+        for rank, of_rank in enumerate(right):
+            counts[4 * rank // len(right)] += 1, of_rank
+    return (counts[:, 1] / np.maximum(counts[:, 0], 1)).tolist()
+
+
 def run(folder: Path) -> list[dict[str, Any]]:
     """Vote over the paths of a run, whose folder holds its trees.
 
     Returns:
-        A row for each verifier and vote: how many of the problems it solves, and its AUC within a problem.
+        A row for each verifier and vote: how many of the problems it solves, its AUC within a problem, and the share of
+        right paths in each quarter of a problem's, best-scored first.
     """
     with make_grader() as grader:
         problems = [paths for paths in read_paths(folder, grader) if paths]
@@ -119,17 +139,15 @@ def run(folder: Path) -> list[dict[str, Any]]:
         )
         weighed += [(f"{kind}, {how}", _ranks(problems, weigh), [weigh]) for kind, weigh in kinds]
     weighed += [("made up", share, [made_up(problems, share, seed) for seed in range(_DRAWS)]) for share in SHARES]
-    rows: list[dict[str, Any]] = [
-        {
-            "verifier": name,
-            "AUC within a problem": ranks,
-            "weighted": statistics.mean(share_right(problems, Vote.WEIGHTED, weigh) for weigh in draws),
-            "naive": statistics.mean(share_right(problems, Vote.NAIVE, weigh) for weigh in draws),
-        }
-        for name, ranks, draws in weighed
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, ranks, draws in weighed:
+        row: dict[str, Any] = {"verifier": name, "AUC within a problem": ranks}
+        row["weighted"] = statistics.mean(share_right(problems, Vote.WEIGHTED, weigh) for weigh in draws)
+        row["naive"] = statistics.mean(share_right(problems, Vote.NAIVE, weigh) for weigh in draws)
+        quarters = np.mean([right_by_quarter(problems, weigh) for weigh in draws], axis=0)
+        rows.append(row | dict(zip(_QUARTERS, quarters.tolist(), strict=True)))
     majority = share_right(problems, Vote.MAJORITY, lambda _: None)
-    return [{"verifier": "none, majority", "AUC within a problem": None, "weighted": majority, "naive": None}, *rows]
+    return [dict.fromkeys(rows[0]) | {"verifier": "none, majority", "weighted": majority}, *rows]
 
 
 def _ranks(problems: Sequence[Sequence[RecordedPath]], weigh: Weigh) -> float | None:

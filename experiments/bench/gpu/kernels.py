@@ -216,7 +216,7 @@ def _sampling(s: ModelShape) -> Iterator[tuple[str, str, Specialisation]]:
                 **given,
                 **measured,
                 "draws": "*fp64",
-                "token_ids": "*i64",
+                **dict.fromkeys(("rows", "token_ids"), "*i64"),
                 "log_probabilities": "*fp32",
                 "segments": "i32",
             },

@@ -10,6 +10,7 @@ from espalier.experiments.verifier_training.recorded_votes import (
     RecordedPath,
     made_up,
     read_paths,
+    right_by_quarter,
     run,
     share_right,
 )
@@ -38,6 +39,19 @@ def test_votes_of_a_run_give_what_the_run_gave(espalier, grader: Grader, tmp_pat
     solved = {row["verifier"]: row["weighted"] for row in run(folder)}
     summary = json.loads((folder / "summary.json").read_text())
     assert solved["its scores, last"] == pytest.approx(summary["accuracy"])
+
+
+def test_right_paths_are_counted_by_quarters_of_their_problem():
+    scored = [
+        [RecordedPath(Candidate(i, "1" if right else "2", None, 1, ()), right, [score], []) for i, (score, right) in ps]
+        for ps in (
+            enumerate([(0.1, True), (0.9, True), (0.5, False), (0.6, True), (0.2, False), (0.8, True), (0.3, False)]),
+            enumerate([(0.4, True), (0.2, True)]),  # tells nothing: none is wrong
+        )
+    ]
+    scored[0].append(RecordedPath(Candidate(7, "2", None, 1, ()), False, [0.7], []))
+    scored[0].append(RecordedPath(Candidate(8, "", None, 1, ()), False, [1.0], []))  # no answer, so no vote
+    assert right_by_quarter(scored, lambda path: path.scores[0]) == [1.0, 0.5, 0.0, 0.5]
 
 
 def test_made_up_scores_rank_as_well_as_they_are_asked_to():
