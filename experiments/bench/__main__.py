@@ -53,7 +53,7 @@ def engine(
     """Decode throughput in tokens/s at batch 1 to 256, compared with a bare torch loop on dense KV, vLLM and others."""
     from espalier.engine.models.options import Quantization
     from espalier.experiments.bench.baselines.vllm_process import optional_vllm
-    from espalier.experiments.bench.engine import run, vllm_settings
+    from espalier.experiments.bench.engine.decode import run, vllm_settings
     from espalier.experiments.bench.report import publish
 
     sizes = parse_int_list(batches, "--batches") if batches else ()
@@ -81,7 +81,7 @@ def search(
     """Searches in problems/min, 1, 8 and 32 at once, compared with search-and-learn on transformers and on vLLM."""
     from espalier.experiments.bench.baselines.vllm_process import optional_vllm
     from espalier.experiments.bench.report import publish
-    from espalier.experiments.bench.search import run, vllm_settings
+    from espalier.experiments.bench.searches.rate import run, vllm_settings
 
     chosen = [AlgorithmName(name) for name in algorithms.split(",") if name in ("beam", "dvts", "best-of-n")]
     if len(chosen) != len(algorithms.split(",")):
@@ -103,7 +103,7 @@ def prefix(
     json_path: JsonPath = None,
 ) -> None:
     """Time of a decode step for children that share 0 to 2048 tokens, tree-aware compared with plain attention."""
-    from espalier.experiments.bench.prefix import run
+    from espalier.experiments.bench.engine.prefix import run
     from espalier.experiments.bench.report import publish
 
     rows, ratios = run(generator, children, new_tokens, repeats)
@@ -119,7 +119,7 @@ def pool(
     json_path: JsonPath = None,
 ) -> None:
     """Searches in problems/min in a pool under pressure: shared by both models compared with a static split."""
-    from espalier.experiments.bench.pool import run
+    from espalier.experiments.bench.engine.pool import run
     from espalier.experiments.bench.report import publish
 
     rows, ratios = run(memory * 2**20, problems, repeats, reserved_share)
@@ -137,8 +137,8 @@ def executors(
     json_path: JsonPath = None,
 ) -> None:
     """Searches in problems/min on workers of one thread each, compared with one thread in this process."""
-    from espalier.experiments.bench.executors import run
     from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.searches.executors import run
     from espalier.experiments.executors.settings import ExecutorName
 
     known = ExecutorName.PROCESSES, ExecutorName.RAY
@@ -156,7 +156,7 @@ def host(
     json_path: JsonPath = None,
 ) -> None:
     """Host time of a decode step in ms, with the model replaced by nothing; needs triton, and no GPU."""
-    from espalier.experiments.bench.host import run
+    from espalier.experiments.bench.engine.host import run
     from espalier.experiments.bench.report import publish
 
     publish("host time of a decode step", *run(steps, repeats), json_path)
@@ -235,8 +235,8 @@ def accuracy(
     json_path: JsonPath = None,
 ) -> None:
     """Accuracy of each search on the demo benchmark, with 95% intervals."""
-    from espalier.experiments.bench.accuracy import run
     from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.searches.accuracy import run
 
     publish(f"demo benchmark, {limit} problems, seed {seed}", run(limit, seed, out)[0], {}, json_path)
 
@@ -262,8 +262,8 @@ def algorithms(
     json_path: JsonPath = None,
 ) -> None:
     """Accuracy of every algorithm against the tokens it generates, with paired differences to best-of-N."""
-    from espalier.experiments.bench.algorithms import run
     from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.searches.algorithms import run
     from espalier.experiments.cli.plots import plot_algorithms
 
     counts = parse_int_list(paths, "--paths")
@@ -286,8 +286,8 @@ def early_stop(
     json_path: JsonPath = None,
 ) -> None:
     """Tokens that ending a decided search saves, for every vote, and whether the answers are the same."""
-    from espalier.experiments.bench.early_stop import run
     from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.searches.early_stop import run
 
     merged = "" if merge_duplicates else ", unmerged"
     title = f"early stop, demo benchmark, {limit} problems, N = {paths}, {in_flight} in flight{merged}"
@@ -303,7 +303,7 @@ def trunk_head(
 ) -> None:
     """Problems a minute of a verifier on the generator's trunk, beside the same trunk as a second model."""
     from espalier.experiments.bench.report import publish
-    from espalier.experiments.bench.trunk_head import run
+    from espalier.experiments.bench.searches.trunk_head import run
 
     title = f"verifier on the generator's trunk, demo benchmark, {limit} problems, {in_flight} in flight"
     publish(title, *run(limit, in_flight, repeats), json_path)
@@ -319,8 +319,8 @@ def rollouts(
 ) -> None:
     """Continuations of steps a second, forked from their tree, beside those of the whole text as a prompt."""
     from espalier.experiments.bench.baselines.vllm_process import optional_vllm
+    from espalier.experiments.bench.engine.rollouts import run, vllm_settings
     from espalier.experiments.bench.report import publish
-    from espalier.experiments.bench.rollouts import run, vllm_settings
 
     with optional_vllm(vllm_python, vllm_settings()) as vllm:
         rows, ratios = run(limit, continuations, repeats, vllm)
@@ -333,7 +333,7 @@ def votes(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with --trees.")],
     json_path: JsonPath = None,
 ) -> None:
-    """Share of problems that other verifiers would have solved with a run's paths, made-up ones among them."""
+    """Share of problems that other verifiers would have solved with a run's paths, simulated ones among them."""
     from espalier.experiments.bench.report import publish
     from espalier.experiments.verifier_training.recorded_votes import run
 

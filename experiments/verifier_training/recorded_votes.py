@@ -1,9 +1,9 @@
-"""What other verifiers would have made of a run's paths: votes by its scores, by confidence, and by made-up scores.
+"""What other verifiers would have made of a run's paths: votes by its scores, by confidence, and by simulated scores.
 
-The run is one of `espalier eval --algorithm best-of-n --trees`. Made-up scores are drawn for each path by itself: those
-of right and of wrong paths from two normal distributions, as far apart as it takes to rank a right path above a wrong
-one in a given share of pairs, and calibrated to how many paths are right. They say how well a verifier would have to
-rank to be worth something on these paths.
+The run is one of `espalier eval --algorithm best-of-n --early-stop off --trees`. Simulated scores are drawn for each
+path by itself: those of right and of wrong paths from two normal distributions, as far apart as it takes to rank a
+right path above a wrong one in a given share of pairs (the AUC), and calibrated to how many paths are right. They say
+how well a verifier would have to rank to be worth something on these paths.
 """
 
 import math
@@ -15,20 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.graders import make_grader
 from espalier.experiments.evaluation.run_folder import read_samples
 from espalier.experiments.prm_evaluation.metrics import auc_within
-from espalier.experiments.report.runs import TREES, read_lines
-from espalier.search.request import Aggregation, Vote
+from espalier.experiments.report.runs import TREES, load_runs, read_lines
+from espalier.search.request import Aggregation, AlgorithmName, Vote
 from espalier.search.result import Candidate
 from espalier.search.tree import aggregate
 from espalier.search.voting.answers import extract_answer
 from espalier.search.voting.math_verify import Grader
 from espalier.search.voting.vote import select
 
-SHARES = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9)
+_AUCS = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9)
 _DRAWS = 20
-"""Draws of made-up scores of each share, which are averaged."""
+"""Draws of simulated scores of each AUC, which are averaged."""
+_INDEPENDENT = (AlgorithmName.BEST_OF_N, AlgorithmName.MAJORITY)
+"""Searches whose paths are the same whatever scores them."""
 _QUARTERS = ("right in the best quarter", "second", "third", "worst")
 
 
@@ -89,9 +92,9 @@ def share_right(problems: Sequence[Sequence[RecordedPath]], vote: Vote, weigh: W
     return solved / len(problems)
 
 
-def made_up(problems: Sequence[Sequence[RecordedPath]], share: float, seed: int) -> Weigh:
-    """Scores that rank a right path above a wrong one in `share` of pairs, drawn once for each path."""
-    apart = statistics.NormalDist().inv_cdf(share) * math.sqrt(2)
+def simulated(problems: Sequence[Sequence[RecordedPath]], auc: float, seed: int) -> Weigh:
+    """Scores that rank a right path above a wrong one in a share `auc` of pairs, drawn once for each path."""
+    apart = statistics.NormalDist().inv_cdf(auc) * math.sqrt(2)
     random = np.random.default_rng(seed)
     count = sum(path.candidate.multiplicity for paths in problems for path in paths)
     right = sum(path.candidate.multiplicity for paths in problems for path in paths if path.right)
@@ -128,9 +131,20 @@ def run(folder: Path) -> list[dict[str, Any]]:
     Returns:
         A row for each verifier and vote: how many of the problems it solves, its AUC within a problem, and the share of
         right paths in each quarter of a problem's, best-scored first.
+
+    Raises:
+        EspalierError: the folder holds no run, one of another algorithm, no trees, or not both right and wrong paths.
     """
+    for one in load_runs([folder]):
+        if one.algorithm not in _INDEPENDENT:
+            raise EspalierError(
+                f"{one.folder} is a run of {one.algorithm}, whose paths depend on the verifier; other verifiers can be "
+                f"tried on paths of {' and '.join(_INDEPENDENT)} only"
+            )
     with make_grader() as grader:
         problems = [paths for paths in read_paths(folder, grader) if paths]
+    if len({path.right for paths in problems for path in paths}) < 2:
+        raise EspalierError(f"{folder} has not both right and wrong paths, so that verifiers cannot differ on them")
     weighed: list[tuple[str, float | None, list[Weigh]]] = []
     for how in Aggregation:
         kinds: tuple[tuple[str, Weigh], ...] = (
@@ -138,7 +152,7 @@ def run(folder: Path) -> list[dict[str, Any]]:
             ("confidence", lambda path, how=how: aggregate(path.confidences, how)),
         )
         weighed += [(f"{kind}, {how}", _ranks(problems, weigh), [weigh]) for kind, weigh in kinds]
-    weighed += [("made up", share, [made_up(problems, share, seed) for seed in range(_DRAWS)]) for share in SHARES]
+    weighed += [("simulated", auc, [simulated(problems, auc, seed) for seed in range(_DRAWS)]) for auc in _AUCS]
     rows: list[dict[str, Any]] = []
     for name, ranks, draws in weighed:
         row: dict[str, Any] = {"verifier": name, "AUC within a problem": ranks}

@@ -9,7 +9,6 @@ from house_files import LAYERS, ROOT, sources
 
 MOST_FILES = 10
 LARGER_ROOMS = {
-    "experiments/bench": 13,  # a file for each benchmark
     "experiments/cli/commands": 12,  # a file for each command
     "experiments/demo/recipe": 12,  # no part of what runs
 }

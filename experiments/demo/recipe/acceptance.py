@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from espalier.experiments.bench.accuracy import CONTESTANTS, run
+from espalier.experiments.bench.searches.accuracy import CONTESTANTS, run
 from espalier.experiments.demo import benchmark_path
 from espalier.experiments.demo.problems import Problem
 from espalier.experiments.demo.recipe.judge import figures, judged_steps

@@ -20,8 +20,8 @@ from espalier.search.request import AlgorithmName
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    monkeypatch.setattr("espalier.experiments.bench.engine.BATCHES", (1, 3))
-    monkeypatch.setattr("espalier.experiments.bench.search.IN_FLIGHT", (1, 2))
+    monkeypatch.setattr("espalier.experiments.bench.engine.decode.BATCHES", (1, 3))
+    monkeypatch.setattr("espalier.experiments.bench.searches.rate.IN_FLIGHT", (1, 2))
 
     def bench(*arguments: object) -> Any:
         return CliRunner().invoke(app, [str(a) for a in arguments])
@@ -96,13 +96,13 @@ def test_search_benchmark_refuses_an_algorithm_that_the_baseline_does_not_have(b
 
 
 def test_search_benchmark_judges_all_contestants_by_the_problems_that_all_solve(monkeypatch):
-    from espalier.experiments.bench import search
+    from espalier.experiments.bench.searches import rate
 
-    outcome = vars(search)["_Run"]
-    monkeypatch.setattr(search, "_peers", lambda _: {"transformers": None})
-    monkeypatch.setattr(search, "_ours", lambda problems, *_: outcome(60.0, [True, False, False], 1.0, 1.0))
-    monkeypatch.setattr(search, "_theirs", lambda _, problems, *__: outcome(30.0, [True] * len(problems), 1.0, 1.0))
-    rows, ratios = search.run([AlgorithmName.BEAM], 2, 2, problems=3, peer_problems=1, repeats=1)
+    outcome = vars(rate)["_Run"]
+    monkeypatch.setattr(rate, "_peers", lambda _: {"transformers": None})
+    monkeypatch.setattr(rate, "_ours", lambda problems, *_: outcome(60.0, [True, False, False], 1.0, 1.0))
+    monkeypatch.setattr(rate, "_theirs", lambda _, problems, *__: outcome(30.0, [True] * len(problems), 1.0, 1.0))
+    rows, ratios = rate.run([AlgorithmName.BEAM], 2, 2, problems=3, peer_problems=1, repeats=1)
     assert [row["accuracy %"] for row in rows] == [100.0] * len(rows)
     assert ratios["beam@32/transformers"] == 2
 
@@ -121,7 +121,7 @@ def test_early_stop_benchmark_shows_equal_answers_and_what_is_saved(bench, tmp_p
 
 
 def test_prefix_benchmark_compares_shared_reading_with_plain(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("espalier.experiments.bench.prefix.SHARED", (0, 40))
+    monkeypatch.setattr("espalier.experiments.bench.engine.prefix.SHARED", (0, 40))
     file = tmp_path / "prefix.json"
     ran = bench("prefix", "--children", 3, "--new-tokens", 2, "--repeats", 1, "--json", file)
     assert ran.exit_code == 0, ran.output
@@ -133,7 +133,7 @@ def test_prefix_benchmark_compares_shared_reading_with_plain(bench, tmp_path, mo
 
 @pytest.mark.usefixtures("no_grader_pool")
 def test_pool_benchmark_compares_the_shared_pool_with_every_split(bench, tmp_path, monkeypatch):
-    from espalier.experiments.bench import pool
+    from espalier.experiments.bench.engine import pool
 
     monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=2 M=8"]})
     file = tmp_path / "pool.json"
@@ -147,7 +147,7 @@ def test_pool_benchmark_compares_the_shared_pool_with_every_split(bench, tmp_pat
 
 @pytest.mark.usefixtures("no_grader_pool")
 def test_pool_benchmark_sets_aside_as_much_as_it_is_told(bench, tmp_path, monkeypatch):
-    from espalier.experiments.bench import pool
+    from espalier.experiments.bench.engine import pool
 
     monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=4 M=4"]})
     in_flight = []
@@ -163,7 +163,7 @@ def test_pool_benchmark_sets_aside_as_much_as_it_is_told(bench, tmp_path, monkey
 def test_pool_benchmark_has_no_rate_and_no_ratio_for_a_split_that_cannot_hold_all_searches(
     bench, tmp_path, monkeypatch
 ):
-    from espalier.experiments.bench import pool
+    from espalier.experiments.bench.engine import pool
 
     (large,) = pool.WORKLOADS["beam N=2 M=8"]
     monkeypatch.setattr(pool, "WORKLOADS", {"beam": [replace(large, beam_width=1, expansion=1), large]})
@@ -178,7 +178,7 @@ def test_pool_benchmark_has_no_rate_and_no_ratio_for_a_split_that_cannot_hold_al
 
 
 def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_path):
-    from espalier.experiments.bench import accuracy
+    from espalier.experiments.bench.searches import accuracy
 
     taken: list[int] = []
 
@@ -243,7 +243,7 @@ def test_algorithms_benchmark_within_a_budget(bench, tmp_path):
     ],
 )
 def test_a_file_that_cannot_be_written_ends_a_benchmark_before_it_measures(bench, monkeypatch, arguments, said):
-    for name in ("engine", "algorithms"):
+    for name in ("engine.decode", "searches.algorithms"):
         monkeypatch.setattr(f"espalier.experiments.bench.{name}.run", None)  # who calls it fails
     error = bench(*arguments).exception
     assert isinstance(error, OptionError)
@@ -271,7 +271,7 @@ def test_algorithms_benchmark_compares_each_with_best_of_n_and_resumes(bench, tm
 
 
 def test_host_time_is_measured_without_a_model_and_with_a_gpus_plan() -> None:
-    from espalier.experiments.bench.host import ROWS, run
+    from espalier.experiments.bench.engine.host import ROWS, run
 
     rows, ratios = run(steps=30, repeats=1)
     assert [row["rows"] for row in rows] == list(ROWS)

@@ -249,8 +249,8 @@ def test_vllm_takes_no_part_when_told_so_or_not_importable(stand_in, monkeypatch
 
 
 def test_benchmarks_take_vllm_in_where_it_is(stand_in, monkeypatch):
-    monkeypatch.setattr("espalier.experiments.bench.engine.BATCHES", (3,))
-    monkeypatch.setattr("espalier.experiments.bench.search.IN_FLIGHT", (1, 2))
+    monkeypatch.setattr("espalier.experiments.bench.engine.decode.BATCHES", (3,))
+    monkeypatch.setattr("espalier.experiments.bench.searches.rate.IN_FLIGHT", (1, 2))
     engine = CliRunner().invoke(app, ["engine", "--prompt-tokens", "8", "--new-tokens", "4", "--repeats", "1"])
     assert engine.exit_code == 0, engine.output
     for text in ("vLLM 0.0.1", "vllm", "decode@3/dense", "decode@3/vllm"):

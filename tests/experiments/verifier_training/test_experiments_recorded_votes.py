@@ -1,4 +1,4 @@
-"""Votes over a run's recorded paths, by its own scores and by made-up ones."""
+"""Votes over a run's recorded paths, by its own scores and by simulated ones."""
 
 import json
 import statistics
@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from espalier.engine.errors import EspalierError
 from espalier.experiments.verifier_training.recorded_votes import (
     RecordedPath,
-    made_up,
     read_paths,
     right_by_quarter,
     run,
     share_right,
+    simulated,
 )
 from espalier.search.request import Vote
 from espalier.search.result import Candidate
@@ -41,6 +42,21 @@ def test_votes_of_a_run_give_what_the_run_gave(espalier, grader: Grader, tmp_pat
     assert solved["its scores, last"] == pytest.approx(summary["accuracy"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("-N", 2, "-M", 2, "--trees"), "run of beam, whose paths depend on the verifier"),
+        (("--algorithm", "majority", "-N", 2), "cannot read"),  # no trees
+        (("--algorithm", "majority", "-N", 1, "--trees"), "has not both right and wrong paths"),
+    ],
+)
+def test_runs_that_tell_nothing_are_refused(espalier, tmp_path: Path, flags: tuple[object, ...], said: str):
+    ran = espalier("eval", "--limit", 1, "--out", tmp_path / "run", *flags)
+    assert ran.code == 0, ran.err
+    with pytest.raises(EspalierError, match=said):
+        run(tmp_path / "run")
+
+
 def test_right_paths_are_counted_by_quarters_of_their_problem():
     scored = [
         [RecordedPath(Candidate(i, "1" if right else "2", None, 1, ()), right, [score], []) for i, (score, right) in ps]
@@ -54,11 +70,11 @@ def test_right_paths_are_counted_by_quarters_of_their_problem():
     assert right_by_quarter(scored, lambda path: path.scores[0]) == [1.0, 0.5, 0.0, 0.5]
 
 
-def test_made_up_scores_rank_as_well_as_they_are_asked_to():
+def test_simulated_scores_rank_as_well_as_they_are_asked_to():
     assert share_right(PROBLEMS, Vote.MAJORITY, lambda _: None) == 0.5
 
-    def solved(vote: Vote, share: float) -> float:
-        return statistics.mean(share_right(PROBLEMS, vote, made_up(PROBLEMS, share, seed)) for seed in range(200))
+    def solved(vote: Vote, auc: float) -> float:
+        return statistics.mean(share_right(PROBLEMS, vote, simulated(PROBLEMS, auc, seed)) for seed in range(200))
 
     assert solved(Vote.WEIGHTED, 0.5) == 0.5  # all scores are the same
     assert 0.6 < solved(Vote.NAIVE, 0.75) < 0.95

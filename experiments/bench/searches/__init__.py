@@ -1,0 +1,1 @@
+"""Whole searches: problems a minute, accuracy, and tokens."""
