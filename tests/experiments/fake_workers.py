@@ -67,8 +67,9 @@ class FakeWorkers:
         self.restarted.append(worker)
 
     def poll(self, seconds: float) -> list[tuple[int, Report]]:
-        found = list(self._reports)
-        self._reports.clear()
+        found = []
+        while self._reports:  # one by one: a test may add reports on another thread
+            found.append(self._reports.popleft())
         return found
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from executor_runs import REQUEST, RUNTIME, run
 
-from espalier.engine.errors import EspalierError, FatalError, InvalidRequestError, RequestTooLargeError
+from espalier.engine.errors import EspalierError, InvalidRequestError, RequestTooLargeError
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings
@@ -43,26 +43,54 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def second_node(cluster: Any) -> Iterator[Any]:
-    node = cluster.add_node(num_cpus=1, include_dashboard=False)
-    cluster.wait_for_nodes()
-    yield node
-    if node in cluster.list_all_nodes():
-        cluster.remove_node(node)
+def second_node(cluster: Any) -> Any:
+    """A node with one CPU beside the first; what a test takes away, the next one adds."""
+    nodes = cluster.list_all_nodes()
+    if len(nodes) < 3:
+        cluster.add_node(num_cpus=1, include_dashboard=False)
+        cluster.wait_for_nodes()
+    return cluster.list_all_nodes()[-1]
+
+
+@pytest.fixture(scope="module")
+def kept(cluster: Any) -> Iterator[list[WorkerExecutor]]:
+    """The executor that tests share while it is open: a worker takes seconds to start."""
+    kept: list[WorkerExecutor] = []
+    yield kept
+    for executor in kept:
+        executor.close()
 
 
 @pytest.fixture
-def make_executor(cluster: Any, second_node: Any) -> Iterator[Callable[..., WorkerExecutor]]:
+def make_executor(
+    cluster: Any, second_node: Any, kept: list[WorkerExecutor]
+) -> Iterator[Callable[..., WorkerExecutor]]:
+    """Makes executors of a test's own, for which the shared one makes room."""
+    while kept:
+        kept.pop().close()
     made: list[WorkerExecutor] = []
 
-    def make(workers: int = 2, runtime: RuntimeSettings = RUNTIME, **options: Any) -> WorkerExecutor:
+    def make(workers: int = 2, runtime: RuntimeSettings = RUNTIME) -> WorkerExecutor:
         settings = ExecutorSettings(ExecutorName.RAY, cluster.address, workers)
-        made.append(WorkerExecutor(RayTransport(runtime, settings), runtime, **options))
+        made.append(WorkerExecutor(RayTransport(runtime, settings), runtime, longest_first=True))
         return made[-1]
 
     yield make
     for executor in made:
         executor.close()
+
+
+@pytest.fixture
+def executor(cluster: Any, second_node: Any, kept: list[WorkerExecutor]) -> WorkerExecutor:
+    """Two workers, both up; of those that an earlier test has killed Ray has started others."""
+    if not kept:
+        settings = ExecutorSettings(ExecutorName.RAY, cluster.address, 2)
+        kept.append(WorkerExecutor(RayTransport(RUNTIME, settings), RUNTIME, longest_first=True))
+    (executor,) = kept
+    assert not executor.busy
+    while not all(worker.up for worker in executor._workers):
+        executor.step()
+    return executor
 
 
 @pytest.fixture
@@ -84,8 +112,7 @@ def processes(cluster: Any) -> Callable[[], list[int]]:
     return find
 
 
-def test_two_nodes_find_what_one_process_finds(make_executor, processes, problems, local, grader):
-    executor = make_executor(longest_first=True)
+def test_two_nodes_find_what_one_process_finds(executor, processes, problems, local, grader):
     assert len(processes()) == 2
     assert run(executor, problems, grader) == local
     assert not executor.busy
@@ -96,8 +123,7 @@ def test_two_nodes_find_what_one_process_finds(make_executor, processes, problem
         executor.check(replace(REQUEST, problem="1" + " + 1" * 2000))
 
 
-def test_a_killed_worker_changes_nothing(make_executor, processes, problems, local, grader, caplog):
-    executor = make_executor()
+def test_a_killed_worker_changes_nothing(executor, processes, problems, local, grader, caplog):
     killed: list[int] = []
 
     def kill(_: Sample) -> None:
@@ -110,18 +136,15 @@ def test_a_killed_worker_changes_nothing(make_executor, processes, problems, loc
     assert "was lost" in caplog.text
 
 
-def test_a_worker_that_came_back_is_used_again(make_executor, processes, problems, local, grader):
-    executor = make_executor(workers=1)
-    (first,) = processes()
-    os.kill(first, signal.SIGKILL)
+def test_workers_that_came_back_are_used_again(executor, processes, problems, local, grader):
+    before = processes()
+    for process in before:
+        os.kill(process, signal.SIGKILL)
     assert run(executor, problems, grader) == local
-    (second,) = processes()
-    assert second != first
+    assert not set(processes()) & set(before)
 
 
-def test_a_lost_node_changes_nothing(make_executor, cluster, second_node, problems, local, grader):
-    executor = make_executor()
-
+def test_a_lost_node_changes_nothing(executor, cluster, second_node, problems, local, grader):
     def lose(_: Sample) -> None:
         if second_node in cluster.list_all_nodes():
             cluster.remove_node(second_node, allow_graceful=False)
@@ -146,6 +169,74 @@ def test_a_worker_that_could_not_load_ends_when_it_is_to_load_again(monkeypatch:
             await worker.load()
 
     asyncio.run(load_twice())
+
+
+def test_what_cannot_be_searched_is_refused_with_the_words_of_one_process(executor, problems, grader):
+    long = Problem("long", "What is 1" + " + 1" * 2000, "2001", 1)
+    orchestrator = load_orchestrator(RUNTIME)
+    here = run(orchestrator, [long, *problems[:2]], grader)
+    orchestrator.close()
+    assert here["long", 0]["error"]
+    assert run(executor, [long, *problems[:2]], grader) == here
+
+
+def test_cancelled_searches_end_and_dropped_ones_are_forgotten(executor, problems):
+    many = [*problems, *problems]
+    names = [executor.submit(replace(REQUEST, problem=p.problem, beam_width=8)) for p in many[:24]]
+    executor.cancel(names[-1])
+    found = {result.search_id: result for result in executor.step()}
+    running = [name for worker in executor._workers for name in worker.running]
+    executor.cancel(running[0])
+    executor.cancel("unknown")
+    dropped = [name for name in names if name not in found and name not in (running[0], names[-1])][:8]
+    executor.drop(dropped)
+    while executor.busy:
+        found |= {result.search_id: result for result in executor.step()}
+    assert set(found) == set(names) - set(dropped)
+    assert found.pop(names[-1]).stop_reason is StopReason.CANCELLED
+    assert found.pop(running[0]).stop_reason is StopReason.CANCELLED
+    assert {result.stop_reason for result in found.values()} == {StopReason.FINISHED}
+
+
+def test_workers_are_replicas_of_the_service(executor, kept, processes, problems):
+    from server_thread import ServerThread
+
+    kept.clear()  # the server closes it
+    request = replace(REQUEST, problem=problems[0].problem)
+    server = ServerThread(lambda: executor, ServerSettings(port=0))
+    try:
+        server.wait_loaded()
+        with SearchClient(server.address) as client:
+            events = list(client.solve_stream(request, timeout=PATIENCE))
+            assert isinstance(events[-1], Finished)
+            assert any(isinstance(event, StepDone) for event in events)
+            for process in processes()[:1]:
+                os.kill(process, signal.SIGKILL)
+            results = [client.solve(replace(request, seed=seed), timeout=PATIENCE) for seed in (0, 1)]
+            assert results[0].answer == events[-1].result.answer
+            with pytest.raises(EspalierError, match="context"):
+                client.solve(replace(request, problem="1" + " + 1" * 2000), timeout=PATIENCE)
+    finally:
+        server.close()
+
+
+def test_a_search_that_no_worker_can_run_is_an_error(make_executor, problems, grader):
+    executor = make_executor(1, replace(RUNTIME, verifier=""))
+    with pytest.raises(InvalidRequestError, match="needs a verifier"):
+        run(executor, problems, grader)
+    with pytest.raises(InvalidRequestError, match="beam_width"):
+        executor.submit(replace(REQUEST, problem="1 + 1", beam_width=0))
+    assert not executor.busy
+
+
+def test_clusters_that_are_missing_or_too_small_are_named(make_executor, cluster):
+    with pytest.raises(EspalierError, match=r"3 workers with 1 CPUs each need 3, and the cluster has 2.*--workers"):
+        make_executor(3)
+    settings = ExecutorSettings(ExecutorName.RAY, "127.0.0.1:1")
+    with pytest.raises(EspalierError, match="--ray-address"):
+        RayTransport(RUNTIME, settings)
+    with pytest.raises(EspalierError, match="no-such-folder"):
+        make_executor(1, replace(RUNTIME, generator="no-such-folder"))
 
 
 class Fragile(RayWorker):
@@ -173,75 +264,3 @@ def test_a_search_that_kills_workers_is_refused_and_no_other_is(
     assert refused["stop_reason"] == "refused"
     assert "4 workers died" in refused["error"]
     assert found == local
-
-
-def test_what_cannot_be_searched_is_refused_with_the_words_of_one_process(make_executor, problems, grader):
-    long = Problem("long", "What is 1" + " + 1" * 2000, "2001", 1)
-    orchestrator = load_orchestrator(RUNTIME)
-    here = run(orchestrator, [long, *problems[:2]], grader)
-    orchestrator.close()
-    assert here["long", 0]["error"]
-    assert run(make_executor(1), [long, *problems[:2]], grader) == here
-
-
-def test_a_search_that_no_worker_can_run_is_an_error(make_executor, problems, grader):
-    executor = make_executor(1, replace(RUNTIME, verifier=""))
-    with pytest.raises(InvalidRequestError, match="needs a verifier"):
-        run(executor, problems, grader)
-    with pytest.raises(InvalidRequestError, match="beam_width"):
-        executor.submit(replace(REQUEST, problem="1 + 1", beam_width=0))
-    assert not executor.busy
-
-
-def test_cancelled_searches_end_and_dropped_ones_are_forgotten(make_executor, problems):
-    executor = make_executor(1)
-    names = [executor.submit(replace(REQUEST, problem=p.problem, beam_width=8)) for p in problems[:16]]
-    executor.cancel(names[-1])  # it waits
-    found = {result.search_id: result for result in executor.step()}
-    executor.cancel(names[0])  # it runs
-    executor.cancel("unknown")
-    executor.drop(names[1:9])
-    while executor.busy:
-        found |= {result.search_id: result for result in executor.step()}
-    assert set(found) == {names[0], *names[9:]}
-    assert found[names[-1]].stop_reason is StopReason.CANCELLED
-    assert found[names[0]].stop_reason is StopReason.CANCELLED
-    assert {found[name].stop_reason for name in names[9:-1]} == {StopReason.FINISHED}
-
-
-def test_workers_are_replicas_of_the_service(make_executor, processes, problems):
-    from server_thread import ServerThread
-
-    request = replace(REQUEST, problem=problems[0].problem)
-    server = ServerThread(make_executor, ServerSettings(port=0))
-    try:
-        server.wait_loaded()
-        with SearchClient(server.address) as client:
-            events = list(client.solve_stream(request, timeout=PATIENCE))
-            assert isinstance(events[-1], Finished)
-            assert any(isinstance(event, StepDone) for event in events)
-            for process in processes()[:1]:
-                os.kill(process, signal.SIGKILL)
-            results = [client.solve(replace(request, seed=seed), timeout=PATIENCE) for seed in (0, 1)]
-            assert results[0].answer == events[-1].result.answer
-            with pytest.raises(EspalierError, match="context"):
-                client.solve(replace(request, problem="1" + " + 1" * 2000), timeout=PATIENCE)
-    finally:
-        server.close()
-
-
-def test_clusters_that_are_missing_or_too_small_are_named(make_executor, cluster):
-    with pytest.raises(EspalierError, match=r"3 workers with 1 CPUs each need 3, and the cluster has 2.*--workers"):
-        make_executor(3)
-    settings = ExecutorSettings(ExecutorName.RAY, "127.0.0.1:1")
-    with pytest.raises(EspalierError, match="--ray-address"):
-        RayTransport(RUNTIME, settings)
-    with pytest.raises(EspalierError, match="no-such-folder"):
-        make_executor(1, replace(RUNTIME, generator="no-such-folder"))
-
-
-def test_workers_with_other_models_are_refused(make_executor, monkeypatch: pytest.MonkeyPatch):
-    executor = make_executor(1)
-    other = replace(executor._description, version="0.0.1")
-    with pytest.raises(FatalError, match=r"differ.*version.*0\.0\.1"):
-        executor._require_equal(1, other)
