@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from transformers import AutoTokenizer
 
 from espalier.experiments.bench.baselines.transformers_models import TransformersModels
+from espalier.experiments.bench.baselines.vllm_process import VllmProcess
 from espalier.search.request import AlgorithmName, Vote
 from espalier.search.result import Candidate
 from espalier.search.voting.answers import extract_answer
@@ -32,6 +33,13 @@ _MAX_ITERATIONS = 40
 _MAX_STEP_TOKENS = 256
 _MAX_TOKENS = 2048
 _PROBLEMS_PER_BATCH = 25
+
+
+_ORIGINAL_NAMES = {
+    AlgorithmName.BEAM: "beam_search",
+    AlgorithmName.DVTS: "dvts",
+    AlgorithmName.BEST_OF_N: "best_of_n",
+}
 
 
 class Models(Protocol):
@@ -54,6 +62,31 @@ class _Beam:
     complete: bool
 
 
+class Peer(Protocol):
+    """A contestant of `bench search`.
+
+    Attributes:
+        generated_tokens: tokens sampled so far.
+        verifier_tokens: tokens that the verifier has read so far.
+    """
+
+    generated_tokens: int
+    verifier_tokens: int
+
+    def solve_all(
+        self, problems: Sequence[str], algorithm: AlgorithmName, candidates: int, expansion: int
+    ) -> list[str]:
+        """Solve each problem by a weighted vote over its complete beams; an answer is empty without any.
+
+        Args:
+            problems: the problems' texts.
+            algorithm: beam, dvts or best-of-n.
+            candidates: samples per problem at a time, search-and-learn's `n`.
+            expansion: continuations per beam, search-and-learn's `beam_width`; not used by best-of-n.
+        """
+        ...
+
+
 class SearchAndLearn:
     """The baseline on one generator and one token-classifier PRM."""
 
@@ -69,14 +102,7 @@ class SearchAndLearn:
     def solve_all(
         self, problems: Sequence[str], algorithm: AlgorithmName, candidates: int, expansion: int
     ) -> list[str]:
-        """Solve each problem by a weighted vote over its complete beams; an answer is empty without any.
-
-        Args:
-            problems: the problems' texts.
-            algorithm: beam, dvts or best-of-n.
-            candidates: samples per problem at a time, search-and-learn's `n`.
-            expansion: continuations per beam, search-and-learn's `beam_width`; not used by best-of-n.
-        """
+        """See `Peer`."""
         if algorithm is AlgorithmName.BEAM:
             return [self.solve(problem, candidates, expansion) for problem in problems]
         search = self._dvts if algorithm is AlgorithmName.DVTS else self._best_of_n
@@ -153,6 +179,28 @@ class SearchAndLearn:
         self.verifier_tokens += sum(map(len, rows))
         for beam, (wrong, right) in zip(beams, self._models.classify(rows), strict=True):
             beam.score = 1 / (1 + math.exp(wrong - right))  # softmax probability of `right`
+
+
+class OriginalSearchAndLearn:
+    """search-and-learn's own code, unmodified, in vLLM's process; its solutions' answers are read and voted on here."""
+
+    def __init__(self, vllm: VllmProcess) -> None:
+        """Use a `vllm` whose settings name the folder of search-and-learn."""
+        self._vllm = vllm
+        self.generated_tokens = 0
+        self.verifier_tokens = 0
+
+    def solve_all(
+        self, problems: Sequence[str], algorithm: AlgorithmName, candidates: int, expansion: int
+    ) -> list[str]:
+        """See `Peer`."""
+        found = self._vllm.original_search(_ORIGINAL_NAMES[algorithm], problems, candidates, expansion)
+        self.generated_tokens += found["generated_tokens"]
+        self.verifier_tokens += found["verifier_tokens"]
+        return [
+            _vote([_Beam([], text, score, True) for text, score in zip(each["texts"], each["scores"], strict=True)])
+            for each in found["solutions"]
+        ]
 
 
 def _vote(beams: list[_Beam]) -> str:

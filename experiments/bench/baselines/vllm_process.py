@@ -38,6 +38,8 @@ class VllmSettings:
         max_sequences: maximum sequences in one batch.
         max_batch_tokens: maximum tokens computed in one step.
         max_length: maximum tokens of one sequence; None for the model's limit.
+        dtype: of activations, and of weights that are not quantised.
+        search_and_learn: folder with search-and-learn's package `sal`, if its own code is to run.
     """
 
     generator: Path
@@ -46,6 +48,8 @@ class VllmSettings:
     max_sequences: int = 256
     max_batch_tokens: int = 8192
     max_length: int | None = None
+    dtype: str = "float32"
+    search_and_learn: Path | None = None
 
 
 class VllmProcess:
@@ -68,7 +72,11 @@ class VllmProcess:
         except OSError as error:
             self._log.close()
             raise VllmError(f"--vllm-python {python}: {error.strerror}") from error
-        paths = {"generator": str(settings.generator), "verifier": settings.verifier and str(settings.verifier)}
+        paths = {
+            name: path and str(path)
+            for name in ("generator", "verifier", "search_and_learn")
+            for path in [getattr(settings, name)]
+        }
         try:
             described = self._ask(asdict(settings) | paths)
         except VllmError as error:
@@ -99,6 +107,13 @@ class VllmProcess:
         vLLM does not use its prefix cache for such a model.
         """
         return self._ask({"do": "classify", "rows": rows})
+
+    def original_search(
+        self, approach: str, problems: Sequence[str], candidates: int, expansion: int
+    ) -> dict[str, Any]:
+        """Run search-and-learn's own code; see `original_code.OriginalCode.search`."""
+        sizes = {"n": candidates, "beam_width": expansion}
+        return self._ask({"do": "search", "approach": approach, "problems": list(problems), **sizes})
 
     def close(self) -> None:
         """Stop the child process; calling it again has no effect."""

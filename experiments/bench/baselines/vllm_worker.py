@@ -8,8 +8,8 @@ Setup of vLLM, for a fair comparison on CPU:
 - The engine runs in this process. By default, vLLM on CPU uses three processes and reserves a core; on two cores, one
   process was at least 1.5 times as fast.
 - It has one thread per core, bound to it, with Intel's OpenMP if vLLM's wheel includes it.
-- float32, compiled by inductor if there is a C++ compiler, with prefix caching in blocks of 32 tokens: with the default
-  of 128, a short prompt fills no block.
+- By default float32, compiled by inductor if there is a C++ compiler.
+- Prefix caching in blocks of 32 tokens: with the default of 128, a short prompt fills no block.
 - Input and output are token ids, so that no time is spent in its tokenizer.
 """
 
@@ -80,12 +80,13 @@ class _Worker:
     """The generator and, if requested, the verifier, each in its own engine."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        sys.path += filter(None, [settings["search_and_learn"]])
         import vllm  # pyright: ignore[reportMissingImports]
 
         self._vllm = vllm
         compiled = shutil.which(os.environ.get("CXX", "g++")) is not None
         options = {
-            "dtype": "float32",
+            "dtype": settings["dtype"],
             "seed": 0,
             "block_size": 32,
             "generation_config": "vllm",
@@ -98,6 +99,8 @@ class _Worker:
         }
         self._generator = vllm.LLM(settings["generator"], **options)
         self._verifier = vllm.LLM(settings["verifier"], runner="pooling", **options) if settings["verifier"] else None
+        self._folders = settings["generator"], settings["verifier"]
+        self._original: Any = None
         self.description = {"version": vllm.__version__, "compiled": compiled}
 
     def answer(self, request: dict[str, Any]) -> Any:
@@ -108,7 +111,9 @@ class _Worker:
             case {"do": "sample", "rows": rows, "stop_ids": stop_ids, "max_tokens": max_tokens}:
                 return self._generate(rows, max_tokens=max_tokens, stop_token_ids=stop_ids)
             case {"do": "classify", "rows": rows}:
-                return self._classify(rows)
+                return [logits[-1].tolist() for logits in self._classify(rows)]
+            case {"do": "search", "approach": approach, "problems": problems, "n": n, "beam_width": beam_width}:
+                return self._original_code().search(approach, problems, n, beam_width)
             case _:
                 raise ValueError(f"unknown request {request.get('do')!r}")
 
@@ -132,14 +137,24 @@ class _Worker:
         outputs = self._generator.generate(_prompts(rows), sampling, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
-    def _classify(self, rows: list[list[int]]) -> list[list[float]]:
+    def _original_code(self) -> Any:
+        if self._original is None:
+            if self._verifier is None:
+                raise ValueError("started without a verifier")
+            from original_code import OriginalCode  # beside this file  # pyright: ignore[reportMissingImports]
+
+            self._original = OriginalCode(self._generator, self._classify, self._folders)
+        return self._original
+
+    def _classify(self, rows: list[list[int]]) -> list[Any]:
+        """The verifier's logits for each row, `[tokens, labels]`."""
         if self._verifier is None:
             raise ValueError("started without a verifier")
         pooling = self._vllm.PoolingParams(use_activation=False)
         outputs = self._verifier.encode(
             _prompts(rows), pooling_params=pooling, pooling_task="token_classify", use_tqdm=False
         )
-        return [output.outputs.data[-1].tolist() for output in outputs]
+        return [output.outputs.data for output in outputs]
 
 
 def _prompts(rows: list[list[int]]) -> list[Any]:
