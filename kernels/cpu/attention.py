@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
 from espalier.kernels.cpu.products.tiles import WIDE, multiply_add, multiply_add_chain, multiply_pair, prefetch
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
@@ -273,7 +274,7 @@ def flat_kv_pool(layer_kv: LayerKV) -> np.ndarray:
     return keys.as_strided((keys.untyped_storage().nbytes() // 4,), (1,), 0).numpy()
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _attend_all(
     counters: np.ndarray,
     scale: np.float32,

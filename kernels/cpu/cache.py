@@ -1,9 +1,9 @@
 """Copying whole blocks on CPU: each byte is read and written once, without a buffer between."""
 
-import numba
 import numpy as np
 import torch
 
+from espalier.kernels.cpu import compiled
 from espalier.kernels.layout import KVLayout
 
 
@@ -14,7 +14,7 @@ def copy_blocks_cpu(layout: KVLayout, kv_pool: torch.Tensor, sources: list[int],
     _copy(kv_pool.numpy(), pairs, layout.blocks_per_slab, layout.slab_bytes, 2 * layout.num_layers, size)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _copy(flat: np.ndarray, pairs: np.ndarray, slots: int, slab_bytes: int, parts: int, size: int) -> None:
     """Copy `size` bytes of each of the `parts`, keys and values of the layers, in which a block has a slot."""
     for i in range(pairs.shape[1]):

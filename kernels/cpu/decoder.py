@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from espalier.kernels.batch import AttentionBatch, with_drawn
+from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.attention import TOKENS_PER_ITEM, UNLIMITED, attend, flat_kv_pool, scratch_for
 from espalier.kernels.cpu.layer_weights import StackedLayers, StackedWeights
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
@@ -210,7 +211,7 @@ def _gated_part(
             store_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _forward(
     counters: np.ndarray,
     tokens: _Tokens,

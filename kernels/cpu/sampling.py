@@ -10,6 +10,7 @@ import numba
 import numpy as np
 import torch
 
+from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.pointwise import exp_in_place, largest
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
@@ -99,7 +100,7 @@ def _filter_row(
         before += shares[i]
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _filter(
     counters: np.ndarray,
     logits: np.ndarray,
@@ -169,7 +170,7 @@ def _invert(shares: np.ndarray, sums: np.ndarray, target: float) -> int:
     return drawn
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _draw(
     counters: np.ndarray,
     logits: np.ndarray,

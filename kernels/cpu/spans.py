@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.products.tiles import TALL
 from espalier.kernels.cpu.threads import num_threads
 from espalier.kernels.layout import LayerKV
@@ -83,7 +84,7 @@ def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> S
     return _find_spans(tables, sequences, visible, tile, enough, max(1, _CHUNK // geometry.block_size), geometry)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _find_spans(
     tables: np.ndarray,
     sequences: np.ndarray,

@@ -8,11 +8,14 @@ the step) as fill a tile. Rows with several items have their partial results mer
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from espalier.kernels.compilation.compiler import Compiler
+
+compiled = Compiler(Path(__file__).parent)
 FIELDS = 6
 """Numbers of a work item: first entry in `rows`, rows, block table, first position, end, first partial result or -1.
 
@@ -180,7 +183,7 @@ class Planner:
         return bool(same.all()) and np.array_equal(portions, known_portions)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _plan(
     starts: np.ndarray,
     contexts: np.ndarray,
@@ -236,7 +239,7 @@ def _plan(
     return _place_partials(items[:count], rows[:filled], of_row, narrow_rows)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _position(row: int, starts: np.ndarray, contexts: np.ndarray, sequences: int) -> int:
     low, high = 0, sequences
     while high - low > 1:
@@ -248,7 +251,7 @@ def _position(row: int, starts: np.ndarray, contexts: np.ndarray, sequences: int
     return contexts[low] - (starts[low + 1] - row)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _place_partials(items: np.ndarray, rows: np.ndarray, of_row: np.ndarray, narrow_rows: int) -> AttentionPlan:
     """Give every item that has a row with several items a place for its partial results, and list them by row."""
     tokens = len(of_row) - 1
@@ -277,7 +280,7 @@ def _place_partials(items: np.ndarray, rows: np.ndarray, of_row: np.ndarray, nar
     return AttentionPlan(items[is_narrow], items[~is_narrow], rows, merged, merges, partials)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _find_runs(
     starts: np.ndarray,
     contexts: np.ndarray,

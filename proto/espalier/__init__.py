@@ -12,8 +12,17 @@ The sub-packages are layers, and imports only point down:
 Names are imported when they are first used: importing this package imports nothing heavy.
 """
 
+import os
+import tempfile
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+try:
+    tempfile.gettempdir()
+except FileNotFoundError:
+    # No folder for temporary files can be written, as in a read-only container. torch imports packages (dill) that ask
+    # for its name and never use it; whoever does writes nothing, and gets an error that names this folder.
+    tempfile.tempdir = os.path.join(os.sep, "tmp")
 
 if TYPE_CHECKING:
     from espalier.engine.errors import EspalierError

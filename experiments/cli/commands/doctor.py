@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -133,16 +132,16 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    from numba.core import config
+    from espalier.kernels.cpu import compiled
 
-    from espalier.kernels import cpu
-
-    place = Path(getattr(config, "CACHE_DIR", "") or Path(cpu.__file__).parent / "__pycache__")
+    if (place := compiled.place) is None:
+        advice = (
+            "no folder for them is writable, so every process compiles again: set NUMBA_CACHE_DIR to a writable one"
+        )
+        yield Finding("compiled kernels", "", advice)
+        return
     count = len(list(place.rglob("*.nbc")))
-    writable = place.is_dir() and os.access(place, os.W_OK)
     advice = "" if count else "none yet: the first search compiles them, which takes about 20 seconds"
-    if not writable:
-        advice = "not writable, so every process may compile again: set NUMBA_CACHE_DIR to a writable folder"
     yield Finding("compiled kernels", f"{count} in {place}", advice)
 
 

@@ -16,7 +16,7 @@ import torch
 from numba.core import types
 from numba.extending import overload
 
-from espalier.kernels.cpu import HAS_AMX
+from espalier.kernels.cpu import HAS_AMX, compiled
 from espalier.kernels.cpu.products import amx, tiles
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
@@ -200,7 +200,7 @@ def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, pa
     barrier(counters, 0, few)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def multiply(
     counters: np.ndarray,
     given: np.ndarray,

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from llvmlite import ir
 from numba.core import types
 
+from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.products import tiles
 from espalier.kernels.cpu.products.linear import (
     PACKS,
@@ -325,7 +326,7 @@ def _dequantize(
         n = end
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _multiply(
     counters: np.ndarray,
     given: np.ndarray,

@@ -97,9 +97,9 @@ def test_a_missing_bundled_model_fails(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_place_for_kernels_that_cannot_be_written_gets_advice(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from numba.core import config
+    from espalier.kernels.cpu import compiled
 
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(compiled, "place", None)
     assert "NUMBA_CACHE_DIR" in find("compiled kernels").advice

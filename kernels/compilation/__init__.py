@@ -1,0 +1,1 @@
+"""Compilation of Python functions by numba, and where the result is kept."""
