@@ -8,6 +8,6 @@ wait for all batches in flight. A `Sequence` handle belongs to the caller that o
 typed error, and changes nothing. Nothing here knows what a search is.
 
 Two engines in one process share no sequence, block, cache or setting. Only these belong to the whole process: the
-worker threads of compiled CPU code and their number, torch's number of threads (`Engine.set_threads` sets both), and
-the folder in which numba keeps compiled code.
+worker threads of compiled CPU code and their number, torch's number of threads (`Engine.set_threads` sets both), the
+folder in which numba keeps compiled code, and the process that renders chat templates.
 """

@@ -26,6 +26,10 @@ class CheckpointError(EspalierError):
     """A checkpoint is missing, unsupported, or does not hold what its configuration promises."""
 
 
+class TemplateLimitError(CheckpointError):
+    """A checkpoint's chat template takes more time or memory than any prompt does, or makes a longer one."""
+
+
 class FamilySpecError(CheckpointError):
     """A file that describes a family of process reward models holds an unknown key or a value it cannot have."""
 

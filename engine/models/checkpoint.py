@@ -1,16 +1,21 @@
 """A checkpoint, a folder in Hugging Face layout or a GGUF file: configuration, tensors, and that each is used."""
 
 import hashlib
-import json
+import logging
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig, generator_class, parse_decoder_config
 from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.engine.models.text_files import parse_object, read_text, require
 from espalier.engine.models.weights import (
     GGUF,
     TensorInfo,
@@ -24,11 +29,15 @@ from espalier.engine.models.weights import (
 if TYPE_CHECKING:
     from espalier.engine.models.gguf.file import GgufFile
 
+log = logging.getLogger("espalier.engine")
 _OPEN_FILES = 2
 """Shards that are open at once: a layer may lie across two. Closing one frees its memory."""
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 """Buffers saved in old checkpoints; they follow from config.json, so nothing reads them."""
 _DUMMY_STD = 0.02
+_EMBEDDINGS, _HEAD = ("model.embed_tokens.weight", "embed_tokens.weight"), "lm_head.weight"
+_ROWS = 4096
+"""Rows that are compared at a time."""
 
 
 class Checkpoint:
@@ -44,6 +53,7 @@ class Checkpoint:
         tensors: shape and place of every tensor in the weight files, by name; empty with `LoadFormat.DUMMY`.
         quantization: how the decoder's weights are to be kept.
         batch_invariant: whether a request must have the same bits in any batch.
+        warnings: what is odd about it, and was decided; also logged.
     """
 
     def __init__(
@@ -67,6 +77,7 @@ class Checkpoint:
             CheckpointError: when its configuration or weights are missing or unreadable.
         """
         self.folder = folder
+        self.warnings: tuple[str, ...] = ()
         self._open: dict[Path, WeightFile] = {}
         self.config = self._read_json("config.json")
         self.quantization = quantization
@@ -76,14 +87,51 @@ class Checkpoint:
         self.tensors: dict[str, TensorInfo] = {}
         if load_format is not LoadFormat.DUMMY:
             for file in weight_files(folder, load_format):
-                self.tensors.update(self._file(file).tensors)
+                self._add_tensors(self._file(file))
         self._taken: set[str] = set()
 
     @property
     def architecture(self) -> str:
-        """The model class that `config.json` names."""
-        names = self.config.get("architectures") or [""]
+        """The model class that `config.json` names; empty where it names none.
+
+        Raises:
+            CheckpointError: when it is no name.
+        """
+        names, rule = self.config.get("architectures") or [""], "a list of class names"
+        require(self.place("config.json"), "architectures", names, rule, _is_list_of_texts)
         return names[0]
+
+    @cached_property
+    def decoder_config(self) -> DecoderConfig:
+        """The decoder's shape by `config.json`; untied where the files hold another head than the embedding.
+
+        Raises:
+            CheckpointError: see `parse_decoder_config`.
+        """
+        place = self.place("config.json")
+        config, kind = parse_decoder_config(self.config, place), self.config["model_type"]
+        if self.architecture in GENERATOR_CLASSES and self.architecture != generator_class(kind):
+            self.warn(f"architectures in {place} says {self.architecture}; its model_type {kind} decides")
+        if config.tied and self._holds_another_head():
+            self.warn(
+                f"tie_word_embeddings in {place} is true, and lm_head.weight is not the embedding; each is used as "
+                "it is stored, as in transformers 5"
+            )
+            return replace(config, tied=False)
+        return config
+
+    def place(self, name: str) -> str:
+        """A small file as errors call it."""
+        return f"the metadata of {self.folder}" if self.folder.suffix == GGUF else f"{name} of {self.folder}"
+
+    def object(self, name: str) -> dict[str, Any]:
+        """An object that `config.json` may hold, such as `prm`; empty when it is absent.
+
+        Raises:
+            CheckpointError: when it is something else.
+        """
+        found = self.config.get(name)
+        return require(self.place("config.json"), name, {} if found is None else found, "an object", _is_object)
 
     @property
     def nbytes(self) -> int:
@@ -128,7 +176,10 @@ class Checkpoint:
             _fill_with_noise(name, out)
             return
         self._require(name, tuple(out.shape))
-        out.copy_(self._file(self.tensors[name].file).read(name))
+        stored = self._file(self.tensors[name].file).read(name)
+        out.copy_(stored)
+        if not math.isfinite(out.sum(dtype=torch.float32)):
+            self._require_finite(name, stored, out)
         self._count(name)
 
     def ignore(self, name: str) -> None:
@@ -148,22 +199,23 @@ class Checkpoint:
 
     def optional_json(self, name: str) -> dict[str, Any]:
         """The JSON file `name` of the folder, or an empty dictionary when it is absent."""
-        return {} if (text := self.text(name)) is None else self._parse(name, text)
+        return {} if (text := self.text(name)) is None else parse_object(self.folder / name, text)
 
     def text(self, name: str) -> str | None:
         """What the small file `name` says, such as `tokenizer.json`, or None when it is absent.
 
         Raises:
-            CheckpointError: when it is not text, or cannot be made of a GGUF file's metadata.
+            CheckpointError: when it cannot be read as text, or cannot be made of a GGUF file's metadata.
         """
         if self.folder.suffix == GGUF:
             return cast("GgufFile", self._file(parts_of(self.folder)[0])).text(name)
-        try:
-            return (self.folder / name).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise CheckpointError(f"{self.folder / name} is not text in UTF-8: {error}") from error
+        return read_text(self.folder / name)
+
+    def warn(self, text: str) -> None:
+        """Say once what is odd about the checkpoint and was decided; the text names the file and the field."""
+        if text not in self.warnings:
+            self.warnings += (text,)
+            self._log_warning(text)
 
     def digest(self) -> str:
         """sha256 over all files that results depend on, and over the kind of quantisation.
@@ -179,6 +231,25 @@ class Checkpoint:
             total.update(f"\n{file.name} {blob if known else _file_digest(file)}".encode())
         return total.hexdigest()
 
+    def _log_warning(self, text: str) -> None:
+        log.warning("%s", text)
+
+    def _add_tensors(self, file: WeightFile) -> None:
+        for name in self.tensors.keys() & file.tensors.keys():
+            files = self.tensors[name].file, file.tensors[name].file.name
+            raise CheckpointError(f"{name} is in {files[0]} and in {files[1]}; one of them is of another checkpoint")
+        self.tensors.update(file.tensors)
+
+    def _holds_another_head(self) -> bool:
+        """Whether the files hold a head with other values than the embedding's."""
+        embedding = next((name for name in _EMBEDDINGS if name in self.tensors), None)
+        if embedding is None or _HEAD not in self.tensors:
+            return False
+        if self.shape(embedding) != self.shape(_HEAD):
+            return True
+        parts = (self._file(self.tensors[name].file).read(name).split(_ROWS) for name in (embedding, _HEAD))
+        return not all(torch.equal(one.float(), other.float()) for one, other in zip(*parts, strict=True))
+
     def _count(self, name: str) -> None:
         if self._on_bytes and name in self.tensors and name not in self._taken:
             self._on_bytes(self.tensors[name].nbytes)
@@ -189,6 +260,23 @@ class Checkpoint:
             raise self._no_tensor(name)
         if (found := self.tensors[name].shape) != shape:
             raise CheckpointError(f"{self.folder}: {name} has shape {found}, config.json means {shape}")
+        if not (info := self.tensors[name]).numbers:
+            raise CheckpointError(
+                f"{info.file}: {name} holds values of type {info.kind}, which are no weights; is it stored quantised?"
+            )
+
+    def _require_finite(self, name: str, stored: torch.Tensor, out: torch.Tensor) -> None:
+        """Refuse values that are no numbers; in an untied embedding they harm only texts with these tokens, so warn."""
+        if not (bad := int((~out.isfinite()).sum())):
+            return
+        what = f"{self.tensors[name].file}: {name} holds {bad} values that are not finite"
+        if stored.float().isfinite().all():
+            what += f" in {out.dtype}, which is too small for them; use --dtype float32".replace("torch.", "")
+        else:
+            what += "; it is damaged, download it again"
+        if name not in _EMBEDDINGS or self.decoder_config.tied:
+            raise CheckpointError(what)
+        self.warn(what)
 
     def _no_tensor(self, name: str) -> CheckpointError:
         return CheckpointError(f"{self.folder} has no tensor {name!r}; is it a checkpoint of this kind?")
@@ -196,16 +284,7 @@ class Checkpoint:
     def _read_json(self, name: str) -> dict[str, Any]:
         if (text := self.text(name)) is None:
             raise CheckpointError(f"{self.folder} has no {name}; is it a Hugging Face checkpoint?")
-        return self._parse(name, text)
-
-    def _parse(self, name: str, text: str) -> dict[str, Any]:
-        try:
-            read = json.loads(text)
-        except ValueError as error:
-            raise CheckpointError(f"{self.folder / name} is not valid JSON: {error}") from error
-        if not isinstance(read, dict):
-            raise CheckpointError(f"{self.folder / name} holds no JSON object")
-        return read
+        return parse_object(self.folder / name, text)
 
     def _file(self, path: Path) -> WeightFile:
         """The weight file at `path`, opened; the least recently used one is closed to make room."""
@@ -216,6 +295,14 @@ class Checkpoint:
             file = _open_gguf(path) if path.suffix == GGUF else open_weight_file(path)
         self._open[path] = file
         return file
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _open_gguf(path: Path) -> "GgufFile":
@@ -234,15 +321,22 @@ def _fill_with_noise(name: str, out: torch.Tensor) -> None:
 
 
 def _file_digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
 
 
 class Outline(Checkpoint):
     """A checkpoint that reads names and shapes and no values, for models on the `meta` device.
 
-    It finds missing, unused and misshapen tensors as a loaded checkpoint does, without reading them.
+    It finds missing, unused and misshapen tensors as a loaded checkpoint does, without reading them. Only a head beside
+    a tied embedding is compared with it.
     """
+
+    def _log_warning(self, text: str) -> None:
+        """Nothing: who makes an outline shows its warnings."""
 
     def take_into(self, name: str, out: torch.Tensor) -> None:
         """Check that the tensor exists and has the shape of `out`; see `Checkpoint`."""

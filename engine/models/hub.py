@@ -1,11 +1,13 @@
 """Where a checkpoint is: a folder, a registered name, or the Hugging Face hub and its cache."""
 
+import errno
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from importlib.metadata import entry_points
+from os.path import lexists
 from pathlib import Path
 
 from espalier.engine.errors import CheckpointError
@@ -43,10 +45,8 @@ def locate(name: str, load_format: LoadFormat = LoadFormat.AUTO, hub: HubSetting
     Raises:
         CheckpointError: when the name is none of these, or the download fails; its text says what to do.
     """
-    if (folder := Path(name).expanduser()).is_dir():
-        return folder if (folder / "config.json").is_file() else _one_gguf(folder, folder.glob(f"*{GGUF}")) or folder
-    if folder.suffix == GGUF and folder.is_file():
-        return folder
+    if (found := _on_disk(name)) is not None:
+        return found
     for entry in entry_points(group=_ENTRY_POINTS, name=name):
         return entry.load()()
     if not (parts := _HUB_NAME.fullmatch(name)):
@@ -58,6 +58,20 @@ def locate(name: str, load_format: LoadFormat = LoadFormat.AUTO, hub: HubSetting
     if parts["gguf"]:
         return _download_gguf(parts["repository"], parts["revision"], parts["gguf"], hub or HubSettings())
     return _download(parts["repository"], parts["revision"], load_format, hub or HubSettings())
+
+
+def _on_disk(name: str) -> Path | None:
+    """The folder or GGUF file of this name; None where there is none."""
+    try:
+        if (folder := Path(name).expanduser()).is_dir():
+            return folder if lexists(folder / "config.json") else _one_gguf(folder, folder.glob(f"*{GGUF}")) or folder
+        return folder if folder.suffix == GGUF and folder.is_file() else None
+    except RuntimeError:  # ~ of a user that is not there
+        return None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
 
 
 def _download(repository: str, revision: str | None, load_format: LoadFormat, hub: HubSettings) -> Path:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import torch
 
 from espalier.engine.errors import CheckpointError, MisuseError, NoEmbeddingError
+from espalier.engine.models.chat.turns import embedded_ends
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig, parse_decoder_config
+from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig
 from espalier.engine.models.decoder import Decoder, load_decoder
 from espalier.engine.models.options import Quantization
 from espalier.engine.models.quantization import make_quantizer
@@ -103,7 +104,7 @@ def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device 
             f"{checkpoint.folder} holds weights that {method} quantised, which is not read; take the checkpoint it was "
             "made from, and have it quantised as it loads: --generator-quantization or --verifier-quantization"
         )
-    return load_decoder(checkpoint, parse_decoder_config(checkpoint.config), dtype, device)
+    return load_decoder(checkpoint, checkpoint.decoder_config, dtype, device)
 
 
 def language_model_head(checkpoint: Checkpoint, decoder: Decoder, quantised: bool = False) -> Head:
@@ -145,13 +146,5 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
     decoder = load_trunk(checkpoint, dtype, device)
     head = language_model_head(checkpoint, decoder, quantised=checkpoint.quantization is not Quantization.NONE)
     checkpoint.require_all_taken()
-    eos = set(decoder.config.eos_token_ids)
-    generation = checkpoint.optional_json("generation_config.json").get("eos_token_id")
-    eos.update(generation if isinstance(generation, list) else [] if generation is None else [generation])
-    embedded = {i for i in eos if 0 <= i < decoder.config.vocab_size}
-    if eos and not embedded:
-        raise CheckpointError(
-            f"{checkpoint.folder}: its end token {', '.join(map(str, sorted(eos)))} is beyond the embedding of "
-            f"{decoder.config.vocab_size} tokens, so no text would ever end; is eos_token_id that of these weights?"
-        )
-    return Model(decoder, head, tokenizer, tuple(sorted(embedded)), checkpoint.digest())
+    eos = embedded_ends(checkpoint, tokenizer, decoder.config.vocab_size)
+    return Model(decoder, head, tokenizer, eos, checkpoint.digest())

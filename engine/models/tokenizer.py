@@ -1,16 +1,31 @@
 """Text to token ids and back, and chat templates, from the files of a checkpoint."""
 
-from datetime import datetime
-from functools import cached_property, lru_cache
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
-from espalier.engine.errors import CheckpointError
+from espalier.engine.errors import CheckpointError, first_line
+from espalier.engine.models.chat.template import ChatTemplate
 from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.text_files import parse_object, require, shown
 
-_TEMPLATE_DATE = "26 Jul 2024"  # Llama 3.x templates insert today's date; a fixed one keeps prompts the same tomorrow
+MAX_TOKEN_ID = 2**22 - 1
+"""Beyond it are no tokens of any model, and a table by id would take gigabytes."""
+MAX_GROWTH = 64
+"""How many times longer a tokenizer's rules may make a text."""
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Fields of tokenizer_config.json that name a special token; a chat template has them as variables."""
+END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>")
+"""Tokens that end what a model says, in every model that has them."""
+_CONTROL = re.compile(r"<.+>|\[.+\]")
+"""How special tokens look, and words do not."""
+_RAW_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CONFIG = "tokenizer_config.json"
 
 
 class TextTokenizer:
@@ -18,23 +33,37 @@ class TextTokenizer:
 
     Decoding looks each token's bytes up in a table, so the text of a step is the join of its tokens' bytes, and a
     growing sequence is never decoded from its start.
+
+    As in transformers, tokens that tokenizer_config.json calls special are special whatever tokenizer.json says, and
+    nothing cuts or pads a text; so are tokens of `END_NAMES`.
+
+    Attributes:
+        begin: special tokens that go before a text without a chat template; often none.
+        begin_source: the field that says so.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Read `tokenizer.json`, `tokenizer_config.json` and the chat template.
 
         Raises:
-            CheckpointError: when `tokenizer.json` is missing or unreadable.
+            CheckpointError: when `tokenizer.json` is missing, or one of them is unreadable or means nothing.
         """
         self._folder = checkpoint.folder
         if (text := checkpoint.text("tokenizer.json")) is None:
             raise CheckpointError(f"{self._folder} has no tokenizer.json; save the checkpoint with a fast tokenizer")
-        try:
+        written = parse_object(self._folder / "tokenizer.json", text)
+        self._require_no_growth(written)
+        with self._library("is not a tokenizer"):
             self._tokenizer = Tokenizer.from_str(text)
-        except Exception as error:  # the tokenizers library raises bare Exception
-            raise CheckpointError(f"tokenizer.json of {self._folder} is not a tokenizer: {error}") from error
-        self._template_file = checkpoint.text("chat_template.jinja")
-        self._config = checkpoint.optional_json("tokenizer_config.json")
+        self._config = checkpoint.optional_json(_CONFIG)
+        if "added_tokens_decoder" not in self._config:  # older checkpoints have a file for these
+            listed = checkpoint.optional_json("special_tokens_map.json")
+            self._config |= {name: listed[name] for name in (*SPECIAL_TOKENS, *_LISTS) if name in listed}
+        self._special = self._mark_special(self._named_tokens())
+        self._require_ids(checkpoint, written)
+        self._template = self._chat_template(checkpoint)
+        self._make_plain(checkpoint)
+        self.begin, self.begin_source = self._take_begin()
 
     @cached_property
     def vocab_size(self) -> int:
@@ -47,8 +76,13 @@ class TextTokenizer:
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text` as it stands: nothing is added before or after it; special tokens are recognised."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        """Token ids of `text` as it stands: nothing is added before or after it; special tokens are recognised.
+
+        Raises:
+            CheckpointError: when a rule of the tokenizer fails on it.
+        """
+        with self._library("fails on a text"):
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of `token_ids`, without special tokens; broken UTF-8 becomes the replacement character."""
@@ -76,6 +110,10 @@ class TextTokenizer:
         value = self._config.get(name)
         return value.get("content") if isinstance(value, dict) else value
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token has no text."""
+        return token_id in self._special
+
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """Bytes of every token, indexed by id; special tokens have none."""
@@ -83,10 +121,8 @@ class TextTokenizer:
         table = [b""] * self.vocab_size
         to_bytes = _byte_level_bytes if self._is_byte_level() else _metaspace_bytes
         for token, i in self.vocabulary.items():
-            if i not in added:
-                table[i] = to_bytes(token)
-            elif not added[i].special:
-                table[i] = added[i].content.encode()
+            if i not in self._special:
+                table[i] = added[i].content.encode() if i in added else to_bytes(token)
         return table
 
     @cached_property
@@ -94,10 +130,10 @@ class TextTokenizer:
         """Bool `[vocab_size]`: whether a token's bytes hold a newline, so that it can complete a step's delimiter."""
         return np.array([b"\n" in token for token in self.token_bytes], dtype=bool)
 
-    @cached_property
+    @property
     def has_chat_template(self) -> bool:
         """Whether the checkpoint comes with a chat template."""
-        return self._chat_template() is not None
+        return self._template is not None
 
     def render_chat(
         self, messages: list[dict[str, str]], add_generation_prompt: bool = True, **variables: object
@@ -110,49 +146,162 @@ class TextTokenizer:
             variables: further variables for the template.
 
         Raises:
-            CheckpointError: when there is no template, or it refuses the messages.
+            TemplateLimitError: when the template takes too much time or memory, or makes too long a text.
+            CheckpointError: when there is no template, it fails, or it refuses the messages.
         """
-        from jinja2 import TemplateError
-
-        if (source := self._chat_template()) is None:
+        if self._template is None:
             raise CheckpointError(f"{self._folder} has no chat template")
-        special = {name: self.special_token(name) or "" for name in ("bos_token", "eos_token", "pad_token")}
-        try:
-            return _compile_template(source).render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                **{"date_string": _TEMPLATE_DATE, "tools": None, "documents": None} | special | variables,
-            )
-        except TemplateError as error:
-            raise CheckpointError(f"the chat template of {self._folder} failed: {error}") from error
+        special = {name: self.special_token(name) for name in SPECIAL_TOKENS}
+        return self._template.render(messages, add_generation_prompt, special, **variables)
 
-    def _chat_template(self) -> str | None:
-        if self._template_file is not None:
-            return self._template_file
-        template = self._config.get("chat_template")
-        if isinstance(template, list):  # transformers 4 wrote several with names
-            template = next((named["template"] for named in template if named.get("name") == "default"), None)
-        return template
+    def _chat_template(self, checkpoint: Checkpoint) -> ChatTemplate | None:
+        if (source := checkpoint.text(name := "chat_template.jinja")) is not None:
+            return ChatTemplate(source, str(self._folder / name))
+        place = checkpoint.place(_CONFIG)
+        source = self._config.get("chat_template")
+        if isinstance(source, list):  # transformers 4 wrote several with names
+            source = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        if isinstance(source, dict):
+            if "default" not in source:
+                checkpoint.warn(f"chat_template in {place} has none named default: prompts are plain text")
+            source = source.get("default")
+        if source is None:
+            return None
+        require(place, "chat_template", source, "text", lambda given: isinstance(given, str))
+        return ChatTemplate(source, f"chat_template in {place}")
+
+    def _named_tokens(self) -> Iterator[AddedToken]:
+        """The tokens that tokenizer_config.json describes, and `END_NAMES`."""
+        place = f"{_CONFIG} of {self._folder}"
+        listed = require(place, "added_tokens_decoder", self._config.get("added_tokens_decoder") or {}, *_AN_OBJECT)
+        for number, entry in listed.items():
+            yield _added_token(place, f"added_tokens_decoder[{number}]", entry)
+        for name in SPECIAL_TOKENS:
+            if (given := self._config.get(name)) is not None:
+                yield _added_token(place, name, given, special=True)
+        for name in _LISTS:
+            given = self._config.get(name) or []
+            for each in given.values() if isinstance(given, dict) else require(place, name, given, *_A_LIST):
+                yield _added_token(place, name, each, special=True)
+        yield from (AddedToken(name, special=True, normalized=False) for name in END_NAMES)
+
+    def _mark_special(self, named: Iterable[AddedToken]) -> set[int]:
+        """Have the library recognise `named` tokens of the vocabulary in texts; returns the ids of all special ones.
+
+        A word that is named as a special token, such as a full stop, stays a word: texts are full of it.
+        """
+        known = self._tokenizer.get_added_tokens_decoder()
+        special = {i for i, token in known.items() if token.special}
+        for token in named:
+            i = self._tokenizer.token_to_id(token.content)
+            if i is None or not (i in known or _CONTROL.fullmatch(token.content)):
+                continue
+            if i not in known:
+                self._tokenizer.add_special_tokens([token]) if token.special else self._tokenizer.add_tokens([token])
+            if token.special:
+                special.add(i)
+        return special
+
+    def _require_ids(self, checkpoint: Checkpoint, written: dict[str, Any]) -> None:
+        """Refuse ids that no model has, and warn of those that are not as tokenizer.json says."""
+        place = f"tokenizer.json of {self._folder}"
+        for entry in written.get("added_tokens") or ():
+            token, said = entry["content"], entry["id"]
+            if said > MAX_TOKEN_ID:
+                raise CheckpointError(
+                    f"added_tokens in {place}: {shown(token)} has the id {said}; {MAX_TOKEN_ID} is the largest"
+                )
+            if (found := self._tokenizer.token_to_id(token)) != said:
+                checkpoint.warn(f"added_tokens in {place}: {shown(token)} is read as {found}, not as the id {said}")
+        if self.vocab_size > MAX_TOKEN_ID + 1:
+            token = max(self.vocabulary, key=self.vocabulary.__getitem__)
+            raise CheckpointError(
+                f"vocab in {place}: {shown(token)} has the id {self.vocab_size - 1}; {MAX_TOKEN_ID} is the largest"
+            )
+        if twice := len(self.vocabulary) - len(set(self.vocabulary.values())):
+            checkpoint.warn(f"vocab in {place} gives {twice} tokens the id of another")
+
+    def _take_begin(self) -> tuple[str, str]:
+        """What goes before a text, and who says so: `add_bos_token`, or what the post-processor of tokenizer.json does.
+
+        The post-processor is taken off, for `encode` adds nothing.
+        """
+        some = "0"
+        with self._library("fails on a text"):
+            plain, whole = (self._tokenizer.encode(some, add_special_tokens=add).ids for add in (False, True))
+            self._tokenizer.post_processor = None  # type: ignore[assignment]
+            if plain != (alone := self._tokenizer.encode(some).ids):
+                raise CheckpointError(f"post_processor in tokenizer.json of {self._folder} changes a text's own tokens")
+        if (says := self._config.get("add_bos_token")) is not None:
+            require(
+                f"{_CONFIG} of {self._folder}", "add_bos_token", says, "true or false", lambda it: isinstance(it, bool)
+            )
+            bos = self.special_token("bos_token") or ""
+            return bos if says and self.token_id(bos) is not None else "", f"add_bos_token of {_CONFIG}"
+        before = next((at for at in range(len(whole)) if whole[at : at + len(alone)] == alone), 0)
+        return "".join(self.token(i) for i in whole[:before]), "post_processor of tokenizer.json"
+
+    def _make_plain(self, checkpoint: Checkpoint) -> None:
+        """Switch off what cuts, pads or varies a text; a file may have it on for training."""
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        if dropout := getattr(self._tokenizer.model, "dropout", None):
+            self._tokenizer.model.dropout = None
+            checkpoint.warn(
+                f"dropout in tokenizer.json of {self._folder} is {dropout}, which is for training; it is off"
+            )
+
+    def _require_no_growth(self, written: dict[str, Any]) -> None:
+        """Refuse rules that make texts many times longer, step by step: some twenty steps fill any memory."""
+        for part, several in (("normalizer", "normalizers"), ("decoder", "decoders")):
+            growth = 1.0
+            for step in _steps(written.get(part), several):
+                pattern, new = step.get("pattern"), step.get("content") or step.get("prepend") or ""
+                old = pattern.get("String") if isinstance(pattern, dict) else None
+                growth *= max(1.0, len(str(new)) / max(1, len(str(old or ""))))
+            if growth > MAX_GROWTH:
+                raise CheckpointError(
+                    f"{part} in tokenizer.json of {self._folder} may make a text {growth:.3g} times longer; at most "
+                    f"{MAX_GROWTH} times is read"
+                )
+
+    @contextmanager
+    def _library(self, what: str) -> Iterator[None]:
+        """Turn what the tokenizers library raises, a bare Exception or Rust's panic, into an error of ours."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise CheckpointError(f"tokenizer.json of {self._folder} {what}: {first_line(error)}") from error
 
     def _is_byte_level(self) -> bool:
         return "ByteLevel" in str(self._tokenizer.decoder) or "ByteLevel" in str(self._tokenizer.pre_tokenizer)
 
 
-@lru_cache(maxsize=8)
-def _compile_template(source: str) -> Any:
-    """A template as transformers compiles it: sandboxed, blocks trimmed, with two of its functions."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_AN_OBJECT = ("an object", lambda given: isinstance(given, dict))
+_A_LIST = ("a list", lambda given: isinstance(given, list))
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.strptime(_TEMPLATE_DATE, "%d %b %Y").strftime(form)
-    return environment.from_string(source)
+def _added_token(place: str, name: str, given: Any, special: bool = False) -> AddedToken:
+    """A token as tokenizer_config.json describes it: its text, or an object with `content` and flags."""
+    entry = {"content": given} if isinstance(given, str) else given
+    rule = "text, or an object with content"
+    require(place, name, entry, rule, lambda it: isinstance(it, dict) and isinstance(it.get("content"), str))
+    flags = {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
+    return AddedToken(entry["content"], **{"normalized": False} | flags | ({"special": True} if special else {}))
+
+
+def _steps(rule: Any, several: str) -> Iterator[dict[str, Any]]:
+    """The steps of a normalizer or decoder, which may be sequences of others."""
+    if isinstance(rule, dict):
+        yield rule
+        for each in rule.get(several) or ():
+            yield from _steps(each, several)
 
 
 def _unicode_to_byte() -> dict[str, int]:
@@ -170,6 +319,6 @@ def _byte_level_bytes(token: str) -> bytes:
 
 
 def _metaspace_bytes(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
+    if found := _RAW_BYTE.fullmatch(token):
+        return bytes.fromhex(found[1])
     return token.replace("▁", " ").encode()

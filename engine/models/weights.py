@@ -3,7 +3,7 @@
 Files are mapped into memory: a tensor's bytes are read from disk when the tensor is used, and freed with the file.
 """
 
-import json
+import os
 import pickle
 import re
 import zipfile
@@ -17,15 +17,23 @@ from safetensors import SafetensorError, safe_open
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.options import LoadFormat
+from espalier.engine.models.text_files import parse_object, read_text
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The file, shape and size of a tensor, without its values."""
+    """What a file says of a tensor before its values.
+
+    Attributes:
+        kind: the type of its values, as the format calls it.
+        numbers: whether these are floating-point numbers or packed ones, as weights are.
+    """
 
     file: Path
     shape: tuple[int, ...]
     nbytes: int
+    kind: str
+    numbers: bool
 
 
 class WeightFile(Protocol):
@@ -41,6 +49,10 @@ class WeightFile(Protocol):
         ...
 
 
+_NUMBERS = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
+"""The types of safetensors that weights can have."""
+
+
 class SafetensorsFile:
     """A `WeightFile` in the safetensors format."""
 
@@ -52,9 +64,9 @@ class SafetensorsFile:
         """
         try:
             self._file = safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as error:
+            self.tensors = {name: self._info(path, name) for name in self._file.keys()}  # noqa: SIM118 - not a mapping
+        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
             raise _damaged(path, error) from error
-        self.tensors = {name: self._info(path, name) for name in self._file.keys()}  # noqa: SIM118 - not a mapping
 
     def read(self, name: str) -> torch.Tensor:
         """See `WeightFile`."""
@@ -62,9 +74,10 @@ class SafetensorsFile:
 
     def _info(self, path: Path, name: str) -> TensorInfo:
         lazy = self._file.get_slice(name)
-        shape = tuple(lazy.get_shape())
-        bits = re.search(r"\d+", lazy.get_dtype())  # F32, BF16, I64, F8_E4M3; BOOL has none and takes a byte
-        return TensorInfo(path, shape, torch.Size(shape).numel() * int(bits[0] if bits else 8) // 8)
+        shape, kind = tuple(lazy.get_shape()), lazy.get_dtype()
+        bits = re.search(r"\d+", kind)  # F32, BF16, I64, F8_E4M3; BOOL has none and takes a byte
+        nbytes = torch.Size(shape).numel() * int(bits[0] if bits else 8) // 8
+        return TensorInfo(path, shape, nbytes, kind, kind in _NUMBERS)
 
 
 class BinFile:
@@ -91,7 +104,7 @@ class BinFile:
         except Exception as error:  # bytes that are no pickle at all raise whatever they happen to mean
             raise _damaged(path, error) from error
         self._held = _require_tensors(path, held)
-        self.tensors = {name: TensorInfo(path, tuple(t.shape), t.nbytes) for name, t in self._held.items()}
+        self.tensors = {name: _info(path, tensor) for name, tensor in self._held.items()}
 
     def read(self, name: str) -> torch.Tensor:
         """See `WeightFile`."""
@@ -106,6 +119,8 @@ def open_weight_file(path: Path) -> WeightFile:
     """
     if not path.is_file():
         raise CheckpointError(f"{path.parent} has no {path.name}; is the download complete?")
+    if not os.access(path, os.R_OK):
+        raise CheckpointError(f"{path} cannot be read: permission denied")
     return (BinFile if path.suffix == ".bin" else SafetensorsFile)(path)
 
 
@@ -114,8 +129,16 @@ def _first_bytes(path: Path) -> bytes:
         return stream.read(2)
 
 
+def _info(path: Path, tensor: torch.Tensor) -> TensorInfo:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return TensorInfo(path, tuple(tensor.shape), tensor.nbytes, kind, tensor.dtype.is_floating_point)
+
+
 def _require_tensors(path: Path, held: object) -> dict[str, torch.Tensor]:
-    if isinstance(held, dict) and held and all(isinstance(value, torch.Tensor) for value in held.values()):
+    tensors = isinstance(held, dict) and held and all(isinstance(value, torch.Tensor) for value in held.values())
+    if isinstance(held, dict) and tensors and all(isinstance(name, str) for name in held):
+        if odd := [name for name, value in held.items() if value.layout is not torch.strided or value.is_quantized]:
+            raise CheckpointError(f"{path}: {odd[0]} is stored sparse or quantised, which is not read")
         return held
     raise CheckpointError(f"{path} is not a plain table of tensors by name")
 
@@ -129,7 +152,7 @@ SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 _INDEX = ".index.json"
 GGUF = ".gguf"
 """How the names of GGUF files end; one holds tensors and all that small files say."""
-_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _STEMS = {LoadFormat.SAFETENSORS: "model.safetensors", LoadFormat.BIN: "pytorch_model.bin"}
 
 
@@ -148,7 +171,7 @@ def weight_lists(load_format: LoadFormat) -> Iterator[str]:
 
 def parts_of(path: Path) -> list[Path]:
     """The files that a GGUF file was split into, given any of them; itself where it was not."""
-    if not (part := _PART.fullmatch(path.name)):
+    if not (part := _PART.fullmatch(path.name)) or not 1 <= int(part["number"]) <= int(part["count"]):
         return [path]
     return [path.with_name(f"{part['stem']}-{i:05}-of-{part['count']}{GGUF}") for i in range(1, int(part["count"]) + 1)]
 
@@ -178,13 +201,12 @@ def named_files(found: Path) -> list[Path]:
     """
     if not found.name.endswith(_INDEX):
         return [found]
-    try:
-        weight_map = json.loads(found.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted({str(name) for name in weight_map.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{found} is not an index of shards: no weight_map can be read from it") from error
+    weight_map = parse_object(found, read_text(found) or "").get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{found} is not an index of shards: no weight_map can be read from it")
+    names = sorted(set(weight_map.values()))
     if not names:
         raise CheckpointError(f"{found} is not an index of shards: its weight_map is empty")
-    if outside := [name for name in names if Path(name).name != name]:
+    if outside := [name for name in names if Path(name).name != name or "\0" in name]:
         raise CheckpointError(f"{found} names {outside[0]!r}, which is not a file beside it")
     return [found.with_name(name) for name in names]

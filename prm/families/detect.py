@@ -4,9 +4,8 @@ from espalier.engine.models.checkpoint import Checkpoint
 
 
 def rope_theta(checkpoint: Checkpoint) -> float:
-    """Base of the rotary embedding, under the keys of transformers 4 or 5."""
-    parameters = checkpoint.config.get("rope_parameters") or {}
-    return float(parameters.get("rope_theta") or checkpoint.config.get("rope_theta") or 10_000.0)
+    """Base of the rotary embedding."""
+    return checkpoint.decoder_config.rope_theta
 
 
 def fits(architecture: str, patterns: tuple[str, ...]) -> bool:

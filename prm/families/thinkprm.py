@@ -142,9 +142,9 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
 
 
 def _settings(checkpoint: Checkpoint) -> RationaleSettings:
-    given = _USUAL | checkpoint.config.get("prm", {})
+    given = _USUAL | checkpoint.object("prm")
     chains, temperature, tokens = given["chains"], given["temperature"], given["critique_tokens"]
-    whole = all(isinstance(value, int) and value >= 1 for value in (chains, tokens))
+    whole = all(type(value) is int and value >= 1 for value in (chains, tokens))
     if set(given) != set(_USUAL) or not whole or not isinstance(temperature, int | float) or temperature < 0:
         raise CheckpointError(
             f"{checkpoint.folder}: the prm object of config.json has chains and critique_tokens, whole numbers from 1, "

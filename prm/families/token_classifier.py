@@ -104,9 +104,11 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     Raises:
         CheckpointError: the number of labels is not 2, or its `prm` object has an unknown value.
     """
-    settings = _TRL | checkpoint.config.get("prm", {})
+    settings = _TRL | checkpoint.object("prm")
     if settings["prompt"] not in _PROMPTS or settings["score"] not in _SCORES:
         raise CheckpointError(f"{checkpoint.folder}: prm.prompt must be one of {_PROMPTS}, prm.score one of {_SCORES}")
+    if not isinstance(settings["step_separator"], str):
+        raise CheckpointError(f"{checkpoint.folder}: prm.step_separator in config.json must be text")
     model = _load_model(checkpoint, dtype, device)
     return TokenClassifier(INFO, model, settings["step_separator"], settings["prompt"] == "chat")
 

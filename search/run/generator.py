@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Several
-from contextlib import suppress
 from typing import Any
 
 from espalier.engine.engine import Engine
@@ -11,11 +10,14 @@ from espalier.engine.errors import (
     InvalidRequestError,
     NoEmbeddingError,
     RequestTooLargeError,
+    TemplateLimitError,
     Violation,
     name_tokens,
 )
 from espalier.engine.memory.sequences import Sequence
+from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
+from espalier.engine.models.text_files import require
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generate, Sampling
@@ -29,6 +31,16 @@ STEP_SYSTEM_PROMPT = (
 """Default system prompt for instruction-tuned models: asks for steps separated by blank lines."""
 _LEAST_TOP_P = 1e-9
 """top_p that keeps only the most likely token; a request's own value must be above 0."""
+
+
+def system_prompt_of(checkpoint: Checkpoint) -> str:
+    """The system prompt that a checkpoint asks for, or `STEP_SYSTEM_PROMPT`.
+
+    Raises:
+        CheckpointError: `system_prompt` in its config.json is no text.
+    """
+    found = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
+    return require(checkpoint.place("config.json"), "system_prompt", found, "text", lambda text: isinstance(text, str))
 
 
 def render_prompt(
@@ -47,20 +59,24 @@ def render_prompt(
         history: the messages before it.
 
     Raises:
+        TemplateLimitError: the template takes too much time or memory.
         CheckpointError: the template rejects the messages without a system message too.
     """
     if history and history[0].role == ChatRole.SYSTEM:
         system_prompt, history = history[0].content, history[1:]
     before = f"{system_prompt}\n\n" if system_prompt else ""
     if not tokenizer.has_chat_template:
-        text = conversation_text(problem, history)
-        return f"{tokenizer.special_token('bos_token') or ''}{before}{text}\n\n"
+        return f"{tokenizer.begin}{before}{conversation_text(problem, history)}\n\n"
     messages = [{"role": str(message.role), "content": message.content} for message in history]
     messages.append({"role": "user", "content": problem})
     if system_prompt:
-        with suppress(CheckpointError):
+        try:
             system = {"role": "system", "content": system_prompt}
             return tokenizer.render_chat([system, *messages], enable_thinking=False)
+        except TemplateLimitError:
+            raise
+        except CheckpointError:  # it takes no system message; what else it has against them, it says again below
+            pass
         first = next(message for message in messages if message["role"] == "user")
         first["content"] = before + first["content"]
     return tokenizer.render_chat(messages, enable_thinking=False)

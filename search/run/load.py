@@ -182,7 +182,6 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         CheckpointError: a checkpoint is missing, unsupported or incomplete, or the device is not available.
     """
     check_settings(settings)
-    from espalier.engine.models.config import parse_decoder_config
     from espalier.engine.models.model import load_generator
     from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
     from espalier.prm.families import identify, load_verifier, verifier_of_generator
@@ -196,7 +195,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     checkpoints = _open_checkpoints(settings, on_bytes)
     head = checkpoints.pop(VERIFIER) if VERIFIER in checkpoints and is_trunk_head(checkpoints[VERIFIER]) else None
     for opened in checkpoints.values():
-        parse_decoder_config(opened.config)
+        _ = opened.decoder_config  # whose faults are found before anything is loaded
     if VERIFIER in checkpoints:
         identify(checkpoints[VERIFIER], settings.verifier_family, _REFERENCE in checkpoints)
     checkpoint = checkpoints[GENERATOR]
@@ -281,11 +280,11 @@ def _make_engine(
 
 
 def _make_generator(settings: RuntimeSettings, engine: Engine, checkpoint: Checkpoint) -> Generator:
-    from espalier.search.run.generator import STEP_SYSTEM_PROMPT, Generator
+    from espalier.search.run.generator import Generator, system_prompt_of
 
     system_prompt = settings.system_prompt
     if system_prompt is None:
-        system_prompt = checkpoint.config.get("system_prompt", STEP_SYSTEM_PROMPT)
+        system_prompt = system_prompt_of(checkpoint)
     return Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
 
 

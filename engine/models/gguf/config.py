@@ -5,6 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from espalier.engine.models.config import MAX_COUNTS
+from espalier.engine.models.text_files import shown
+
 _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Names of classes by `model_type`."""
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
@@ -23,38 +26,55 @@ def model_config(
 
     Raises:
         KeyError: when the metadata lacks a value that has no default.
-        ValueError: when there is no embedding, or another number of factors than of pairs.
+        ValueError: when there is no embedding, another number of factors than of pairs, or a value means nothing.
     """
     architecture = metadata["general.architecture"]
 
     def get(key: str, default: Any = None) -> Any:
         return metadata.get(f"{architecture}.{key}", default)
 
+    def count(key: str, field: str, default: int | None = None) -> int:
+        """A whole number of the metadata, which is called `field` in config.json."""
+        name = f"{architecture}.{key}"
+        value = metadata[name] if default is None else metadata.get(name, default)
+        if type(value) is not int or not 1 <= value <= MAX_COUNTS[field]:
+            raise ValueError(f"{name} must be a whole number from 1 to {MAX_COUNTS[field]:,}, is {shown(value)}")
+        return value
+
+    def number(key: str, default: float | None = None) -> float:
+        name = f"{architecture}.{key}"
+        value = metadata[name] if default is None else metadata.get(name, default)
+        if type(value) not in (int, float) or value <= 0:
+            raise ValueError(f"{name} must be a number above 0, is {shown(value)}")
+        return value
+
     window = get("attention.sliding_window")
     model_type = "mistral" if architecture == "llama" and window else architecture
     if (embedding := shapes.get("model.embed_tokens.weight")) is None:
         raise ValueError("it has no token_embd.weight: it holds no decoder")
-    heads = metadata[f"{architecture}.attention.head_count"]
-    rotated = get("rope.dimension_count")
-    head_dim = get("attention.key_length", rotated if architecture == "llama" else None)
-    head_dim = head_dim or metadata[f"{architecture}.embedding_length"] // heads
-    if rope_factors is not None and rope_factors.shape != (head_dim // 2,):
-        raise ValueError(f"its rope_freqs.weight has shape {rope_factors.shape} for {head_dim // 2} pairs")
+    heads = count("attention.head_count", "num_attention_heads")
+    hidden = count("embedding_length", "hidden_size")
+    equal = max(hidden // heads, 1)
+    turned = count("rope.dimension_count", "head_dim", equal) if architecture == "llama" else equal
+    head_dim = count("attention.key_length", "head_dim", turned)
+    rotated = count("rope.dimension_count", "head_dim", head_dim)
+    if rope_factors is not None:
+        _require_factors(rope_factors, head_dim // 2)
     kind = "ForTokenClassification" if "score.weight" in shapes else "ForCausalLM"
     return {
         "architectures": [_CLASSES.get(model_type, model_type) + kind],
         "model_type": model_type,
         "vocab_size": embedding[0],
-        "hidden_size": metadata[f"{architecture}.embedding_length"],
-        "intermediate_size": metadata[f"{architecture}.feed_forward_length"],
-        "num_hidden_layers": metadata[f"{architecture}.block_count"],
+        "hidden_size": hidden,
+        "intermediate_size": count("feed_forward_length", "intermediate_size"),
+        "num_hidden_layers": count("block_count", "num_hidden_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "num_key_value_heads": count("attention.head_count_kv", "num_key_value_heads", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": metadata[f"{architecture}.attention.layer_norm_rms_epsilon"],
-        "max_position_embeddings": metadata[f"{architecture}.context_length"],
-        "rope_parameters": _rope(get, rope_factors),
-        "partial_rotary_factor": 1.0 if rotated is None else rotated / head_dim,
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": count("context_length", "max_position_embeddings"),
+        "rope_parameters": _rope(get, number("rope.freq_base", 10_000.0), rope_factors),
+        "partial_rotary_factor": rotated / head_dim,
         "attention_bias": "model.layers.0.self_attn.q_proj.bias" in shapes,
         "tie_word_embeddings": "lm_head.weight" not in shapes,
         "sliding_window": window,
@@ -64,14 +84,28 @@ def model_config(
 
 
 def sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters that the model's makers recommend, under the names of `generation_config.json`."""
+    """The sampling parameters that the model's makers recommend, under the names of `generation_config.json`.
+
+    Raises:
+        ValueError: when one is no number.
+    """
     found = {name: metadata.get(f"general.sampling.{key}") for name, key in _SAMPLING.items()}
+    for name, value in found.items():
+        if value is not None and type(value) not in (int, float):
+            raise ValueError(f"general.sampling.{_SAMPLING[name]} must be a number, is {shown(value)}")
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _rope(get: Any, factors: np.ndarray | None) -> dict[str, Any]:
+def _require_factors(factors: np.ndarray, pairs: int) -> None:
+    if factors.shape != (pairs,):
+        raise ValueError(f"its rope_freqs.weight has shape {factors.shape} for {pairs} pairs")
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise ValueError("its rope_freqs.weight holds factors that are no numbers above 0")
+
+
+def _rope(get: Any, theta: float, factors: np.ndarray | None) -> dict[str, Any]:
     """Rotary parameters; factors of their own rule out a scaling by formula."""
-    rope = {"rope_theta": get("rope.freq_base", 10_000.0), "rope_type": get("rope.scaling.type", "none")}
+    rope = {"rope_theta": theta, "rope_type": get("rope.scaling.type", "none")}
     if factors is not None:
         return rope | {"rope_type": "factors", "factors": factors.tolist()}
     if rope["rope_type"] == "none":

@@ -13,7 +13,8 @@ from gguf.quants import dequantize
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.gguf.config import model_config, sampling
 from espalier.engine.models.gguf.header import Header, StoredTensor
-from espalier.engine.models.gguf.tokenizer import end_token_ids, tokenizer_config, tokenizer_json
+from espalier.engine.models.gguf.tokenizer import tokenizer_config, tokenizer_json
+from espalier.engine.models.text_files import shown
 from espalier.engine.models.weights import TensorInfo, parts_of
 
 _NAMES = {
@@ -38,6 +39,8 @@ _NAME = re.compile(r"(blk\.(?P<layer>\d+)\.)?(?P<module>[a-z_.]+)\.(?P<kind>weig
 _ROPE_FACTORS = "rope_freqs.weight"
 _INTERLEAVED = {"attn_q": "head_count", "attn_k": "head_count_kv"}
 """Projections whose heads llama.cpp reorders for models of the Llama architecture, and where their number stands."""
+_WHOLE = {GGMLQuantizationType[name] for name in ("I8", "I16", "I32", "I64")}
+"""Kinds that no weights have."""
 _PLAIN = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
 
 
@@ -58,13 +61,17 @@ class GgufFile:
         header = Header(path)
         first, *_ = parts_of(path)
         self._metadata = header.metadata if path == first else Header(first).metadata
-        if "general.architecture" not in self._metadata:
-            raise CheckpointError(f"{path} holds no model: its metadata has no general.architecture")
+        if not isinstance(kind := self._metadata.get("general.architecture"), str):
+            raise CheckpointError(f"{path} holds no model: general.architecture in its metadata is {shown(kind)}")
         self._path = path
         self._stored = {self._layout_name(name): (name, tensor) for name, tensor in header.tensors.items()}
+        if lost := header.tensors.keys() - {name for name, _ in self._stored.values()}:
+            name = min(lost)
+            raise CheckpointError(f"{path} holds {name} and {self._layout_name(name)}, which mean the same tensor")
         self._stored.pop(_ROPE_FACTORS, None)  # read as a part of the configuration
         self.tensors = {
-            name: TensorInfo(path, tensor.shape, tensor.data.nbytes) for name, (_, tensor) in self._stored.items()
+            name: TensorInfo(path, tensor.shape, tensor.data.nbytes, tensor.kind.name, tensor.kind not in _WHOLE)
+            for name, (_, tensor) in self._stored.items()
         }
 
     def read(self, name: str) -> torch.Tensor:
@@ -83,7 +90,7 @@ class GgufFile:
                 case "config.json":
                     return json.dumps(self._config())
                 case "generation_config.json":
-                    return json.dumps({"eos_token_id": end_token_ids(self._metadata)} | sampling(self._metadata))
+                    return json.dumps(sampling(self._metadata))
                 case "tokenizer_config.json":
                     return json.dumps(tokenizer_config(self._metadata))
                 case "tokenizer.json":
@@ -98,8 +105,7 @@ class GgufFile:
         whole = {name: tensor for part in parts_of(self._path) for name, tensor in Header(part).tensors.items()}
         shapes = {self._layout_name(name): tensor.shape for name, tensor in whole.items()}
         factors = whole.get(_ROPE_FACTORS)
-        config = model_config(self._metadata, shapes, None if factors is None else _values(factors, self._path))
-        return config | {"eos_token_id": end_token_ids(self._metadata)}
+        return model_config(self._metadata, shapes, None if factors is None else _values(factors, self._path))
 
     def _layout_name(self, name: str) -> str:
         """The name in the Hugging Face layout of a tensor that llama.cpp calls `name`."""

@@ -4,6 +4,7 @@ The `gguf` package's own reader makes several arrays for each entry of a list, w
 150,000 tokens; this one takes a tenth of a second. Layout: `docs/gguf.md` of github.com/ggml-org/ggml.
 """
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from espalier.engine.errors import CheckpointError
 
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
+_MAX_DIMENSIONS = 4
 _SCALARS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -74,9 +76,11 @@ class Header:
         try:
             self._require_version(path)
             num_tensors, num_keys = self._numbers("QQ")
-            self.metadata = {self._text(): self._value(self._kind()) for _ in range(num_keys)}
+            self.metadata: dict[str, Any] = {}
+            for _ in range(num_keys):
+                self._take_entry()
             self.tensors = self._tensors(num_tensors)
-        except (struct.error, ValueError, KeyError, OverflowError, MemoryError) as error:
+        except (struct.error, ValueError, KeyError, OverflowError, MemoryError, RecursionError) as error:
             raise CheckpointError(f"{path} is damaged or cut short; download it again ({error})") from error
 
     def _require_version(self, path: Path) -> None:
@@ -85,6 +89,14 @@ class Header:
             raise CheckpointError(f"{path} is not a GGUF file: it does not begin with GGUF")
         if version not in _VERSIONS:
             raise CheckpointError(f"{path} has version {version} of GGUF; {' and '.join(map(str, _VERSIONS))} are read")
+
+    def _take_entry(self) -> None:
+        key = self._text()
+        if key in self.metadata:
+            raise ValueError(f"{key} is given twice")
+        self.metadata[key] = value = self._value(self._kind())
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key} is {value}, which is no number")
 
     def _numbers(self, form: str) -> tuple[Any, ...]:
         """The next numbers, little-endian, in the spelling of `struct`."""
@@ -134,21 +146,42 @@ class Header:
             raise ValueError(f"{num_bytes} bytes at {self._at} are beyond its {len(self._bytes)}")
 
     def _tensors(self, count: int) -> dict[str, StoredTensor]:
-        entries: list[tuple[str, GGMLQuantizationType, tuple[int, ...], int]] = []
+        entries: dict[str, tuple[GGMLQuantizationType, tuple[int, ...], int]] = {}
         for _ in range(count):
             name, (dimensions,) = self._text(), self._numbers("I")
-            self._require(8 * dimensions)
+            if name in entries:
+                raise ValueError(f"the tensor {name} is given twice")
+            if not 1 <= dimensions <= _MAX_DIMENSIONS:
+                raise ValueError(f"the tensor {name} has {dimensions} dimensions; 1 to {_MAX_DIMENSIONS} are read")
             shape = tuple(reversed(self._numbers(f"{dimensions}Q")))
+            if 0 in shape:
+                raise ValueError(f"the tensor {name} has the shape {shape}, which holds nothing")
             kind, offset = self._numbers("IQ")
-            entries.append((name, GGMLQuantizationType(kind), shape, offset))
+            entries[name] = GGMLQuantizationType(kind), shape, offset
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"general.alignment must be a whole number from 1 on, is {alignment!r}")
         start = -(-self._at // alignment) * alignment
-        return {name: self._stored(kind, shape, start + offset) for name, kind, shape, offset in entries}
+        return self._stored_apart({name: (kind, shape, start + at) for name, (kind, shape, at) in entries.items()})
 
-    def _stored(self, kind: GGMLQuantizationType, shape: tuple[int, ...], at: int) -> StoredTensor:
+    def _stored_apart(
+        self, entries: dict[str, tuple[GGMLQuantizationType, tuple[int, ...], int]]
+    ) -> dict[str, StoredTensor]:
+        """The tensors at their places; no two share a byte."""
+        stored = {name: self._stored(name, *entry) for name, entry in entries.items()}
+        end, last = 0, ""
+        for name, (*_, at) in sorted(entries.items(), key=lambda entry: entry[1][-1]):
+            if at < end:
+                raise ValueError(f"the tensors {last} and {name} lie on the same bytes")
+            end, last = at + stored[name].data.nbytes, name
+        return stored
+
+    def _stored(self, name: str, kind: GGMLQuantizationType, shape: tuple[int, ...], at: int) -> StoredTensor:
         values, size = GGML_QUANT_SIZES[kind]
+        if shape[-1] % values:
+            raise ValueError(f"the tensor {name} has rows of {shape[-1]} values, which are no blocks of {values}")
         packed = quant_shape_to_byte_shape(shape, kind) if values > 1 else (*shape[:-1], shape[-1] * size)
-        self._at = at
-        num_bytes = int(np.prod(packed, dtype=object))
-        self._require(num_bytes)
+        num_bytes = math.prod(packed)
+        if num_bytes > len(self._bytes) - at:
+            raise ValueError(f"the tensor {name} takes {num_bytes} bytes at {at}, beyond the file's {len(self._bytes)}")
         return StoredTensor(kind, shape, np.frombuffer(self._bytes[at : at + num_bytes], np.uint8).reshape(packed))

@@ -5,9 +5,12 @@ known to its reader. Sources: `src/llama-vocab.cpp` of github.com/ggml-org/llama
 the models that the rules are of.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from espalier.engine.models.text_files import shown
 
 _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
@@ -15,12 +18,14 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 _SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
+    "eot_token": "eot_token_id",
+    "eom_token": "eom_token_id",
     "pad_token": "padding_token_id",
     "unk_token": "unknown_token_id",
 }
-_END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
-"""Control tokens that end a turn by their names; a file gives the id of one of them only."""
 _SPACE = "▁"
+_MAX_PIECE = 256
+"""Characters of a token of SentencePiece; longer ones would take forever to cut in two at every place."""
 _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -42,46 +47,71 @@ class _WordRule:
         digits: whether every digit is a word.
         nfc: whether text is brought into the composed form of Unicode first.
         whole_words: whether a word that is a token is never merged from pieces.
+        begin: whether text begins with `bos_token` where the file does not say.
     """
 
     split: str = ""
     digits: bool = False
     nfc: bool = False
     whole_words: bool = False
+    begin: bool = False
 
 
 _RULES = {
     "gpt-2": _WordRule(),
     "smollm": _WordRule(digits=True),
-    "llama-bpe": (llama_3 := _WordRule(_LLAMA_3, whole_words=True)),
+    "llama-bpe": (llama_3 := _WordRule(_LLAMA_3, whole_words=True, begin=True)),
     "llama3": llama_3,
     "llama-v3": llama_3,
     "qwen2": (qwen_2 := _WordRule(_QWEN_2, nfc=True)),
     "deepseek-r1-qwen": qwen_2,
-    "tekken": _WordRule(_TEKKEN, whole_words=True),
+    "tekken": _WordRule(_TEKKEN, whole_words=True, begin=True),
 }
 """By `tokenizer.ggml.pre`."""
 
 
-def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """Ids of the tokens that end a generation: those the file names, and control tokens known to end a turn."""
-    named = (metadata.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot", "eom"))
-    kinds = metadata.get(f"{_PREFIX}token_type", ())
-    known = [
-        i
-        for i, (token, kind) in enumerate(zip(metadata[f"{_PREFIX}tokens"], kinds, strict=False))
-        if kind == _CONTROL and token in _END_TOKENS
-    ]
-    return sorted({i for i in named if i is not None} | set(known))
-
-
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """`tokenizer_config.json`: the texts of the special tokens, and the chat template where the file has one."""
-    tokens = metadata[f"{_PREFIX}tokens"]
+    """`tokenizer_config.json`: special tokens, whether a text begins with `bos_token`, and the chat template if any.
+
+    An id that no token has stands for none, as llama.cpp takes it; older converters wrote such.
+
+    Raises:
+        KeyError: when the metadata has no tokens.
+        ValueError: when an id is no number, or the template no text.
+    """
+    tokens = _list_of(str, metadata, "tokens")
+    special: dict[str, Any] = {name: tokens[i] for name, i in _special_ids(metadata, len(tokens)).items()}
+    rule = _RULES.get(str(metadata.get(f"{_PREFIX}pre")))
+    means = metadata.get(f"{_PREFIX}model") == "llama" or (rule is not None and rule.begin)
+    special["add_bos_token"] = says = metadata.get(f"{_PREFIX}add_bos_token", means)
+    if not isinstance(says, bool):
+        raise ValueError(f"{_PREFIX}add_bos_token must be true or false, is {shown(says)}")
+    if (template := metadata.get("tokenizer.chat_template")) is None:
+        return special
+    if not isinstance(template, str):
+        raise ValueError(f"tokenizer.chat_template must be text, is {shown(template)}")
+    return special | {"chat_template": template}
+
+
+def _special_ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
+    """The ids of special tokens by their names in tokenizer_config.json, of `count` tokens."""
     ids = {name: metadata.get(_PREFIX + key) for name, key in _SPECIAL.items()}
-    special = {name: tokens[i] for name, i in ids.items() if i is not None and 0 <= i < len(tokens)}
-    template = metadata.get("tokenizer.chat_template")
-    return special if template is None else special | {"chat_template": template}
+    for name, i in ids.items():
+        if i is not None and (isinstance(i, bool) or not isinstance(i, int)):
+            raise ValueError(f"{_PREFIX}{_SPECIAL[name]} must be a whole number, is {shown(i)}")
+    return {name: i for name, i in ids.items() if i is not None and 0 <= i < count}
+
+
+def _list_of(kind: type, metadata: Mapping[str, Any], key: str, required: bool = True) -> list[Any]:
+    """A list of the metadata, whose items are all of one type in the file; empty if it is absent and not required."""
+    values = metadata[_PREFIX + key] if required else metadata.get(_PREFIX + key, [])
+    of_kind = not values or (
+        isinstance(values, list) and isinstance(values[0], kind) and not isinstance(values[0], bool)
+    )
+    if not isinstance(values, list) or not of_kind:
+        what = {str: "texts", int: "whole numbers", float: "numbers"}[kind]
+        raise ValueError(f"{_PREFIX}{key} must be a list of {what}, is {shown(values)}")
+    return values
 
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,29 +119,42 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         KeyError: when the metadata lacks a part of it.
-        ValueError: when it is of another kind than byte-level or SentencePiece merges, or splits by an unknown
-            rule.
+        ValueError: when it is of another kind than byte-level or SentencePiece merges, splits by an unknown rule, or
+            contradicts itself.
     """
     model = metadata[f"{_PREFIX}model"]
     if model not in ("gpt2", "llama"):
         raise ValueError(f"its tokenizer is of the kind {model!r}; gpt2 and llama are read")
-    tokens: list[str] = metadata[f"{_PREFIX}tokens"]
-    kinds: Sequence[int] = metadata.get(f"{_PREFIX}token_type") or [1] * len(tokens)
+    tokens = _list_of(str, metadata, "tokens")
+    kinds: list[int] = _list_of(int, metadata, "token_type", required=False) or [1] * len(tokens)
+    if len(kinds) != len(tokens):
+        raise ValueError(f"{_PREFIX}token_type has {len(kinds)} items for {len(tokens)} tokens")
     added = [
         {"id": i, "content": token, "special": kind != _USER_DEFINED, "normalized": False}
         | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind in (_CONTROL, _USER_DEFINED) or (kind == _UNKNOWN and model == "llama")
     ]
-    vocabulary = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
-    shared = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
+    named = set(_special_ids(metadata, len(tokens)).values())
+    used = [i for i, kind in enumerate(kinds) if kind != _UNUSED or i in named]
+    vocabulary = {tokens[i]: i for i in used}
+    if len(vocabulary) < len(used):
+        twice = next(token for token, times in Counter(tokens[i] for i in used).items() if times > 1)
+        raise ValueError(f"{_PREFIX}tokens holds {shown(twice)} more than once")
     parts = _byte_level(metadata, vocabulary) if model == "gpt2" else _sentence_piece(metadata, vocabulary, kinds)
-    return shared | parts
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "post_processor": None,
+        **parts,
+    }
 
 
 def _byte_level(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
     name = metadata[f"{_PREFIX}pre"]
-    if (rule := _RULES.get(name)) is None:
+    if (rule := _RULES.get(str(name))) is None:
         raise ValueError(
             f"its tokenizer splits text by the rule {name!r}; {', '.join(_RULES)} are known. Take the same model in "
             "Hugging Face layout"
@@ -124,7 +167,7 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: dict[str, int]) -> dict
         "normalizer": {"type": "NFC"} if rule.nfc else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*words, to_bytes]},
         "decoder": to_bytes | {"use_regex": False},
-        "model": _bpe(vocabulary, metadata[f"{_PREFIX}merges"]) | {"ignore_merges": rule.whole_words},
+        "model": _bpe(vocabulary, _list_of(str, metadata, "merges")) | {"ignore_merges": rule.whole_words},
     }
 
 
@@ -133,7 +176,8 @@ def _sentence_piece(metadata: Mapping[str, Any], vocabulary: dict[str, int], kin
     to_space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     from_space = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prepend else []
-    merges = metadata.get(f"{_PREFIX}merges") or _merges_of(vocabulary, metadata[f"{_PREFIX}scores"], kinds)
+    if not (merges := _list_of(str, metadata, "merges", required=False)):
+        merges = _merges_of(vocabulary, _list_of(float, metadata, "scores"), kinds)
     unknown = next((token for token, i in vocabulary.items() if kinds[i] == _UNKNOWN), None)
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, to_space]},
@@ -152,7 +196,11 @@ def _bpe(vocabulary: dict[str, int], merges: Sequence[str | tuple[str, str]]) ->
 
 def _merges_of(vocabulary: Mapping[str, int], scores: Sequence[float], kinds: Sequence[int]) -> list[tuple[str, str]]:
     """Merges in the order that SentencePiece takes: of two that fit, the one whose result has the greater score."""
+    if len(scores) != len(kinds):
+        raise ValueError(f"{_PREFIX}scores has {len(scores)} items for {len(kinds)} tokens")
     plain = {token: i for token, i in vocabulary.items() if kinds[i] not in (_UNKNOWN, _CONTROL, _BYTE)}
+    if (longest := max(map(len, plain), default=0)) > _MAX_PIECE:
+        raise ValueError(f"{_PREFIX}tokens holds one of {longest} characters; {_MAX_PIECE} are read at most")
     merges: list[tuple[str, str]] = []
     for token in sorted(plain, key=lambda token: -scores[plain[token]]):
         pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))

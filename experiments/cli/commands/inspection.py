@@ -1,13 +1,15 @@
 """Reports a checkpoint's role, family, memory and prompts from its configuration, tokenizer and tensor names."""
 
 from dataclasses import dataclass
+from os.path import lexists
 from pathlib import Path
 
 import torch
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.chat.turns import TurnEnd, turn_ends
 from espalier.engine.models.checkpoint import Outline
-from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig, parse_decoder_config
+from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig
 from espalier.engine.models.hub import HubSettings, locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
@@ -15,12 +17,12 @@ from espalier.engine.models.quantization import linear_bytes
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.weights import GGUF, named_files, weight_lists
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
-from espalier.prm.base import PrmFamily, StepPath
+from espalier.prm.base import PrmFamily, StepPath, special_tokens_in
 from espalier.prm.families import FamilyMatch, families_of, identify, known_classes, load_verifier
 from espalier.prm.policy_pair import PolicyPairDecoder
 from espalier.prm.scorers import SELF, WITHOUT_WEIGHTS
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
-from espalier.search.run.generator import STEP_SYSTEM_PROMPT, render_prompt
+from espalier.search.run.generator import render_prompt, system_prompt_of
 
 PROBLEM = "What is 2 + 3 + 4?"
 STEPS = ("2 + 3 = 5", "5 + 4 = 9")
@@ -48,6 +50,11 @@ class Inspection:
         prompt: the prompt before the first step, for `PROBLEM`.
         readings: for each of `STEPS`, the end of the text before the score position, and the token there; empty for a
             generator.
+        ends: the tokens that end what it generates, with the files that say so; empty if it generates nothing.
+        special_tokens: ids of the special tokens in `prompt`, by token, in order.
+        special_source: what puts them there.
+        bos_token: the one that the tokenizer names, whether the prompt has it or not; None if it names none.
+        warnings: contradictions in the checkpoint, and what was decided.
     """
 
     folder: Path
@@ -62,6 +69,11 @@ class Inspection:
     kv_bytes_per_token: int
     prompt: str
     readings: tuple[tuple[str, str], ...]
+    ends: tuple[TurnEnd, ...]
+    special_tokens: dict[str, int]
+    special_source: str
+    bos_token: str | None
+    warnings: tuple[str, ...]
 
 
 def inspect_checkpoint(
@@ -86,18 +98,17 @@ def inspect_checkpoint(
         CheckpointError: the checkpoint could not be loaded, for example because weight files are truncated.
     """
     outline = _outline(name, hub)
-    parse_decoder_config(outline.config)
+    _ = outline.decoder_config  # whose faults come before those of a family
     other = _outline(reference, hub) if reference else None
     match, note = _choose(outline, family, other is not None)
     if match is None:
         model = load_generator(outline, dtype, "meta")
-        system = outline.config.get("system_prompt", STEP_SYSTEM_PROMPT)
-        prompt, readings = render_prompt(model.tokenizer, system, PROBLEM), ()
+        prompt, readings = render_prompt(model.tokenizer, system_prompt_of(outline), PROBLEM), ()
     else:
         verifier = load_verifier(outline, dtype, "meta", family, other)
         model = verifier.model
         prompt, readings = model.tokenizer.show(verifier.prompt_ids(PROBLEM)), _readings(verifier, model.tokenizer)
-    c = model.config
+    c, tokenizer = model.config, model.tokenizer
     return Inspection(
         folder=outline.folder,
         architecture=outline.architecture,
@@ -111,7 +122,16 @@ def inspect_checkpoint(
         kv_bytes_per_token=2 * c.num_layers * c.num_kv_heads * c.head_dim * dtype.itemsize,
         prompt=prompt,
         readings=readings,
+        ends=tuple(end for end in turn_ends(outline, tokenizer) if end.token_id in model.eos_token_ids),
+        special_tokens={token: tokenizer.token_id(token) or 0 for token in special_tokens_in(prompt, tokenizer)},
+        special_source=f"the layout of {match.info.name}" if match else _source_of_special_tokens(tokenizer),
+        bos_token=tokenizer.special_token("bos_token"),
+        warnings=outline.warnings,
     )
+
+
+def _source_of_special_tokens(tokenizer: TextTokenizer) -> str:
+    return "the chat template" if tokenizer.has_chat_template else f"no chat template; {tokenizer.begin_source}"
 
 
 def verifier_checkpoint(verifier: str, generator: str, hub: HubSettings | None = None) -> str:
@@ -189,7 +209,7 @@ def _has_weights(folder: Path) -> bool:
     if folder.suffix == GGUF:
         return True
     lists = (folder / name for name in weight_lists(LoadFormat.AUTO))
-    return any(shard.is_file() for found in lists if found.is_file() for shard in named_files(found))
+    return any(lexists(shard) for found in lists if lexists(found) for shard in named_files(found))
 
 
 def _choose(outline: Outline, family: str | None, has_reference: bool) -> tuple[FamilyMatch | None, str]:

@@ -96,11 +96,11 @@ def _show(
     left, paths = fit
     weights = sum(i.weight_bytes for i in models)
     if not left:
-        console.print(f"{_size(weights)}of weights do not fit in {_size(available)}; try --quantization int8 or int4")
+        console.print(f"{_size(weights)} of weights do not fit in {_size(available)}; try --quantization int8 or int4")
         return
     per_token = sum(i.kv_bytes_per_token for i in models)
     console.print(
-        f"In {_size(available)}: {_size(weights)}of weights leave {_size(left)} for KV, with 5% reserved for "
+        f"In {_size(available)}: {_size(weights)} of weights leave {_size(left)} for KV, with 5% reserved for "
         f"activations: {left // per_token:,} tokens, or {paths:,} paths of {path_tokens:,} tokens that share nothing; "
         "searches share prefixes and fit more."
     )
@@ -142,7 +142,18 @@ def _rows(inspection: "Inspection | HeadInspection") -> list[tuple[str, str]]:
     ]
     for step, (before, token) in enumerate(inspection.readings, start=1):
         rows.append((f"step {step} is scored", f"…{_visible(before)} ▸{_visible(token)}◂"))
-    return rows
+    rows.append(("special tokens", _special_tokens(inspection)))
+    rows += [("ends at", f"{end.token} ({end.token_id}): {', '.join(end.sources)}") for end in inspection.ends]
+    return rows + [("warning", text) for text in inspection.warnings]
+
+
+def _special_tokens(inspection: "Inspection") -> str:
+    """The special tokens of a prompt, what puts them there, and a `bos_token` that is not among them."""
+    found = inspection.special_tokens
+    text = ", ".join(f"{token} ({i})" for token, i in found.items()) or "none"
+    if (bos := inspection.bos_token) and bos not in found:
+        text += f"; bos_token {bos} is named, and not added"
+    return f"{text} ({inspection.special_source})"
 
 
 def _decoder(config: "DecoderConfig") -> str:
@@ -179,6 +190,11 @@ def _plain(inspection: "Inspection | HeadInspection") -> dict[str, object]:
         "kv_bytes_per_token": inspection.kv_bytes_per_token,
         "prompt": inspection.prompt,
         "readings": [{"before": before, "token": token} for before, token in inspection.readings],
+        "special_tokens": inspection.special_tokens,
+        "special_source": inspection.special_source,
+        "bos_token": inspection.bos_token,
+        "ends": [asdict(end) for end in inspection.ends],
+        "warnings": list(inspection.warnings),
     }
 
 

@@ -15,6 +15,7 @@ from espalier.engine.models.config import parse_decoder_config
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.experiments.cli.commands.inspection import inspect_checkpoint
 
 QWEN2 = {
     "model_type": "qwen2",
@@ -103,7 +104,7 @@ def test_a_broken_configuration_file_is_named(copy_of: Callable[[str], Path]):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, r"has no tokenizer\.json"), ("{}", "is not a tokenizer"), ("{", "is not a tokenizer")],
+    [(None, r"has no tokenizer\.json"), ("{}", "is not a tokenizer"), ("{", r"tokenizer\.json is not valid JSON")],
 )
 def test_a_missing_or_broken_tokenizer_is_named(content: str | None, message: str, copy_of: Callable[[str], Path]):
     folder = copy_of("qwen2-untied")
@@ -152,11 +153,18 @@ def test_a_trunk_without_the_model_prefix_loads(copy_of: Callable[[str], Path], 
     assert torch.equal(load(folder).decoder.embedding, load_model("qwen2-untied").decoder.embedding)
 
 
-def test_a_tied_head_is_the_embedding_and_a_spare_copy_is_ignored(copy_of: Callable[[str], Path]):
+@pytest.mark.parametrize("same", [True, False])
+def test_a_tied_head_is_the_embedding_unless_another_one_is_stored(
+    same: bool, copy_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+):
     folder = copy_of("qwen2-tied")
-    edit_tensors(folder / "model.safetensors", {"lm_head.weight": torch.zeros(338, 32)})
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    head = embedding if same else embedding.flip(0)
+    edit_tensors(folder / "model.safetensors", {"lm_head.weight": head.clone()})
     model, hidden = load(folder), torch.randn(4, 32)
-    torch.testing.assert_close(model.head(hidden), hidden @ model.decoder.embedding.T)
+    torch.testing.assert_close(model.head(hidden), hidden @ head.T)
+    assert ("tie_word_embeddings in config.json" in caplog.text) is not same
+    assert bool(inspect_checkpoint(str(folder), torch.float32).warnings) is not same
 
 
 @pytest.mark.parametrize("changed", ["model.safetensors", "config.json", "tokenizer_config.json", "tokenizer.json"])
@@ -197,13 +205,19 @@ def test_ends_of_sequence_come_from_both_configurations(copy_of: Callable[[str],
     folder = copy_of("qwen2-untied")
     edit_json(folder / "config.json", {"eos_token_id": 7})
     edit_json(folder / "generation_config.json", {"eos_token_id": [9, 2]})
-    assert load(folder).eos_token_ids == (2, 7, 9)
+    assert load(folder).eos_token_ids == (0, 2, 7, 9)
 
 
 def test_locate_takes_a_folder_and_refuses_an_unknown_name(tmp_path: Path):
     assert locate(str(tmp_path)) == tmp_path
     with pytest.raises(CheckpointError, match=r"no checkpoint 'nothing-here'.*demo-generator"):
         locate("nothing-here")
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "~nobody-of-this-name/model", "\ud800", "/dev/zero", "org/.."])
+def test_a_name_that_no_checkpoint_can_have_is_refused_as_one(name: str):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        locate(name)
 
 
 def test_transformers_4_and_5_spell_the_rotary_parameters_differently():
@@ -224,7 +238,7 @@ def test_a_configuration_without_rotary_scaling_has_none():
 
 def test_what_a_configuration_leaves_out_has_the_usual_meaning():
     config = parse_decoder_config({k: v for k, v in QWEN2.items() if k != "num_key_value_heads"})
-    assert (config.num_kv_heads, config.head_dim, config.tied, config.eos_token_ids) == (4, 16, False, ())
+    assert (config.num_kv_heads, config.head_dim, config.tied) == (4, 16, False)
     assert config.attention_bias
     assert not parse_decoder_config({**QWEN2, "model_type": "llama"}).attention_bias
 
@@ -313,7 +327,7 @@ def test_a_missing_key_is_named():
     [
         ({"hidden_size": "x"}, "hidden_size in config.json must be a whole number from 1 on, is 'x'"),
         ({"hidden_size": None}, "hidden_size .* is None"),
-        ({"hidden_size": 2}, "hidden_size 2, which is less than one for each of 4 heads"),
+        ({"hidden_size": 2}, "hidden_size 2 in config.json cannot be divided among 4 heads"),
         ({"vocab_size": 10.5}, "vocab_size .* is 10.5"),
         ({"intermediate_size": -1}, "intermediate_size .* is -1"),
         ({"num_hidden_layers": True}, "num_hidden_layers .* is True"),
@@ -323,14 +337,13 @@ def test_a_missing_key_is_named():
         ({"max_position_embeddings": "long"}, "max_position_embeddings .* is 'long'"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps in config.json must be a number above 0, is 'small'"),
         ({"rope_theta": 0}, "rope_theta .* is 0"),
-        ({"rope_scaling": "yarn"}, "rotary parameters .* must be an object, are 'yarn'"),
+        ({"rope_scaling": "yarn"}, "rope_scaling in config.json must be an object, is 'yarn'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor .* is '2'"),
         ({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 0}}, "original_max.* is 0"),
         ({"model_type": ["qwen2"]}, r"\['qwen2'\] is not supported"),
         ({"model_type": "mistral", "sliding_window": "all"}, "sliding_window .* is 'all'"),
         ({"use_sliding_window": True, "max_window_layers": "x"}, "max_window_layers .* from 0 on, is 'x'"),
         ({"use_sliding_window": True, "layer_types": 7}, "layer_types .* is 7"),
-        ({"eos_token_id": [1, "</s>"]}, "eos_token_id .* from 0 on, is '</s>'"),
     ],
 )
 def test_a_value_that_means_nothing_is_named_with_its_field(changes: dict[str, Any], message: str):

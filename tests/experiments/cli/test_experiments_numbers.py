@@ -12,10 +12,10 @@ from espalier.engine.models.hub import locate
 
 @pytest.fixture
 def without_numbers(tmp_path):
-    """The bundled generator with a norm that is damaged."""
+    """The bundled generator with a norm whose products overflow."""
     folder = shutil.copytree(locate("demo-generator"), tmp_path / "damaged")
     name = "model.norm.weight"
-    edit_tensors(folder / "model.safetensors", {name: torch.full((256,), torch.nan)})
+    edit_tensors(folder / "model.safetensors", {name: torch.full((256,), 3e38)})
     return folder
 
 

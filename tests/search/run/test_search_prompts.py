@@ -33,7 +33,8 @@ def with_template(copy_of: Callable[[str], Path]) -> Callable[[str | None], Text
     def make(template: str | None) -> TextTokenizer:
         folder = copy_of("talker")
         (folder / "chat_template.jinja").unlink(missing_ok=True)
-        edit_json(folder / "tokenizer_config.json", {"chat_template": template, "bos_token": "<s>"})
+        begin = {"bos_token": "<|endoftext|>", "add_bos_token": True}
+        edit_json(folder / "tokenizer_config.json", {"chat_template": template, **begin})
         return TextTokenizer(Checkpoint(folder))
 
     return make
@@ -49,8 +50,8 @@ def test_a_model_that_could_think_aloud_is_told_not_to(with_template):
 
 
 def test_without_a_template_the_prompt_is_plain_text_and_a_blank_line(with_template):
-    assert render_prompt(with_template(None), "Use steps.", "1+1?") == "<s>Use steps.\n\n1+1?\n\n"
-    assert render_prompt(with_template(None), "", "1+1?") == "<s>1+1?\n\n"
+    assert render_prompt(with_template(None), "Use steps.", "1+1?") == "<|endoftext|>Use steps.\n\n1+1?\n\n"
+    assert render_prompt(with_template(None), "", "1+1?") == "<|endoftext|>1+1?\n\n"
 
 
 CONVERSATION = (
@@ -82,7 +83,7 @@ def test_without_a_system_message_in_the_template_it_goes_before_the_first_thing
 
 def test_without_a_template_a_conversation_is_plain_text(with_template):
     rendered = render_prompt(with_template(None), "Use steps.", "Twice?", (SYSTEM, *CONVERSATION))
-    assert rendered == "<s>Be brief.\n\nUser: 6*7?\n\nAssistant: 42.\n\nUser: Twice?\n\n"
+    assert rendered == "<|endoftext|>Be brief.\n\nUser: 6*7?\n\nAssistant: 42.\n\nUser: Twice?\n\n"
 
 
 def test_a_conversation_that_the_template_rejects_is_the_callers_error(make_engine, copy_of):
