@@ -354,7 +354,25 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         for role, (name, quantization) in wanted.items()
         if name and name not in WITHOUT_WEIGHTS
     }
+    if _device(settings.device).type == "cpu":
+        _require_memory(opened, settings)
     return opened
+
+
+def _require_memory(opened: dict[str, Checkpoint], settings: RuntimeSettings) -> None:
+    """Raise CheckpointError if the weights of the opened checkpoints do not fit into the free memory."""
+    from espalier.engine.memory.host_memory import free_memory, model_bytes, require_host_memory
+    from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+    from espalier.prm.scorers.trunk_head import is_trunk_head
+
+    dtype = resolve_dtype(settings.dtype, settings.device)
+    flags = {GENERATOR: "--generator", VERIFIER: "--verifier", _REFERENCE: "--verifier-reference"}
+    models = {
+        flags[role]: model_bytes(checkpoint.decoder_config, dtype, checkpoint.quantization, role != VERIFIER)
+        for role, checkpoint in opened.items()
+        if not is_trunk_head(checkpoint)
+    }
+    require_host_memory(models, free_memory())
 
 
 def _device(name: str) -> torch.device:
