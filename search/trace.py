@@ -26,19 +26,24 @@ A path is the list of child indices from the root, whose own path is []. It does
 """
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from espalier.engine.errors import EspalierError, InvalidRequestError
+from espalier.engine.errors import EspalierError
 from espalier.search.algorithms import make_algorithm
 from espalier.search.request import SearchRequest
 from espalier.search.result import Asked, SearchResult, Told
 from espalier.search.schema import from_values
+from espalier.search.trace_schema import wrong_field
 from espalier.search.tree import Node, Termination
 
 SCHEMA, VERSION = "espalier.trace", 2
+MAX_BYTES = 2**29
+"""Of a file that is read."""
 
 _OF_RESULT = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "usage")
 """What a trace has of a result as it is."""
@@ -66,19 +71,34 @@ def trace_of(result: SearchResult) -> dict[str, Any]:
 
 
 def write_trace(result: SearchResult, file: Path) -> None:
-    """Write the trace of `result` to `file` as JSON."""
-    file.write_text(json.dumps(trace_of(result), indent=1) + "\n")
+    """Write the trace of `result` to `file` as JSON; all of it or nothing.
+
+    Raises:
+        TraceError: it cannot be written.
+    """
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(trace_of(result), indent=1) + "\n", encoding="utf-8")
+        partial.replace(file)
+    except OSError as error:
+        raise TraceError(f"cannot write the trace {file}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def read_trace(file: Path) -> dict[str, Any]:
     """Read the trace in `file`.
 
     Raises:
-        TraceError: the file is not a trace, has another version, or lacks a part.
+        TraceError: the file is not a trace, has another version, lacks a part, or holds a value that means nothing.
     """
     try:
-        trace = json.loads(file.read_text(), parse_constant=_refuse)
-    except (OSError, ValueError) as error:
+        if (size := file.stat().st_size) > MAX_BYTES:
+            raise TraceError(f"{file} has {size:,} bytes; traces of up to {MAX_BYTES:,} are read")
+        text = file.read_text(encoding="utf-8-sig")
+        trace = json.loads(text, parse_constant=_refuse)
+    except (OSError, ValueError, RecursionError) as error:
         raise TraceError(f"cannot read a trace from {file}: {error}") from error
     if not isinstance(trace, dict) or trace.get("schema") != SCHEMA:
         raise TraceError(f"{file} is no trace: its schema is not {SCHEMA!r}")
@@ -89,6 +109,8 @@ def read_trace(file: Path) -> dict[str, Any]:
         )
     if missing := [part for part in (*_OF_RESULT, "best", "candidates", "nodes", "rounds") if part not in trace]:
         raise TraceError(f"{file} is a trace without {', '.join(missing)}")
+    if wrong := wrong_field(text):
+        raise TraceError(f"{file} is a damaged trace: {wrong}")
     return trace
 
 
@@ -107,7 +129,9 @@ def replay(trace: dict[str, Any]) -> int:
     """
     try:
         return _Replay(trace).run()
-    except (KeyError, TypeError, ValueError, AssertionError, InvalidRequestError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, EspalierError) as error:
+        if isinstance(error, TraceError):
+            raise
         raise TraceError(f"the trace contradicts itself: {error!r}") from error
 
 

@@ -140,7 +140,11 @@ def solve(
         (result,) = ended
         if result.error:
             raise SearchFailedError(result.error)
-    if plot:
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=2))
+    else:
+        show_result(console, result, gold)
+    if plot:  # after the result, which a disk that is full must not hide
         from espalier.experiments.cli.plots import plot_tree
 
         plot_tree(result, text, plot)
@@ -148,10 +152,6 @@ def solve(
         from espalier.search.trace import write_trace
 
         write_trace(result, trace)
-    if as_json:
-        print(json.dumps(result.to_dict(), indent=2))
-    else:
-        show_result(console, result, gold)
 
 
 @app.command("replay")
@@ -256,6 +256,9 @@ def run_app(commands: typer.Typer) -> None:
     except EspalierError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_FAILED if isinstance(error, _FAILURES) else EXIT_USAGE)
+    except OSError as error:  # a disk that is full or read-only, a lack of processes: nothing that a traceback explains
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
 
 
 def _flag(field: str) -> str:

@@ -5,12 +5,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
-from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
+from espalier.engine.errors import EspalierError, InvalidRequestError, RequestTooLargeError
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of, tree_record
@@ -163,22 +163,36 @@ class _Writer:
         return _is_missing(self._samples, key)
 
     def write(self, sample: Sample, result: SearchResult | None = None) -> None:
-        """Add a sample, and the tree of its search."""
+        """Add a sample, and the tree of its search.
+
+        Raises:
+            EspalierError: they cannot be written; the samples before are kept.
+        """
         self._samples[sample.key] = sample
         if self._trees and result:  # before its sample; see `RunFolder.open_trees`
-            self._trees.write(json.dumps(tree_record(sample, result)) + "\n")
-            self._trees.flush()
+            _append(self._trees, tree_record(sample, result))
         if self._stream:
-            self._stream.write(json.dumps(asdict(sample)) + "\n")
-            self._stream.flush()
+            _append(self._stream, asdict(sample))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for stream in (self._stream, self._trees):
             if stream:
-                stream.close()
+                with suppress(OSError) if kind else nullcontext():  # a line that could not be written fails once more
+                    stream.close()
+
+
+def _append(stream: TextIO, record: Mapping[str, Any]) -> None:
+    try:
+        stream.write(json.dumps(record) + "\n")
+        stream.flush()
+    except OSError as error:
+        raise EspalierError(
+            f"cannot write {stream.name}: {error.strerror}; the samples before are kept, and running the command again "
+            "goes on behind them"
+        ) from error
 
 
 def _refused_as_before(sample: Sample, before: Sample | None) -> bool:

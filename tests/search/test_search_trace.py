@@ -1,9 +1,12 @@
 """Traces are written, read and replayed."""
 
+import errno
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -104,3 +107,102 @@ def test_what_is_no_trace_is_refused(text: str, message: str, tmp_path: Path):
         read_trace(tmp_path / "t.json")
     with pytest.raises(TraceError, match="cannot read a trace"):
         read_trace(tmp_path / "missing.json")
+
+
+def at(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Sets one value within a trace."""
+
+    def change(trace: Any) -> None:
+        for key in path[:-1]:
+            trace = trace[key]
+        trace[path[-1]] = value
+
+    return change
+
+
+NONSENSE = {
+    "configuration": at("configuration", value=[1]),
+    "digests.generator": at("digests", "generator", value=7),
+    "stop_reason": at("stop_reason", value="tired"),
+    "usage.nodes": at("usage", "nodes", value="48"),
+    "usage.seconds": at("usage", "seconds", value=True),
+    "score": at("score", value=[0.5]),
+    "best": at("best", value=10**6),
+    "candidates": at("candidates", value="none"),
+    "candidates.0.node_id": at("candidates", 0, "node_id", value=-1),
+    "nodes": at("nodes", value=[]),
+    "nodes.0": at("nodes", 0, "path", value=[3]),
+    "nodes.1": at("nodes", 1, value=None),
+    "nodes.1.node_id": at("nodes", 1, "node_id", value=0),
+    "nodes.1.parent_id": at("nodes", 1, "parent_id", value=99),
+    "nodes.2.parent_id": at("nodes", 2, "path", value=[0, 0, 0, 0]),
+    "nodes.2.path": at("nodes", 2, "path", value="0"),
+    "nodes.1.text": at("nodes", 1, "text", value=None),
+    "nodes.1.score": at("nodes", 1, "score", value="high"),
+    "nodes.1.termination": at("nodes", 1, "termination", value="bored"),
+    "nodes.1.tokens": at("nodes", 1, "tokens", value=1.5),
+    "nodes.1: tokens": at("nodes", 1, "tokens", value=-1),
+    "rounds": at("rounds", value={}),
+    "rounds.0.asked": at("rounds", 0, "asked", value=None),
+    "rounds.0.asked: children": at("rounds", 0, "asked", 0, "children", value=0),
+    "rounds.0.told.0.draws": at("rounds", 0, "told", 0, "draws", value=[None]),
+    "rounds.0: there is no node": at("rounds", 0, "kept", value=[[99]]),
+    "rounds.0.moments.0.blocks": at("rounds", 0, "moments", 0, "blocks", value=[1]),
+    "rounds.0.moments: seconds": at("rounds", 0, "moments", 0, "seconds", value=-5),
+    "rounds.0.moments: nodes": at("rounds", 0, "moments", 0, "nodes", value=10**9),
+}
+
+
+@pytest.mark.parametrize("field", NONSENSE)
+def test_a_value_that_means_nothing_is_named_with_its_file_and_field(field: str, trace: dict[str, Any], tmp_path: Path):
+    NONSENSE[field](trace)
+    (tmp_path / "t.json").write_text(json.dumps(trace))
+    with pytest.raises(TraceError, match=rf"t\.json is a damaged trace: {re.escape(field)}"):
+        read_trace(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"[" * 100_000, b'{"schema": "espalier.trace", "version": 1e999}', b"9" * 5000]
+)
+def test_files_of_nonsense_are_no_traces(content: bytes, tmp_path: Path):
+    (tmp_path / "t.json").write_bytes(content)
+    with pytest.raises(TraceError, match=r"t\.json"):
+        read_trace(tmp_path / "t.json")
+
+
+def test_a_trace_changed_anywhere_is_read_and_replayed_or_refused(trace: dict[str, Any], tmp_path: Path):
+    draw = Random(0)
+    refused = 0
+    for _ in range(150):
+        changed = json.loads(json.dumps(trace))
+        place: Any = changed
+        key = draw.choice(list(place))
+        while isinstance(place[key], dict | list) and place[key]:
+            place = place[key]
+            key = draw.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        place[key] = draw.choice([None, True, -1, 10**30, 1.5, "x", [], {}, [[]]])
+        (tmp_path / "t.json").write_text(json.dumps(changed))
+        try:
+            replay(read_trace(tmp_path / "t.json"))
+        except TraceError:
+            refused += 1
+    assert refused > 50
+
+
+def test_a_disk_that_is_full_leaves_the_trace_that_was_there(
+    make_orchestrator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    result = run(make_orchestrator(), BEAM).only
+    write_trace(result, tmp_path / "t.json")
+    before = (tmp_path / "t.json").read_text()
+
+    def full(file: Path, text: str, **_: Any) -> None:
+        file.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(TraceError, match=r"cannot write the trace .*t\.json: No space left on device"):
+            write_trace(result, tmp_path / "t.json")
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
+    assert (tmp_path / "t.json").read_text() == before

@@ -1,6 +1,9 @@
 """What is raised while a command runs ends what it belongs to: one problem, or the command with one line."""
 
+import errno
 import json
+import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,3 +51,42 @@ def test_one_problem_that_meets_a_fault_does_not_end_an_evaluation(espalier, mon
     errors = sorted(sample["error"] for sample in samples)
     assert errors[:2] == ["", ""]
     assert errors[2].startswith("internal error, id=")
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_that_is_full_does_not_hide_the_answer(espalier, monkeypatch, tmp_path):
+    monkeypatch.setattr(Path, "write_text", full)
+    ran = espalier(*SOLVE, "--trace", tmp_path / "t.json")
+    assert ran.code == 2
+    assert "answer  60" in ran.out
+    assert ran.err.endswith(f"error: cannot write the trace {tmp_path / 't.json'}: No space left on device\n")
+
+
+def test_a_system_that_refuses_is_one_line_too(espalier, monkeypatch, tmp_path):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    ran = espalier(*SOLVE, "--plot", tmp_path / "t.svg")
+    assert ran.code == 1
+    assert "answer  60" in ran.out
+    assert ran.err.splitlines()[-1] == "error: [Errno 28] No space left on device"
+
+
+def test_an_evaluation_on_a_full_disk_keeps_what_it_has_and_goes_on_behind_it(espalier, tmp_path):
+    out = tmp_path / "run"
+    command = (*EVAL[:-4], "--limit", 6, "--answer-equivalence", "exact-match", "--out", out)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, before[1]))
+    try:
+        ran = espalier(*command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ran.code == 2
+    assert f"error: cannot write {out / 'samples.jsonl'}: File too large; the samples before are kept" in ran.err
+    held = (out / "samples.jsonl").read_text().splitlines()[:-1]
+    assert 0 < len(held) < 6
+    assert espalier(*command).code == 0
+    lines = (out / "samples.jsonl").read_text().splitlines()
+    assert lines[: len(held)] == held
+    assert len({json.loads(line)["unique_id"] for line in lines}) == len(lines) == 6
