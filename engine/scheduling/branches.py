@@ -80,7 +80,7 @@ class Branches:
         decode, positions = draws.decode, draws.positions
         goes_on = (self._table.lengths[decode.rows] == positions) & ~self._are_full(decode, positions)
         if draws.opened:
-            goes_on &= [branch not in draws.opened for branch in decode.branches]
+            goes_on &= np.array([branch not in draws.opened for branch in decode.branches], dtype=bool)
         if goes_on.any():
             firsts = decode.firsts if draws.kept is None else draws.kept[decode.firsts]
             self._table.put_each(decode.rows[goes_on], positions[goes_on], -1 - firsts[goes_on])
@@ -181,7 +181,7 @@ class Branches:
                 parents.append(b)
                 firsts.append(first + places[0])
             branch.indices = [branch.indices[place] for place in next(iter(groups.values()))]
-        return parted, parents, np.array(firsts)
+        return parted, parents, np.array(firsts, dtype=np.int64)
 
     def _take_out_stopped(
         self,

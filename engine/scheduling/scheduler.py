@@ -324,7 +324,7 @@ def _owners_without_numbers(output: SchedulerOutput, results: StepResults) -> fr
         decode = output.draws.decode
         finite = np.isfinite(results.log_probabilities)
         for name, values in results.drawn_from.items():
-            reads_it = np.array([branch.work.head == name for branch in decode.branches])[decode.branch_of]
+            reads_it = np.array([branch.work.head == name for branch in decode.branches], dtype=bool)[decode.branch_of]
             finite &= np.isfinite(values).all(axis=1) | ~reads_it
         owners |= {decode.branches[b].work.owner for b in decode.branch_of[~finite]}
     return frozenset(owners)

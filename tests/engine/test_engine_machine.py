@@ -6,9 +6,10 @@ and when all is released not one block is left.
 """
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 
-import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -26,6 +27,11 @@ MOST_BLOCKS = {GENERATOR: 80, VERIFIER: 60}
 BLOCK = 4
 RULES = 10_000
 """At least, of either machine."""
+HEADS = {
+    "sum": lambda hidden: torch.stack((hidden.sum(-1), hidden[:, 0]), dim=-1),
+    "largest": lambda hidden: hidden.amax(-1, keepdim=True),
+}
+"""Heads on the generator's states, beside its own."""
 
 
 class Alone:
@@ -43,21 +49,28 @@ class Alone:
         self.engine.release(sequence)
         return done[0]
 
-    def step(self, text: tuple[int, ...], sampling: Sampling, tokens: int) -> tuple:
-        if (key := (text, sampling, tokens)) not in self.known:
+    def step(self, text: tuple[int, ...], sampling: Sampling, tokens: int, head: str) -> tuple:
+        if (key := (text, sampling, tokens, head)) not in self.known:
             sequence = self.engine.open(GENERATOR, list(text))
-            done = self.run(sequence, Generate(None, sequence, (sampling,), tokens, in_place=True))
+            done = self.run(sequence, Generate(None, sequence, (sampling,), tokens, in_place=True, head=head))
             assert isinstance(done, Generated)
-            self.known[key] = (tuple(done.token_ids), done.log_probability, done.cause)
+            self.known[key] = outcome(done)
         return self.known[key]  # type: ignore[return-value]
 
-    def scores(self, before: tuple[int, ...], new: tuple[int, ...], score_positions: tuple[int, ...]) -> bytes:
-        if (key := (before, new, score_positions)) not in self.known:
-            sequence = self.engine.open(VERIFIER, list(before))
-            done = self.run(sequence, Score(None, sequence, new, score_positions))
+    def scores(self, before: tuple[int, ...], work: Score) -> bytes:
+        role = work.sequence.role
+        if (key := (role, before, work.token_ids, work.score_positions, work.head)) not in self.known:
+            sequence = self.engine.open(role, list(before))
+            done = self.run(sequence, Score(None, sequence, work.token_ids, work.score_positions, head=work.head))
             assert isinstance(done, Scored)
             self.known[key] = done.values.tobytes()
         return self.known[key]  # type: ignore[return-value]
+
+
+def outcome(done: Generated) -> tuple:
+    """What must not depend on company."""
+    values = None if done.values is None else done.values.tobytes()
+    return tuple(done.token_ids), done.log_probability, done.cause, values
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -142,14 +155,23 @@ class EngineMachine(RuleBasedStateMachine):
                 assert child.owner == sequence.owner
                 self.texts[child] = list(text)
 
-    @precondition(lambda self: self.idle(VERIFIER))
-    @rule(data=st.data(), new=st.lists(st.integers(3, 40), max_size=6), every=st.booleans())
-    def score(self, data: st.DataObject, new: list[int], every: bool) -> None:
+    @precondition(lambda self: self.idle())
+    @rule(
+        data=st.data(),
+        new=st.lists(st.integers(3, 40), max_size=6),
+        every=st.booleans(),
+        head=st.sampled_from(["", "", "", *HEADS]),
+    )
+    def score(self, data: st.DataObject, new: list[int], every: bool, head: str) -> None:
+        """Read the verifier, or a head on the generator."""
         self.count()
         score_positions = tuple(range(len(new))) if every else tuple(range(len(new)))[-1:]
-        for sequence in data.draw(st.lists(st.sampled_from(self.idle(VERIFIER)), min_size=1, max_size=6, unique=True)):
-            if self.room_for(sequence.owner, VERIFIER, [len(new) + 5]):
-                self.submit(sequence, Score(sequence.owner, sequence, tuple(new), score_positions))
+        role = GENERATOR if head else VERIFIER
+        if not (idle := self.idle(role)):
+            return
+        for sequence in data.draw(st.lists(st.sampled_from(idle), min_size=1, max_size=6, unique=True)):
+            if self.room_for(sequence.owner, role, [len(new) + 5]):
+                self.submit(sequence, Score(sequence.owner, sequence, tuple(new), score_positions, head=head))
 
     @precondition(lambda self: self.idle(GENERATOR))
     @rule(
@@ -159,16 +181,17 @@ class EngineMachine(RuleBasedStateMachine):
         tokens=st.integers(1, 5),
         temperature=st.sampled_from([0.0, 0.2, 1.0]),
         in_place=st.booleans(),
+        head=st.sampled_from(["", *HEADS]),
     )
     def generate(
-        self, data: st.DataObject, key: int, samplings: int, tokens: int, temperature: float, in_place: bool
+        self, data: st.DataObject, key: int, samplings: int, tokens: int, temperature: float, in_place: bool, head: str
     ) -> None:
         self.count()
         samplings = 1 if in_place else samplings
         drawn = tuple(Sampling(temperature=temperature, key=key + i) for i in range(samplings))
         for sequence in data.draw(st.lists(st.sampled_from(self.idle(GENERATOR)), min_size=1, max_size=4, unique=True)):
             if self.room_for(sequence.owner, GENERATOR, [len(self.texts[sequence]) + tokens] * samplings):
-                self.submit(sequence, Generate(sequence.owner, sequence, drawn, tokens, in_place=in_place))
+                self.submit(sequence, Generate(sequence.owner, sequence, drawn, tokens, in_place=in_place, head=head))
 
     def submit(self, sequence: Sequence, work: Generate | Score) -> None:
         self.engine.submit(work)
@@ -197,15 +220,14 @@ class EngineMachine(RuleBasedStateMachine):
             sequence = done.work.sequence
             before = self.texts[sequence]
             if isinstance(done, Scored):
-                expected = self.alone.scores(tuple(before), done.work.token_ids, done.work.score_positions)
-                assert done.values.astype(np.float32).tobytes() == expected
+                assert done.values.tobytes() == self.alone.scores(tuple(before), done.work)
                 before += done.work.token_ids
                 del self.working[sequence]
                 continue
             work = done.work
             for index in done.indices:
-                step = self.alone.step(tuple(before), work.samplings[index], work.max_tokens)
-                assert (tuple(done.token_ids), done.log_probability, done.cause) == step
+                expected = self.alone.step(tuple(before), work.samplings[index], work.max_tokens, work.head)
+                assert outcome(done) == expected
             if work.in_place:
                 before += done.token_ids
             else:
@@ -283,7 +305,8 @@ def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
 ):
     for name, strictest in (("_LEAD", 1), ("_WORTHWHILE", 0)):
         monkeypatch.setattr(fair_sharing, name, strictest)
-    EngineMachine.models = {GENERATOR: load_model("talker"), VERIFIER: load_model("classifier")}
+    generator = replace(load_model("talker"), other_heads=HEADS)
+    EngineMachine.models = {GENERATOR: generator, VERIFIER: load_model("classifier")}
     EngineMachine.alone = Alone(EngineMachine.models)
     EngineMachine.rules = EngineMachine.preemptions = EngineMachine.evictions = EngineMachine.held_back = 0
     run_state_machine_as_test(

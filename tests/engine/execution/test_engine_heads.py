@@ -9,7 +9,7 @@ import torch
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.errors import MisuseError, NumericalError
 from espalier.engine.scheduling.role_policy import GENERATOR
-from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
+from espalier.engine.work import Generate, Generated, Sampling, Score, Scored, StopCause
 
 PROMPT = [5, 9, 2, 14, 3, 8, 11]
 
@@ -131,6 +131,25 @@ class TestStatesDrawnFrom:
             (again,) = drain(engine)
             assert np.array_equal(again.values[0], one.values)
             engine.release(whole)
+
+    def test_a_step_in_flight_for_branches_that_have_all_stopped_is_dropped(self, load_model):
+        model = replace(load_model("talker"), other_heads={"value": sum_and_first})
+        engine = Engine({GENERATOR: model}, EngineSettings(2**21, block_size=4, launch_ahead=True))
+        causes = set()
+        for draw in self.DRAWS:
+            prompt = engine.open(GENERATOR, PROMPT, owner="a")
+            engine.submit(Generate("a", prompt, (draw,), max_tokens=40, in_place=True, head="value"))
+            (done,) = drain(engine)
+            causes.add(done.cause)
+            ids = engine.token_ids(prompt)[:-1]
+            whole = engine.open(GENERATOR, ids[:1], salt=b"whole", owner="check")
+            engine.submit(Score("check", whole, tuple(ids[1:]), (len(ids) - 2,), head="value"))
+            (again,) = drain(engine)
+            assert np.array_equal(again.values[0], done.values)
+            engine.release(prompt)
+            engine.release(whole)
+        assert causes & {StopCause.EOS, StopCause.DELIMITER}, "none stops before the step after it is launched"
+        engine.check_drained()
 
     def test_a_preempted_branch_reads_the_same(self, engine: Engine):
         values = []
