@@ -91,7 +91,7 @@ class StackedLayers:
 
 
 def _pack(layer: LayerWeights, shape: LayerShape) -> StackedWeights:
-    bias = torch.zeros(len(layer.qkv)) if layer.qkv_bias is None else layer.qkv_bias
+    bias = torch.zeros(layer.qkv.shape[0]) if layer.qkv_bias is None else layer.qkv_bias
     of_heads = [norm for norm in (layer.query_norm, layer.key_norm) if norm is not None]
     around = StackedWeights(
         norms=torch.stack((layer.attention_norm, layer.mlp_norm)),
