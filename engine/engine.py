@@ -1,10 +1,9 @@
 """The engine: two models, one KV pool, one batch at a time."""
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
@@ -24,7 +23,7 @@ from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, Generato
 from espalier.engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from espalier.engine.stats import SECOND_BOUNDS, Histogram, RoleStats
 from espalier.engine.step_record import StepRecord
-from espalier.engine.work import Done, Generate, Generated, Score, Work
+from espalier.engine.work import Done, Generated, Work
 from espalier.kernels.layout import KVLayout
 
 log = logging.getLogger("espalier.engine")
@@ -206,11 +205,6 @@ class Engine:
                 ascend or lie outside its tokens, or more or fewer targets than reads; or on a sequence that was
                 released, is of another engine, has work already, or would go beyond the model's context.
         """
-        if isinstance(work, Generate):
-            if not work.samplings or (work.in_place and len(work.samplings) != 1) or work.max_tokens < 1:
-                raise MisuseError("Generate needs a sampling for each child, exactly one in place, and max_tokens >= 1")
-        else:
-            _require_reads_in_order(work)
         self._scheduler(work.sequence).submit(work)
 
     def cancel(self, owner: Hashable) -> None:
@@ -240,8 +234,9 @@ class Engine:
         Raises:
             NumericalError: when a model's results for some owners are not numbers. Nothing else is lost: cancel these
                 owners and call again.
-            PoolExhaustedError: when blocks run out and no owner can give any up. Cancel the owner that it names, or
-                release sequences, and call again.
+            PoolExhaustedError: when nobody's work finds blocks and no owner can give any up. Cancel the owner that it
+                names, or release sequences, and call again. Never while all owners with work were admitted, and hold
+                no more than they said.
             DeviceError: when a model cannot be run; what the device's memory holds is not certain any more.
             KeyboardInterrupt: after the batch, whose finished work the next step returns.
         """
@@ -277,16 +272,26 @@ class Engine:
             self._launch_of(self._loads(), fair=False)
 
     def _launch_of(self, loads: Mapping[str, RoleLoad], fair: bool) -> bool:
-        """Launch a batch of `loads`, which accounts pay for if it is `fair`; returns whether there was one."""
+        """Launch a batch of `loads`, which accounts pay for if it is `fair`; returns whether there was one.
+
+        Raises:
+            PoolExhaustedError: when blocks run out for every role with work, and no owner can give any up.
+        """
         roles = [role for role, load in loads.items() if load.busy]
         if len(roles) > 1 and self._role_policy.choose(loads[GENERATOR], loads[VERIFIER]) != roles[0]:
             roles.reverse()
+        exhausted: PoolExhaustedError | None = None
         for role in roles:
             scheduler, begun = self.schedulers[role], perf_counter()
             most = self.settings.max_batch_tokens
             if self.sharing.contended:
                 most = min(most, self.sharing.most_tokens(role))
-            if (step := scheduler.schedule(most)) is None:
+            try:
+                step = scheduler.schedule(most)
+            except PoolExhaustedError as error:
+                exhausted = exhausted or error
+                continue
+            if step is None:
                 continue
             scheduled = perf_counter()
             try:
@@ -299,7 +304,11 @@ class Engine:
             if fair:
                 self.sharing.charge(role, step.plan)
             return True
-        return False
+        if exhausted is None:
+            return False
+        if self._preemption.compact():
+            return self._launch_of(loads, fair)
+        raise exhausted
 
     def _share_out(self) -> tuple[dict[str, RoleLoad], bool]:
         """Hold back who is ahead; returns the work that is left by role, and whether accounts pay for the step."""
@@ -447,9 +456,9 @@ class Engine:
             self._settle()
         return table
 
-    def _make_room(self, needy: Hashable) -> bool:
+    def _make_room(self, requesters: Collection[Hashable]) -> bool:
         self._settle()
-        return self._preemption.make_room(needy)
+        return self._preemption.make_room(requesters)
 
 
 _LaunchTimes = tuple[float, float, float]
@@ -470,16 +479,6 @@ def _warn_of_missing_embeddings(role: str, model: Model) -> None:
             model.config.vocab_size,
             name_tokens(beyond),
         )
-
-
-def _require_reads_in_order(work: Score) -> None:
-    reads = work.score_positions
-    if reads and (reads[0] < 0 or reads[-1] >= len(work.token_ids)):
-        raise MisuseError("Score reads outside its own tokens")
-    if any(one >= next_ for one, next_ in pairwise(reads)):
-        raise MisuseError("Score reads at places that do not ascend")
-    if work.targets and len(work.targets) != len(reads):
-        raise MisuseError("Score has a target for each of its reads, or none")
 
 
 def _layout(model: Model, block_size: int, slab_bytes: int) -> KVLayout:

@@ -1,7 +1,7 @@
 """Choosing the tokens that one step of a model computes, and taking blocks for them."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,9 +11,8 @@ from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
 
-MakeRoom = Callable[[Hashable], bool]
-"""Makes one owner give up its KV, and returns whether one did. Given an owner, only those that rank behind it are
-asked; given None, any but the first."""
+MakeRoom = Callable[[Collection[Hashable]], bool]
+"""Makes one owner give up its KV for those given, all with work that finds no blocks; returns whether one did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +110,8 @@ class BatchPlanner:
     ) -> StepPlan | None:
         """Choose what to compute and take blocks for it, from the KV of other owners where no other blocks are left.
 
+        Owners whose work finds no blocks even so are left out of the step.
+
         Args:
             running: branches being sampled.
             waiting: in order of arrival.
@@ -122,41 +123,57 @@ class BatchPlanner:
             other model.
 
         Raises:
-            PoolExhaustedError: when blocks run out and no owner can give any up; it names the last owner without any.
+            PoolExhaustedError: when nobody's work finds blocks and no owner can give any up; it names the last owner
+                without any.
         """
         while self.blocked and self.blocked.blocks > self._pool.allocatable_blocks:
             if not may_preempt:
                 return None
-            if not self._make_room(self.blocked.owner):
+            if not self._make_room({self.blocked.owner}):
                 break
         self.blocked = None
+        exhausted: PoolExhaustedError | None = None
         while True:
             branches, chunks = self._choose(running, waiting, max_tokens)
             if not branches and not chunks:
+                if exhausted is not None:
+                    raise exhausted
                 return None
-            rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
-            counts = np.ones(len(rows), dtype=np.int64)
             try:
-                copies = self._table.prepare_write(rows, counts)
+                return self._place(branches, chunks)
             except PoolExhaustedError as error:
                 if not may_preempt:
                     return None
-                if not self._make_room(None):
-                    error.owners = frozenset({branches[-1].work.owner})
-                    raise
-                continue
-            if not chunks:
-                break
-            wanted, chunks = chunks, self._place(chunks, copies)
-            if branches or chunks:
-                rows = np.concatenate((rows, np.array([c.row for c in chunks], dtype=np.int64)))
-                counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
-                break
-            if not may_preempt:
-                return None
-            if not self._make_room(None):
-                last = next(chunk for chunk in reversed(wanted) if not self._fits([chunk]))
+                if self._make_room({target.work.owner for target in (*branches, *(c.target for c in chunks))}):
+                    self.blocked = None
+                    continue
+                exhausted = exhausted or error
+                without = error.owners if branches else {c.target.work.owner for c in self._without_blocks(chunks)}
+                running = [branch for branch in running if branch.work.owner not in without]
+                waiting = [item for item in waiting if item.work.owner not in without]
+
+    def _place(self, branches: list[RunningRequest], chunks: list[Chunk]) -> StepPlan:
+        """Take blocks for all branches, and for the chunks that find some.
+
+        Raises:
+            PoolExhaustedError: when there are too few for the branches, or without branches for any chunk; it names
+                the owner of the last one.
+        """
+        rows = np.array([b.sequence.row for b in branches], dtype=np.int64)
+        counts = np.ones(len(rows), dtype=np.int64)
+        try:
+            copies = self._table.prepare_write(rows, counts)
+        except PoolExhaustedError as error:
+            error.owners = frozenset({branches[-1].work.owner})
+            raise
+        if chunks:
+            placed = self._place_chunks(chunks, copies)
+            if not branches and not placed:
+                last = self._without_blocks(chunks)[-1]
                 self._pool.require(self._blocks_for(last), frozenset({last.target.work.owner}))
+            chunks = placed
+            rows = np.concatenate((rows, np.array([c.row for c in chunks], dtype=np.int64)))
+            counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
         # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
         first = np.minimum(self._table.computed[rows], self._table.lengths[rows] - 1).astype(np.int64)
         return StepPlan(branches, chunks, rows, first, counts, copies)
@@ -195,7 +212,7 @@ class BatchPlanner:
                 chosen.append(Chunk(chunk.target, chunk.row, count))
         return branches, chosen
 
-    def _place(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> list[Chunk]:
+    def _place_chunks(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> list[Chunk]:
         """Take blocks for the chunks in order, while there are blocks, and return those chunks; adds to `copies`."""
         placed: list[Chunk] = []
         plain = [chunk for chunk in chunks if not self._table.is_unmatched(chunk.row)]
@@ -210,11 +227,17 @@ class BatchPlanner:
             self._write([chunk], copies)
             self._table.register(chunk.row, int(self._table.computed[chunk.row]) + chunk.count)
             placed.append(chunk)
-        while plain and not self._fits(plain):
-            self._note_blocked(plain[len(plain) // 2])
-            plain = plain[: len(plain) // 2]
-        self._write(plain, copies)
-        return placed + plain
+        fitting = plain
+        while fitting and not self._fits(fitting):
+            fitting = fitting[: len(fitting) // 2]
+        if len(fitting) < len(plain):
+            self._note_blocked(plain[len(fitting)])
+        self._write(fitting, copies)
+        return placed + fitting
+
+    def _without_blocks(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Those of `chunks` that do not even find blocks alone."""
+        return [chunk for chunk in chunks if not self._fits([chunk])]
 
     def _note_blocked(self, chunk: Chunk) -> None:
         if self.blocked is None:

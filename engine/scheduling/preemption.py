@@ -1,6 +1,7 @@
 """Preemption: which owner gives up its KV when blocks run out, and when that KV is computed again."""
 
-from collections.abc import Hashable, Mapping
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping
 
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.scheduling.admission import Admission
@@ -11,8 +12,13 @@ class Preemption:
     """Preempts owners, which gives up all their KV, and resumes them once there is room.
 
     Owners rank by priority, then by the order in which they were admitted; the last one is preempted first. Tokens are
-    kept, so KV can be computed again (shared blocks once), and nothing that was sampled or scored is lost. The first
-    owner is never preempted, and fits the KV pool alone, so there is always one that makes progress.
+    kept, so KV can be computed again (shared blocks once), and nothing that was sampled or scored is lost.
+
+    The first owner with work is never preempted, and always goes on. It fits the KV pool alone once its blocks lie
+    together. If it finds no blocks for one model although nobody else holds any, that model's slabs have no free slot
+    (free slots of a model's own slabs are used before another slab, however its blocks are scattered), so they are as
+    few as its blocks need, and the slabs that it lacks are those of another model that its blocks there are scattered
+    over. `compact` drops its KV of that model too; it is computed again later, and then that model fits.
     """
 
     def __init__(self, kv_pool: KVPool, schedulers: Mapping[str, Scheduler], admission: Admission) -> None:
@@ -42,11 +48,11 @@ class Preemption:
         """Let `owner`, suspended by `suspend`, resume once there is room."""
         self._suspended.discard(owner)
 
-    def make_room(self, needy: Hashable) -> bool:
-        """Preempt one owner: one without work, else the last one that ranks behind `needy`.
+    def make_room(self, requesters: Collection[Hashable]) -> bool:
+        """Preempt one owner: one whose work does not go on, else the last one that ranks behind the first requester.
 
         Args:
-            needy: the owner that needs blocks; None for the first of those with work.
+            requesters: owners whose work needs blocks.
 
         Returns:
             Whether an owner was preempted.
@@ -57,15 +63,32 @@ class Preemption:
             for o in scheduler.table.owners()
             if scheduler.table.blocks_of(o)
         }
-        working = self._working()
-        active = working - self._preempted.keys()
-        if needy is None:
-            needy = min(active, key=self._admission.rank, default=None)
-        behind = [o for o in holding & active if self._admission.rank(o) > self._admission.rank(needy)]
-        if not (victims := list(holding - working) or behind):
+        active, first = self._active(), min(map(self._admission.rank, requesters))
+        behind = [o for o in holding & active if self._admission.rank(o) > first]
+        if not (victims := list(holding - active) or behind):
             return False
         self.preempt(max(victims, key=self._admission.rank))
         return True
+
+    def compact(self) -> bool:
+        """Drop the first owner's KV of a model whose blocks lie in more slabs than they need, for work on another one.
+
+        Only where no work goes on, and no owner can be preempted.
+
+        Returns:
+            Whether KV was dropped.
+        """
+        if not (active := self._active()):
+            return False
+        first = min(active, key=self._admission.rank)
+        for role, scheduler in self._schedulers.items():
+            pool, others = scheduler.pool, [other for other in self._schedulers.values() if other is not scheduler]
+            scattered = pool.live_slabs > pool.slabs_for(pool.live_blocks)
+            if scattered and scheduler.table.blocks_of(first) and any(first in other.owners() for other in others):
+                scheduler.drop_kv(first)
+                self.counts[role] += 1
+                return True
+        return False
 
     def resume(self) -> None:
         """Resume preempted owners in order of rank while there is room for what they held; at least one if none runs.
@@ -79,12 +102,14 @@ class Preemption:
             scheduler.planner.blocked.owner for scheduler in self._schedulers.values() if scheduler.planner.blocked
         ]
         working = self._working()
+        wanted: Counter[str] = Counter()  # by all who resume now
         for owner in sorted(preempted, key=self._admission.rank):
             if owner not in working:
                 self.forget(owner)
                 continue
+            wanted.update(self._preempted[owner])
             behind = any(self._admission.rank(owner) > self._admission.rank(other) for other in blocked)
-            if working - self._preempted.keys() and (behind or not self._fits(self._preempted[owner])):
+            if self._active() and (behind or not self._fits(wanted)):
                 return
             self.forget(owner)
 
@@ -94,6 +119,10 @@ class Preemption:
         if self._preempted.pop(owner, None) is not None:
             for scheduler in self._schedulers.values():
                 scheduler.planner.paused.discard(owner)
+
+    def _active(self) -> set[Hashable]:
+        """Owners with work that is not paused."""
+        return self._working() - self._preempted.keys()
 
     def _working(self) -> set[Hashable]:
         """Owners with waiting or running work, paused or not."""

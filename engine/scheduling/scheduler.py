@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +69,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, role: str, model: Model, table: SequenceTable, make_room: MakeRoom = lambda needy: False
+        self, role: str, model: Model, table: SequenceTable, make_room: MakeRoom = lambda requesters: False
     ) -> None:
         """Make an idle scheduler; `make_room` is asked when blocks run out."""
         self.role = role
@@ -132,9 +133,12 @@ class Scheduler:
 
         Raises:
             NoEmbeddingError: when the model has no embedding for one of its tokens.
-            MisuseError: when the work's sequence is not a live one of this engine, already has work, has no tokens to
-                compute, or would go beyond the model's context.
+            MisuseError: for work that could not be run; see `Engine.submit`.
         """
+        if isinstance(work, Score):
+            _require_reads_in_order(work)
+        elif not work.samplings or (work.in_place and len(work.samplings) != 1) or work.max_tokens < 1:
+            raise MisuseError("Generate needs a sampling for each child, exactly one in place, and max_tokens >= 1")
         self.table.require_live(work.sequence)
         if work.sequence.row in self._busy_rows:
             raise MisuseError("a sequence takes one piece of work at a time")
@@ -312,6 +316,16 @@ class Scheduler:
         """The one branch of all samplings of `work`; its sequence is forked once it has a token of its own."""
         start, indices = int(self.table.lengths[item.row]), list(range(len(work.samplings)))
         return RunningRequest(work, indices, work.sequence, start, extra_tokens=item.computed_tokens + computed)
+
+
+def _require_reads_in_order(work: Score) -> None:
+    reads = work.score_positions
+    if reads and (reads[0] < 0 or reads[-1] >= len(work.token_ids)):
+        raise MisuseError("Score reads outside its own tokens")
+    if any(one >= next_ for one, next_ in pairwise(reads)):
+        raise MisuseError("Score reads at places that do not ascend")
+    if work.targets and len(work.targets) != len(reads):
+        raise MisuseError("Score has a target for each of its reads, or none")
 
 
 def _owners_without_numbers(output: SchedulerOutput, results: StepResults) -> frozenset[Hashable]:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from engine_driver import drain, read, release
-from paths import PROBLEM, begin, score_step, settle
+from paths import PROBLEM, begin, score_path, score_step, settle
 
 from espalier.engine.engine import Engine
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.work import Score, Scored
-from espalier.prm.base import PrmFamily, StepPath, without_label, without_special_tokens
+from espalier.prm.base import PrmFamily, ScoringInput, StepPath, without_label, without_special_tokens
 from espalier.prm.families import load_verifier
 from espalier.prm.verifier import Verifier
 
@@ -70,6 +70,34 @@ def test_a_path_read_anew_takes_full_blocks_back_from_the_prefix_cache(merging: 
     assert verifier.reopened == 1
     assert engine.stats()["verifier"].cache_hits - before >= verification.prompt_tokens // 4 - 1  # blocks of four
     release(engine, verification.root, first, second)
+
+
+class FromTheFirstStep(PrmFamily):
+    """Reads the marks of all steps for the newest one: its text begins as its parent's, its score positions do too."""
+
+    def __init__(self, inner: PrmFamily) -> None:
+        self.info, self.model, self._inner = inner.info, inner.model, inner
+
+    def prompt_ids(self, problem: str) -> list[int]:
+        return self._inner.prompt_ids(problem)
+
+    def read(self, path: StepPath) -> ScoringInput:
+        ends = [self._inner.whole(StepPath(path.problem, path.steps[:end])) for end in range(1, len(path.steps) + 1)]
+        return ScoringInput(ends[-1].token_ids, tuple(end.score_positions[0] for end in ends), whole=True)
+
+    def score(self, values: np.ndarray, before: float | None) -> float:
+        return float(values.min())
+
+
+def test_a_path_whose_score_is_read_inside_its_parents_tokens_is_read_anew(verifier_of: Make, load_family: Callable):
+    steps = ["38+47=85", "So 85", "\\boxed{85}"]
+    engine, verifier = verifier_of("token-classifier")
+    each = score_path(engine, begin(engine, verifier), steps)
+    engine, verifier = verifier_of(FromTheFirstStep(load_family("token-classifier")))
+    lowest = score_path(engine, begin(engine, verifier), steps)
+    assert lowest == [min(each[:end]) for end in (1, 2, 3)]
+    assert len(set(each)) == 3
+    assert verifier.reopened == 2
 
 
 def test_a_probes_tail_is_given_up_and_costs_its_own_tokens_only(verifier_of: Make):

@@ -81,6 +81,48 @@ def test_what_can_be_allocated_is_free_slots_and_free_slabs():
     take(generator, 5)
 
 
+def cached(pool: BlockPool, *names: bytes) -> list[int]:
+    """Blocks that are known to the prefix cache by these names, live."""
+    blocks = take(pool, len(names))
+    for block, name in zip(blocks, names, strict=True):
+        pool.cache.register(block, name)
+    return blocks
+
+
+def test_cached_blocks_are_used_again_only_where_no_slab_is_taken_that_the_other_model_has_reserved():
+    pools = tiny_pools(slabs=2)
+    generator, verifier = pools["generator"], pools["verifier"]
+    names = [b"a", b"b", b"c", b"d"]  # three in one slab, the last in another
+    blocks = cached(generator, *names)
+    generator.free(blocks)
+    verifier.reserved_slabs = 2
+    assert generator.match(names) == []
+    assert (generator.hits, generator.live_slabs) == (0, 0)
+    verifier.reserved_slabs = 1
+    assert generator.match(names) == blocks[:3], "the fourth lies in the slab that is left for the verifier"
+    assert generator.hits == 3
+    check(pools, {"generator": [np.array(blocks[:3])], "verifier": []})
+    assert len(take(verifier, 2)) == 2
+    generator.reserved_slabs = 2
+    assert generator.match(names[:2]) == blocks[:2], "live blocks cost nothing"
+
+
+def test_a_model_takes_a_cached_block_of_its_own_before_a_slab_that_the_other_has_reserved():
+    pools = tiny_pools(slabs=2)
+    generator, verifier = pools["generator"], pools["verifier"]
+    held = cached(generator, b"a", b"b", b"c")
+    generator.free([held[1]])
+    verifier.reserved_slabs = 1
+    assert generator.allocate() == held[1]
+    assert (generator.evictions, generator.owned_slabs) == (1, 1)
+    generator.free([held[1]])
+    assert generator.allocate() == held[1], "a free slot of its own comes first of all"
+    generator.free([held[0]])
+    verifier.reserved_slabs = 0
+    assert generator.allocate() // 3 != held[0] // 3, "a slab that nobody has reserved is opened before any eviction"
+    assert generator.evictions == 1
+
+
 def test_freeing_a_free_block_or_sharing_one_is_refused():
     generator = tiny_pools()["generator"]
     block = generator.allocate()

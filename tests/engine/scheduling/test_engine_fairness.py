@@ -12,7 +12,7 @@ from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.scheduling.fair_sharing import FairSharing
 from espalier.engine.scheduling.planner import Chunk, StepPlan, fair_shares
 from espalier.engine.scheduling.requests import WaitingRequest
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling
 
 
@@ -153,3 +153,80 @@ def test_a_caller_that_had_nothing_to_do_has_no_credit_from_that_time():
     for owner in ("late", "other"):
         sharing.charge(GENERATOR, _step_of(owner, 1_800))
     assert not sharing.ahead({"busy", "other", "late"})
+
+
+def _books(*owners: str) -> FairSharing:
+    sharing = FairSharing({GENERATOR: 10, VERIFIER: 5}, "cpu")
+    for owner in owners:
+        sharing.assign(owner, owner)
+    assert not sharing.ahead(owners)
+    return sharing
+
+
+def test_a_step_costs_its_tokens_and_a_constant_that_all_in_it_share():
+    """A step is 16 tokens more on a CPU, and an account may be ahead by 320."""
+    sharing = _books("often", "seldom")
+    for _ in range(20):
+        sharing.charge(GENERATOR, _step_of("often", 1))
+    assert sharing.ahead({"often", "seldom"}) == {"often"}, "20 tokens, and 20 steps"
+    sharing.charge(GENERATOR, _step_of("seldom", 4))
+    assert not sharing.ahead({"often", "seldom"})
+
+    shared = _books("one", "other", "idle")
+    step = _step_of("one", 1)
+    step.chunks += _step_of("other", 1).chunks
+    for _ in range(35):
+        shared.charge(GENERATOR, step)
+    assert not shared.ahead({"one", "other", "idle"}), "9 a step for each of two"
+    shared.charge(GENERATOR, step)
+    assert shared.ahead({"one", "other", "idle"}) == {"one", "other"}
+
+    small = _books("often", "seldom")
+    for _ in range(37):
+        small.charge(VERIFIER, _step_of("often", 1))
+    assert not small.ahead({"often", "seldom"}), "of a model of half the size, a step costs half as much"
+    small.charge(VERIFIER, _step_of("often", 1))
+    assert small.ahead({"often", "seldom"}) == {"often"}
+
+
+def test_an_account_that_comes_back_has_no_credit_from_what_it_had_paid_before():
+    sharing = _books("busy", "other", "late")
+    sharing.charge(GENERATOR, _step_of("late", 100))
+    sharing.ahead({"busy", "other"})
+    for owner in ("busy", "other"):
+        sharing.charge(GENERATOR, _step_of(owner, 5_000))
+    assert not sharing.ahead({"busy", "other"})
+    assert not sharing.ahead({"busy", "other", "late"})
+    sharing.charge(GENERATOR, _step_of("late", 400))
+    assert sharing.ahead({"busy", "other", "late"}) == {"late"}
+
+
+def test_what_an_account_is_ahead_by_is_kept_while_it_has_nothing_to_do():
+    sharing = _books("busy", "other")
+    sharing.charge(GENERATOR, _step_of("busy", 1_000))
+    assert not sharing.ahead({"other"})
+    assert sharing.ahead({"busy", "other"}) == {"busy"}
+
+
+@pytest.mark.parametrize("samplings", [8, 60])
+def test_accounts_pay_for_steps_alone_that_leave_out_who_is_ahead(
+    samplings: int, make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+):
+    """Leaving out eight branches saves less than the constant of a step; leaving out sixty is worth it."""
+    engine = make_engine("talker", kv_memory_bytes=2**25)
+    _sample(engine, "large", "one", samplings, 6)
+    _sample(engine, "small", "two", 1, 6, prompt=11)
+    done = engine.step()
+    engine.sharing.charge(GENERATOR, _step_of("large", 10_000))
+    charged: list[set[Hashable]] = []
+    charge = FairSharing.charge
+
+    def noting(self: FairSharing, role: str, plan: StepPlan) -> None:
+        charged.append({branch.work.owner for branch in plan.branches})
+        charge(self, role, plan)
+
+    monkeypatch.setattr(FairSharing, "charge", noting)
+    done += engine.step()
+    assert charged == ([{"small"}] if samplings == 60 else [])
+    done += drain(engine)
+    release(engine, *(d.sequence for d in done), *{d.work.sequence for d in done})

@@ -15,13 +15,13 @@ BLOCK = 3 * 2 * 2 * 12 * 4 * 4  # layers, key and value, kv heads, head dim, byt
 KEYS = tuple(Sampling(key=i) for i in range(8))
 
 
-def small(make_engine: Make, blocks: int) -> Engine:
+def small(make_engine: Make, blocks: int, prefix_cache: bool = False) -> Engine:
     """An engine whose pool holds exactly `blocks` blocks of four tokens, one a slab."""
-    return make_engine("qwen2-untied", kv_memory_bytes=blocks * BLOCK, slab_bytes=BLOCK, prefix_cache=False)
+    return make_engine("qwen2-untied", kv_memory_bytes=blocks * BLOCK, slab_bytes=BLOCK, prefix_cache=prefix_cache)
 
 
-def generate(engine: Engine, owner: str, prompt: int, tokens: int) -> Generate:
-    sequence = engine.open(GENERATOR, [5] * prompt, owner=owner)
+def generate(engine: Engine, owner: str, prompt: int, tokens: int, start: int = 0) -> Generate:
+    sequence = engine.open(GENERATOR, [5 + start] * prompt, owner=owner)
     work = Generate(owner, sequence, KEYS[:1], tokens, "", in_place=True)
     engine.submit(work)
     return work
@@ -64,6 +64,21 @@ def test_cancelling_somebody_else_leaves_the_one_who_waits_first_in_line(make_en
     (done,) = drain(engine)
     assert done.work is blocked
     release(engine, blocked.sequence)
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_room_is_made_for_the_first_of_those_that_find_no_blocks(make_engine: Make, prefix_cache: bool):
+    engine = small(make_engine, 10, prefix_cache)
+    works = [generate(engine, "runs", 7, 5)]
+    engine.step()
+    sizes = {"one": 12, "two": 28, "three": 24, "four": 24, "five": 24}  # of 8 blocks left, one takes 3
+    works += [generate(engine, owner, prompt, 1, start=i) for i, (owner, prompt) in enumerate(sizes.items())]
+    engine.step()
+    held_up = engine.schedulers[GENERATOR].planner.blocked
+    assert held_up is not None
+    assert (held_up.owner, held_up.blocks) == ("two", 7)
+    drain(engine)
+    release(engine, *(work.sequence for work in works))
 
 
 @pytest.mark.parametrize("launch_ahead", [False, True])
