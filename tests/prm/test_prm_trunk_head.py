@@ -120,6 +120,15 @@ def test_scarce_memory_and_cancelling_change_nothing(full_rescore: bool, search_
     assert scarce.engine.stats()["generator"].live_blocks == 0
 
 
+@pytest.mark.parametrize("algorithm", [AlgorithmName.BEAM, AlgorithmName.BEST_OF_N])
+def test_launching_ahead_changes_no_search_that_runs_alone(algorithm: AlgorithmName, search_with: Make):
+    """Alone, its branches may all stop with a step in flight."""
+    requests = [replace(BEAM, algorithm=algorithm, seed=seed) for seed in range(4)]
+    plain, ahead = search_with(), search_with(launch_ahead=True)
+    for request in requests:
+        assert nodes_of(run(ahead, request)[0]) == nodes_of(run(plain, request)[0])
+
+
 def test_a_search_without_scores_reads_no_head(search_with: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(TrunkHead, "score", None)
     (result,) = run(search_with(), replace(BEST_OF_N, algorithm=AlgorithmName.MAJORITY))
