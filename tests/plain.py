@@ -42,10 +42,15 @@ def plain_greedy(folder: Path, token_ids: list[int], count: int) -> tuple[list[i
     return text[len(token_ids) :], total
 
 
+@cache
+def token_classifier(folder: Path) -> torch.nn.Module:
+    kind = AutoModelForTokenClassification
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
 @torch.inference_mode()
 def plain_classifier_scores(folder: Path, problem: str, steps: list[str], separator: str, chat: bool) -> list[float]:
     """TRL's layout, all steps at once: probability of label 1 at each separator's last token."""
-    model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     tokenizer = hf_tokenizer(folder)
     prompt = problem
     if chat:
@@ -56,16 +61,23 @@ def plain_classifier_scores(folder: Path, problem: str, steps: list[str], separa
         ids += tokenizer.encode(step.strip("\n"), add_special_tokens=False)
         ids += tokenizer.encode(separator, add_special_tokens=False)
         score_positions.append(len(ids) - 1)
-    logits = model.eval()(torch.tensor([ids])).logits[0]
+    logits = token_classifier(folder)(torch.tensor([ids])).logits[0]
     return torch.softmax(logits, dim=-1)[score_positions, 1].tolist()
+
+
+@cache
+def _math_prm(folder: Path) -> tuple[Qwen2Model, dict[str, torch.Tensor]]:
+    """The trunk, and all tensors."""
+    weights = load_file(folder / "model.safetensors")
+    model = Qwen2Model(Qwen2Config.from_pretrained(folder, attn_implementation="eager")).eval()
+    model.load_state_dict({n.removeprefix("model."): w for n, w in weights.items() if n.startswith("model.")})
+    return model, weights
 
 
 @torch.inference_mode()
 def plain_math_prm_scores(folder: Path, problem: str, steps: list[str]) -> list[float]:
     """The model card's recipe for Qwen2.5-Math-PRM on one text: softmax of the two-layer head at each `<extra_0>`."""
-    weights = load_file(folder / "model.safetensors")
-    model = Qwen2Model(Qwen2Config.from_pretrained(folder, attn_implementation="eager")).eval()
-    model.load_state_dict({n.removeprefix("model."): w for n, w in weights.items() if n.startswith("model.")})
+    model, weights = _math_prm(folder)
     tokenizer = hf_tokenizer(folder)
     system = "Please reason step by step, and put your final answer within \\boxed{}."
     prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import torch
 from family_models import tensors
-from plain import hf_tokenizer, plain_classifier_scores, plain_math_prm_scores
+from plain import hf_tokenizer, plain_classifier_scores, plain_math_prm_scores, token_classifier
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForTokenClassification,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     Qwen2Config,
@@ -31,6 +30,7 @@ def _chat(folder: Path, *turns: str, generation: bool = True, system: str | None
     )
 
 
+@cache
 def _qwen_trunk(folder: Path) -> Qwen2Model:
     model = Qwen2Model(Qwen2Config.from_pretrained(folder, attn_implementation="eager")).eval()
     weights = {n.removeprefix("model."): w for n, w in tensors(folder).items() if n.startswith("model.")}
@@ -38,6 +38,7 @@ def _qwen_trunk(folder: Path) -> Qwen2Model:
     return model
 
 
+@cache
 def _llama(folder: Path, kind: type = LlamaForCausalLM) -> torch.nn.Module:
     return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
@@ -136,8 +137,7 @@ def pure(folder: Path, problem: str, steps: list[str]) -> list[float]:
     for step in steps:  # a solution split at its blank lines, each part without the space after it
         ids += [*_encode(folder, step.strip("\n").rstrip()), separator]
         score_ids.append(len(ids) - 1)
-    model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    wrong, right = torch.softmax(model.eval()(torch.tensor([ids])).logits[0, score_ids], dim=-1).T
+    wrong, right = torch.softmax(token_classifier(folder)(torch.tensor([ids])).logits[0, score_ids], dim=-1).T
     return ((1 + (right - wrong)) / 2).tolist()
 
 
@@ -208,8 +208,7 @@ def eurus(folder: Path, problem: str, steps: list[str], reference: Path) -> list
     ids = torch.tensor([prompt + [i for part in parts for i in part]])
     logs = []
     for part in (folder, reference):
-        model = AutoModelForCausalLM.from_pretrained(part, dtype=torch.float32, attn_implementation="eager").eval()
-        logs.append(torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0])
+        logs.append(torch.log_softmax(_causal(part)(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0])
     counted = torch.arange(1, ids.shape[1]) >= len(prompt) - 1  # their label mask begins with the header's last token
     rewards = (0.001 * (logs[0] - logs[1]).double() * counted).cumsum(0)
     ends = (
