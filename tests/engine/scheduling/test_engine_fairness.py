@@ -38,11 +38,12 @@ def test_a_search_of_many_candidates_does_not_starve_one_of_few(make_engine: Cal
         drawn = tuple(Sampling(temperature=3.0, key=key) for key in range(samplings))
         engine.submit(Generate(owner, sequence, drawn, 10, delimiter=""))
     done: list[Done] = []
-    steps = 0
+    tokens: list[int] = []
+    engine.on_step = lambda record: tokens.append(record.tokens)
     while sum(len(d.indices) for d in done if d.work.owner == "small") < 2:
         done += engine.step()
-        steps += 1
-    assert steps <= 16, "ten tokens of two branches take ten steps, besides those of the prompts"
+    assert len(tokens) <= 16, "ten tokens of two branches take ten steps, besides those of the prompts"
+    assert tokens[2:] == [8] * (len(tokens) - 2), "all of the budget, and no more"
     done += drain(engine)
     assert sum(len(d.indices) for d in done) == 62
     release(engine, *(d.sequence for d in done), *{d.work.sequence for d in done})
