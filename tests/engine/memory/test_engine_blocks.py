@@ -95,6 +95,7 @@ def test_cached_blocks_are_used_again_only_where_no_slab_is_taken_that_the_other
     names = [b"a", b"b", b"c", b"d"]  # three in one slab, the last in another
     blocks = cached(generator, *names)
     generator.free(blocks)
+    assert (generator.cached_blocks, generator.free_blocks, generator.idle_slabs) == (4, 2, 2)
     verifier.reserved_slabs = 2
     assert generator.match(names) == []
     assert (generator.hits, generator.live_slabs) == (0, 0)

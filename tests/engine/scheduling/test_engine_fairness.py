@@ -12,7 +12,7 @@ from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.scheduling.fair_sharing import FairSharing
 from espalier.engine.scheduling.planner import Chunk, StepPlan, fair_shares
 from espalier.engine.scheduling.requests import WaitingRequest
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, RoleLoad
 from espalier.engine.work import Done, Generate, Generated, Sampling
 
 
@@ -213,6 +213,13 @@ def test_what_an_account_is_ahead_by_is_kept_while_it_has_nothing_to_do():
     sharing.charge(GENERATOR, _step_of("busy", 1_000))
     assert not sharing.ahead({"other"})
     assert sharing.ahead({"busy", "other"}) == {"busy"}
+
+
+def test_leaving_somebody_out_is_worthwhile_where_it_saves_the_constant_of_two_steps():
+    sharing = _books("one", "other")
+    loads = {GENERATOR: RoleLoad(30, 10), VERIFIER: RoleLoad(0, 20)}
+    assert sharing.is_worthwhile(loads, {GENERATOR: RoleLoad(10, 8), VERIFIER: RoleLoad(0, 10)})
+    assert not sharing.is_worthwhile(loads, {GENERATOR: RoleLoad(10, 9), VERIFIER: RoleLoad(0, 10)})
 
 
 @pytest.mark.parametrize("samplings", [8, 60])
