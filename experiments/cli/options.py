@@ -191,7 +191,7 @@ FieldMap = Annotated[
     str | None,
     typer.Option(
         help="Names of the file's fields if not recognized, like problem=Question,answer=Answer; also id, level and "
-        "subject.",
+        "subject. A dot leads into a field, as in answer=reward_model.ground_truth.",
         show_default=False,
     ),
 ]

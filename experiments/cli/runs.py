@@ -12,11 +12,23 @@ from espalier.search.algorithms import needs_verifier
 from espalier.search.request import SearchRequest
 
 if TYPE_CHECKING:
+    from espalier.experiments.evaluation.benchmarks import Problem
     from espalier.experiments.evaluation.sample import Sample
     from espalier.experiments.evaluation.summary import Summary
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
 """Exit codes besides 0: nothing was achieved, wrong use, part of it was, Ctrl-C."""
+
+
+def load_problems(benchmark: str, field_map: str | None, offline: bool, limit: int | None = None) -> "list[Problem]":
+    """Load a command's benchmark; see `load_benchmark`."""
+    from espalier.experiments.cli.options import parse_field_map
+    from espalier.experiments.evaluation.benchmarks import load_benchmark
+
+    def notify(what: str) -> None:
+        print(f"notice: {what}", file=sys.stderr)
+
+    return load_benchmark(benchmark, limit, parse_field_map(field_map), offline, notify)
 
 
 def exit_code(summaries: "Iterable[Summary]") -> int:

@@ -29,6 +29,8 @@ _BLANKS = re.compile(r"[ \t\r\n]*+")
 _HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 _PART = re.compile(r"((?P<configuration>[^/]+)/)?(?P<split>[^/]+)")
 _ROWS_AT_ONCE = 256
+_MAX_INTEGER_DIGITS = 4300
+"""Digits that Python reads as one number by default."""
 _SAVED = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes into a folder of several splits, and of one."""
 
@@ -63,20 +65,28 @@ def read_records(name: str, offline: bool = False) -> tuple[str, Iterator[Record
         BenchmarkError: there is no such benchmark, or it cannot be read; names the file and the line or row.
     """
     path = Path(name)
-    if path.is_file():
+    if _is(Path.is_file, path):
         return path.stem, _of_file(path)
     source, part = _source_and_part(name)
     folder = Path(source)
-    if folder.is_dir():
+    if _is(Path.is_dir, folder):
         return folder.resolve().name, _of_folder(folder, part)
     if (found := _HUB_NAME.fullmatch(source)) and folder.suffix.lower() not in SUFFIXES:
         return found["repository"].partition("/")[2], _of_hub(found["repository"], found["revision"], part, offline)
     raise BenchmarkError(f"no benchmark {name!r}: neither a file, a folder, a hub id like openai/gsm8k, nor `demo`")
 
 
+def _is(kind: Callable[[Path], bool], path: Path) -> bool:
+    """Whether `path` is of a kind; no, where the system takes no such name or lets nobody look."""
+    try:
+        return kind(path)
+    except OSError:
+        return False
+
+
 def _source_and_part(name: str) -> tuple[str, Part]:
     source, mark, text = name.rpartition(":")
-    if not mark or Path(name).is_dir():
+    if not mark or _is(Path.is_dir, Path(name)):
         return name, Part()
     if not (found := _PART.fullmatch(text)):
         raise BenchmarkError(f"no benchmark {name!r}: behind the colon stands SPLIT or CONFIGURATION/SPLIT")
@@ -93,14 +103,20 @@ def _of_file(path: Path) -> Iterator[Record]:
     return readers.get(path.suffix.lower(), _of_json)(path)
 
 
-def _read(path: Path, newline: str | None = None) -> str:
+def _read(path: Path, any_newline: bool = True) -> str:
+    """The text of a file, with the same end of all its lines unless told otherwise."""
     try:
-        with path.open(encoding="utf-8-sig", newline=newline) as stream:
-            return stream.read()
-    except UnicodeDecodeError as error:
-        raise BenchmarkError(f"{path} is not a text file in UTF-8: {error}") from error
+        content = path.read_bytes()
     except OSError as error:
         raise BenchmarkError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BenchmarkError(
+            f"{path}:{line}: not text in UTF-8: {error.reason} ({error.object[error.start]:#x})"
+        ) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n") if any_newline else text
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -114,21 +130,21 @@ def _of_json(path: Path) -> Iterator[Record]:
     # Not splitlines(), which also splits at characters that may occur in a record.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            with _json_errors(path, number):
-                fields = json.loads(line)
-            yield Record(f"{path}:{number}", number, fields)
+            with _json_errors(path, number, number):
+                fields = json.loads(line, object_pairs_hook=_object, parse_int=_integer)
+            yield _whole(Record(f"{path}:{number}", number, fields), line)
 
 
 def _of_json_array(path: Path, text: str) -> Iterator[Record]:
     """Parse records one by one, so that each has its line number, and stop when no more are needed."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)
     position, line, counted, number = _past_blanks(text, text.index("[") + 1), 1, 0, 0
     while number or not text.startswith("]", position):
         number += 1
         line, counted = line + text.count("\n", counted, position), position
-        with _json_errors(path, 1):
+        with _json_errors(path, 1, line):
             fields, end = decoder.raw_decode(text, position)
-        yield Record(f"{path}:{line} (record {number})", number, fields)
+        yield _whole(Record(f"{path}:{line} (record {number})", number, fields), text[position:end])
         position = _past_blanks(text, end)
         if text.startswith("]", position):
             break
@@ -139,22 +155,57 @@ def _of_json_array(path: Path, text: str) -> Iterator[Record]:
         raise BenchmarkError(f"{path}: there is text after the array of records")
 
 
+class _RepeatedNameError(Exception):
+    """An object names a field twice; json would take the last of them."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedNameError(next(name for name in names if names.count(name) > 1))
+    return fields
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_INTEGER_DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits; write it as a text")
+    return int(digits)
+
+
+def _whole(record: Record, text: str) -> Record:
+    """The record that was read from `text`, unless one of its texts holds a lone surrogate, which cannot be written."""
+    if "\\ud" in text or "\\uD" in text:
+        named = record.fields.items() if isinstance(record.fields, dict) else [("record", record.fields)]
+        for name, value in named:
+            try:
+                json.dumps([name, value], ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                lone = error.object[error.start : error.start + 1].encode("ascii", "backslashreplace").decode()
+                raise BenchmarkError(
+                    f"{record.place}: its {name!a} holds {lone}, a lone surrogate, which is no character"
+                ) from error
+    return record
+
+
 def _past_blanks(text: str, position: int) -> int:
     blanks = _BLANKS.match(text, position)
     return blanks.end() if blanks else position
 
 
 @contextmanager
-def _json_errors(path: Path, first_line: int) -> Iterator[None]:
-    """Turn JSON errors into BenchmarkErrors with file and line; the text starts on `first_line`."""
+def _json_errors(path: Path, first_line: int, line: int) -> Iterator[None]:
+    """Turn errors into BenchmarkErrors with file and line; the text starts on `first_line`, the record on `line`."""
     try:
         yield
     except json.JSONDecodeError as error:
         place = f"{path}:{first_line + error.lineno - 1}"
         wanted = "one JSON object per line, or one array of objects"
         raise BenchmarkError(f"{place}: not JSON: {error.msg} (column {error.colno}); expected {wanted}") from error
+    except _RepeatedNameError as error:
+        raise BenchmarkError(f"{path}:{line}: an object names {str(error)!r} twice") from error
     except (ValueError, RecursionError) as error:
-        raise BenchmarkError(f"{path}:{first_line}: JSON that cannot be read: {error}") from error
+        raise BenchmarkError(f"{path}:{line}: JSON that cannot be read: {error}") from error
 
 
 # --- Tables ----------------------------------------------------------------------------------------------------------
@@ -163,7 +214,7 @@ def _json_errors(path: Path, first_line: int) -> Iterator[None]:
 def _of_table(path: Path) -> Iterator[Record]:
     """Records of CSV or TSV: cells are texts, and an empty one is no value."""
     # The reader itself must see the ends of lines, which may be part of a cell.
-    rows = StringIO(_read(path, newline=""), newline="")
+    rows = StringIO(_read(path, any_newline=False), newline="")
     reader = csv.reader(rows, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
     header: list[str] = []
     number = 0
@@ -190,7 +241,7 @@ def _of_table(path: Path) -> Iterator[Record]:
 
 
 def _of_parquet(path: Path) -> Iterator[Record]:
-    parquet = _library("pyarrow.parquet", path)
+    parquet, arrow = _library("pyarrow.parquet", path), _library("pyarrow", path)
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
@@ -198,7 +249,7 @@ def _of_parquet(path: Path) -> Iterator[Record]:
                 for fields in batch.to_pylist():
                     number += 1
                     yield Record(f"{path} (row {number})", number, fields)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of these
+    except (OSError, ValueError, arrow.ArrowException) as error:
         raise BenchmarkError(f"{path}: not Parquet that can be read: {_in_one_line(error)}") from error
 
 

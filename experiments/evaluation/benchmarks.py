@@ -3,16 +3,22 @@
 What can be read, and how a part of a dataset is named, is in `benchmark_files`. These fields of a record are read:
 
 - the problem: `problem`, `Body` and `Question` together, `question`, or `prompt`;
-- the gold answer: `answer`, `final_answer`, or `solution`;
-- optionally an id, `unique_id` or `id`, a `level`, and a `subfield`, `subject`, `category` or `type`.
+- the gold answer: `answer`, `final_answer`, `solution`, or `reward_model.ground_truth`;
+- optionally an id, `unique_id`, `id` or `extra_info.index`, a `level`, and a `subfield`, `subject`, `category` or
+  `type`.
 
-The first of these names that exists is used, ignoring case; a field map gives other names.
+The first of these names that exists is used, ignoring case; a field map gives other names. A name with dots is the way
+to a field within a field: `reward_model.ground_truth`, `prompt.0.content`.
+
+A problem is a text, or a conversation: a list of messages with `role` and `content`, of which the last is the problem.
+An id that occurs again gets a number behind it, as in `a1#2`.
 
 A gold answer is a number, or LaTeX without dollars. In a worked solution, it is the text after the last `####`, as in
 GSM8K, or the content of the last box, as in MATH. A list holds several accepted answers, any of which is right.
 
-So GSM8K, MATH-500, AIME and AMC are read as they are. A record with `final_answer` and `answer_type` is one of
-OlympiadBench, and is graded as its authors do (https://github.com/OpenBMB/OlympiadBench, `inference/judge.py`):
+So GSM8K, MATH-500, AIME and AMC are read as they are, and data for reinforcement learning with verl. A record with
+`final_answer` and `answer_type` is one of OlympiadBench, and is graded as its authors do
+(https://github.com/OpenBMB/OlympiadBench, `inference/judge.py`):
 
 - with `is_multiple_answer`, the listed answers are one, and all must be given, in any order;
 - `error` is how far a number may be off, absolutely; several, with commas between them, are of the answers in order;
@@ -24,35 +30,41 @@ Its proofs, and answers that a human must judge, cannot be graded, and its image
 refused. Unlike the authors' judge, a number without a percent sign is not right for being 100 times too large or small.
 """
 
+import logging
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from espalier.experiments.evaluation.benchmark_files import BenchmarkError, Record, read_records
+from espalier.experiments.evaluation.record_fields import UniqueIds, as_listed, names_in, read_chat, value_at
+from espalier.search.conversation import ChatMessage
 from espalier.search.voting.answers import last_boxed
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "problem": ("problem", "Body+Question", "question", "prompt"),
-    "answer": ("answer", "final_answer", "solution"),
-    "id": ("unique_id", "id"),
+    "answer": ("answer", "final_answer", "solution", "reward_model.ground_truth"),
+    "id": ("unique_id", "id", "extra_info.index"),
     "level": ("level",),
     "subject": ("subfield", "subject", "category", "type"),
 }
-"""Fields read from a record and their possible names; a plus joins the texts of two fields."""
+"""Fields read from a record and their possible names; a plus joins two texts, a dot leads into a field."""
 
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 _SHOWN_FIELDS = 12
+_MAX_SHOWN = 40
+_MAX_LEVEL_DIGITS = 9
 _DEMO_TRAINING = 2000
 """Problems of `demo-training` without a limit."""
 _EXACT = 1e-8
 """Tolerance of an answer of OlympiadBench that has none, among others that have one."""
 _IMAGE = re.compile(r"<(?:img|image)_\d+>")
+_log = logging.getLogger("espalier.benchmarks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +72,8 @@ class Problem:
     """One record. `answer` is the gold answer, LaTeX without dollars; `level` and `subject` are None if absent.
 
     `alternatives` are further accepted answers. `tolerances` say how far numbers may be off, absolutely: one for each
-    member of the gold answer in order, or one for all; empty where only equal ones are right.
+    member of the gold answer in order, or one for all; empty where only equal ones are right. `history` holds the
+    messages before the problem, where the record is a conversation.
     """
 
     unique_id: str
@@ -70,6 +83,7 @@ class Problem:
     alternatives: tuple[str, ...] = ()
     subject: str | None = None
     tolerances: tuple[float, ...] = ()
+    history: tuple[ChatMessage, ...] = ()
 
     @property
     def golds(self) -> tuple[str, ...]:
@@ -78,7 +92,11 @@ class Problem:
 
 
 def load_benchmark(
-    name: str, limit: int | None = None, field_map: Mapping[str, str] | None = None, offline: bool = False
+    name: str,
+    limit: int | None = None,
+    field_map: Mapping[str, str] | None = None,
+    offline: bool = False,
+    notify: Callable[[str], None] = _log.warning,
 ) -> list[Problem]:
     """Load a benchmark; see this module for the format.
 
@@ -88,6 +106,7 @@ def load_benchmark(
         limit: number of records to load from the start; None for all.
         field_map: the record's names for the keys of `FIELDS`, if they differ.
         offline: take a benchmark of the hub from the cache, and use no network.
+        notify: called with what was changed, in one sentence: ids that repeat.
 
     Raises:
         BenchmarkError: the benchmark is missing or invalid; names the file and the line or row.
@@ -96,17 +115,18 @@ def load_benchmark(
         return _demo_training(_DEMO_TRAINING if limit is None else limit)
     source, records = read_records(str(_demo_path()) if name == "demo" else name, offline)
     problems: list[Problem] = []
-    places: dict[str, str] = {}
+    ids = UniqueIds()
     for record in islice(records, limit):
         problem = _Reading(record, field_map or {}).problem(f"{source}/{record.number}")
-        if earlier := places.get(problem.unique_id):
-            raise BenchmarkError(
-                f"{record.place}: its unique_id {problem.unique_id!r} is not unique, {earlier} has it too"
-            )
-        places[problem.unique_id] = record.place
-        problems.append(problem)
+        problems.append(replace(problem, unique_id=ids.of(problem.unique_id, record.place)))
     if not problems:
         raise BenchmarkError(f"{name} holds no problems")
+    if ids.repeats:
+        place, wanted, given = ids.first
+        notify(
+            f"{ids.repeats} of {len(problems)} records of {name} repeat the id of an earlier one and get a number "
+            f"behind it, first {place}: {wanted!r} becomes {given!r}"
+        )
     return problems
 
 
@@ -137,13 +157,13 @@ class _Reading:
         if not isinstance(record.fields, dict):
             raise self._error(f"{_kind(record.fields)}, not an object with a problem and its answer")
         self._record: dict[str, Any] = record.fields
-        self._folded = {name.lower(): value for name, value in reversed(record.fields.items())}
+        folded = {name.lower(): value for name, value in reversed(record.fields.items())}
+        self._folded: dict[str, Any] = folded | record.fields  # the very name comes first
         self._of_olympiad_bench = {"final_answer", "answer_type"} <= self._folded.keys()
 
     def problem(self, default_id: str) -> Problem:
-        name, text = self._take("problem")
-        if not isinstance(text, str):
-            raise self._error(f"its {name} is {_kind(text)}, not text")
+        name, value = self._take("problem")
+        text, history = self._prompt(name, value)
         if not text.strip():
             raise self._error(f"its {name} is empty")
         if self._of_olympiad_bench:
@@ -151,18 +171,29 @@ class _Reading:
             self._require_gradable()
         golds = self._golds(*self._take("answer"))
         return Problem(
-            self._id(default_id), text, golds[0], self._level(), golds[1:], self._subject(), self._tolerances()
+            self._id(default_id), text, golds[0], self._level(), golds[1:], self._subject(), self._tolerances(), history
         )
+
+    def _prompt(self, name: str, value: Any) -> tuple[str, tuple[ChatMessage, ...]]:
+        """The problem, and what was said before it."""
+        if isinstance(value, str):
+            return value, ()
+        if not isinstance(value, list):
+            raise self._error(f"its {name} is {_kind(value)}, not text or a list of messages")
+        try:
+            return read_chat(value)
+        except ValueError as error:
+            raise self._error(f"its {name} is no conversation: {error}") from None
 
     def _take(self, what: str) -> tuple[str, Any]:
         """The first name under which the record has a field, and its value."""
         for name, value in self._candidates(what):
             if value is not None:
                 return name, value
-        found = list(self._record)
+        found = names_in(self._record)
         shown = ", ".join(found[:_SHOWN_FIELDS]) + (", …" if len(found) > _SHOWN_FIELDS else "")
         wanted = ", ".join(self._names(what)).replace("+", " and ")
-        flag = f"name it with --field-map {what}=NAME"
+        flag = f"name it with --field-map {what}=NAME, or NAME.FIELD for a field within it"
         raise self._error(f"no {what}: the record has {shown or 'no fields'}; wanted: {wanted}; {flag}")
 
     def _names(self, what: str) -> Sequence[str]:
@@ -172,14 +203,14 @@ class _Reading:
         fields = self._record if what in self._map else self._folded
         for name in self._names(what):
             folded = name if what in self._map else name.lower()
-            values = [fields.get(part) for part in folded.split("+")]
+            values = [value_at(fields, part) for part in folded.split("+")]
             if len(values) == 1:
                 yield name, values[0]
             elif all(isinstance(value, str) for value in values):
                 yield name, " ".join(str(value).strip() for value in values)
 
     def _golds(self, name: str, value: Any) -> tuple[str, ...]:
-        if isinstance(value, list):
+        if isinstance(value := as_listed(value), list):
             if not value:
                 raise self._error(f"its {name} is an empty list")
             if len(value) > 1 and self._wants_all():
@@ -260,15 +291,21 @@ class _Reading:
 
     def _level(self) -> int | None:
         """The level as a number, also from MATH's `Level 5`; None without one."""
-        _, value = self._take("level") if "level" in self._map else next(self._candidates("level"))
+        name, value = self._take("level") if "level" in self._map else next(self._candidates("level"))
         text = str(value).removeprefix("Level ").removesuffix(".0")
-        return int(text) if text.isdecimal() else None
+        if text.isdecimal() and len(text) <= _MAX_LEVEL_DIGITS:
+            return int(text)
+        if "level" in self._map:
+            raise self._error(f"its {name} is {_shown(value)}, not a level such as 3 or Level 3")
+        return None
 
     def _subject(self) -> str | None:
         """The subject as text; None without one."""
-        for _, value in [self._take("subject")] if "subject" in self._map else self._candidates("subject"):
+        for name, value in [self._take("subject")] if "subject" in self._map else self._candidates("subject"):
             if isinstance(value, str) and value.strip():
                 return value.strip()
+            if "subject" in self._map:
+                raise self._error(f"its {name} is {_shown(value)}, not a text")
         return None
 
     def _error(self, what: str) -> BenchmarkError:
@@ -277,6 +314,11 @@ class _Reading:
 
 def _kind(value: Any) -> str:
     return "null" if value is None else _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+def _shown(value: Any) -> str:
+    """A value that is not understood: a short text as it is, anything else by its kind."""
+    return repr(value) if isinstance(value, str) and len(value) <= _MAX_SHOWN else _kind(value)
 
 
 def _plain_number(number: float) -> str:

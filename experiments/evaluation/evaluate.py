@@ -225,13 +225,14 @@ def _run(
     grading: list[list[_InGrading]] = []
     try:
         for problem, epoch in wanted:
-            asked = replace(request, problem=problem.problem, seed=request.seed + epoch)
+            history = problem.history or request.history
+            asked = replace(request, problem=problem.problem, history=history, seed=request.seed + epoch)
             try:
                 by_search[executor.submit(asked, options=_submit_options())] = problem, epoch
             except RequestTooLargeError as error:
                 yield own, refused_sample(problem, str(error), epoch), None
             except InvalidRequestError as error:
-                if any(violation.field != "problem" for violation in error.violations):
+                if any(violation.field not in ("problem", "history") for violation in error.violations):
                     raise
                 yield own, refused_sample(problem, str(error), epoch), None
         while executor.busy:

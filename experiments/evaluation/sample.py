@@ -139,4 +139,6 @@ def _gold(problem: Problem) -> str:
 
 
 def _digest(problem: Problem) -> str:
-    return hashlib.sha256(json.dumps([problem.problem, *problem.golds, *problem.tolerances]).encode()).hexdigest()[:16]
+    before = [[message.role, message.content] for message in problem.history]
+    asked = [problem.problem, *problem.golds, *problem.tolerances, *before]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]

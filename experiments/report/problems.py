@@ -78,7 +78,7 @@ def _texts(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
     texts: dict[tuple[str, str], str] = {}
     for benchmark in dict.fromkeys(run.benchmark for run in runs):
         try:
-            problems = load_benchmark(benchmark, offline=True)
+            problems = load_benchmark(benchmark, offline=True, notify=lambda _: None)
         except EspalierError:  # moved since the run; samples do not hold the problems
             continue
         texts |= {(problem.unique_id, " or ".join(problem.golds)): problem.problem for problem in problems}

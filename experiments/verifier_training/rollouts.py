@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import NoEmbeddingError, RequestTooLargeError
+from espalier.engine.errors import InvalidRequestError, NoEmbeddingError, RequestTooLargeError
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generated
@@ -86,7 +86,7 @@ def sample_trees(
                     if (reservation := engine.admission.try_reserve(blocks, problem.unique_id)) is None:
                         break
                     running[problem.unique_id] = _begin(engine, generator, problem, settings, grader), reservation
-                except (RequestTooLargeError, NoEmbeddingError) as error:
+                except (RequestTooLargeError, NoEmbeddingError, InvalidRequestError) as error:
                     yield TreeRecord(problem.unique_id, problem.problem, problem.answer, refused=str(error))
                 waiting.popleft()
             for done in engine.step():
@@ -121,7 +121,8 @@ def _begin(
 
 def _worst_case(engine: Engine, generator: Generator, problem: Problem, settings: RolloutSettings) -> dict[str, int]:
     """Blocks that a problem can come to hold."""
-    prompt, context = len(generator.prompt_ids(problem.problem)), generator.model.config.max_positions
+    prompt = len(generator.prompt_ids(problem.problem, problem.history))
+    context = generator.model.config.max_positions
     if prompt >= context:
         raise RequestTooLargeError(f"the prompt has {prompt} tokens and the generator's context is {context}")
     most = min(settings.max_tokens, context - prompt)

@@ -103,7 +103,7 @@ class ProblemTree:
         self._is_right = is_right
         self._temperature = generator.temperature if settings.temperature is None else settings.temperature
         self._filters = generator.top_k, generator.top_p, generator.min_p
-        sequence, prompt = generator.open(owner, problem.problem)
+        sequence, prompt = generator.open(owner, problem.problem, history=problem.history)
         self._prompt_ids = engine.token_ids(sequence)
         self._most_tokens = min(settings.max_tokens, generator.model.config.max_positions - prompt)
         self._steps: list[_Step] = []

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import both, exit_code, kept_on_interrupt, say_what_was_verified, verifier_for
+from espalier.experiments.cli.runs import (
+    both,
+    exit_code,
+    kept_on_interrupt,
+    load_problems,
+    say_what_was_verified,
+    verifier_for,
+)
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.search.request import SearchRequest
@@ -43,7 +50,6 @@ def evaluate_command(
 
     from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.cli.render import sample_progress, show_summary
-    from espalier.experiments.evaluation.benchmarks import load_benchmark
     from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
     from espalier.experiments.evaluation.graders import make_grader
     from espalier.experiments.evaluation.provenance import describe_command
@@ -53,7 +59,7 @@ def evaluate_command(
     if trees and out is None:
         raise typer.BadParameter("needs a folder, --out", param_hint="--trees")
     # The folder may hold samples of other problems; the whole benchmark tells which of them are current.
-    problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map), offline=runtime.offline)
+    problems = load_problems(benchmark, field_map, runtime.offline)
     asked = selection.parse().of(problems)
     runtime = replace(runtime, verifier=verifier_for(request, runtime.verifier), max_running=in_flight)
     checker = make_grader(grader, runtime.grader_memory)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import kept_on_interrupt
+from espalier.experiments.cli.runs import kept_on_interrupt, load_problems
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.run.load import RuntimeSettings
@@ -50,10 +50,7 @@ def problems_of(
     benchmark: str, field_map: str | None, runtime: RuntimeSettings, selection: "Selection"
 ) -> "list[Problem]":
     """The problems that a command line chooses."""
-    from espalier.experiments.evaluation.benchmarks import load_benchmark
-
-    fields = opt.parse_field_map(field_map)
-    return selection.of(load_benchmark(benchmark, field_map=fields, offline=runtime.offline))
+    return selection.of(load_problems(benchmark, field_map, runtime.offline))
 
 
 def sample_rollouts(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import kept_on_interrupt
+from espalier.experiments.cli.runs import kept_on_interrupt, load_problems
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.load import RuntimeSettings
@@ -52,14 +52,16 @@ def memory_and_time_command(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from espalier.experiments.cli.loading import load_with_progress
-    from espalier.experiments.evaluation.benchmarks import load_benchmark
     from espalier.experiments.study.grid import Cell, grid_of, run_grid
     from espalier.experiments.study.page import PAGE, TABLE, write_study
     from espalier.search.algorithms import needs_verifier
 
     algorithms = _algorithms(algorithm)
     cells = grid_of(request, algorithms, opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M"))
-    problems = [problem.problem for problem in load_benchmark(benchmark, limit, opt.parse_field_map(field_map))]
+    loaded = load_problems(benchmark, field_map, runtime.offline, limit)
+    if any(problem.history for problem in loaded):
+        raise typer.BadParameter("a study reads no messages before a problem", param_hint="--benchmark")
+    problems = [problem.problem for problem in loaded]
     scored = any(needs_verifier(cell) for cell in cells)
     runtime = replace(runtime, verifier=runtime.verifier if scored else "", max_running=in_flight)
     orchestrator = load_with_progress(runtime)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import both, exit_code, kept_on_interrupt, say_what_was_verified
+from espalier.experiments.cli.runs import both, exit_code, kept_on_interrupt, load_problems, say_what_was_verified
 from espalier.experiments.cli.schema_options import Lists, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.sweep.grid import distinct, read_grid, read_values, requests_of
@@ -87,7 +87,6 @@ def sweep_command(
     from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.cli.plots import plot_cells
     from espalier.experiments.cli.render import sample_progress, show_cells
-    from espalier.experiments.evaluation.benchmarks import load_benchmark
     from espalier.experiments.evaluation.graders import make_grader
     from espalier.experiments.evaluation.provenance import describe_command
     from espalier.experiments.evaluation.statistics import require_scipy
@@ -105,7 +104,7 @@ def sweep_command(
     requests = requests_of(values, read_grid(grid)) if grid else requests_of(_USUAL | values)
     if share_work:
         requests = without_early_stop(requests)
-    problems = load_benchmark(benchmark, field_map=opt.parse_field_map(field_map), offline=runtime.offline)
+    problems = load_problems(benchmark, field_map, runtime.offline)
     asked = selection.parse().of(problems)
     if dry_run:
         _estimate(requests, problems, asked, epochs, share_work, runtime, out, as_json)

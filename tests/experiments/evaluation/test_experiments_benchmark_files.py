@@ -76,7 +76,6 @@ def test_column_without_a_name_is_the_index_that_pandas_writes(tmp_path):
         ("task,answer\n1?,2\n", "some.csv:2: no problem: the record has task, answer; wanted: problem,"),
         ('problem,answer\n1?,2\n"2?,3\n', "some.csv:3: not a row of a table"),
         ('problem,answer\n1?,2\n"2?"x,3\n', "some.csv:3: not a row of a table"),
-        ("problem,answer,id\n1?,2,a\n2?,3,a\n", "some.csv:3: its unique_id 'a' is not unique, "),
         ("problem,answer\n", "some.csv holds no problems"),
         ("", "some.csv holds no problems"),
     ],
