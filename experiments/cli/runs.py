@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,20 @@ def say_what_was_verified(fresh: "list[Sample]", searches: int, verifier: str) -
         why = why if verifier else "this search reads no scores"
         what = f"{verified} of {searches} searches" if verified else f"nothing, of {searches} searches"
         print(f"--verify-incremental verified {what}: {why}", file=sys.stderr)
+
+
+@contextmanager
+def writing_to(out: Path | None, is_file: bool = False) -> Iterator[None]:
+    """Hold the lock of a command's output, if it has one; on Ctrl-C, print where finished work is stored.
+
+    Raises:
+        EspalierError: another process writes there; see `folder_lock`.
+    """
+    from espalier.experiments.evaluation.folder_lock import file_lock, folder_lock
+
+    lock = nullcontext() if out is None else file_lock(out) if is_file else folder_lock(out)
+    with kept_on_interrupt(out), lock:
+        yield
 
 
 @contextmanager

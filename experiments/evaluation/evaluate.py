@@ -12,6 +12,7 @@ from typing import Any, Self, TextIO
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, RequestTooLargeError
 from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.evaluation.folder_lock import folder_lock
 from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of, tree_record
 from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
@@ -98,12 +99,15 @@ def evaluate(
 
     Raises:
         InvalidRequestError: the request is invalid; see `Orchestrator.submit` for other errors. No search has started.
+        EspalierError: another process writes to the folder.
     """
-    samples = _samples_in(folder, problems)
     asked = problems[:limit] if asked is None else asked
     searches = [(problem, epoch) for epoch in range(epochs) for problem in asked]
-    wanted = [(p, e) for p, e in searches if _is_missing(samples, (p.unique_id, e))]
     with ExitStack() as stack:
+        for each in [*([folder] if folder else []), *(each.folder for each in derivations)]:
+            stack.enter_context(folder_lock(each.folder))
+        samples = _samples_in(folder, problems)
+        wanted = [(p, e) for p, e in searches if _is_missing(samples, (p.unique_id, e))]
         keys = [(problem.unique_id, epoch) for problem, epoch in wanted]
         own = stack.enter_context(_Writer(folder, samples, keys, keep_trees))
         others = [
@@ -129,11 +133,11 @@ def evaluate(
                 last = now
             if on_sample:
                 on_sample(sample)
-    places = {problem.unique_id: place for place, problem in enumerate(problems)}
-    in_order = sorted(samples.values(), key=lambda sample: (places[sample.unique_id], sample.epoch))
-    summary = summarise(in_order, benchmark, executor.effective(request), grader.name)
-    if folder:
-        folder.write_summary(summary)
+        places = {problem.unique_id: place for place, problem in enumerate(problems)}
+        in_order = sorted(samples.values(), key=lambda sample: (places[sample.unique_id], sample.epoch))
+        summary = summarise(in_order, benchmark, executor.effective(request), grader.name)
+        if folder:
+            folder.write_summary(summary)
     return summary
 
 

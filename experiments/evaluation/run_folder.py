@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.evaluation.folder_lock import folder_lock
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.evaluation.summary import Summary
 from espalier.search.request import AnswerEquivalence, SearchRequest
@@ -59,15 +60,22 @@ class RunFolder:
             command: further information on this command; None for none.
 
         Raises:
-            EspalierError: the folder cannot be created or read, holds a run of another configuration, or holds samples
-                without a configuration.
+            EspalierError: the folder cannot be created or read, is in use by another process, holds a run of another
+                configuration, or holds samples without a configuration.
         """
         self.folder = folder
         self._samples = folder / "samples.jsonl"
         self._trees = folder / "trees.jsonl"
+        with folder_lock(folder):
+            self._configure(configuration, left_open, command)
+
+    def _configure(
+        self, configuration: dict[str, Any], left_open: Collection[str], command: Mapping[str, Any] | None
+    ) -> None:
+        """Compare the configuration with the stored one, and store it with the command; see `__init__`."""
+        folder = self.folder
         config = folder / "config.json"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             remove_partial_files(folder)
             found = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else configuration
         except OSError as error:

@@ -14,6 +14,7 @@ from typing import Any
 from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.evaluate import Derivation, evaluate, left_open, run_configuration
+from espalier.experiments.evaluation.folder_lock import LOCK
 from espalier.experiments.evaluation.run_folder import RunFolder, read_samples, remove_partial_files, write_whole
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.evaluation.summary import Summary, summarise
@@ -203,7 +204,7 @@ def _places(
     varied = varied_fields([*(place.effective for place in held), *effective])
     for path in folder.glob("*/"):
         remove_partial_files(path)  # a cell that was killed before it had a configuration
-    taken = {path.name for path in folder.glob("*/") if any(path.iterdir())}
+    taken = {path.name for path in folder.glob("*/") if any(file.name != LOCK for file in path.iterdir())}
     places: list[_Place] = []
     for request, full in zip(requests, effective, strict=True):
         if there := by_key.get(key_of(full)):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import kept_on_interrupt
+from espalier.experiments.cli.runs import writing_to
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.prm_evaluation.solutions import Format
 from espalier.search.run.load import RuntimeSettings
@@ -84,33 +84,34 @@ def eval_prm_command(
         if limit is None or counted[solution.subset] <= limit:
             asked.append(solution)
 
-    with bytes_progress(Console(stderr=True)) as on_bytes:
-        verifier = load_verifier_alone(runtime, on_bytes)
-    scorer = SolutionScorer(verifier, in_flight)
-    scored: dict[str, Scored] = {}
-    folder = None
-    if out:
-        text = json.dumps([asdict(solution) for solution in solutions])
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        folder = ScoreFolder(out, {"benchmark": digest, "format": str(found), **describe(verifier)}, solutions)
-        names = {solution.unique_id for solution in asked}
-        scored = {name: each for name, each in folder.done.items() if name in names}
+    with writing_to(out):
+        with bytes_progress(Console(stderr=True)) as on_bytes:
+            verifier = load_verifier_alone(runtime, on_bytes)
+        scorer = SolutionScorer(verifier, in_flight)
+        scored: dict[str, Scored] = {}
+        folder = None
+        if out:
+            text = json.dumps([asdict(solution) for solution in solutions])
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            folder = ScoreFolder(out, {"benchmark": digest, "format": str(found), **describe(verifier)}, solutions)
+            names = {solution.unique_id for solution in asked}
+            scored = {name: each for name, each in folder.done.items() if name in names}
 
-    def keep(each: Scored) -> None:
-        scored[each.unique_id] = each
-        if folder:
-            folder.append(each)
-        progress.advance(task)
+        def keep(each: Scored) -> None:
+            scored[each.unique_id] = each
+            if folder:
+                folder.append(each)
+            progress.advance(task)
 
-    waiting = [solution for solution in asked if solution.unique_id not in scored]
-    with kept_on_interrupt(out), Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("solutions", total=len(asked), completed=len(scored))
-        scorer.score(waiting, keep)
-    summary = summarize(asked, scored, found, tune_on, threshold)
-    summary = {"benchmark": benchmark, **describe(verifier), **summary}
-    if folder and out:
-        folder.finish(make_records(asked, scored, summary["threshold"]), summary)
-        plot_reliability(summary, out / "reliability.svg")
+        waiting = [solution for solution in asked if solution.unique_id not in scored]
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("solutions", total=len(asked), completed=len(scored))
+            scorer.score(waiting, keep)
+        summary = summarize(asked, scored, found, tune_on, threshold)
+        summary = {"benchmark": benchmark, **describe(verifier), **summary}
+        if folder and out:
+            folder.finish(make_records(asked, scored, summary["threshold"]), summary)
+            plot_reliability(summary, out / "reliability.svg")
     if as_json:
         print(json.dumps(summary, indent=2))
     else:

@@ -12,10 +12,10 @@ from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.runs import (
     both,
     exit_code,
-    kept_on_interrupt,
     load_problems,
     say_what_was_verified,
     verifier_for,
+    writing_to,
 )
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
@@ -63,25 +63,20 @@ def evaluate_command(
     asked = selection.parse().of(problems)
     runtime = replace(runtime, verifier=verifier_for(request, runtime.verifier), max_running=in_flight)
     checker = make_grader(grader, runtime.grader_memory)
-    executor = load_executor(runtime, where, longest_first=True)
     fresh: list[Sample] = []
     folder, before = None, 0
-    if out:
-        command = describe_command(benchmark, runtime, executor)
-        folder = RunFolder(out, run_configuration(benchmark, request, executor, checker), left_open(request), command)
-        before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))
-    with (
-        kept_on_interrupt(out),
-        closing(executor),
-        profiled(executor, profile),
-        checker,
-        sample_progress(epochs * len(asked), before) as on_sample,
-    ):
-        summary = evaluate(
-            executor, problems, request, checker,
-            benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=trees, folder=folder,
-            on_sample=both(fresh.append, on_sample),
-        )  # fmt: skip
+    with writing_to(out), closing(load_executor(runtime, where, longest_first=True)) as executor:
+        if out:
+            command = describe_command(benchmark, runtime, executor)
+            configuration = run_configuration(benchmark, request, executor, checker)
+            folder = RunFolder(out, configuration, left_open(request), command)
+            before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))
+        with profiled(executor, profile), checker, sample_progress(epochs * len(asked), before) as on_sample:
+            summary = evaluate(
+                executor, problems, request, checker,
+                benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=trees, folder=folder,
+                on_sample=both(fresh.append, on_sample),
+            )  # fmt: skip
     if runtime.verify_incremental:
         say_what_was_verified(fresh, epochs * len(asked), runtime.verifier)
     if as_json:

@@ -9,7 +9,7 @@ import typer
 
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.commands.rollouts import problems_of, sample_rollouts
-from espalier.experiments.cli.runs import kept_on_interrupt
+from espalier.experiments.cli.runs import writing_to
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.run.load import RuntimeSettings
@@ -50,10 +50,10 @@ def learn_verifier_command(
 
     problems = problems_of(benchmark, field_map, runtime, selection.parse())
     started = time.perf_counter()
-    with bytes_progress(Console(stderr=True)) as on_bytes:
-        alone = replace(runtime, verifier="", max_running=in_flight)
-        engine, generator = load_generator_alone(alone, on_bytes, {HIDDEN: _as_it_is})
-    with kept_on_interrupt(out):
+    with writing_to(out):
+        with bytes_progress(Console(stderr=True)) as on_bytes:
+            alone = replace(runtime, verifier="", max_running=in_flight)
+            engine, generator = load_generator_alone(alone, on_bytes, {HIDDEN: _as_it_is})
         file = out / "rollouts.jsonl"
         trees = sample_rollouts(engine, generator, problems, rollouts, file, benchmark, grader, runtime, in_flight)
         sampled = time.perf_counter()

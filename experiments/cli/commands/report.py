@@ -34,13 +34,16 @@ def report_command(
     """Compare runs: a table, paired differences, plots, and one HTML page that opens to problems and trees."""
     from rich.console import Console
 
+    from espalier.experiments.evaluation.folder_lock import folder_lock
     from espalier.experiments.report.runs import load_runs
     from espalier.experiments.report.tables import main_table
     from espalier.experiments.report.write import MARKDOWN, PAGE, write_report
 
     if log:
         check_installed(log)  # before the work, not after it
-    report = write_report(load_runs(runs), out, most_problems=problems, resamples=resamples, seed=seed)
+    loaded = load_runs(runs)
+    with folder_lock(out):
+        report = write_report(loaded, out, most_problems=problems, resamples=resamples, seed=seed)
     console = Console()
     _show(console, report.title, main_table(report.measures))
     if report.mixed:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import kept_on_interrupt, load_problems
+from espalier.experiments.cli.runs import load_problems, writing_to
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.run.load import RuntimeSettings
@@ -39,9 +39,9 @@ def rollouts_command(
     from espalier.search.run.load import load_generator_alone
 
     problems = problems_of(benchmark, field_map, runtime, selection.parse())
-    with bytes_progress(Console(stderr=True)) as on_bytes:
-        engine, generator = load_generator_alone(replace(runtime, verifier="", max_running=in_flight), on_bytes)
-    with kept_on_interrupt(out):
+    with writing_to(out, is_file=True):
+        with bytes_progress(Console(stderr=True)) as on_bytes:
+            engine, generator = load_generator_alone(replace(runtime, verifier="", max_running=in_flight), on_bytes)
         sample_rollouts(engine, generator, problems, rollouts, out, benchmark, grader, runtime, in_flight)
     typer.echo(f"trees  {out}")
 

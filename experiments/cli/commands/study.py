@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import kept_on_interrupt, load_problems
+from espalier.experiments.cli.runs import load_problems, writing_to
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.load import RuntimeSettings
@@ -64,24 +64,23 @@ def memory_and_time_command(
     problems = [problem.problem for problem in loaded]
     scored = any(needs_verifier(cell) for cell in cells)
     runtime = replace(runtime, verifier=runtime.verifier if scored else "", max_running=in_flight)
-    orchestrator = load_with_progress(runtime)
-    effective = orchestrator.effective(replace(cells[0], problem="-"))
-    left_out = ("problem", "history", "algorithm", "beam_width", "expansion")
-    configuration = {
-        "benchmark": benchmark,
-        "problems": len(problems),
-        **{name: value for name, value in effective.to_dict().items() if name not in left_out},
-        **orchestrator.describe_models(),
-        "kv_memory": orchestrator.engine.kv_pool.num_bytes,
-        "block_size": runtime.block_size,
-        "reserved_share": runtime.reserved_share,
-        "max_batch_tokens": runtime.max_batch_tokens,
-        "launch_ahead": runtime.launch_ahead,
-        "in_flight": in_flight,
-        "threads": runtime.threads,
-    }
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with kept_on_interrupt(out), closing(orchestrator):
+    with writing_to(out), closing(load_with_progress(runtime)) as orchestrator:
+        effective = orchestrator.effective(replace(cells[0], problem="-"))
+        left_out = ("problem", "history", "algorithm", "beam_width", "expansion")
+        configuration = {
+            "benchmark": benchmark,
+            "problems": len(problems),
+            **{name: value for name, value in effective.to_dict().items() if name not in left_out},
+            **orchestrator.describe_models(),
+            "kv_memory": orchestrator.engine.kv_pool.num_bytes,
+            "block_size": runtime.block_size,
+            "reserved_share": runtime.reserved_share,
+            "max_batch_tokens": runtime.max_batch_tokens,
+            "launch_ahead": runtime.launch_ahead,
+            "in_flight": in_flight,
+            "threads": runtime.threads,
+        }
         with Progress(*columns, console=_stderr(), disable=not sys.stderr.isatty(), transient=True) as progress:
             task = progress.add_task("cells", total=len(cells))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import both, exit_code, kept_on_interrupt, load_problems, say_what_was_verified
+from espalier.experiments.cli.runs import both, exit_code, load_problems, say_what_was_verified, writing_to
 from espalier.experiments.cli.schema_options import Lists, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.sweep.grid import distinct, read_grid, read_values, requests_of
@@ -110,20 +110,20 @@ def sweep_command(
         _estimate(requests, problems, asked, epochs, share_work, runtime, out, as_json)
         return
     runtime = replace(runtime, max_running=1 if isolated else in_flight)
-    executor = load_executor(runtime, where, longest_first=True)
-    total = epochs * len(asked) * len(distinct(requests, executor.effective))
     fresh: list[Sample] = []
     requested: list[Cell] = []
     checker = make_grader(grader, runtime.grader_memory)
-    with kept_on_interrupt(out), closing(executor), checker, sample_progress(total, 0) as on_sample:
-        cells = sweep(
-            executor, problems, requests, checker,
-            benchmark=benchmark, folder=out, asked=asked, epochs=epochs, keep_trees=trees, isolated=isolated,
-            share_work=share_work,
-            command=describe_command(benchmark, runtime, executor),
-            on_sample=both(fresh.append, on_sample), on_cell=requested.append,
-        )  # fmt: skip
-    with kept_on_interrupt(out):
+    with writing_to(out):
+        with closing(load_executor(runtime, where, longest_first=True)) as executor, checker:
+            total = epochs * len(asked) * len(distinct(requests, executor.effective))
+            with sample_progress(total, 0) as on_sample:
+                cells = sweep(
+                    executor, problems, requests, checker,
+                    benchmark=benchmark, folder=out, asked=asked, epochs=epochs, keep_trees=trees, isolated=isolated,
+                    share_work=share_work,
+                    command=describe_command(benchmark, runtime, executor),
+                    on_sample=both(fresh.append, on_sample), on_cell=requested.append,
+                )  # fmt: skip
         plot_cells(cells, benchmark, out / "accuracy.png")
         if report:
             write_report(load_runs([out]), out / REPORT)
