@@ -5,6 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espalier.experiments.report.axes import make_logarithmic
 from espalier.experiments.sweep.grid import N_AND_M, settings_text
 from espalier.experiments.sweep.run import Cell
 from espalier.search.result import NodeRecord, SearchResult
@@ -44,7 +45,7 @@ def plot_cells(cells: list[Cell], benchmark: str, path: Path) -> None:
     markers = {m: _MARKERS[i % len(_MARKERS)] for i, m in enumerate(expansions)}
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     if tokens := [cell.summary.generated_tokens for cell in drawn if cell.summary.generated_tokens]:
-        axes.set_xscale("log")
+        make_logarithmic(axes, max(tokens) / min(tokens))
         axes.set_xlim(min(tokens) / _MARGIN, max(tokens) * _MARGIN)  # autoscaling ignores offset lines
     apart = min(1.0, _COLOURS / max(1, len(lines_of)))
     for place, (line, row) in enumerate(lines_of.items()):
@@ -154,7 +155,6 @@ def plot_tree(result: SearchResult, title: str, path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "espalier"  # deterministic output
     import matplotlib.pyplot as plt
 
     nodes = [node for node in result.nodes if node.termination != "duplicate"]
@@ -179,7 +179,8 @@ def plot_tree(result: SearchResult, title: str, path: Path) -> None:
     axes.set_ylim(-1, height + 1)
     axes.axis("off")
     axes.set_title(heading, fontsize=size, parse_math=False)
-    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    with mpl.rc_context({"svg.hashsalt": "espalier"}):  # deterministic output
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
     plt.close(figure)
 
 

@@ -22,6 +22,7 @@ from rich.tree import Tree
 
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.evaluation.summary import Summary
+from espalier.experiments.evaluation.unanswered import Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.experiments.sweep.estimate import LONGEST, Estimate
 from espalier.experiments.sweep.grid import settings_text
 from espalier.experiments.sweep.run import Cell
@@ -53,8 +54,15 @@ def show_result(console: Console, result: SearchResult, gold: str | None) -> Non
     if result.answer:
         console.print(Text.assemble(("\nanswer  ", "bold"), (result.answer, "bold green"), verdict))
     else:
-        console.print(Text.assemble(("\nno answer", "bold red"), f": no path was completed with an answer{verdict}"))
+        console.print(Text.assemble(("\nno answer", "bold red"), f": {_why_unanswered(result)}{verdict}"))
     console.print(_costs(result))
+
+
+def _why_unanswered(result: SearchResult) -> str:
+    why = why_unanswered(result, None)
+    if why is None or why is Unanswered.UNKNOWN:
+        return "no path was completed with an answer"
+    return f"{why.text}; {why.advice}" if why.advice else why.text
 
 
 def search_tree(result: SearchResult) -> Tree:
@@ -132,6 +140,7 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
         "refused": _with_reason(summary, "refused", "could not be searched", folder),
         "ungraded": _with_reason(summary, "ungraded", "could not be graded", folder),
         "accuracy": f"{_percent(summary.accuracy)}%  [{_percent(summary.low)}, {_percent(summary.high)}] at 95%",
+        "no answer": unanswered_text(summary.unanswered, summary.searches),
         "by level": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_level.items()),
         "by subject": "  ".join(f"{k}: {100 * v:.0f}%" for k, v in summary.accuracy_by_subject.items()),
         f"tokens per {unit}": f"{summary.generated_tokens:.0f} generated, {summary.verifier_tokens:.0f} verifier",
@@ -190,6 +199,11 @@ def show_cells(console: Console, cells: list[Cell], folder: Path) -> None:
             "" if s.problems_per_minute is None else f"{s.problems_per_minute:.1f}",
         )
     console.print(table)
+    unanswered = unanswered_in(
+        [(settings_text(cell.settings), cell.summary.unanswered, cell.summary.searches) for cell in cells]
+    )
+    if unanswered:
+        console.print(unanswered, highlight=False, markup=False)
     for cell in cells:
         for what, meaning in (("refused", "could not be searched"), ("ungraded", "could not be graded")):
             if why := _with_reason(cell.summary, what, meaning, folder / cell.name):

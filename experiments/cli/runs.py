@@ -33,7 +33,7 @@ def load_problems(benchmark: str, field_map: str | None, offline: bool, limit: i
 
 def exit_code(summaries: "Iterable[Summary]") -> int:
     """The exit code for what was evaluated: 0 if every problem was searched and graded."""
-    lost = [(summary.refused + summary.ungraded, summary.problems * summary.epochs) for summary in summaries]
+    lost = [(summary.refused + summary.ungraded, summary.searches) for summary in summaries]
     if not any(missing for missing, _ in lost):
         return 0
     return EXIT_FAILED if all(missing >= searches for missing, searches in lost) else EXIT_PARTIAL

@@ -108,6 +108,8 @@ def evaluate(
             stack.enter_context(folder_lock(each.folder))
         samples = _samples_in(folder, problems)
         wanted = [(p, e) for p, e in searches if _is_missing(samples, (p.unique_id, e))]
+        if folder:
+            folder.ask(len(samples.keys() | {(problem.unique_id, epoch) for problem, epoch in searches}))
         keys = [(problem.unique_id, epoch) for problem, epoch in wanted]
         own = stack.enter_context(_Writer(folder, samples, keys, keep_trees))
         others = [
@@ -239,6 +241,7 @@ def _run(
                 if any(violation.field not in ("problem", "history") for violation in error.violations):
                     raise
                 yield own, refused_sample(problem, str(error), epoch), None
+        max_tokens = executor.effective(request).max_tokens
         while executor.busy:
             for result in executor.step():
                 problem, epoch = by_search[result.search_id]
@@ -247,7 +250,7 @@ def _run(
                     continue
                 results = [*derived((problem.unique_id, epoch), result), (own, result)]
                 grading.append([
-                    _InGrading(writer, problem, epoch, found, _submit(problem, found.answer, grader))
+                    _InGrading(writer, problem, epoch, found, _submit(problem, found.answer, grader), max_tokens)
                     for writer, found in results
                 ])  # fmt: skip
             ready = [group for group in grading if all(each.done for each in group)]
@@ -267,6 +270,7 @@ class _InGrading:
     epoch: int
     result: SearchResult
     grades: _Grades
+    max_tokens: int | None
 
     @property
     def done(self) -> bool:
@@ -275,7 +279,8 @@ class _InGrading:
     def graded(self, grader: Grader, searched: _Writer) -> tuple[_Writer, Sample, SearchResult]:
         """Wait for the grade; `searched` is the writer of the run that searched."""
         source = "" if self.writer is searched else searched.run
-        sample = sample_of(self.problem, self.result, _grade(self.grades, grader), self.epoch, source)
+        grade = _grade(self.grades, grader)
+        sample = sample_of(self.problem, self.result, grade, self.epoch, source, self.max_tokens)
         return self.writer, sample, self.result
 
 

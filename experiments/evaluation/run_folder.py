@@ -26,8 +26,8 @@ These are the request's defaults, except for fields whose introduction changed t
 """
 _FOLLOWED = ("verifier_family",)
 """Fields missing in older versions because they followed from other fields, which are compared."""
-_COMMANDS = "commands"
-"""Key of information that is not compared: the commands that ran in the folder."""
+COMMANDS, ASKED = "commands", "asked"
+"""Keys of what is not compared: the commands that ran in the folder, and how many searches they asked for together."""
 _REQUEST = frozenset(field.name for field in fields(SearchRequest))
 _PARTIAL = ".partial"
 """Suffix of a file that is being written; the id of the process that writes it comes before."""
@@ -86,14 +86,27 @@ class RunFolder:
             raise EspalierError(f"{folder} holds samples without a config.json; name another --out")
         if not isinstance(found, dict):
             raise EspalierError(f"{config} is damaged: it is not a JSON object; name another --out")
-        commands = found.pop(_COMMANDS, []) if found is not configuration else []
+        stored = found is not configuration
+        commands, asked = (found.pop(COMMANDS, []), found.pop(ASKED, None)) if stored else ([], None)
         if differing := _differing(found, configuration, left_open):
             raise EspalierError(
                 f"{folder} holds a run of another configuration: {'; '.join(differing)}; name another --out"
             )
         if command and command not in commands:
             commands = [*commands, command]
-        write_whole(config, configuration | ({_COMMANDS: commands} if commands else {}))
+        self._configuration = configuration | ({COMMANDS: commands} if commands else {})
+        self._asked: int | None = asked if isinstance(asked, int) else None
+        self._write_configuration()
+
+    def _write_configuration(self) -> None:
+        asked = {} if self._asked is None else {ASKED: self._asked}
+        write_whole(self.folder / "config.json", self._configuration | asked)
+
+    def ask(self, searches: int) -> None:
+        """Store that the run is to have so many searches, so that a report can tell an interrupted one."""
+        if searches > (self._asked or 0):
+            self._asked = searches
+            self._write_configuration()
 
     def done(self) -> list[Sample]:
         """Load the samples of earlier runs, one per problem and epoch; an incomplete last line is skipped.

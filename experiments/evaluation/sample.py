@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.evaluation.unanswered import Unanswered, why_unanswered
 from espalier.search.result import SearchResult
 from espalier.search.run.usage import UsageMeter
 from espalier.search.voting.math_verify import Grade
@@ -30,6 +31,9 @@ class Sample:
     since the previous sample or the start of the command, so that the sum over samples is the total time despite
     interruptions; 0 in samples of older versions. `epoch` counts the searches of a problem from 0.
 
+    `unanswered` says why a search has no answer, a value of `Unanswered`; empty if it has one, and in samples of older
+    versions.
+
     `derived_from` names the run whose larger search this sample was derived from, without a search of its own. Its
     seconds and KV memory are then None in `usage`, and `wall_seconds` is 0.
     """
@@ -50,6 +54,7 @@ class Sample:
     epoch: int = 0
     subject: str | None = None
     derived_from: str = ""
+    unanswered: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.correct, bool) or not isinstance(self.usage, dict):
@@ -68,6 +73,11 @@ class Sample:
         return bool(self.error) and not self.refused
 
     @property
+    def why_unanswered(self) -> Unanswered | None:
+        """Why the search ended without an answer; None if it has one, or was refused."""
+        return None if self.answer or self.refused else Unanswered(self.unanswered or Unanswered.UNKNOWN)
+
+    @property
     def key(self) -> tuple[str, int]:
         """What no other sample of a run has: problem and epoch."""
         return self.unique_id, self.epoch
@@ -77,8 +87,18 @@ class Sample:
         return self.asked == _digest(problem) if self.asked else self.gold == _gold(problem)
 
 
-def sample_of(problem: Problem, result: SearchResult, grade: Grade, epoch: int = 0, derived_from: str = "") -> Sample:
-    """Create the sample of a finished search, or of a result that was derived from another run's."""
+def sample_of(
+    problem: Problem,
+    result: SearchResult,
+    grade: Grade,
+    epoch: int = 0,
+    derived_from: str = "",
+    max_tokens: int | None = None,
+) -> Sample:
+    """Create the sample of a finished search, or of a result that was derived from another run's.
+
+    `max_tokens` is that of `why_unanswered`.
+    """
     answers: Counter[str] = Counter()
     for candidate in result.candidates:
         if candidate.answer:
@@ -99,6 +119,7 @@ def sample_of(problem: Problem, result: SearchResult, grade: Grade, epoch: int =
         epoch=epoch,
         subject=problem.subject,
         derived_from=derived_from,
+        unanswered=why_unanswered(result, max_tokens) or "",
     )
 
 

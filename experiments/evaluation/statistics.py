@@ -92,6 +92,35 @@ def mcnemar_p(only_first: int, only_second: int) -> float:
     return float(require_scipy().binomtest(only_first, differing).pvalue) if differing else 1.0
 
 
+def paired_interval(only_first: int, only_second: int, problems: int) -> tuple[float, float]:
+    """95% interval of the second run's share of solved problems less the first one's; it agrees with `mcnemar_p`.
+
+    The difference is the share of problems that only one run solves, times the lead of the second run among these. The
+    share has a Wilson interval, the lead an exact one (Clopper and Pearson, 1934), which leaves out 0 if and only if
+    McNemar's exact p is below 0.05. The distances to their ends are added as squares (G. Zou and A. Donner, 2008),
+    those of the share scaled by the lead's end and not by its estimate: so the result leaves out 0 exactly when the
+    lead's interval does. It covers the true difference at least 95 times in 100, also with few problems, where a
+    bootstrap may do so less than half as often.
+
+    Args:
+        only_first: number of problems that only the first run solves.
+        only_second: number of problems that only the second run solves.
+        problems: number of problems that both searched.
+
+    Raises:
+        EspalierError: scipy is not installed.
+    """
+    disputed = only_first + only_second
+    rate, (rate_low, rate_high) = disputed / problems, wilson_interval(disputed, problems)
+    if not disputed:
+        return -rate_high, rate_high
+    exact = require_scipy().binomtest(only_second, disputed).proportion_ci(0.95, "exact")
+    lead, lead_low, lead_high = (2 * share - 1 for share in (only_second / disputed, exact.low, exact.high))
+    below = math.hypot(rate * (lead - lead_low), lead_low * (rate - (rate_low if lead_low > 0 else rate_high)))
+    above = math.hypot(rate * (lead_high - lead), lead_high * (rate - (rate_high if lead_high > 0 else rate_low)))
+    return max(-1.0, rate * lead - below), min(1.0, rate * lead + above)
+
+
 def adjusted_p(values: Sequence[float]) -> list[float]:
     """Adjust the p of several tests for the false discovery rate (Benjamini and Hochberg, 1995).
 

@@ -1,6 +1,6 @@
 """The summary of an evaluation: totals over its samples."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ class Summary:
 
     Attributes:
         problems: number of the benchmark's problems in the run.
+        searches: number of searches, more than `problems` with several epochs.
         epochs: searches of each problem; with several, what follows counts searches, and means are over them.
         refused: problems that could not be searched, for example for exceeding a context; they count as not solved.
         ungraded: problems whose answer could not be graded; they count as not solved.
@@ -31,6 +32,7 @@ class Summary:
         problems_per_minute: problems per minute of that time; None if it was not measured.
         grader: name and version of the grader.
         configuration: the search with every default filled in.
+        unanswered: searches that ended without an answer, by reason; see `Unanswered`. They count as not solved.
         derived: samples that were derived from a larger search; what only a search tells is then None.
     """
 
@@ -54,8 +56,10 @@ class Summary:
     grader: str
     configuration: dict[str, Any]
     accuracy_by_subject: dict[str, float] = field(default_factory=dict)
+    searches: int = 0
     epochs: int = 1
     derived: int = 0
+    unanswered: dict[str, int] = field(default_factory=dict)
 
 
 def search_fields(request: SearchRequest) -> dict[str, Any]:
@@ -105,8 +109,10 @@ def summarise(samples: list[Sample], benchmark: str, effective: SearchRequest, g
         grader=grader,
         configuration=search_fields(effective),
         accuracy_by_subject=_accuracy_by(samples, lambda sample: sample.subject),
+        searches=count,
         epochs=max(map(len, clusters), default=1),
         derived=derived,
+        unanswered=dict(Counter(str(why) for sample in samples if (why := sample.why_unanswered))),
     )
 
 

@@ -44,7 +44,6 @@ def plot_reliability(summary: dict[str, Any], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "espalier"  # deterministic output
     import matplotlib.pyplot as plt
 
     rows = summary["calibration"]
@@ -63,9 +62,11 @@ def plot_reliability(summary: dict[str, Any], path: Path) -> None:
     width = rows[0]["to"] - rows[0]["from"]
     counts.bar([row["from"] for row in rows], [row["steps"] for row in rows], width=width, align="edge")
     counts.set_yscale("log")
+    counts.set_ylim(bottom=0.5)  # so that one step is seen
     counts.set_xlabel("score of a step")
     counts.set_ylabel("steps")
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with mpl.rc_context({"svg.hashsalt": "espalier"}):  # deterministic output
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
 
 

@@ -1,7 +1,9 @@
 """What a report holds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from espalier.experiments.evaluation.unanswered import listed, unanswered_in
 from espalier.experiments.report.differences import Difference
 from espalier.experiments.report.measures import Measures
 from espalier.experiments.report.plots import Plot
@@ -10,8 +12,9 @@ from espalier.experiments.report.problems import ProblemRow
 NOTES = (
     "Intervals of an accuracy are 95% Wilson intervals. With several searches of a problem, standard errors are "
     "clustered by problem, intervals use the effective number of trials, and pass@k is the unbiased estimate.",
-    "Differences are over the problems that both runs searched; their intervals are 95% percentile bootstrap intervals "
-    "over problems. p is of McNemar's exact test, and adjusted for all pairs by Benjamini and Hochberg.",
+    "Differences are over the problems that both runs searched. p is of McNemar's exact test, and the 95% interval "
+    "leaves out 0 exactly where p is below 0.05; adjusted p is for all pairs together, by Benjamini and Hochberg. Runs "
+    "with several searches of a problem have no p, and a percentile bootstrap interval over problems.",
     "Tokens, seconds and memory are means over searches. Seconds are the run's wall time divided by its searches; "
     "peak KV is the memory of a search's KV blocks of both models at its peak. A dash: not measured, as in runs whose "
     "samples were derived from a search with more paths.",
@@ -27,7 +30,8 @@ _MIXED = (
 class Report:
     """All that a report says.
 
-    `problem_count` counts all problems; `problems` holds those that the page shows.
+    `problem_count` counts all problems; `problems` holds those that the page shows. `not_begun` names runs of a sweep
+    that was interrupted before it came to them.
     """
 
     title: str
@@ -36,9 +40,16 @@ class Report:
     problems: list[ProblemRow]
     problem_count: int
     plots: list[Plot]
+    not_begun: Sequence[str] = ()
 
     @property
-    def mixed(self) -> str:
-        """A warning if the runs searched different problems, else empty."""
+    def warnings(self) -> list[str]:
+        """What to know before comparing the runs: other problems, unfinished runs, searches without an answer."""
         same = len({frozenset(m.run.by_problem) for m in self.measures}) == 1
-        return "" if same else _MIXED
+        found = [] if same else [_MIXED]
+        if unfinished := [f"{m.run.name} has {m.run.unfinished}" for m in self.measures if m.run.unfinished]:
+            found.append(f"{listed(unfinished)}: interrupted, or still running")
+        if self.not_begun:
+            found.append(f"not begun yet, or interrupted before: {listed(self.not_begun)}")
+        unanswered = unanswered_in([(m.run.name, m.unanswered, m.searches) for m in self.measures])
+        return [*found, *([unanswered] if unanswered else [])]

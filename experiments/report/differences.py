@@ -5,7 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
 
-from espalier.experiments.evaluation.statistics import adjusted_p, mcnemar_p, paired_bootstrap_interval
+from espalier.experiments.evaluation.statistics import (
+    adjusted_p,
+    mcnemar_p,
+    paired_bootstrap_interval,
+    paired_interval,
+)
 from espalier.experiments.report.runs import Outcome, Run
 
 
@@ -19,7 +24,8 @@ class Difference:
         problems: number of problems of both.
         first_accuracy: accuracy of the first run on these; mean over problems.
         second_accuracy: the same for the second run.
-        low: lower end of the 95% bootstrap interval of the difference; None for fewer than two problems.
+        low: lower end of the 95% interval of the difference: the one that agrees with p, or a bootstrap's where there
+            is no p; None for a bootstrap of fewer than two problems.
         high: upper end.
         only_first: ids of the problems that the first run solves and the second does not; with several epochs, that
             it solves more often.
@@ -51,7 +57,7 @@ def differences(runs: Sequence[Run], resamples: int = 10_000, seed: int = 0) -> 
 
     Args:
         runs: the runs.
-        resamples: bootstrap resamples of the problems.
+        resamples: bootstrap resamples of the problems, for runs with several epochs.
         seed: seed of the bootstrap.
 
     Raises:
@@ -74,9 +80,12 @@ def _compare(first: Run, second: Run, resamples: int, seed: int) -> Difference |
     if not both:
         return None
     pairs = [(_share(ours[name]), _share(theirs[name])) for name in both]
-    interval = paired_bootstrap_interval([b - a for a, b in pairs], resamples, seed)
     only_first = tuple(name for name, (a, b) in zip(both, pairs, strict=True) if a > b)
     only_second = tuple(name for name, (a, b) in zip(both, pairs, strict=True) if b > a)
+    if once := first.epochs == second.epochs == 1:
+        interval = paired_interval(len(only_first), len(only_second), len(both))
+    else:
+        interval = paired_bootstrap_interval([b - a for a, b in pairs], resamples, seed)
     return Difference(
         first=first,
         second=second,
@@ -87,5 +96,5 @@ def _compare(first: Run, second: Run, resamples: int, seed: int) -> Difference |
         high=interval[1] if interval else None,
         only_first=only_first,
         only_second=only_second,
-        p=mcnemar_p(len(only_first), len(only_second)) if first.epochs == second.epochs == 1 else None,
+        p=mcnemar_p(len(only_first), len(only_second)) if once else None,
     )

@@ -1,5 +1,6 @@
 """What a report says of a single run: accuracy and cost, in total, per level and per subject."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -24,6 +25,7 @@ class Measures:
         problems: number of its problems.
         searches: number of its searches, more than `problems` with several epochs.
         refused: searches that could not be run; they count as wrong, and are left out of the cost.
+        unanswered: searches that ended without an answer, by reason; see `Unanswered`. They count as wrong.
         accuracy: share of searches with a right answer; `low` and `high` are its 95% Wilson interval. With several
             epochs, the interval is of the effective number of trials, as searches of one problem depend on each other.
         standard_error: of the accuracy, clustered by problem; None with one epoch.
@@ -40,6 +42,7 @@ class Measures:
     problems: int
     searches: int
     refused: int
+    unanswered: dict[str, int]
     accuracy: float
     low: float
     high: float
@@ -66,6 +69,7 @@ def measure(run: Run) -> Measures:
         problems=len(clusters),
         searches=len(run.outcomes),
         refused=len(run.outcomes) - len(ran),
+        unanswered=dict(Counter(str(outcome.unanswered) for outcome in run.outcomes if outcome.unanswered)),
         accuracy=accuracy,
         low=low if accuracy else 0.0,
         high=high if accuracy < 1 else 1.0,

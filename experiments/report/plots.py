@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from espalier.experiments.evaluation.statistics import wilson_interval
+from espalier.experiments.report.axes import count_whole, make_logarithmic
 from espalier.experiments.report.measures import Measures, pareto_front
 from espalier.experiments.report.runs import Outcome, Run
 
@@ -41,7 +42,6 @@ _SIDES = ((9, 6), (9, -6), (-9, 6), (-9, -6), (19, 6), (19, -6), (-19, 6), (-19,
 """Places of a number beside its point, in points, in the order in which they are tried."""
 _BINS = 10
 _COLUMNS = 3
-_FEW_DECADES = 200
 _WIDE_RANGE = 8
 """Ratio of the largest to the smallest cost from which an axis is logarithmic."""
 
@@ -118,6 +118,7 @@ def _save(figure: "Figure", path: Path) -> str:
 
     metadata = {"Date": None, "Creator": None}
     figure.savefig(path.with_suffix(".png"), dpi=150, facecolor="white")
+    figure.set_layout_engine("none")  # what was laid out stays, which saves most of the time of the two below
     figure.savefig(path.with_suffix(".svg"), facecolor="white", metadata=metadata)
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata=metadata)
@@ -168,7 +169,7 @@ def _cost(measures: Sequence[Measures], cost: Callable[[Measures], float | None]
     values = [value for _, value, _ in points]
     if max(values) > _WIDE_RANGE * min(values) > 0:
         axes.margins(x=0.08)
-        _make_logarithmic(axes, max(values) / min(values))
+        make_logarithmic(axes, max(values) / min(values))
     else:
         axes.set_xlim(0, 1.08 * max(values) or 1)
     axes.set_xlabel(label)
@@ -177,15 +178,6 @@ def _cost(measures: Sequence[Measures], cost: Callable[[Measures], float | None]
     _legend(figure, axes, colors)
     _number(figure, axes, [(number, value, 100 * m.accuracy) for number, value, m in points])
     return figure
-
-
-def _make_logarithmic(axes: "Axes", ratio: float) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if ratio < _FEW_DECADES else (1,)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _number(figure: "Figure", axes: "Axes", points: list[tuple[int, float, float]]) -> None:
@@ -300,6 +292,7 @@ def _calibration(groups: dict[str, list[Outcome]]) -> "Figure | None":
     axes.set_ylabel("right, %")
     axes.set_ylim(-4, 104)
     axes.grid(alpha=0.25)
+    count_whole(below.yaxis)
     below.set_ylabel("answers")
     below.set_xlabel("score of the selected answer")
     below.grid(alpha=0.25)
@@ -338,14 +331,17 @@ def _histograms(
     )
     for axes in grid.flat[len(groups) :]:
         axes.set_axis_off()
+    for axes in grid.flat[max(0, len(groups) - columns) : len(groups)]:
+        axes.tick_params(labelbottom=True)  # also where there is no panel below
     values = [value(o) for found in groups.values() for o in found]
     edges = _edges(min(values), max(values), whole)
     for axes, (title, found) in zip(grid.flat, groups.items(), strict=False):
-        for right, color, name in ((True, _RIGHT, "right"), (False, _WRONG, "wrong")):
-            of_kind = [value(o) for o in found if o.correct is right]
-            axes.hist(of_kind, bins=edges, color=color, alpha=0.55, label=f"{name}")
+        of_kind = [[value(o) for o in found if o.correct is right] for right in (True, False)]
+        axes.hist(of_kind, bins=edges, stacked=True, color=(_RIGHT, _WRONG), alpha=0.7, label=("right", "wrong"))
         axes.set_title(title)
         axes.grid(alpha=0.25)
+        for axis in (axes.xaxis, axes.yaxis):
+            count_whole(axis)
     figure.supxlabel(label, fontsize=10)
     figure.supylabel("searches", fontsize=10)
     figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper right", ncols=2)

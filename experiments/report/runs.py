@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.run_folder import ASKED, COMMANDS
 from espalier.experiments.evaluation.sample import REFUSED
+from espalier.experiments.evaluation.unanswered import Unanswered
 
 CONFIG, SAMPLES, TREES = "config.json", "samples.jsonl", "trees.jsonl"
-_COMMANDS = "commands"
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _UNUSED = {
     "greedy": ("beam_width", "expansion", "vote", *_SAMPLING),
@@ -35,6 +36,7 @@ class Outcome:
     """One search of a run: a line of `samples.jsonl`, as far as a report needs it.
 
     `epoch` numbers the searches of one problem from 0. `asked` is a digest of the problem; empty in older runs.
+    `unanswered` says why there is no answer; None if there is one, or the search was refused.
     `seconds` is the search's own time, during which others may have run; `wall_seconds` is its share of the run's time.
     These and the memory are None in a sample that was derived from a larger search.
     """
@@ -51,6 +53,7 @@ class Outcome:
     text: str
     error: str
     refused: bool
+    unanswered: Unanswered | None
     generated_tokens: float
     verifier_tokens: float
     seconds: float | None
@@ -79,6 +82,7 @@ class Run:
         configuration: what the samples depend on, by the names in `config.json`.
         models: names of the models by role; empty if the folder does not tell.
         outcomes: one per search, ordered as in the file.
+        asked: how many searches its commands asked for; None if the folder does not tell.
     """
 
     name: str
@@ -86,6 +90,13 @@ class Run:
     configuration: dict[str, Any]
     models: dict[str, str]
     outcomes: tuple[Outcome, ...]
+    asked: int | None = None
+
+    @property
+    def unfinished(self) -> str:
+        """How far an interrupted run came, like `37 of 60 searches`; empty for one that is done."""
+        done = len(self.outcomes)
+        return f"{done} of {self.asked} searches" if done < (self.asked or 0) else ""
 
     @cached_property
     def by_problem(self) -> dict[str, list[Outcome]]:
@@ -140,6 +151,26 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
     return [_load(folder, name) for folder, name in zip(folders, _names(list(folders)), strict=True)]
 
 
+def runs_not_begun(paths: Sequence[Path]) -> list[str]:
+    """Names of the run folders in `paths` that an interrupted sweep has made, and not come to."""
+    folders = sorted({config.parent.resolve() for path in paths for config in path.rglob(CONFIG)}, key=_natural)
+    names = dict(zip(folders, _names(folders), strict=True)) if folders else {}
+    return [names[folder] for folder in folders if not _size(folder / SAMPLES) and _asks(folder / CONFIG)]
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
+
+
+def _asks(config: Path) -> bool:
+    """Whether this is the configuration of a run that is to have searches."""
+    try:
+        found = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # of something else
+        return False
+    return isinstance(found, dict) and bool(found.get(ASKED))
+
+
 def differing_fields(runs: Sequence[Run]) -> list[str]:
     """Fields of the configuration with different values in those runs that have them, without the algorithm."""
     fields = dict.fromkeys(field for run in runs for field in run.configuration)
@@ -158,7 +189,7 @@ def _run_folders(path: Path) -> Iterator[Path]:
     if (path / CONFIG).is_file() and (path / SAMPLES).is_file():
         yield path
         return
-    inside = (file.parent for file in path.rglob(SAMPLES) if (file.parent / CONFIG).is_file())
+    inside = (file.parent for file in path.rglob(SAMPLES) if (file.parent / CONFIG).is_file() and _size(file))
     yield from sorted(inside, key=_natural)
 
 
@@ -183,7 +214,7 @@ def _load(folder: Path, name: str) -> Run:
         raise EspalierError(f"cannot read {folder / CONFIG}: {error}") from error
     if not isinstance(configuration, dict):
         raise EspalierError(f"{folder / CONFIG} is damaged: it is not a JSON object")
-    commands = configuration.pop(_COMMANDS, None) or [{}]
+    commands, asked = configuration.pop(COMMANDS, None) or [{}], configuration.pop(ASKED, None)
     found: dict[tuple[str, int], Outcome] = {}
     for where, record in read_lines(folder / SAMPLES):
         try:
@@ -195,7 +226,8 @@ def _load(folder: Path, name: str) -> Run:
         found[outcome.unique_id, outcome.epoch] = outcome
     if not found:
         raise EspalierError(f"{folder / SAMPLES} holds no samples; run its command again to continue it")
-    return Run(name, folder, configuration, _model_names(commands), tuple(found.values()))
+    asked = asked if isinstance(asked, int) else None
+    return Run(name, folder, configuration, _model_names(commands), tuple(found.values()), asked)
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -226,7 +258,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _outcome(record: dict[str, Any]) -> Outcome:
     usage = record["usage"]
-    derived = bool(record.get("derived_from"))
+    derived, refused = bool(record.get("derived_from")), record.get("stop_reason") == REFUSED
     if not isinstance(record["correct"], bool):
         raise TypeError("correct must be true or false")
     return Outcome(
@@ -241,13 +273,19 @@ def _outcome(record: dict[str, Any]) -> Outcome:
         score=record.get("score"),
         text=str(record.get("text", "")),
         error=str(record.get("error", "")),
-        refused=record.get("stop_reason") == REFUSED,
+        refused=refused,
+        unanswered=None if refused or record.get("answer") else _unanswered(record),
         generated_tokens=float(usage.get("generated_tokens", 0)),
         verifier_tokens=float(usage.get("verifier_tokens", 0)),
         seconds=None if derived else float(usage.get("seconds", 0)),
         wall_seconds=None if derived else float(record.get("wall_seconds") or 0),
         peak_kv_bytes=None if derived else float(usage.get("peak_kv_bytes", 0)),
     )
+
+
+def _unanswered(record: dict[str, Any]) -> Unanswered:
+    """Why a search has no answer; samples of older versions do not tell."""
+    return Unanswered(record.get("unanswered") or Unanswered.UNKNOWN)
 
 
 def _model_names(commands: Any) -> dict[str, str]:

@@ -35,7 +35,7 @@ def main_table(measures: Sequence[Measures]) -> Table:
     fields = differing_fields(runs)
     several = any(m.standard_error is not None for m in measures)
     ks = _ks(measures)
-    refused = any(m.refused for m in measures)
+    refused, unanswered = (any(getattr(m, name) for m in measures) for name in ("refused", "unanswered"))
     columns = [
         *("#", "run", "algorithm"),
         *map(field_title, fields),
@@ -43,16 +43,18 @@ def main_table(measures: Sequence[Measures]) -> Table:
         *(["searches", "clustered SE, points"] if several else []),
         *(f"pass@{k} %" for k in ks),
         *(["refused"] if refused else []),
+        *(["no answer"] if unanswered else []),
         *("generated tokens", "verifier tokens", "seconds", "peak KV MiB"),
     ]
     rows = [
         [
             *(str(number), m.run.name, m.run.algorithm),
             *map(m.run.shown_setting, fields),
-            *(str(m.problems), f"{100 * m.accuracy:.1f}", f"{100 * m.low:.1f}–{100 * m.high:.1f}"),
-            *([str(m.searches), _or_dash(m.standard_error, 100)] if several else []),
+            *(_counted(m, m.problems, not several), f"{100 * m.accuracy:.1f}", f"{100 * m.low:.1f}–{100 * m.high:.1f}"),
+            *([_counted(m, m.searches, True), _or_dash(m.standard_error, 100)] if several else []),
             *(_or_dash(m.pass_at.get(k), 100) for k in ks),
             *([str(m.refused)] if refused else []),
+            *([str(sum(m.unanswered.values()))] if unanswered else []),
             *(f"{m.generated_tokens:.0f}", f"{m.verifier_tokens:.0f}"),
             *("–" if value is None else f"{value:#.3g}" for value in (m.wall_seconds, m.peak_kv_mib)),
         ]
@@ -61,20 +63,26 @@ def main_table(measures: Sequence[Measures]) -> Table:
     return Table(columns, rows)
 
 
+def _counted(m: Measures, count: int, tells: bool) -> str:
+    """A number of problems or searches; the one that `tells` also says how many an unfinished run is to have."""
+    return f"{count} of {m.run.asked}, unfinished" if tells and m.run.unfinished else str(count)
+
+
 def data_table(measures: Sequence[Measures]) -> Table:
     """One row per run, for programs: shares as fractions, nothing rounded, empty where there is no value."""
     fields = differing_fields([m.run for m in measures])
     ks = _ks(measures)
     names = (
-        "problems", "searches", "refused", "accuracy", "low", "high", "standard_error", "generated_tokens",
-        "verifier_tokens", "wall_seconds", "search_seconds", "peak_kv_mib",
+        "problems", "searches", "refused", "unanswered", "accuracy", "low", "high", "standard_error",
+        "generated_tokens", "verifier_tokens", "wall_seconds", "search_seconds", "peak_kv_mib",
     )  # fmt: skip
-    columns = ["run", "folder", "benchmark", "algorithm", *fields, *names, *(f"pass_at_{k}" for k in ks)]
+    columns = ["run", "folder", "benchmark", "algorithm", *fields, *names, "asked", *(f"pass_at_{k}" for k in ks)]
     rows = [
         [
             *(m.run.name, str(m.run.folder), m.run.benchmark, m.run.algorithm),
             *(_plain(m.run.setting(field)) for field in fields),
-            *(_plain(getattr(m, name)) for name in names),
+            *(_plain(_number(getattr(m, name))) for name in names),
+            _plain(m.run.asked),
             *(_plain(m.pass_at.get(k)) for k in ks),
         ]
         for m in measures
@@ -122,14 +130,20 @@ def difference_cells(d: Difference) -> list[str]:
 
 
 def breakdown_table(measures: Sequence[Measures], breakdown: Breakdown) -> Table:
-    """Accuracy in percent per level or subject, one row per run."""
-    counts = [max(row[place][1] for row in breakdown.cells) for place in range(len(breakdown.groups))]
-    titles = [f"{group} (n={count})" for group, count in zip(breakdown.groups, counts, strict=True)]
+    """Accuracy in percent per level or subject, one row per run; n stands where it is that of all runs, or in each."""
+    counts = [{row[place][1] for row in breakdown.cells} for place in range(len(breakdown.groups))]
+    same = [found.pop() if len(found) == 1 else None for found in counts]
+    titles = [group if n is None else f"{group} (n={n})" for group, n in zip(breakdown.groups, same, strict=True)]
     rows = [
-        [str(number), m.run.name, *(f"{100 * right / count:.0f}" if count else "–" for right, count in cells)]
+        [str(number), m.run.name, *(_share(*cell, n is None) for cell, n in zip(cells, same, strict=True))]
         for number, (m, cells) in enumerate(zip(measures, breakdown.cells, strict=True), start=1)
     ]
     return Table(["#", "run", *titles], rows)
+
+
+def _share(right: int, count: int, tells: bool) -> str:
+    """Accuracy in percent, with the number of searches if it `tells`; a dash without any."""
+    return (f"{100 * right / count:.0f}" + f" (n={count})" * tells) if count else "–"
 
 
 def _ks(measures: Sequence[Measures]) -> list[int]:
@@ -147,6 +161,11 @@ def _points(share: float) -> str:
 
 def _probability(p: float | None) -> str:
     return "–" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _number(value: object) -> object:
+    """A measure as one number: of counts by reason, their sum."""
+    return sum(value.values()) if isinstance(value, dict) else value
 
 
 def _plain(value: object) -> str:

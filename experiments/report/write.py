@@ -22,13 +22,20 @@ _LONGEST_MARKDOWN_LIST = 20
 
 
 def write_report(
-    runs: Sequence[Run], out: Path, *, most_problems: int = 200, resamples: int = 10_000, seed: int = 0
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    not_begun: Sequence[str] = (),
+    most_problems: int = 200,
+    resamples: int = 10_000,
+    seed: int = 0,
 ) -> Report:
     """Compare `runs` and write the report to the folder `out`.
 
     Args:
         runs: the runs, in the order of the table.
         out: output folder; missing parents are created.
+        not_begun: names of runs without samples; see `runs_not_begun`.
         most_problems: number of problems whose texts and trees are on the page.
         resamples: bootstrap resamples.
         seed: seed of the bootstrap.
@@ -44,7 +51,7 @@ def write_report(
         plots = draw_plots(measures, out)
     except OSError as error:
         raise EspalierError(f"cannot write the report to {out}: {error.strerror}; name another --out") from error
-    report = Report(_title(runs), measures, compared, rows, count, plots)
+    report = Report(_title(runs), measures, compared, rows, count, plots, not_begun)
     write_whole(out / TABLE, tables.data_table(measures).csv())
     write_whole(out / DIFFERENCES, tables.difference_data(compared).csv())
     write_whole(out / MARKDOWN, markdown(report))
@@ -55,7 +62,7 @@ def write_report(
 def markdown(report: Report) -> str:
     """The report in Markdown, with links to the plots beside it."""
     parts = [f"# {report.title}", tables.main_table(report.measures).markdown()]
-    parts += [f"Note: {report.mixed}."] if report.mixed else []
+    parts += [f"Note: {warning}." for warning in report.warnings]
     parts += [f"## {plot.title}\n\n![{plot.title}]({plot.name}.svg)\n\n{plot.caption}" for plot in report.plots]
     if report.differences:
         parts += ["## Differences", tables.difference_table(report.differences).markdown()]

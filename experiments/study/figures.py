@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espalier.experiments.report.axes import count_whole
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -44,14 +46,14 @@ def _figure(path: Path, columns: int) -> "Iterator[tuple[Figure, list[Axes]]]":
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "espalier"  # deterministic output
-    mpl.rcParams["svg.fonttype"] = "none"  # text as text: smaller
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, columns, figsize=(5.2 * columns, 4.2), layout="constrained", squeeze=False)
     try:
         yield figure, list(axes[0])
-        figure.savefig(path, dpi=100, metadata={"Date": None} if path.suffix == ".svg" else None)
+        # The same picture is the same file, and text stays text, which is smaller.
+        with mpl.rc_context({"svg.hashsalt": "espalier", "svg.fonttype": "none"}):
+            figure.savefig(path, dpi=100, metadata={"Date": None} if path.suffix == ".svg" else None)
     finally:
         plt.close(figure)
 
@@ -173,7 +175,8 @@ def _draw_fit(cells: list[Cell], path: Path) -> None:
         _draw_lines(preemptions, cells, lambda cell: cell["together"]["preemptions"])
         preemptions.set_ylabel("preemptions, all searches at once")
         preemptions.set_title("preemptions")
-        preemptions.set_ylim(bottom=0)
+        preemptions.set_ylim(0, max(1.0, preemptions.get_ylim()[1]))
+        count_whole(preemptions.yaxis)
         _legend(figure, cells, {"measured": "-", "closed form": "--", "if nothing were shared": ":"})
 
 

@@ -38,8 +38,8 @@ from espalier.search.voting.math_verify import Grader
 CELLS, TABLE = "cells.json", "sweep.csv"
 """File names of a sweep's tables."""
 _COLUMNS = (
-    "benchmark", "problems", "refused", "ungraded", "correct", "accuracy", "low", "high", "generated_tokens",
-    "verifier_tokens", "verifier_redundancy", "generator_redundancy", "blocks_shared", "seconds",
+    "benchmark", "problems", "refused", "ungraded", "unanswered", "correct", "accuracy", "low", "high",
+    "generated_tokens", "verifier_tokens", "verifier_redundancy", "generator_redundancy", "blocks_shared", "seconds",
     "problems_per_minute", "grader", "derived",
 )  # fmt: skip
 """Fields of a summary in the table, after the varied fields."""
@@ -151,12 +151,16 @@ def sweep(
                 cells[place.path] = _cell(place, varied, summary, samples)
     if share_work:
         places.sort(key=lambda place: -place.effective.beam_width)
+    # All before the first, so that a report of an interrupted sweep knows of every cell.
+    folders = {place.path: _run_folder(place, benchmark, executor, grader, command) for place in places}
+    for run_folder in folders.values():
+        run_folder.ask(epochs * len(problems if asked is None else asked))
     for place in places:
-        run_folder = _run_folder(place, benchmark, executor, grader, command)
+        run_folder = folders[place.path]
         smaller = [other for other in places if share_work and holds_the_paths_of(place.effective, other.effective)]
         derivations = [
             Derivation(
-                _run_folder(other, benchmark, executor, grader, command),
+                folders[other.path],
                 partial(with_fewer_paths, paths=other.effective.beam_width, vote=executor.vote),
             )
             for other in smaller
@@ -296,7 +300,8 @@ def _write(folder: Path, cells: Sequence[Cell], varied: Sequence[str]) -> None:
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow((*names, *_COLUMNS, "search_seconds", "peak_kv_bytes"))
     for cell in cells:
-        figures = (getattr(cell.summary, column) for column in _COLUMNS)
+        summary = asdict(cell.summary) | {"unanswered": sum(cell.summary.unanswered.values())}
+        figures = (summary[column] for column in _COLUMNS)
         settings = ("" if cell.settings[name] is None else cell.settings[name] for name in names)
         writer.writerow((*settings, *figures, cell.search_seconds, cell.peak_kv_bytes))
     write_whole(folder / TABLE, table.getvalue())

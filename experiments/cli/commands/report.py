@@ -25,7 +25,9 @@ def report_command(
     problems: Annotated[
         int, typer.Option(min=0, help="Problems whose texts and trees are on the page, those in dispute first.")
     ] = 200,
-    resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples for each pair of runs.")] = 10_000,
+    resamples: Annotated[
+        int, typer.Option(min=100, help="Bootstrap resamples for each pair of runs with epochs.")
+    ] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
     log: Annotated[
         Tracker | None, typer.Option(help="Also send each run's figures to this experiment tracker.")
@@ -35,7 +37,7 @@ def report_command(
     from rich.console import Console
 
     from espalier.experiments.evaluation.folder_lock import folder_lock
-    from espalier.experiments.report.runs import load_runs
+    from espalier.experiments.report.runs import load_runs, runs_not_begun
     from espalier.experiments.report.tables import main_table
     from espalier.experiments.report.write import MARKDOWN, PAGE, write_report
 
@@ -43,11 +45,13 @@ def report_command(
         check_installed(log)  # before the work, not after it
     loaded = load_runs(runs)
     with folder_lock(out):
-        report = write_report(loaded, out, most_problems=problems, resamples=resamples, seed=seed)
+        report = write_report(
+            loaded, out, not_begun=runs_not_begun(runs), most_problems=problems, resamples=resamples, seed=seed
+        )
     console = Console()
     _show(console, report.title, main_table(report.measures))
-    if report.mixed:
-        typer.echo(f"warning: {report.mixed}", err=True)
+    for warning in report.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     if log:
         log_report(log, report, out)
     console.print(
@@ -62,7 +66,11 @@ def _show(console: "Console", title: str, table: "Table") -> None:
     from rich.text import Text
 
     columns = list(zip(table.columns, zip(*table.rows, strict=True), strict=True))[1:]  # no need of numbers here
-    common = [title for title, values in columns if title in _MAY_BE_COMMON and len(set(values)) == 1]
+    common = [
+        name
+        for name, values in columns
+        if name in _MAY_BE_COMMON and len(set(values)) == 1 and (name != "problems" or values[0].isdecimal())
+    ]
     above = [
         title,
         *(f"{values[0]} {name}" if name == "problems" else values[0] for name, values in columns if name in common),

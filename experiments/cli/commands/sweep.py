@@ -90,7 +90,7 @@ def sweep_command(
     from espalier.experiments.evaluation.graders import make_grader
     from espalier.experiments.evaluation.provenance import describe_command
     from espalier.experiments.evaluation.statistics import require_scipy
-    from espalier.experiments.report.runs import load_runs
+    from espalier.experiments.report.runs import load_runs, runs_not_begun
     from espalier.experiments.report.write import PAGE, write_report
     from espalier.experiments.sweep.fewer_paths import without_early_stop
     from espalier.experiments.sweep.run import TABLE, Cell, sweep
@@ -126,7 +126,7 @@ def sweep_command(
                 )  # fmt: skip
         plot_cells(cells, benchmark, out / "accuracy.png")
         if report:
-            write_report(load_runs([out]), out / REPORT)
+            write_report(load_runs([out]), out / REPORT, not_begun=runs_not_begun([out]))
     if runtime.verify_incremental:
         say_what_was_verified(fresh, total, runtime.verifier)
     if as_json:

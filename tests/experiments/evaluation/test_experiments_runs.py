@@ -250,6 +250,24 @@ def test_seconds_are_those_of_all_commands_that_searched(run, tmp_path, monkeypa
     assert whole.problems_per_minute == pytest.approx(4 * 60 / whole.seconds)
 
 
+def test_what_was_asked_for_is_kept_until_it_is_there(run, tmp_path):
+    def asked() -> int:
+        return json.loads((tmp_path / "config.json").read_text())["asked"]
+
+    def interrupt(_: Sample) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(folder=RunFolder(tmp_path, CONFIGURATION), on_sample=interrupt)
+    assert asked() == 4
+    run(limit=1, folder=RunFolder(tmp_path, CONFIGURATION))
+    assert asked() == 4  # of which there is one still
+    run(epochs=2, limit=2, folder=RunFolder(tmp_path, CONFIGURATION))
+    assert asked() == len(RunFolder(tmp_path, CONFIGURATION).done()) == 4
+    run(epochs=2, folder=RunFolder(tmp_path, CONFIGURATION))
+    assert asked() == len(RunFolder(tmp_path, CONFIGURATION).done()) == 8
+
+
 def test_larger_limit_adds_to_a_run_and_a_smaller_one_takes_nothing_away(run, tmp_path):
     run(limit=2, folder=RunFolder(tmp_path, CONFIGURATION))
     new: list[Sample] = []
@@ -374,7 +392,7 @@ def test_time_limit_counts_from_the_start_of_each_search(make_orchestrator, run,
 def test_run_folder_holds_configuration_samples_and_summary(run, tmp_path):
     summary = run(folder=RunFolder(tmp_path / "a" / "b", CONFIGURATION))
     folder = tmp_path / "a" / "b"
-    assert json.loads((folder / "config.json").read_text()) == CONFIGURATION
+    assert json.loads((folder / "config.json").read_text()) == {**CONFIGURATION, "asked": len(PROBLEMS)}
     assert json.loads((folder / "summary.json").read_text()) == json.loads(json.dumps(asdict(summary)))
     lines = (folder / "samples.jsonl").read_text().splitlines()
     assert {json.loads(line)["unique_id"] for line in lines} == {p.unique_id for p in PROBLEMS}

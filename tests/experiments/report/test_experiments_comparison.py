@@ -11,6 +11,7 @@ from espalier.experiments.evaluation.statistics import (
     effective_trials,
     mcnemar_p,
     paired_bootstrap_interval,
+    paired_interval,
     pass_at_k,
     wilson_interval,
 )
@@ -77,6 +78,38 @@ def test_mcnemar_equals_that_of_statsmodels(only_first, only_second, p):
 
 def test_mcnemar_without_disagreement_finds_nothing():
     assert mcnemar_p(0, 0) == 1
+
+
+def test_the_paired_interval_leaves_out_0_exactly_where_mcnemar_finds_a_difference():
+    for problems in (1, 6, 13, 24):
+        for first in range(problems + 1):
+            for second in range(problems + 1 - first):
+                low, high = paired_interval(first, second, problems)
+                assert -1 <= low <= (second - first) / problems <= high <= 1
+                assert (low > 0 or high < 0) == (mcnemar_p(first, second) < 0.05), (first, second, problems)
+                assert paired_interval(second, first, problems) == pytest.approx((-high, -low), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("problems", "rates"), [(8, (0.0, 0.5)), (20, (0.01, 0.1)), (20, (0.2, 0.4)), (40, (0.1, 0.1))]
+)
+def test_the_paired_interval_covers_the_truth_at_least_95_times_in_100_with_few_problems(problems, rates):
+    """Over every outcome, by its probability."""
+    first_alone, second_alone = rates
+    covered = 0.0
+    for first in range(problems + 1):
+        for second in range(problems + 1 - first):
+            low, high = paired_interval(first, second, problems)
+            if low <= second_alone - first_alone <= high:
+                shares = (first_alone, second_alone, 1 - first_alone - second_alone)
+                covered += stats.multinomial.pmf([first, second, problems - first - second], problems, shares)
+    assert 0.95 <= covered <= 1
+
+
+def test_the_paired_interval_by_hand():
+    # All are in dispute and won, so that only the lead is uncertain: it may be as low as 2 * 0.025^(1/2) - 1.
+    assert paired_interval(0, 2, 2) == pytest.approx((2 * 0.025**0.5 - 1, 1.0))
+    assert paired_interval(0, 0, 20) == pytest.approx((-wilson_interval(0, 20)[1], wilson_interval(0, 20)[1]))
 
 
 def test_adjusted_p_equals_that_of_statsmodels():

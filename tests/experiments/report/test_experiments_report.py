@@ -10,18 +10,25 @@ from typer.testing import CliRunner
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.cli.main import app
+from espalier.experiments.report import plots
 from espalier.experiments.report.differences import differences
 from espalier.experiments.report.measures import breakdowns, measure, pareto_front
 from espalier.experiments.report.plots import calibration_bins, calibration_error
 from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import differing_fields, load_runs
-from espalier.experiments.report.tables import main_table
+from espalier.experiments.report.tables import breakdown_table, main_table
 from espalier.experiments.report.trees import tree_lines
 from espalier.experiments.report.write import _title, write_report
 
 
 def report(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)], catch_exceptions=True)
+
+
+@pytest.fixture
+def no_plots(monkeypatch):
+    """Leaves out the plots, which take seconds, where a test is about something else."""
+    monkeypatch.setattr("espalier.experiments.report.write.draw_plots", lambda *_: [])
 
 
 def test_runs_of_a_sweep_are_found_in_the_order_of_their_numbers(tmp_path):
@@ -125,6 +132,17 @@ def test_accuracy_per_level_and_subject(tmp_path):
     assert (by_subject.groups, by_subject.cells) == (["algebra", "geometry"], [[(1, 2), (1, 1)]])
 
 
+def test_the_number_of_searches_stands_in_the_header_only_where_it_is_that_of_all_runs(tmp_path):
+    for name, solved in (("a", [True, False, True]), ("b", [True])):
+        lines = [line(f"p{i}", right, subject="algebra") for i, right in enumerate(solved)]
+        write_run(tmp_path / name, [*lines, line("q", False, subject="geometry")])
+    runs = load_runs([tmp_path])
+    _, by_subject = breakdowns(runs)
+    table = breakdown_table([measure(run) for run in runs], by_subject)
+    assert table.columns == ["#", "run", "algebra", "geometry (n=1)"]
+    assert table.rows == [["1", "a", "67 (n=3)", "0"], ["2", "b", "100 (n=1)", "0"]]
+
+
 def test_differences_are_over_the_problems_of_both(tmp_path):
     write_run(tmp_path / "a", [line("p0", True), line("p1", False), line("p2", False), line("x", True, asked="one")])
     write_run(tmp_path / "b", [line("p1", True), line("p2", True), line("p0", False), line("x", True, asked="other")])
@@ -132,6 +150,17 @@ def test_differences_are_over_the_problems_of_both(tmp_path):
     assert (found.problems, found.difference) == (3, pytest.approx(1 / 3))
     assert (found.only_first, found.only_second) == (("p0",), ("p1", "p2"))
     assert (found.p, found.adjusted) == (1.0, 1.0)
+
+
+def test_an_interval_does_not_contradict_the_p_beside_it(tmp_path):
+    """Three problems of twelve, all solved by the second run alone: a bootstrap leaves out 0, McNemar's p is 0.25."""
+    run_of(tmp_path / "a", [False] * 12)
+    run_of(tmp_path / "b", [True] * 3 + [False] * 9)
+    (found,) = differences(load_runs([tmp_path]))
+    assert found.p == pytest.approx(0.25)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 0 < found.difference < found.high
 
 
 def test_runs_without_a_common_problem_are_not_compared(tmp_path):
@@ -248,7 +277,7 @@ def grid(tmp_path_factory):
 
 def test_a_report_writes_every_file(grid):
     out, printed = grid
-    plots = [
+    names = [
         "accuracy-peak-kv",
         "accuracy-seconds",
         "accuracy-tokens",
@@ -257,7 +286,7 @@ def test_a_report_writes_every_file(grid):
         "heat-map",
         "steps",
     ]
-    pictures = [f"{plot}.{suffix}" for plot in plots for suffix in ("png", "svg")]
+    pictures = [f"{name}.{suffix}" for name in names for suffix in ("png", "svg")]
     tables = ["differences.csv", "report.html", "report.md", "table.csv"]
     assert sorted(file.name for file in out.iterdir()) == sorted(pictures + tables)
     assert "N2-M2" in printed
@@ -319,6 +348,7 @@ def test_the_same_runs_give_the_same_files(grid, tmp_path):
         assert file.read_bytes() == (tmp_path / file.name).read_bytes(), file.name
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_different_problems_are_warned_of(tmp_path):
     run_of(tmp_path / "runs" / "a", [True, False])
     run_of(tmp_path / "runs" / "b", [True])
@@ -326,6 +356,68 @@ def test_different_problems_are_warned_of(tmp_path):
     assert result.exit_code == 0
     assert "did not search the same problems" in result.output
     assert "did not search the same problems" in (tmp_path / "out" / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_an_unfinished_run_says_so_and_one_of_a_sweep_that_has_not_begun_too(tmp_path):
+    run_of(tmp_path / "runs" / "whole", [True, False, True], asked=3)
+    run_of(tmp_path / "runs" / "half", [True, False, True], asked=60)
+    (tmp_path / "runs" / "none").mkdir()
+    (tmp_path / "runs" / "none" / "config.json").write_text('{"benchmark": "demo", "asked": 60}')
+    (tmp_path / "runs" / "model").mkdir()
+    (tmp_path / "runs" / "model" / "config.json").write_text('{"hidden_size": 64}')
+    result = report(tmp_path / "runs", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "3 of 60, unfinished" in result.output
+    assert "warning: half has 3 of 60 searches: interrupted, or still running" in result.output
+    assert "warning: not begun yet, or interrupted before: none" in result.output
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "3 of 60, unfinished" in text
+        assert "half has 3 of 60 searches: interrupted, or still running" in text
+        assert "whole has" not in text
+
+
+def test_several_epochs_of_an_unfinished_run_are_counted_as_searches(tmp_path):
+    lines = [line("p0", True, epoch=0), line("p0", True, epoch=1), line("p1", True)]
+    (run,) = load_runs([write_run(tmp_path / "a", lines, asked=4)])
+    table = main_table([measure(run)])
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["problems"], row["searches"]) == ("2", "3 of 4, unfinished")
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_searches_without_an_answer_are_counted_and_explained(tmp_path):
+    cut = {"answer": "", "text": "", "unanswered": "max-tokens"}
+    old = {"answer": "", "text": ""}
+    write_run(tmp_path / "runs" / "a", [line("p0", False, **cut), line("p1", True), line("p2", False, **old)])
+    run_of(tmp_path / "runs" / "b", [True] * 3)
+    result = report(tmp_path / "runs", "--out", tmp_path / "out")
+    said = (
+        "2 of 3 searches ended without an answer: 1 cut by --max-tokens, 1 without a recorded reason; raise --max-tok"
+    )
+    assert f"warning: {said}" in result.output
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert said in page
+    assert re.search(r'<strong>no answer</strong> <span class="dim">cut by --max-tokens</span>', page)
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "table.csv").read_text())))
+    assert [row["unanswered"] for row in rows] == ["2", "0"]
+    assert "no answer" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_axes_that_count_have_no_fractions(tmp_path, monkeypatch):
+    figures = {}
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.setdefault(path.name, figure) and "")
+    run_of(tmp_path / "a", [True, False])
+    plots.draw_plots([measure(run) for run in load_runs([tmp_path / "a"])], tmp_path)
+    counts = {
+        "steps": [axis for axes in figures["steps"].axes for axis in (axes.xaxis, axes.yaxis)],
+        "answer-length": [axes.yaxis for axes in figures["answer-length"].axes],
+        "calibration": [figures["calibration"].axes[1].yaxis],
+    }
+    for name, axes in counts.items():
+        for axis in axes:
+            assert all(float(tick).is_integer() for tick in axis.get_major_locator()()), name
 
 
 def test_one_run_alone_without_scores(tmp_path):
