@@ -212,15 +212,10 @@ def _unknown(checkpoint: Checkpoint) -> str:
     """The error message for a checkpoint whose family cannot be detected."""
     name = checkpoint.architecture
     if name.endswith("ForCausalLM"):
-        found = ", ".join(families_of(name))
-        whose = (
-            f"the class of generators and of the verifiers {found}; nothing in it says which"
-            if found
-            else "a generator"
-        )
         return (
-            f"{checkpoint.folder} is a {name}, {whose}. Name a verifier's family with --verifier-family, or describe "
-            "it in a spec file and give that; give a generator to --generator"
+            f"{checkpoint.folder} is a {name}, the class of generators and of the verifiers "
+            f"{', '.join(families_of(name))}; nothing in it says which. Give a generator to --generator, a verifier "
+            f"with its --verifier-family ({yes_no.INFO.name} asks any instruction-tuned model) or a spec file"
         )
     named = ", ".join(entry.info.name for entry in entries() if entry.detect is _by_flag_only)
     return (

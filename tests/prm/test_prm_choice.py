@@ -109,11 +109,11 @@ def test_a_published_vocabulary_detects_no_family_for_models_of_several_layouts_
     assert chosen(folder, name).info.name == name
 
 
-def test_a_generators_class_that_no_family_has_is_sent_to_the_generators_flag(copy_of: Callable[[str], Path]):
+def test_any_generator_may_be_asked_as_a_verifier_by_its_flag(copy_of: Callable[[str], Path]):
     folder = copy_of("rlhflow")
     edit_json(folder / "config.json", {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})
     with pytest.raises(
-        CheckpointError, match=r"is a Qwen3ForCausalLM, a generator\. .* give a generator to --generator"
+        CheckpointError, match=r"is a Qwen3ForCausalLM, .* of the verifiers yes-no; .*yes-no asks any instruction-tuned"
     ):
         chosen(folder)
 
