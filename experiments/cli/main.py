@@ -24,6 +24,7 @@ from espalier.experiments.cli.commands.study import app as study_app
 from espalier.experiments.cli.commands.sweep import sweep_command
 from espalier.experiments.cli.commands.view import view_command
 from espalier.experiments.cli.connection import ConnectionOptions, retries_shown
+from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.operating.health import health
 from espalier.experiments.cli.operating.token import token
 from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
@@ -39,12 +40,12 @@ from espalier.search.service.settings import LogFormat, ServerSettings, default_
 if TYPE_CHECKING:
     from espalier.search.run.executor import Executor
 
-app = typer.Typer(
+app = CommandLine(
     name="espalier",
     help="Test-time-compute search: a generator and a process reward model in one engine, over one paged KV pool.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 app.add_typer(models_app, name="models")

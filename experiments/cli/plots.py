@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espalier.experiments.report.axes import make_logarithmic
+from espalier.experiments.report.plots import make_logarithmic
 from espalier.experiments.sweep.grid import N_AND_M, settings_text
 from espalier.experiments.sweep.run import Cell
 from espalier.search.result import NodeRecord, SearchResult

@@ -20,9 +20,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from espalier.experiments.evaluation.sample import Sample
+from espalier.experiments.evaluation.sample import Sample, Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.experiments.evaluation.summary import Summary
-from espalier.experiments.evaluation.unanswered import Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.experiments.sweep.estimate import LONGEST, Estimate
 from espalier.experiments.sweep.grid import settings_text
 from espalier.experiments.sweep.run import Cell

@@ -33,9 +33,16 @@ class Lists:
     also: Mapping[str, str]
 
 
-def _lists(annotation: Any) -> Lists | None:
-    """The `Lists` in an annotation, if any."""
-    return next((item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, Lists)), None)
+@dataclass(frozen=True)
+class Without:
+    """Annotation of a parameter of a declared dataclass: fields that have no effect in the command, and no option."""
+
+    fields: tuple[str, ...]
+
+
+def _annotated(annotation: Any, kind: type[Any]) -> Any:
+    """What of this kind is in an annotation; None without it."""
+    return next((item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, kind)), None)
 
 
 def with_schema(command: Callable[..., None]) -> Callable[..., None]:
@@ -43,16 +50,27 @@ def with_schema(command: Callable[..., None]) -> Callable[..., None]:
 
     A dataclass is declared (see `search.schema`) if it has a `help_panel`; with an `env_prefix`, its fields can also be
     set by environment variables. A field with the same name as a parameter of the command gets no option: it keeps its
-    default, or `-` without one. A parameter annotated with `Lists` gets options with lists of values instead, and
-    receives the given ones by field. `--config` reads options from a file; the command line and the environment
-    override it.
+    default, or `-` without one; so do those that an annotation `Without` names. A parameter annotated with `Lists` gets
+    options with lists of values instead, and receives the given ones by field. `--config` reads options from a file;
+    the command line and the environment override it.
     """
     own = inspect.signature(command)
-    lists = {p.name: its for p in own.parameters.values() if (its := _lists(p.annotation))}
-    kinds = {p.name: p.annotation for p in own.parameters.values() if hasattr(p.annotation, "help_panel")}
+    annotations = {p.name: p.annotation for p in own.parameters.values()}
+    lists: dict[str, Lists] = {name: its for name, each in annotations.items() if (its := _annotated(each, Lists))}
+    without = {name: its.fields for name, each in annotations.items() if (its := _annotated(each, Without))}
+    kinds: dict[str, Any] = {
+        name: each.__origin__ if name in without else each
+        for name, each in annotations.items()
+        if hasattr(each, "help_panel")
+    }
     kinds |= {name: its.kind for name, its in lists.items()}
     options = {
-        name: [f for f in declared(kind) if f.option and f.name not in own.parameters] for name, kind in kinds.items()
+        name: [
+            f
+            for f in declared(kind)
+            if f.option and f.name not in own.parameters and f.name not in without.get(name, ())
+        ]
+        for name, kind in kinds.items()
     }
 
     @functools.wraps(command)
@@ -112,7 +130,7 @@ def _list_parameter(field: Field, lists: Lists) -> inspect.Parameter:
     shown = lists.shown.get(field.name, "" if field.default in (None, MISSING) else str(field.default))
     option = typer.Option(
         *(flag for flag in (field.flag, field.option.short, lists.also.get(field.name)) if flag),
-        help=field.option.help.replace("[", "\\[") + (f" ({field.range})" if field.range else ""),
+        help=field.option.help + (f" ({field.range})" if field.range else ""),
         rich_help_panel=f"{lists.kind.help_panel}: values, or lists of them like 1,2,4",
         parser=read,
         metavar="LIST",
@@ -133,7 +151,7 @@ def _typer_option(field: Field, kind: Any) -> Any:
         given = {"parser": _parser(parse), "metavar": "SIZE"}
         if field.default is not None:
             given["show_default"] = field.show(field.default)
-    text = field.option.help.replace("[", "\\[")  # else rich reads it as markup
+    text = field.option.help
     if field.range and parse is None:
         text = f"{text} ({field.range})"
     return typer.Option(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.experiments.evaluation.unanswered import listed, unanswered_in
+from espalier.experiments.evaluation.sample import listed, unanswered_in
 from espalier.experiments.report.differences import Difference
 from espalier.experiments.report.measures import Measures
 from espalier.experiments.report.plots import Plot

@@ -10,12 +10,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from espalier.experiments.evaluation.statistics import wilson_interval
-from espalier.experiments.report.axes import count_whole, make_logarithmic
 from espalier.experiments.report.measures import Measures, pareto_front
 from espalier.experiments.report.runs import Outcome, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 _INK = "#1b1e24"
@@ -42,6 +42,8 @@ _SIDES = ((9, 6), (9, -6), (-9, 6), (-9, -6), (19, 6), (19, -6), (-19, 6), (-19,
 """Places of a number beside its point, in points, in the order in which they are tried."""
 _BINS = 10
 _COLUMNS = 3
+_FEW_DECADES = 200
+"""Ratio of the largest to the smallest value up to which a decade has three numbers."""
 _WIDE_RANGE = 8
 """Ratio of the largest to the smallest cost from which an axis is logarithmic."""
 
@@ -178,6 +180,25 @@ def _cost(measures: Sequence[Measures], cost: Callable[[Measures], float | None]
     _legend(figure, axes, colors)
     _number(figure, axes, [(number, value, 100 * m.accuracy) for number, value, m in points])
     return figure
+
+
+def count_whole(axis: "Axis") -> None:
+    """Put no fractions on an axis that counts."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(
+        MaxNLocator("auto", integer=True, min_n_ticks=1)
+    )  # with 2, one number gets fractions beside it
+
+
+def make_logarithmic(axes: "Axes", ratio: float) -> None:
+    """Make the x axis logarithmic, with plain numbers; `ratio` is that of its largest to its smallest value."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if ratio < _FEW_DECADES else (1,)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _number(figure: "Figure", axes: "Axes", points: list[tuple[int, float, float]]) -> None:

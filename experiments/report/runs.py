@@ -11,8 +11,7 @@ from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.evaluation.run_folder import ASKED, COMMANDS
-from espalier.experiments.evaluation.sample import REFUSED
-from espalier.experiments.evaluation.unanswered import Unanswered
+from espalier.experiments.evaluation.sample import REFUSED, Unanswered
 
 CONFIG, SAMPLES, TREES = "config.json", "samples.jsonl", "trees.jsonl"
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espalier.experiments.report.axes import count_whole
+from espalier.experiments.report.plots import count_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +11,14 @@ import typer
 
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.runs import writing_to
-from espalier.experiments.cli.schema_options import with_schema
+from espalier.experiments.cli.schema_options import Without, option, with_schema
 from espalier.experiments.prm_evaluation.solutions import Format
 from espalier.search.run.load import RuntimeSettings
 
 EXIT_PARTIAL = 3
+_PROBLEMS = opt.SelectionOptions.help_panel
+_UNUSED = ("system_prompt", "answer_equivalence", "grader_memory", "reserved_share")
+"""Settings of what samples steps, votes or admits searches."""
 
 
 @with_schema
@@ -41,7 +45,19 @@ def eval_prm_command(
         str | None,
         typer.Option(help="Subset on which the threshold is chosen; default: gsm8k, demo-tuning for demo."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first solutions of each subset.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only the first solutions of each subset.", rich_help_panel=_PROBLEMS),
+    ] = None,
+    shuffle: Annotated[
+        bool,
+        typer.Option(
+            "--shuffle",
+            help="Score in random order; with --limit, a random part of each subset.",
+            rich_help_panel=_PROBLEMS,
+        ),
+    ] = False,
+    shuffle_seed: Annotated[int, option(opt.SelectionOptions, "shuffle_seed")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -51,7 +67,7 @@ def eval_prm_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     in_flight: opt.InFlight = 32,
     *,
-    runtime: RuntimeSettings,
+    runtime: Annotated[RuntimeSettings, Without(_UNUSED)],
 ) -> None:
     """Measure how well a process reward model finds the wrong steps of solutions; loads no generator."""
     from rich.console import Console
@@ -79,7 +95,8 @@ def eval_prm_command(
     tune_on = tune_on or "gsm8k"
     counted = dict.fromkeys(subsets, 0)
     asked: list[Solution] = []
-    for solution in solutions:
+    in_order = random.Random(shuffle_seed).sample(solutions, len(solutions)) if shuffle else solutions
+    for solution in in_order:
         counted[solution.subset] += 1
         if limit is None or counted[solution.subset] <= limit:
             asked.append(solution)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.commands.rollouts import problems_of, sample_rollouts
+from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, problems_of, sample_rollouts
 from espalier.experiments.cli.runs import writing_to
-from espalier.experiments.cli.schema_options import with_schema
+from espalier.experiments.cli.schema_options import Without, with_schema
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.run.load import RuntimeSettings
 
@@ -37,7 +37,7 @@ def learn_verifier_command(
     *,
     selection: opt.SelectionOptions,
     rollouts: RolloutSettings,
-    runtime: RuntimeSettings,
+    runtime: Annotated[RuntimeSettings, Without(OF_VERIFIERS)],
 ) -> None:
     """Learn a verifier for a generator: sample solutions, value their steps, and train a head on its hidden states."""
     from rich.console import Console

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from espalier.engine.models.options import Quantization
+from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.schema_options import option, size_parser
 from espalier.search.run.load import RuntimeSettings
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from espalier.engine.models.config import DecoderConfig
     from espalier.experiments.cli.commands.inspection import HeadInspection, Inspection
 
-app = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
+app = CommandLine(help="Look at checkpoints.", no_args_is_help=True)
 
 
 @app.callback()

@@ -8,16 +8,21 @@ import typer
 
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.runs import load_problems, writing_to
-from espalier.experiments.cli.schema_options import with_schema
+from espalier.experiments.cli.schema_options import Without, with_schema
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine
-    from espalier.experiments.evaluation.benchmarks import Problem
-    from espalier.experiments.evaluation.selection import Selection
+    from espalier.experiments.evaluation.benchmarks import Problem, Selection
     from espalier.experiments.verifier_training.tree_file import TreeRecord
     from espalier.search.run.generator import Generator
+
+OF_VERIFIERS = (
+    "verifier", "verifier_family", "verifier_reference", "verifier_quantization", "verify_incremental",
+    "answer_equivalence",
+)  # fmt: skip
+"""Settings without an effect on sampling alone."""
 
 
 @with_schema
@@ -30,7 +35,7 @@ def rollouts_command(
     *,
     selection: opt.SelectionOptions,
     rollouts: RolloutSettings,
-    runtime: RuntimeSettings,
+    runtime: Annotated[RuntimeSettings, Without(OF_VERIFIERS)],
 ) -> None:
     """Sample solutions of every problem as a tree of steps, with tokens, log-probabilities, outcomes and values."""
     from rich.console import Console

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from espalier.experiments.cli import options as opt
+from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.runs import load_problems, writing_to
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.search.request import AlgorithmName, SearchRequest
@@ -16,7 +17,7 @@ from espalier.search.run.load import RuntimeSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
-app = typer.Typer(help="Measure how searches behave.", no_args_is_help=True)
+app = CommandLine(help="Measure how searches behave.", no_args_is_help=True)
 
 
 @app.callback()

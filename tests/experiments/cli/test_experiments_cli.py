@@ -39,7 +39,7 @@ def words(text: str) -> str:
             ["solve"],
             ["--beam-width", "-N", "--expansion", "-M", "--endpoint", "--json", "ESPALIER_GENERATOR", "n is N·M"],
         ),
-        (["serve"], ["--port", "--insecure-bind", "--max-searches", "ESPALIER_KV_MEMORY", "[default: 50051]"]),
+        (["serve"], ["--port", "--insecure-bind", "--max-searches", "ESPALIER_KV_MEMORY", "default: 50051"]),
         (["eval"], ["--benchmark", "--limit", "--out", "--json", "--seed", "best-of-n", "--in-flight"]),
         (["sweep"], ["--beam-width", "--expansion", "--benchmark", "--limit", "1,2,4"]),
     ],

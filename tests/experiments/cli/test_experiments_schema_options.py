@@ -10,6 +10,7 @@ from annotated_types import Interval
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from typer.testing import CliRunner
 
+from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.options import OptionError
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.search.request import SearchRequest
@@ -40,7 +41,7 @@ class Settings:
 
 
 def run(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
-    app, seen = typer.Typer(), []
+    app, seen = CommandLine(), []
 
     @app.command()
     @with_schema
@@ -175,7 +176,7 @@ def test_a_new_field_is_checked_an_option_in_files_and_on_the_wire(larger_messag
     assert from_values(LargerRequest, {"problem": "x", "flavour": 2}) == LargerRequest("x", flavour=2)
     assert LargerRequest("x", flavour=2).to_dict()["flavour"] == 2
 
-    app, seen = typer.Typer(), []
+    app, seen = CommandLine(), []
 
     @app.command()
     @with_schema

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from run_samples import CONFIGURATION, REQUEST
 
-from espalier.experiments.evaluation.benchmarks import BenchmarkError, Problem, load_benchmark
+from espalier.experiments.evaluation.benchmarks import BenchmarkError, Problem, Selection, load_benchmark
 from espalier.experiments.evaluation.evaluate import evaluate
 from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample
-from espalier.experiments.evaluation.selection import Selection
 from espalier.search.conversation import ChatMessage, ChatRole
 
 # A row of DAPO-Math-17k and other data for verl, shortened; see https://github.com/marin-community/marin/issues/6279

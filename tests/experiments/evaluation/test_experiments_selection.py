@@ -2,8 +2,7 @@
 
 import pytest
 
-from espalier.experiments.evaluation.benchmarks import BenchmarkError, Problem
-from espalier.experiments.evaluation.selection import Selection
+from espalier.experiments.evaluation.benchmarks import BenchmarkError, Problem, Selection
 
 SUBJECTS = ("Algebra", "Geometry", None)
 PROBLEMS = [Problem(f"p/{i}", "?", "1", i % 4 if i % 4 else None, subject=SUBJECTS[i % 3]) for i in range(24)]

@@ -11,9 +11,8 @@ from run_samples import REQUEST, sample
 from espalier.experiments.cli.render import show_result, show_summary
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.evaluate import evaluate
-from espalier.experiments.evaluation.sample import Sample
+from espalier.experiments.evaluation.sample import Sample, Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.experiments.evaluation.summary import summarise
-from espalier.experiments.evaluation.unanswered import Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import Candidate, NodeRecord, StopReason
 

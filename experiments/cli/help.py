@@ -1,0 +1,85 @@
+"""Plain help, in which the names of options and environment variables are whole at any width.
+
+typer's own help is a table, and cuts what is wider than its columns: at 80 characters a third of our options.
+"""
+
+import textwrap
+from collections import defaultdict
+from typing import Any
+
+from typer import Typer
+from typer.core import TyperCommand, TyperGroup
+
+_ARGUMENTS, _OPTIONS = "Arguments", "Options"
+_OPTION_COLUMN, _COMMAND_COLUMN = 30, 18
+_MAX_CHOICES = 40
+"""Characters of a list of choices that stands beside the option's name; a longer one stands in its help."""
+
+
+class HelpCommand(TyperCommand):
+    """A command whose help has the options in the groups of their panels."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options."""
+        _write_options(self, ctx, formatter)
+
+
+class HelpGroup(TyperGroup):
+    """A group of commands, whose help has the whole first paragraph of each."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options and the commands."""
+        _write_options(self, ctx, formatter)
+        with formatter.section("Commands"):
+            for name in self.list_commands(ctx):
+                command = self.get_command(ctx, name)
+                if command and not command.hidden:
+                    _write_row(formatter, name, (command.help or "").partition("\n\n")[0], _COMMAND_COLUMN)
+
+
+class CommandLine(Typer):
+    """A typer application with plain help and errors."""
+
+    def __init__(self, **options: Any) -> None:
+        """Create an application; see `Typer`."""
+        super().__init__(**{"cls": HelpGroup, "rich_markup_mode": None, **options})
+
+    def command(self, *given: Any, **options: Any) -> Any:
+        """Register a command; see `Typer.command`."""
+        return super().command(*given, **{"cls": HelpCommand, **options})
+
+
+def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for parameter in command.get_params(ctx):
+        if record := parameter.get_help_record(ctx):
+            panel = _ARGUMENTS if parameter.param_type_name == "argument" else _OPTIONS
+            groups[getattr(parameter, "rich_help_panel", None) or panel].append(record)
+    for panel, records in groups.items():
+        with formatter.section(panel):
+            for names, text in records:
+                _write_option(formatter, names, text)
+
+
+def _write_option(formatter: Any, names: str, text: str) -> None:
+    names, _, metavar = names.partition(" <")
+    if len(metavar) > _MAX_CHOICES:
+        text = f"One of {', '.join(metavar.removesuffix('>').split('|'))}. {text}"
+    elif metavar:
+        names = f"{names} <{metavar}"
+    _write_row(formatter, names, text, _OPTION_COLUMN)
+
+
+def _write_row(formatter: Any, name: str, text: str, column: int) -> None:
+    """Write a name, and its text in a column beside it, or below where the name reaches into that."""
+    first = " " * formatter.current_indent + name
+    beside = len(first) + 2 <= column
+    lines = textwrap.wrap(
+        " ".join(text.split()),
+        width=formatter.width,
+        initial_indent=first.ljust(column) if beside else " " * column,
+        subsequent_indent=" " * column,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    formatter.write("\n".join([*([] if beside and lines else [first]), *lines]) + "\n")
