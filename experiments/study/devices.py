@@ -9,7 +9,8 @@ import torch
 from espalier.engine.errors import EspalierError
 from espalier.engine.models.config import DecoderConfig, parse_decoder_config
 from espalier.engine.models.hub import HubSettings
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.models.options import Quantization
+from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.experiments.bench.gpu.floor import CARDS, Card
 from espalier.experiments.bench.gpu.shapes import MODELS, ModelShape
 
@@ -34,24 +35,41 @@ class PlannedModel:
     memory_bytes: int
 
 
-def planned_model(name: str, role: str, dtype: torch.dtype, hub: HubSettings | None = None) -> PlannedModel:
+def planned_model(
+    name: str,
+    role: str,
+    dtype: torch.dtype,
+    hub: HubSettings | None = None,
+    quantization: Quantization = Quantization.NONE,
+    family: str | None = None,
+    reference: str = "",
+) -> PlannedModel:
     """Sizes of a model: of a known shape by its name, else of a checkpoint, whose weights are not read.
 
+    Args:
+        name: the shape, or the checkpoint.
+        role: what it is loaded as.
+        dtype: dtype of KV, and of the weights that are not quantised.
+        hub: see `inspect_checkpoint`, as for the next three.
+        quantization: quantization of the layers' weights.
+        family: a verifier's; None detects it.
+        reference: the reference model of a verifier that has one.
+
     Raises:
-        CheckpointError: the checkpoint is missing or unsupported.
+        CheckpointError: the checkpoint is missing or unsupported, or no family fits a verifier.
     """
     if name in MODELS:
-        shape = replace(MODELS[name], item_bytes=dtype.itemsize)
+        shape = replace(MODELS[name], item_bytes=dtype.itemsize, quantization=quantization)
         embedding = 0 if shape.outputs == shape.vocabulary else shape.vocabulary * shape.hidden * shape.item_bytes
         return PlannedModel(shape, _config_of(shape), shape.weight_bytes + embedding)
     from espalier.experiments.cli.commands.inspection import inspect_checkpoint
 
-    found = inspect_checkpoint(name, dtype, hub=hub)
+    found = inspect_checkpoint(name, dtype, quantization, family, reference, hub, as_verifier=role == VERIFIER)
     c = found.config
     outputs = c.vocab_size if role == GENERATOR else 2
     shape = ModelShape(
         name, c.num_layers, c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim, c.vocab_size,
-        outputs, dtype.itemsize,
+        outputs, dtype.itemsize, quantization,
     )  # fmt: skip
     return PlannedModel(shape, c, found.weight_bytes)
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from espalier.engine.models.options import Quantization
+from espalier.engine.models.quantization import linear_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -9,7 +12,8 @@ class ModelShape:
 
     Attributes:
         outputs: what its head gives for a token: logits, or a PRM's labels.
-        item_bytes: bytes of a weight, and of an element of a key or value; 2 for bfloat16.
+        item_bytes: bytes of a weight that is not quantised, and of an element of a key or value; 2 for bfloat16.
+        quantization: how the weights of the layers are kept.
     """
 
     name: str
@@ -22,6 +26,7 @@ class ModelShape:
     vocabulary: int
     outputs: int
     item_bytes: int = 2
+    quantization: Quantization = Quantization.NONE
 
     @property
     def parameters(self) -> int:
@@ -33,7 +38,13 @@ class ModelShape:
     @property
     def weight_bytes(self) -> int:
         """Their bytes."""
-        return self.item_bytes * self.parameters
+        attended = self.heads * self.head_dim
+        weights = (
+            (attended + 2 * self.kv_heads * self.head_dim, self.hidden), (self.hidden, attended),
+            (2 * self.inner, self.hidden), (self.hidden, self.inner),
+        )  # fmt: skip
+        layer = sum(linear_bytes(*weight, self.item_bytes, self.quantization) for weight in weights)
+        return self.layers * layer + self.item_bytes * self.hidden * self.outputs
 
     @property
     def kv_bytes_per_token(self) -> int:

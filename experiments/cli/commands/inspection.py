@@ -83,6 +83,7 @@ def inspect_checkpoint(
     family: str | None = None,
     reference: str = "",
     hub: HubSettings | None = None,
+    as_verifier: bool = False,
 ) -> Inspection:
     """Inspect a checkpoint without reading its weights; only small files are downloaded from the hub.
 
@@ -93,6 +94,7 @@ def inspect_checkpoint(
         family: see `prm.families.identify`; if given, the checkpoint is a verifier.
         reference: the model that an implicit process reward model was trained from.
         hub: how to use the hub.
+        as_verifier: refuse what would be loaded as a generator.
 
     Raises:
         CheckpointError: the checkpoint could not be loaded, for example because weight files are truncated.
@@ -100,7 +102,10 @@ def inspect_checkpoint(
     outline = _outline(name, hub)
     _ = outline.decoder_config  # whose faults come before those of a family
     other = _outline(reference, hub) if reference else None
-    match, note = _choose(outline, family, other is not None)
+    if as_verifier:
+        match, note = identify(outline, family, other is not None), ""
+    else:
+        match, note = _choose(outline, family, other is not None)
     if match is None:
         model = load_generator(outline, dtype, "meta")
         prompt, readings = render_prompt(model.tokenizer, system_prompt_of(outline), PROBLEM), ()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.options import OptionError
 from espalier.experiments.cli.schema_options import option, size_parser
 from espalier.search.request import AlgorithmName, SearchRequest, validate
@@ -28,6 +29,14 @@ def plan_command(
     verifier: Annotated[
         str, typer.Option(help="As --generator, such as Qwen2.5-Math-PRM-7B; or self; '' for none.")
     ] = "demo-verifier",
+    verifier_family: Annotated[str | None, option(RuntimeSettings, "verifier_family")] = None,
+    verifier_reference: Annotated[str, option(RuntimeSettings, "verifier_reference")] = "",
+    generator_quantization: Annotated[
+        Quantization, option(RuntimeSettings, "generator_quantization")
+    ] = Quantization.NONE,
+    verifier_quantization: Annotated[
+        Quantization, option(RuntimeSettings, "verifier_quantization")
+    ] = Quantization.NONE,
     algorithm: Annotated[AlgorithmName, option(SearchRequest, "algorithm")] = AlgorithmName.BEAM,
     beam_width: Annotated[int, option(SearchRequest, "beam_width")] = 4,
     expansion: Annotated[int, option(SearchRequest, "expansion")] = 4,
@@ -118,9 +127,18 @@ def plan_command(
     wanted = {GENERATOR: generator}
     if verifier and needs_verifier(request):
         wanted[VERIFIER] = verifier if verifier in MODELS else verifier_checkpoint(verifier, generator, hub)
-    models = {role: planned_model(its, role, getattr(torch, name), hub) for role, its in wanted.items() if its}
-    if verifier == SELF and VERIFIER in models:
-        models[VERIFIER] = replace(models[VERIFIER], memory_bytes=0)  # the generator's weights
+    how = {
+        GENERATOR: (generator_quantization, None, ""),
+        VERIFIER: (verifier_quantization, verifier_family, verifier_reference),
+    }
+    models = {
+        role: planned_model(its, role, getattr(torch, name), hub, *how[role])
+        for role, its in wanted.items()
+        if its and not (role == VERIFIER and verifier == SELF)
+    }
+    if verifier == SELF and VERIFIER in wanted:  # the generator's weights, with a KV of its own
+        its = models[GENERATOR]
+        models[VERIFIER] = replace(its, memory_bytes=0, shape=replace(its.shape, outputs=2))
     tree = TreeShape(algorithm, beam_width, expansion, steps, merged_share)
     lengths = {
         GENERATOR: PathLengths(prompt_tokens, step_tokens, pending_tokens=1),
@@ -144,6 +162,7 @@ def plan_command(
             role: {
                 "name": wanted[role],
                 "weight_bytes": model.memory_bytes,
+                "quantization": str(model.shape.quantization),
                 "kv_bytes_per_token": model.shape.kv_bytes_per_token,
             }
             for role, model in models.items()
@@ -186,7 +205,7 @@ def _show(plan: dict[str, Any], title: str, card: str | None) -> None:
     console, search, fit = Console(), plan["search"], plan["searches_that_fit"]
     console.print(title, style="bold", highlight=False)
     rows = [
-        (role, f"{model['name']}: weights {_size(model['weight_bytes'])} in {plan['dtype']}, "
+        (role, f"{model['name']}: weights {_size(model['weight_bytes'])} in {_precision(model, plan['dtype'])}, "
                f"KV {model['kv_bytes_per_token']:,} bytes a token")
         for role, model in plan["models"].items()
     ]  # fmt: skip
@@ -215,6 +234,10 @@ def _show(plan: dict[str, Any], title: str, card: str | None) -> None:
         speeds.add_row(f"{row['searches']:,}", *values, f"{100 * row['generator_share']:.0f}")
     console.print(f"the floor on {card or 'this device'}; software adds to it", highlight=False)
     console.print(speeds)
+
+
+def _precision(model: dict[str, Any], dtype: str) -> str:
+    return dtype if model["quantization"] == Quantization.NONE else f"{model['quantization']} and {dtype}"
 
 
 def _size(size: float) -> str:

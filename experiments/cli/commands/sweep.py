@@ -158,15 +158,20 @@ def _estimate(
     from espalier.experiments.cli.commands.inspection import inspect_checkpoint, verifier_checkpoint
     from espalier.experiments.cli.render import show_estimates
     from espalier.experiments.sweep.estimate import estimates
+    from espalier.prm.scorers import SELF
     from espalier.search.run.load import resolve_dtype
 
     kind = resolve_dtype(runtime.dtype, runtime.device)
     hub = HubSettings(runtime.offline, runtime.cache_dir)
     generator = inspect_checkpoint(runtime.generator, kind, hub=hub).kv_bytes_per_token
-    verifier = 0
-    if runtime.verifier and (name := verifier_checkpoint(runtime.verifier, runtime.generator, hub)):
+    verifier = generator if runtime.verifier == SELF else 0
+    if (
+        runtime.verifier
+        and runtime.verifier != SELF
+        and (name := verifier_checkpoint(runtime.verifier, runtime.generator, hub))
+    ):
         family, reference = runtime.verifier_family, runtime.verifier_reference
-        found = inspect_checkpoint(name, kind, family=family, reference=reference, hub=hub)
+        found = inspect_checkpoint(name, kind, family=family, reference=reference, hub=hub, as_verifier=True)
         verifier = found.kv_bytes_per_token
     rows = estimates(
         requests, problems, asked, out, epochs=epochs, share_work=share_work, kv_bytes_per_token=(generator, verifier)

@@ -51,12 +51,12 @@ def test_a_plan_and_an_estimate_count_no_verifier(verifier: str, espalier, tmp_p
 
 def test_a_plan_counts_the_weights_of_a_generator_that_verifies_once(espalier):
     models = {}
-    for verifier in ("self", "demo-generator"):
+    for verifier in ("self", "demo-verifier"):
         ran = espalier("plan", "--verifier", verifier, "--memory", "1G", "--json")
         assert ran.code == 0, ran.err
         models[verifier] = json.loads(ran.out)["models"]
     assert [model["kv_bytes_per_token"] for model in models["self"].values()] == [1536, 1536]
-    assert models["self"]["verifier"]["weight_bytes"] == 0 < models["demo-generator"]["verifier"]["weight_bytes"]
+    assert models["self"]["verifier"]["weight_bytes"] == 0 < models["demo-verifier"]["verifier"]["weight_bytes"]
 
 
 def test_inspect_shows_whose_states_a_head_reads(head: Path, espalier):

@@ -7,6 +7,8 @@ import torch
 from study.fixed_steps import write_pair
 from typer.testing import CliRunner
 
+from espalier.engine.models.options import Quantization
+from espalier.experiments.cli.commands.inspection import inspect_checkpoint
 from espalier.experiments.cli.main import app
 from espalier.experiments.study.devices import planned_model
 
@@ -43,6 +45,35 @@ def test_known_shapes_are_planned_without_any_file():
 def test_float32_takes_twice_the_memory_of_bfloat16():
     single, half = (planned(*QWEN, "--memory", "80G", "--dtype", name)["search"] for name in ("float32", "bfloat16"))
     assert single["peak_bytes"] == 2 * half["peak_bytes"]
+
+
+def test_quantised_weights_leave_more_for_kv_and_are_read_faster():
+    int8 = "--generator-quantization", "int8", "--verifier-quantization", "int4"
+    whole, small = planned(*QWEN, "--card", "h100"), planned(*QWEN, "--card", "h100", *int8)
+    for role, low, high in (("generator", 0.5, 0.7), ("verifier", 0.25, 0.4)):
+        share = small["models"][role]["weight_bytes"] / whole["models"][role]["weight_bytes"]
+        assert low < share < high  # the embedding and the head stay as they are
+    assert [small["models"][role]["quantization"] for role in ("generator", "verifier")] == ["int8", "int4"]
+    assert small["search"] == whole["search"]
+    assert small["device"]["kv_pool_bytes"] > whole["device"]["kv_pool_bytes"]
+    assert small["speed"][0]["rounds_per_second"] > whole["speed"][0]["rounds_per_second"]
+    shown = CliRunner().invoke(app, ["plan", *QWEN, "--card", "h100", *int8], env={"COLUMNS": "160"}).output
+    assert "in int8 and bfloat16" in shown
+
+
+def test_a_quantised_folder_is_planned_with_the_bytes_that_models_inspect_shows(tmp_path):
+    generator, verifier = map(str, write_pair(tmp_path, 1, 5, (3, 2, 16), (2, 1, 8)))
+    flags = "--memory", "8G", "--dtype", "float32", "--generator-quantization", "int8"
+    plan = planned("--generator", generator, "--verifier", verifier, *flags)
+    found = inspect_checkpoint(generator, torch.float32, Quantization.INT8)
+    assert plan["models"]["generator"]["weight_bytes"] == found.weight_bytes
+    assert found.weight_bytes < inspect_checkpoint(generator, torch.float32).weight_bytes
+
+
+def test_a_verifier_of_a_generators_class_needs_its_family_as_when_it_is_loaded(tiny_checkpoints):
+    flags = "--verifier", str(tiny_checkpoints["qwen2-untied"]), "--memory", "8G", "--dtype", "float32"
+    assert "nothing in it says which" in refusal(*flags)
+    assert "no single token for 'Yes'" in refusal(*flags, "--verifier-family", "yes-no")
 
 
 def test_a_folders_sizes_are_read_from_its_configuration(tmp_path):
