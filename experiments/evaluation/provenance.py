@@ -26,29 +26,41 @@ def describe_command(benchmark: str, runtime: "RuntimeSettings", executor: "Exec
 
     Its hardware is that of this machine, or a list with that of each worker, where workers run the searches.
     """
-    from espalier.engine.models.hub import HubSettings, locate
-    from espalier.prm.scorers import WITHOUT_WEIGHTS
-
-    names = {"generator": runtime.generator, "verifier": runtime.verifier, "reference": runtime.verifier_reference}
-    # Loading has downloaded the models, so no network access is needed.
-    hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
-    models = {
-        role: {"name": name, "folder": str(locate(name, runtime.load_format, hub).resolve())}
-        for role, name in names.items()
-        if name and name not in WITHOUT_WEIGHTS
-    }
     is_path = benchmark != "demo" and Path(benchmark).exists()
     git = git_state()
     return {
         "command": shlex.join(["espalier", *sys.argv[1:]]),
         "folder": str(Path.cwd()),
         "benchmark": str(Path(benchmark).resolve()) if is_path else benchmark,
-        "models": models,
+        "models": describe_models(runtime),
         "kv_memory_bytes": executor.kv_memory_bytes,
         "in_flight": runtime.max_running,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "hardware": getattr(executor, "hardware", None) or hardware(),
         **({"git": git} if git else {}),
+    }
+
+
+def describe_models(runtime: "RuntimeSettings") -> dict[str, dict[str, str]]:
+    """Name, folder and quantization of each model by role; none of a verifier without weights of its own."""
+    from espalier.engine.models.hub import HubSettings, locate
+    from espalier.prm.scorers import WITHOUT_WEIGHTS
+
+    named = {
+        "generator": (runtime.generator, runtime.generator_quantization),
+        "verifier": (runtime.verifier, runtime.verifier_quantization),
+        "reference": (runtime.verifier_reference, runtime.verifier_quantization),
+    }
+    # Loading has downloaded the models, so no network access is needed.
+    hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
+    return {
+        role: {
+            "name": name,
+            "folder": str(locate(name, runtime.load_format, hub).resolve()),
+            "quantization": str(quantization),
+        }
+        for role, (name, quantization) in named.items()
+        if name and name not in WITHOUT_WEIGHTS
     }
 
 

@@ -88,7 +88,7 @@ class RunFolder:
             raise EspalierError(f"{config} is damaged: it is not a JSON object; name another --out")
         stored = found is not configuration
         commands, asked = (found.pop(COMMANDS, []), found.pop(ASKED, None)) if stored else ([], None)
-        if differing := _differing(found, configuration, left_open):
+        if differing := _differing(found, configuration, left_open, _models_of(commands[-1:]), _models_of([command])):
             raise EspalierError(
                 f"{folder} holds a run of another configuration: {'; '.join(differing)}; name another --out"
             )
@@ -229,15 +229,49 @@ def _replace(path: Path, content: str | Iterable[bytes]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _differing(found: dict[str, Any], configuration: dict[str, Any], left_open: Collection[str]) -> list[str]:
-    """Describe each field whose value in the stored configuration differs from `configuration`, with both values."""
+_Models = Mapping[str, Mapping[str, Any]]
+_OPTIONS = {"name": "--{}", "quantization": "--{}-quantization", "folder": "the folder of the {}"}
+"""What a command says of each model, as options; the digest of its files is the only thing that is compared."""
+
+
+def _models_of(commands: Iterable[Any]) -> _Models:
+    """The models of a command, by role."""
+    return next((each["models"] for each in commands if isinstance(each, Mapping) and "models" in each), {})
+
+
+def _why_another(role: str, there: _Models, now: _Models) -> list[str]:
+    """Describe how the model of a role differs from that of the last command, as far as the commands tell."""
+    before, after = there.get(role, {}), now.get(role, {})
+    return [
+        f"{option.format(role)} is {_shown(before, name, after)} there, {_shown(after, name, before)} now"
+        for name, option in _OPTIONS.items()
+        if name in before and name in after and before[name] != after[name]
+    ][:2]
+
+
+def _differing(
+    found: dict[str, Any],
+    configuration: dict[str, Any],
+    left_open: Collection[str],
+    models_there: _Models,
+    models_now: _Models,
+) -> list[str]:
+    """Describe each field whose value in the stored configuration differs from `configuration`, with both values.
+
+    A digest says little, so a model is described by the options of the last command and of this one where they differ.
+    """
     now = json.loads(json.dumps(configuration))
     there = {name: value for name, value in found.items() if value is not None or name not in _REQUEST}
     there = {name: value for name, value in _BEFORE.items() if name in now and name not in found} | there
     there |= {name: now[name] for name in _FOLLOWED if name in now and name not in found}
     there |= {name: now[name] for name in left_open if name in now and name not in there}
     names = sorted(name for name in there.keys() | now if name not in there or there[name] != now.get(name, _LACKING))
-    return [f"{name} is {_shown(there, name, now)} there, {_shown(now, name, there)} now" for name in names]
+    described = {name: _why_another(name, models_there, models_now) for name in names}
+    return [
+        line
+        for name in names
+        for line in described[name] or [f"{name} is {_shown(there, name, now)} there, {_shown(now, name, there)} now"]
+    ]
 
 
 def _shown(values: Mapping[str, Any], name: str, others: Mapping[str, Any]) -> str:

@@ -17,8 +17,14 @@ class ScoreFolder:
     Lines are appended as solutions are scored; `finish` writes them once more in the benchmark's order.
     """
 
-    def __init__(self, folder: Path, configuration: dict[str, Any], solutions: Iterable[Solution]) -> None:
-        """Open or create `folder` for the solutions of a benchmark.
+    def __init__(
+        self,
+        folder: Path,
+        configuration: dict[str, Any],
+        solutions: Iterable[Solution],
+        command: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Open or create `folder` for the solutions of a benchmark; for `command` see `RunFolder`.
 
         Raises:
             EspalierError: the folder cannot be used, holds scores of another configuration, or is damaged.
@@ -26,7 +32,7 @@ class ScoreFolder:
         self._scores = folder / "scores.jsonl"
         if self._scores.exists() and not (folder / "config.json").is_file():
             raise EspalierError(f"{folder} holds scores without a config.json; name another --out")
-        RunFolder(folder, configuration)  # compares the configuration, or writes it
+        RunFolder(folder, configuration, command=command)  # compares the configuration, or writes it
         self.folder = folder
         self._steps = {solution.unique_id: len(solution.steps) for solution in solutions}
         self.done = self._read()

@@ -8,6 +8,7 @@ from typing import Any
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, NoEmbeddingError, RequestTooLargeError
+from espalier.engine.models.options import Quantization
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generated
@@ -21,12 +22,19 @@ from espalier.search.voting.math_verify import Grader
 from espalier.search.voting.numerals import number_in
 
 
-def configuration_of(engine: Engine, generator: Generator, benchmark: str, settings: RolloutSettings) -> dict[str, Any]:
+def configuration_of(
+    engine: Engine,
+    generator: Generator,
+    benchmark: str,
+    settings: RolloutSettings,
+    quantization: Quantization = Quantization.NONE,
+) -> dict[str, Any]:
     """Everything that rollouts depend on besides the problem; see `TreeFile`."""
     model = generator.model
     unused = {"continuations"} if settings.labels is Labels.OUTCOME else set()
     return {
         "generator": model.digest,
+        **({} if quantization is Quantization.NONE else {"generator_quantization": str(quantization)}),
         "dtype": str(model.decoder.dtype),
         "system_prompt": generator.system_prompt,
         "filters": [generator.top_k, generator.top_p, generator.min_p],

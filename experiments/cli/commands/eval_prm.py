@@ -74,6 +74,7 @@ def eval_prm_command(
     from rich.progress import Progress
 
     from espalier.experiments.cli.loading import bytes_progress
+    from espalier.experiments.evaluation.provenance import describe_models
     from espalier.experiments.prm_evaluation.report import make_records, summarize
     from espalier.experiments.prm_evaluation.score_folder import ScoreFolder
     from espalier.experiments.prm_evaluation.scoring import Scored, SolutionScorer, describe
@@ -110,7 +111,8 @@ def eval_prm_command(
         if out:
             text = json.dumps([asdict(solution) for solution in solutions])
             digest = hashlib.sha256(text.encode()).hexdigest()
-            folder = ScoreFolder(out, {"benchmark": digest, "format": str(found), **describe(verifier)}, solutions)
+            configuration = {"benchmark": digest, "format": str(found), **describe(verifier)}
+            folder = ScoreFolder(out, configuration, solutions, {"models": describe_models(runtime)})
             names = {solution.unique_id for solution in asked}
             scored = {name: each for name, each in folder.done.items() if name in names}
 

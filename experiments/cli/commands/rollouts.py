@@ -75,7 +75,7 @@ def sample_rollouts(
     from espalier.experiments.verifier_training.rollouts import configuration_of, write_rollouts
     from espalier.experiments.verifier_training.tree_file import TreeFile
 
-    file = TreeFile(out, configuration_of(engine, generator, benchmark, rollouts))
+    file = TreeFile(out, configuration_of(engine, generator, benchmark, rollouts, runtime.generator_quantization))
     asked = {problem.unique_id: place for place, problem in enumerate(problems)}
     with (
         make_grader(grader, runtime.grader_memory) as checker,

@@ -74,6 +74,8 @@ def memory_and_time_command(
             "problems": len(problems),
             **{name: value for name, value in effective.to_dict().items() if name not in left_out},
             **orchestrator.describe_models(),
+            "generator_quantization": str(runtime.generator_quantization),
+            "verifier_quantization": str(runtime.verifier_quantization),
             "kv_memory": orchestrator.engine.kv_pool.num_bytes,
             "block_size": runtime.block_size,
             "reserved_share": runtime.reserved_share,

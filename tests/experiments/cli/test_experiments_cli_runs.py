@@ -57,7 +57,8 @@ def test_config_says_what_ran_with_which_models_and_versions(espalier, tmp_path)
     assert second["command"].endswith("--in-flight 1")
     assert first["benchmark"] == "demo"
     for role in ("generator", "verifier"):
-        assert first["models"][role] == {"name": f"demo-{role}", "folder": str(locate(f"demo-{role}").resolve())}
+        folder = str(locate(f"demo-{role}").resolve())
+        assert first["models"][role] == {"name": f"demo-{role}", "folder": folder, "quantization": "none"}
     assert set(first["versions"]) == {"python", "espalier", "torch", "transformers", "numba"}
     assert first["versions"]["torch"] == version("torch")
     assert isinstance(first["kv_memory_bytes"], int)

@@ -46,6 +46,28 @@ def test_folder_of_another_configuration_is_refused_with_both_values(tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text()) == whole_configuration()
 
 
+def models(name: str = "pair/one", quantization: str = "none", folder: str = "/models/one") -> dict[str, Any]:
+    return {"models": {"generator": {"name": name, "quantization": quantization, "folder": folder}}}
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (models(quantization="int8"), '--generator-quantization is "none" there, "int8" now'),
+        (models(name="pair/two", folder="/models/two"), '--generator is "pair/one" there, "pair/two" now'),
+        (models(folder="/elsewhere"), 'the folder of the generator is "/models/one" there, "/elsewhere" now'),
+        (models(), 'generator is "a1" there, "c3" now'),
+        ({}, 'generator is "a1" there, "c3" now'),
+    ],
+)
+def test_another_model_is_told_by_the_option_that_differs_where_the_commands_say_it(tmp_path, now, said):
+    RunFolder(tmp_path, whole_configuration(), command={"command": "first", **models()})
+    with pytest.raises(EspalierError) as refused:
+        RunFolder(tmp_path, whole_configuration() | {"generator": "c3"}, command={"command": "second", **now})
+    assert f"another configuration: {said}; " in str(refused.value)
+    assert ("c3" in str(refused.value)) == (said.startswith("generator is"))
+
+
 def test_long_values_that_differ_are_shown_where_they_do(tmp_path):
     RunFolder(tmp_path, {"system_prompt": 30 * "Be brief. " + "Use steps." + 30 * " Please."})
     with pytest.raises(EspalierError, match=r"system_prompt is ….*Use steps.*… there, ….*Use words.*… now"):
