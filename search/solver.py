@@ -23,8 +23,7 @@ class Solver:
     Call `close`, or use it as a context manager. Thread-safe, but concurrent calls run one after the other; use
     `solve_many` to run searches concurrently.
 
-    Answers that are not plain numbers are compared by math-verify in spawned processes, so scripts need the usual
-    `if __name__ == "__main__":` guard.
+    Answers that are not plain numbers are compared by math-verify in child processes, which do not import the script.
 
     Example:
         problem = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?"

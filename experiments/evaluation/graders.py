@@ -1,9 +1,12 @@
 """How answers are graded: by math-verify, or by another rule that a run names."""
 
 import re
+import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
@@ -29,6 +32,7 @@ def make_grader(name: str = DEFAULT, memory_bytes: int = DEFAULT_MEMORY_BYTES) -
     - `expression`: the gold answer is a Python expression that is true of the text `answer`, as
       `value(answer) == 24 and sorted(numbers(answer)) == [1, 2, 3, 4]`; see `holds`.
     - `MODULE:FUNCTION`: a function of yours that takes the gold answer and the answer, and returns whether it is right.
+      The module may lie in the current folder, as with `python -m`.
 
     Raises:
         EspalierError: there is no such grader.
@@ -54,10 +58,16 @@ def _check(name: str) -> Check:
         raise EspalierError(
             f"--grader: {name!r} is none of {DEFAULT}, {', '.join(_CHECKS)}, numeric:TOLERANCE, MODULE:FUNCTION"
         )
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # also that of the child processes, which import the module by its name
     try:
         check = getattr(import_module(kind), argument)
     except (ImportError, AttributeError) as error:
         raise EspalierError(f"--grader {name}: {error}") from error
+    except Exception as error:  # whatever somebody's module does when it is imported
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error}"
+        raise EspalierError(f"--grader {name}: importing {kind} failed, {at.filename}:{at.lineno}: {what}") from error
     if not callable(check):
         raise EspalierError(f"--grader {name}: it is no function")
     return partial(_asked, check)

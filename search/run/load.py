@@ -35,11 +35,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
-    """What to load, where, and how large.
-
-    math-verify compares answers in spawned processes when they are not plain numbers, so scripts need the usual
-    `if __name__ == "__main__":` guard.
-    """
+    """What to load, where, and how large."""
 
     help_panel: ClassVar = "Models"
     env_prefix: ClassVar = "ESPALIER_"

@@ -22,6 +22,7 @@ from weakref import WeakSet
 
 from pebble import ProcessExpired, ProcessPool
 
+from espalier.engine.child_processes import context_without_main, is_of_main
 from espalier.engine.interrupts import interrupts_held
 from espalier.search.voting.equality import is_right, is_same_value
 
@@ -44,7 +45,8 @@ class Grade:
 class Grader:
     """Grades answers in a pool of child processes, with math-verify or by another check; a context manager.
 
-    Child processes are spawned with the first answer, so scripts need the usual `if __name__ == "__main__":` guard.
+    Child processes are spawned with the first answer. They import the main module only for a `check` of it; such a
+    script needs the usual `if __name__ == "__main__":` guard.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Grader:
             initializer=_prepare,
             initargs=[self._memory],
             # Spawn, not fork: a fork would copy the locks of torch's and gRPC's threads in an arbitrary state.
-            context=get_context("spawn"),
+            context=get_context("spawn") if is_of_main(self._check) else context_without_main("spawn"),
         )
 
     @property

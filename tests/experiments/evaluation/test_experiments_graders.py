@@ -1,5 +1,7 @@
 """Graders besides math-verify."""
 
+import sys
+
 import pytest
 
 from espalier.engine.errors import EspalierError
@@ -84,6 +86,24 @@ def test_a_grader_runs_its_check_in_a_process_of_its_own(name: str, gold: str, a
     with make_grader(name) as grader:
         assert grader.grade(gold, answer).correct is right
         assert grader.name == name
+
+
+def test_a_function_of_a_module_in_the_current_folder_is_found_there_and_in_the_child(tmp_path, monkeypatch):
+    (tmp_path / "my_rules.py").write_text("def longer(gold, answer):\n    return len(answer) > len(gold)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    with make_grader("my_rules:longer") as grader:
+        assert grader.grade("12", "123").correct
+        assert not grader.grade("12", "1").correct
+    monkeypatch.delitem(sys.modules, "my_rules")
+
+
+def test_a_module_that_fails_when_it_is_imported_is_named_with_the_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_rules.py").write_text("import math\n\nmath.sqrt(-1)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(EspalierError, match=r"importing broken_rules failed, .*broken_rules\.py:3: ValueError: math"):
+        make_grader("broken_rules:f")
 
 
 def test_a_check_that_fails_says_why_and_the_next_is_graded():

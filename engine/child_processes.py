@@ -1,0 +1,79 @@
+"""Contexts of `multiprocessing` whose child processes do not run the program's main module again.
+
+multiprocessing imports `__main__` into every process that it starts, so that its functions can be unpickled there. A
+script without a guard would load its models twice, then fail; and what our children run is in modules of their own.
+"""
+
+import multiprocessing.spawn
+import sys
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from types import FunctionType
+from typing import Any
+
+_OF_MAIN = "init_main"
+"""Start of the names of what a child is told of the main module."""
+
+
+class _SpawnModule:
+    """The module `multiprocessing.spawn`, but for what it tells a child of the main module."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(multiprocessing.spawn, name)
+
+    @staticmethod
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        """What a child is told."""
+        told = multiprocessing.spawn.get_preparation_data(name)
+        return {key: value for key, value in told.items() if not key.startswith(_OF_MAIN)}
+
+
+def _without_main(launcher: Any) -> Any:
+    """A class of multiprocessing that starts processes, with its own method for that, which sees `_SpawnModule`."""
+    known = launcher._launch
+    launch = FunctionType(known.__code__, {**known.__globals__, "spawn": _SpawnModule()}, known.__name__)
+    return type(launcher.__name__, (launcher,), {"_launch": launch})
+
+
+class _Spawned(SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 (multiprocessing's name)
+        from multiprocessing.popen_spawn_posix import Popen
+
+        return _without_main(Popen)(process_obj)
+
+
+class _Forked(ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 (multiprocessing's name)
+        from multiprocessing.popen_forkserver import Popen
+
+        return _without_main(Popen)(process_obj)
+
+
+class _Spawning(SpawnContext):
+    Process = _Spawned
+
+
+class _Forking(ForkServerContext):
+    Process = _Forked
+
+
+_OF_METHOD: dict[str, type[BaseContext]] = {"spawn": _Spawning, "forkserver": _Forking}
+
+
+def context_without_main(method: str) -> BaseContext:
+    """Return a context whose children leave the main module alone, so that its functions cannot be called in them.
+
+    It is a context of its own, and changes no other. On Windows it is the plain one.
+
+    Args:
+        method: `spawn` or `forkserver`.
+    """
+    return get_context(method) if sys.platform == "win32" else _OF_METHOD[method]()
+
+
+def is_of_main(function: Any) -> bool:
+    """Whether a function, or one that a `partial` calls or passes on, is of the main module."""
+    parts = (function, getattr(function, "func", None), *getattr(function, "args", ()))
+    return any(getattr(part, "__module__", None) == "__main__" for part in parts)
