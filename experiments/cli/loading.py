@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from espalier.experiments.cli.progress import lines
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings, check_executor
 from espalier.search.run.load import RuntimeSettings, check_settings, load_orchestrator
 
@@ -63,7 +64,7 @@ def load_executor(settings: RuntimeSettings, where: ExecutorSettings, longest_fi
 def bytes_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
     """Yield a callback for the loaded and the total bytes.
 
-    Shows nothing if `console` is not a terminal or there is little to load.
+    Shows nothing on a terminal if there is little to load; for what is no terminal see `lines`.
     """
     columns = (
         TextColumn("loading weights"),
@@ -75,13 +76,22 @@ def bytes_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
     progress = Progress(*columns, console=console, transient=True)
     task = progress.add_task("", total=None)
 
+    loaded = 0, 0
+
     def on_bytes(done: int, total: int) -> None:
+        nonlocal loaded
+        loaded = done, total
         if total >= _SHOWN_FROM and console.is_terminal:
             progress.start()  # no effect once started
             progress.update(task, completed=done, total=total)
 
+    def line() -> str:
+        done, total = (size / 2**30 for size in loaded)
+        return f"loading: {done:.1f} of {total:.1f} GiB of weights" if total else "loading"
+
     try:
-        yield on_bytes
+        with lines(line, console):
+            yield on_bytes
     finally:
         if progress.live.is_started:
             progress.stop()

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console, Group
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from espalier.experiments.evaluation.sample import Sample, Unanswered, unanswered_in, unanswered_text, why_unanswered
+from espalier.experiments.evaluation.sample import Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.experiments.evaluation.summary import Summary
 from espalier.experiments.sweep.estimate import LONGEST, Estimate
 from espalier.experiments.sweep.grid import settings_text
@@ -245,37 +235,3 @@ def _short(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f}{unit}"
     return f"{count:.0f}"
-
-
-@contextmanager
-def sample_progress(total: int, done: int) -> Iterator[Callable[[Sample], None]]:
-    """Show progress towards `total` samples, of which `done` exist; yields a callback for each new sample."""
-    with share_progress(total, done) as advance:
-        yield lambda sample: advance(sample.correct, 1)
-
-
-@contextmanager
-def share_progress(total: int, done: int) -> Iterator[Callable[[int, int], None]]:
-    """Show progress towards `total` problems, of which `done` are done.
-
-    Yields a callback for each new problem, which takes how many of its solutions are right, and how many there are.
-    """
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    right = seen = 0
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total, completed=done)
-
-        def advance(more_right: int, more: int) -> None:
-            nonlocal right, seen
-            right, seen = right + more_right, seen + more
-            share = f"{100 * right / seen:.1f}% right" if seen else ""
-            progress.update(task, advance=1, description=share)
-
-        yield advance

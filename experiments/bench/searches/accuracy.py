@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from espalier.experiments.cli.render import sample_progress
+from espalier.experiments.cli.progress import sample_progress
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.experiments.evaluation.evaluate import evaluate, run_configuration
 from espalier.experiments.evaluation.run_folder import RunFolder

@@ -71,9 +71,9 @@ def eval_prm_command(
 ) -> None:
     """Measure how well a process reward model finds the wrong steps of solutions; loads no generator."""
     from rich.console import Console
-    from rich.progress import Progress
 
     from espalier.experiments.cli.loading import bytes_progress
+    from espalier.experiments.cli.progress import count_progress
     from espalier.experiments.evaluation.provenance import describe_models
     from espalier.experiments.prm_evaluation.report import make_records, summarize
     from espalier.experiments.prm_evaluation.score_folder import ScoreFolder
@@ -120,11 +120,10 @@ def eval_prm_command(
             scored[each.unique_id] = each
             if folder:
                 folder.append(each)
-            progress.advance(task)
+            advance()
 
         waiting = [solution for solution in asked if solution.unique_id not in scored]
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("solutions", total=len(asked), completed=len(scored))
+        with count_progress("solutions", len(asked), len(scored)) as advance:
             scorer.score(waiting, keep)
         summary = summarize(asked, scored, found, tune_on, threshold)
         summary = {"benchmark": benchmark, **describe(verifier), **summary}

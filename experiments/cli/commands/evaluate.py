@@ -49,7 +49,8 @@ def evaluate_command(
     from rich.console import Console
 
     from espalier.experiments.cli.loading import load_executor
-    from espalier.experiments.cli.render import sample_progress, show_summary
+    from espalier.experiments.cli.progress import sample_progress
+    from espalier.experiments.cli.render import show_summary
     from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
     from espalier.experiments.evaluation.graders import make_grader
     from espalier.experiments.evaluation.provenance import describe_command

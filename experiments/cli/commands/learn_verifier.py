@@ -43,7 +43,7 @@ def learn_verifier_command(
     from rich.console import Console
 
     from espalier.experiments.cli.loading import bytes_progress
-    from espalier.experiments.cli.render import share_progress
+    from espalier.experiments.cli.progress import share_progress
     from espalier.experiments.verifier_training.features import HIDDEN, take_features
     from espalier.experiments.verifier_training.training import train_head
     from espalier.search.run.load import load_generator_alone

@@ -70,7 +70,7 @@ def sample_rollouts(
     in_flight: int,
 ) -> "list[TreeRecord]":
     """Sample what `out` lacks of the problems, with a progress bar; say what there is, and return it in their order."""
-    from espalier.experiments.cli.render import share_progress
+    from espalier.experiments.cli.progress import share_progress
     from espalier.experiments.evaluation.graders import make_grader
     from espalier.experiments.verifier_training.rollouts import configuration_of, write_rollouts
     from espalier.experiments.verifier_training.tree_file import TreeFile

@@ -15,7 +15,7 @@ from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 app = CommandLine(help="Measure how searches behave.", no_args_is_help=True)
 
@@ -48,12 +48,9 @@ def memory_and_time_command(
     KV pool, for throughput and preemptions. A small --kv-memory shows preemptions. The same command runs on a GPU with
     --device cuda, and with --load-format dummy for real shapes without their weights.
     """
-    import sys
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from espalier.experiments.cli.loading import load_with_progress
-    from espalier.experiments.study.grid import Cell, grid_of, run_grid
+    from espalier.experiments.cli.progress import count_progress
+    from espalier.experiments.study.grid import grid_of, run_grid
     from espalier.experiments.study.page import PAGE, TABLE, write_study
     from espalier.search.algorithms import needs_verifier
 
@@ -65,7 +62,6 @@ def memory_and_time_command(
     problems = [problem.problem for problem in loaded]
     scored = any(needs_verifier(cell) for cell in cells)
     runtime = replace(runtime, verifier=runtime.verifier if scored else "", max_running=in_flight)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with writing_to(out), closing(load_with_progress(runtime)) as orchestrator:
         effective = orchestrator.effective(replace(cells[0], problem="-"))
         left_out = ("problem", "history", "algorithm", "beam_width", "expansion")
@@ -84,13 +80,8 @@ def memory_and_time_command(
             "in_flight": in_flight,
             "threads": runtime.threads,
         }
-        with Progress(*columns, console=_stderr(), disable=not sys.stderr.isatty(), transient=True) as progress:
-            task = progress.add_task("cells", total=len(cells))
-
-            def on_cell(cell: Cell) -> None:
-                progress.advance(task)
-
-            found = run_grid(orchestrator, problems, cells, out, configuration, on_cell)
+        with count_progress("cells", len(cells)) as advance:
+            found = run_grid(orchestrator, problems, cells, out, configuration, lambda _: advance())
         write_study(found, configuration, out)
     _show(found)
     print(f"page  {out / PAGE}\ntable {out / TABLE}")
@@ -103,12 +94,6 @@ def _algorithms(text: str) -> list[AlgorithmName]:
     if wrong := [name for name in names if name not in known]:
         raise typer.BadParameter(f"{wrong[0]!r} is not one of {', '.join(known)}", param_hint="-a")
     return [AlgorithmName(name) for name in dict.fromkeys(names)]
-
-
-def _stderr() -> "Console":
-    from rich.console import Console
-
-    return Console(stderr=True)
 
 
 def _show(cells: list[dict[str, Any]]) -> None:

@@ -86,7 +86,8 @@ def sweep_command(
 
     from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.cli.plots import plot_cells
-    from espalier.experiments.cli.render import sample_progress, show_cells
+    from espalier.experiments.cli.progress import sample_progress
+    from espalier.experiments.cli.render import show_cells
     from espalier.experiments.evaluation.graders import make_grader
     from espalier.experiments.evaluation.provenance import describe_command
     from espalier.experiments.evaluation.statistics import require_scipy
