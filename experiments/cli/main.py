@@ -2,8 +2,10 @@
 
 import io
 import json
+import logging
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,6 +40,8 @@ from espalier.search.service.access.callers import CallerEntry
 from espalier.search.service.settings import LogFormat, ServerSettings, default_searches
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from espalier.search.run.executor import Executor
 
 app = CommandLine(
@@ -178,8 +182,6 @@ def serve(
     where: ExecutorSettings,
 ) -> None:
     """Serve searches over gRPC (espalier.v1.SearchService), with --http-port also over HTTP as OpenAI's chats."""
-    import logging
-
     from espalier.experiments.cli.loading import load_executor
     from espalier.search.service.http_api.openai.model_names import short_name
     from espalier.search.service.server import Addresses
@@ -197,25 +199,37 @@ def serve(
             "a server would stop at the first difference; use solve or eval",
             param_hint="--verify-incremental",
         )
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("espalier").setLevel(logging.INFO)
-    if settings.log_format is LogFormat.JSON:  # lines of JSON and nothing before them
-        access = logging.getLogger("espalier.access")
-        access.addHandler(logging.StreamHandler())
-        access.propagate = False
-
     settings = replace(settings, model_name=settings.model_name or short_name(runtime.generator))
 
     def report(addresses: Addresses) -> None:
         where = " and ".join(filter(None, addresses))
         print(f"serving {runtime.generator} with {runtime.verifier or 'no verifier'} on {where}", flush=True)
 
-    code = run_server(load, settings, ready=report)
-    # Not a normal exit: after a signal during loading, the engine's thread is still inside torch, which would abort.
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    with _log_of(settings.log_format) as end_log:
+        logging.getLogger("espalier").setLevel(logging.INFO)
+        code = run_server(load, settings, ready=report)
+        # A hard exit: after a signal during loading, the engine's thread is still inside torch, which would abort.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        end_log()
+        os._exit(code)
+
+
+@contextmanager
+def _log_of(form: LogFormat) -> "Iterator[Callable[[], None]]":
+    """Log to standard error in this form, errors of the command too; yields what ends it before a hard exit."""
+    if form is LogFormat.TEXT:
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        yield lambda: None
+        return
+    from espalier.experiments.cli.operating.json_log import stderr_as_json
+
+    with stderr_as_json() as end:
+        try:
+            yield end
+        except EspalierError as error:
+            raise typer.Exit(_say(error)) from error
 
 
 app.command("eval")(evaluate_command)
@@ -250,16 +264,21 @@ def run_app(commands: typer.Typer) -> None:
         sys.stdout.reconfigure(errors="replace")  # never fail on an unencodable character; stderr already replaces them
     try:
         commands()
-    except InvalidRequestError as error:
-        rules = (f"{_flag(violation.field)}: {violation.description}" for violation in error.violations)
-        print(f"error: {'; '.join(rules)}", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
     except EspalierError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_FAILED if isinstance(error, _FAILURES) else EXIT_USAGE)
+        sys.exit(_say(error))
     except OSError as error:  # a disk that is full or read-only, a lack of processes: nothing that a traceback explains
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_FAILED)
+
+
+def _say(error: EspalierError) -> int:
+    """Print a typed error as one line; returns the exit code for it."""
+    if isinstance(error, InvalidRequestError):
+        rules = (f"{_flag(violation.field)}: {violation.description}" for violation in error.violations)
+        print(f"error: {'; '.join(rules)}", file=sys.stderr)
+        return EXIT_USAGE
+    print(f"error: {error}", file=sys.stderr)
+    return EXIT_FAILED if isinstance(error, _FAILURES) else EXIT_USAGE
 
 
 def _flag(field: str) -> str:

@@ -122,7 +122,9 @@ class ServerSettings:
     metrics_host: Annotated[
         str, Option("Address of --metrics-port to listen on; any but loopback needs --insecure-bind.")
     ] = "127.0.0.1"
-    log_format: Annotated[LogFormat, Option("Form of the log of calls.")] = LogFormat.TEXT
+    log_format: Annotated[
+        LogFormat, Option("Form of the log; json: one object a line, and nothing else on standard error.")
+    ] = LogFormat.TEXT
     event_buffer: Annotated[
         int, Interval(ge=2), Option("Events buffered for a slow client before progress is dropped.")
     ] = 64

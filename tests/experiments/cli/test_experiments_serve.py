@@ -23,9 +23,9 @@ PROBLEM = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coi
 
 
 class Service:
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         self.process = subprocess.Popen(
-            [Path(sys.executable).with_name("espalier"), "serve", "--port", "0"],
+            [Path(sys.executable).with_name("espalier"), "serve", "--port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -47,12 +47,12 @@ class Service:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[], Service]]:
+def start() -> Iterator[Callable[..., Service]]:
     """Starts servers of a test's own."""
     services: list[Service] = []
 
-    def start() -> Service:
-        services.append(Service())
+    def start(*options: str) -> Service:
+        services.append(Service(*options))
         return services[-1]
 
     yield start
@@ -136,9 +136,9 @@ def test_company_does_not_change_an_answer(service):
     assert [c.text for c in together.candidates] == [c.text for c in alone.candidates]
 
 
-@pytest.mark.parametrize("after", ["the first event", "the last event"])
-def test_server_that_is_told_to_end_lets_a_search_end_and_exits_with_zero(start, after):
-    service = start().wait_ready()
+@pytest.mark.parametrize(("after", "log_format"), [("the first event", "text"), ("the last event", "json")])
+def test_server_that_is_told_to_end_lets_a_search_end_and_exits_with_zero(start, after, log_format):
+    service = start("--log-format", log_format).wait_ready()
     with SearchClient(service.address) as client:
         events = client.solve_stream(SearchRequest(PROBLEM, beam_width=16, expansion=8), PATIENCE)
         assert isinstance(next(events), Started)
@@ -150,6 +150,10 @@ def test_server_that_is_told_to_end_lets_a_search_end_and_exits_with_zero(start,
     code, errors = service.end()
     assert code == 0, errors
     assert "Traceback" not in errors
+    if log_format == "json":
+        lines = [json.loads(line) for line in errors.splitlines()]
+        assert "SolveProblemStream" in [line.get("method") for line in lines]
+        assert any("SIGTERM" in line.get("message", "") for line in lines)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc for how far the server is")

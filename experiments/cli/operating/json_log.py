@@ -1,0 +1,115 @@
+"""Standard error as lines of JSON only: the log, and what libraries in any language write there."""
+
+import json
+import logging
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_ACCESS = "espalier.access"
+"""Logger whose messages are JSON already."""
+_PIECE = 2**16
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a record: time in seconds, level, logger, message, and the traceback of an exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        if record.name == _ACCESS:
+            return record.getMessage()
+        fields: dict[str, Any] = {
+            "time": record.created,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+@contextmanager
+def stderr_as_json() -> Iterator[Callable[[], None]]:
+    """Turn whatever this process writes to its standard error into lines of JSON, and the log of all loggers.
+
+    What is JSON stays; other lines become the message of an object, several that are written at once a single one.
+    Yields a function that ends it early, before an exit that runs no `finally`.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(handlers=[handler], force=True)
+    sys.stderr.flush()
+    before = os.dup(2)
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    ended = threading.Event()
+    thread = threading.Thread(target=_copy, args=(reading, before, ended), name="espalier-json-log", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        if not ended.is_set():
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            ended.set()
+            thread.join()
+            os.close(reading)
+            os.close(before)
+
+    try:
+        yield end
+    finally:
+        end()
+
+
+def _copy(reading: int, target: int, ended: threading.Event) -> None:
+    """Copy what comes, as JSON, until it has `ended` and nothing is left; children may keep the other end open."""
+    rest = b""
+    while True:
+        ready = select.select([reading], [], [], 0.0 if ended.is_set() else 0.1)[0]
+        piece = os.read(reading, _PIECE) if ready else b""
+        if piece:
+            *lines, rest = (rest + piece).split(b"\n")
+            _write(target, _as_json(lines))
+        elif ended.is_set():
+            _write(target, _as_json([rest]))
+            return
+
+
+def _write(target: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(target, data) :]
+
+
+def _as_json(lines: list[bytes]) -> bytes:
+    """The lines that are JSON objects as they are, and what is between them as objects."""
+    found: list[bytes] = []
+    plain: list[str] = []
+
+    def end_plain() -> None:
+        if text := "\n".join(plain).strip():
+            said = {"time": time.time(), "level": "WARNING", "logger": "stderr", "message": text}
+            found.append(json.dumps(said).encode())
+        plain.clear()
+
+    for line in lines:
+        if _is_object(line):
+            end_plain()
+            found.append(line)
+        else:
+            plain.append(line.decode(errors="backslashreplace").rstrip("\r"))
+    end_plain()
+    return b"".join(line + b"\n" for line in found)
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return line.startswith(b"{") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
