@@ -35,7 +35,7 @@ from espalier.experiments.executors.transport import (
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import Candidate, Event, Finished, SearchResult, Started, StopReason, Usage
 from espalier.search.run.executor import KvBlocks, Occupancy, Rejected
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.load import RuntimeSettings, model_names
 from espalier.search.voting.equivalence import make_equivalence
 from espalier.search.voting.vote import VOTE_SECONDS, VoteResult, select
 
@@ -73,6 +73,7 @@ class WorkerExecutor:
         self._transport = transport
         self._longest_first = longest_first
         self._max_running = runtime.max_running * transport.workers
+        self.model_names = model_names(runtime)
         self._most = runtime.max_running + max(1, runtime.max_running // 8)
         self._arrivals = itertools.count()
         self._queue: list[tuple[Any, Search]] = []

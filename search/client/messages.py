@@ -57,6 +57,7 @@ def info_of(response: pb.GetServerInfoResponse) -> ServerInfo:
         waiting_calls=response.waiting_calls,
         max_searches=response.max_searches,
         max_queue=response.max_queue,
+        model_names=dict(response.model_names),
     )
 
 

@@ -1,6 +1,6 @@
 """What runs searches: an orchestrator in this process, or workers in other ones."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,6 +60,11 @@ class Executor(Protocol):
     @property
     def max_running(self) -> int:
         """Searches that run at once where memory allows; of all workers where there are several."""
+        ...
+
+    @property
+    def model_names(self) -> Mapping[str, str]:
+        """Names of the models by role, for people; see `load.model_names`."""
         ...
 
     def occupancy(self) -> Occupancy:

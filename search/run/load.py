@@ -213,7 +213,22 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     generator = _make_generator(settings, engine, checkpoint)
     verifier = Verifier(engine, family, settings.verify_incremental) if family else scorer
     equivalence = make_equivalence(settings.answer_equivalence, settings.grader_memory)
-    return Orchestrator(engine, generator, verifier, max_running=settings.max_running, equivalence=equivalence)
+    return Orchestrator(
+        engine,
+        generator,
+        verifier,
+        max_running=settings.max_running,
+        equivalence=equivalence,
+        model_names=model_names(settings),
+    )
+
+
+def model_names(settings: RuntimeSettings) -> dict[str, str]:
+    """Names of the models by role: as they are given, but of a path its last part, which tells nobody of folders."""
+    from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+
+    given = {GENERATOR: settings.generator, VERIFIER: settings.verifier}
+    return {role: Path(name).resolve().name if Path(name).exists() else name for role, name in given.items() if name}
 
 
 def _scorer_of_confidence(settings: RuntimeSettings) -> StepScorer:

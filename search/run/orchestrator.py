@@ -5,11 +5,12 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from queue import Empty, SimpleQueue
+from types import MappingProxyType
 from typing import Any
 
 from espalier.engine.engine import Engine
@@ -83,6 +84,7 @@ class Orchestrator:
         max_running: int = 64,
         clock: Callable[[], float] = time.monotonic,
         equivalence: Equivalence | None = None,
+        model_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Create an idle orchestrator.
 
@@ -93,7 +95,9 @@ class Orchestrator:
             max_running: maximum number of searches running at once.
             clock: monotonic time in seconds.
             equivalence: compares answers in votes, closed with the orchestrator; None for exact match.
+            model_names: names of the models by role, for people.
         """
+        self.model_names = model_names
         self.engine = engine
         self._generator = generator
         self._scorer = verifier if isinstance(verifier, StepScorer) else None

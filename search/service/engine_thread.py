@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -53,12 +53,14 @@ class ExecutorReport:
 
     Attributes:
         models: what results depend on besides the request; see `Executor.describe_models`.
+        model_names: names of the models by role.
         kv_memory_bytes: size of the KV pool; of one worker's where there are several.
         occupancy: searches, blocks and counters.
         at: monotonic time of the report, in seconds.
     """
 
     models: dict[str, str]
+    model_names: Mapping[str, str]
     kv_memory_bytes: int
     occupancy: Occupancy
     at: float
@@ -311,7 +313,11 @@ class EngineThread:
 
     def _make_report(self, executor: Executor) -> None:
         report = ExecutorReport(
-            executor.describe_models(), executor.kv_memory_bytes, executor.occupancy(), time.monotonic()
+            executor.describe_models(),
+            executor.model_names,
+            executor.kv_memory_bytes,
+            executor.occupancy(),
+            time.monotonic(),
         )
         self._post(self._deliver_report, report)
 

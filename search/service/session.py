@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 
@@ -38,6 +38,7 @@ class ServerInfo:
     Attributes:
         version: of Espalier.
         models: what results depend on besides the request; see `Orchestrator.describe_models`.
+        model_names: names of the models by role; empty from an older server.
         kv_memory_bytes: size of the KV pool; of one worker's where there are several.
         occupancy: searches and blocks.
         admitted_calls: calls that hold a slot.
@@ -54,6 +55,7 @@ class ServerInfo:
     waiting_calls: int
     max_searches: int
     max_queue: int
+    model_names: dict[str, str] = field(default_factory=dict)
 
 
 class Session:
@@ -126,7 +128,7 @@ class Session:
         report = await self._engine_thread.report()
         held = report.models, report.kv_memory_bytes, report.occupancy
         counts = (self.admitted_calls, self.waiting_calls, self.slots, self._settings.max_queue)
-        return ServerInfo(version("espalier"), *held, *counts)
+        return ServerInfo(version("espalier"), *held, *counts, dict(report.model_names))
 
     @asynccontextmanager
     async def search(

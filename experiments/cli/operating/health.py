@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from espalier.search.client import ServerInfo
 
 
+_DIGEST_DIGITS = 12
+
+
 @with_schema
 def health(
     endpoint: Annotated[
@@ -69,7 +72,10 @@ def health(
 
 def _lines(info: "ServerInfo") -> Iterator[tuple[str, object]]:
     yield "version", info.version
-    yield from ((name, " ".join(text.split())) for name, text in info.models.items())
+    for role, name in sorted(info.model_names.items()):
+        yield role, f"{name} ({digest[:_DIGEST_DIGITS]}…)" if (digest := info.models.get(role)) else name
+    rest = info.models.keys() - info.model_names.keys()
+    yield from ((name, " ".join(info.models[name].split())) for name in sorted(rest))
     yield "KV pool", size_text(info.kv_memory_bytes)
     for role, blocks in info.occupancy.kv_blocks.items():
         yield f"blocks of the {role}", f"{blocks.live} live, {blocks.cached} cached, {blocks.free} free"

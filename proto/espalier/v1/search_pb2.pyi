@@ -191,7 +191,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "models", "kv_memory_bytes", "kv_blocks", "running_searches", "waiting_searches", "admitted_calls", "waiting_calls", "max_searches", "max_queue")
+    __slots__ = ("version", "models", "kv_memory_bytes", "kv_blocks", "running_searches", "waiting_searches", "admitted_calls", "waiting_calls", "max_searches", "max_queue", "model_names")
     class ModelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,13 @@ class GetServerInfoResponse(_message.Message):
         key: str
         value: KvBlocks
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[KvBlocks, _Mapping]] = ...) -> None: ...
+    class ModelNamesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     KV_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +223,7 @@ class GetServerInfoResponse(_message.Message):
     WAITING_CALLS_FIELD_NUMBER: _ClassVar[int]
     MAX_SEARCHES_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     version: str
     models: _containers.ScalarMap[str, str]
     kv_memory_bytes: int
@@ -226,7 +234,8 @@ class GetServerInfoResponse(_message.Message):
     waiting_calls: int
     max_searches: int
     max_queue: int
-    def __init__(self, version: _Optional[str] = ..., models: _Optional[_Mapping[str, str]] = ..., kv_memory_bytes: _Optional[int] = ..., kv_blocks: _Optional[_Mapping[str, KvBlocks]] = ..., running_searches: _Optional[int] = ..., waiting_searches: _Optional[int] = ..., admitted_calls: _Optional[int] = ..., waiting_calls: _Optional[int] = ..., max_searches: _Optional[int] = ..., max_queue: _Optional[int] = ...) -> None: ...
+    model_names: _containers.ScalarMap[str, str]
+    def __init__(self, version: _Optional[str] = ..., models: _Optional[_Mapping[str, str]] = ..., kv_memory_bytes: _Optional[int] = ..., kv_blocks: _Optional[_Mapping[str, KvBlocks]] = ..., running_searches: _Optional[int] = ..., waiting_searches: _Optional[int] = ..., admitted_calls: _Optional[int] = ..., waiting_calls: _Optional[int] = ..., max_searches: _Optional[int] = ..., max_queue: _Optional[int] = ..., model_names: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class KvBlocks(_message.Message):
     __slots__ = ("live", "cached", "free")

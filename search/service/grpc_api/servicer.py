@@ -53,6 +53,7 @@ class SolveServicer(SearchServiceServicer):
             waiting_calls=info.waiting_calls,
             max_searches=info.max_searches,
             max_queue=info.max_queue,
+            model_names=info.model_names,
         )
 
     def _search(self, message: pb.SolveProblemRequest, progress: bool) -> Any:

@@ -97,7 +97,9 @@ class EngineMetrics(Collector):
     def _of_the_server(self, moment: _Moment) -> Iterator[Metric]:
         models = moment.report.models if moment.report else {}
         digests = {role: models[role][:_DIGEST_DIGITS] for role in (GENERATOR, VERIFIER) if role in models}
-        yield InfoMetricFamily("espalier_build", "What is served.", {"version": version("espalier"), **digests})
+        names = {f"{role}_name": name for role, name in (moment.report.model_names if moment.report else {}).items()}
+        labels = {"version": version("espalier"), **digests, **names}
+        yield InfoMetricFamily("espalier_build", "What is served.", labels)
         states = {str(state): state is moment.state for state in EngineState}
         yield StateSetMetricFamily("espalier_engine_state", "How far the engine thread is.", states)
         yield _gauge("admitted_calls", "Calls that hold a slot.", moment.admitted)

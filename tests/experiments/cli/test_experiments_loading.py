@@ -17,7 +17,7 @@ from espalier.engine.models.hub import locate
 from espalier.engine.models.options import LoadFormat
 from espalier.experiments.cli import loading
 from espalier.experiments.cli.loading import bytes_progress
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import RuntimeSettings, load_orchestrator, model_names
 
 SOLVE = ("solve", "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?", "--json")
 
@@ -152,6 +152,13 @@ def test_a_damaged_file_of_either_model_is_said_before_anything_is_loaded(role: 
     with pytest.raises(CheckpointError, match=message):
         load_orchestrator(RuntimeSettings(**options), lambda *_: seen.append(1))
     assert not seen
+
+
+def test_names_of_models_are_those_given_without_folders(tmp_path):
+    (tmp_path / "talker").mkdir()
+    named = RuntimeSettings(generator=str(tmp_path / "talker"), verifier="org/judge@v1")
+    assert model_names(named) == {"generator": "talker", "verifier": "org/judge@v1"}
+    assert model_names(RuntimeSettings(verifier="")) == {"generator": "demo-generator"}
 
 
 GIB = 2**30

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import trustme
-from scripted_orchestrator import ScriptedOrchestrator
+from scripted_orchestrator import NAMES, ScriptedOrchestrator
 from server_thread import ServerThread
 
 from espalier.experiments.cli.operating.server_findings import server_findings
@@ -59,8 +59,10 @@ def test_info_is_a_table_or_json(server: ServerThread, espalier):
     shown = espalier("health", "--info", "--endpoint", server.address).out
     assert "blocks of the generator   0 live, 3 cached, 7 free" in shown
     assert "calls admitted            0 of 32" in shown
+    assert "generator                 org/talker (abababababab…)" in shown
     values = json.loads(espalier("health", "--info", "--json", "--endpoint", server.address).out)
     assert (values["serving"], values["endpoint"]) == (True, server.address)
+    assert values["info"]["model_names"] == NAMES
     assert values["info"]["occupancy"]["kv_blocks"]["generator"] == {"live": 0, "cached": 3, "free": 7}
     server.call(server.server.drain())
     values = json.loads(espalier("health", "--info", "--json", "--endpoint", server.address).out)

@@ -77,6 +77,7 @@ def test_server_says_what_it_serves_and_where(service):
 def test_a_server_runs_as_many_searches_as_its_device_can_take(service):
     with SearchClient(service.address) as client:
         info = client.server_info()
+    assert info.model_names == {"generator": "demo-generator", "verifier": "demo-verifier"}
     assert info.max_searches == default_searches(info.models["device"] == "cuda", cores=1)  # of ESPALIER_THREADS
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from both_clients import AsyncInThread
-from scripted_orchestrator import CANDIDATE, DIGESTS, GRADER, NODES
+from scripted_orchestrator import CANDIDATE, DIGESTS, GRADER, NAMES, NODES
 from server_thread import PATIENCE, wait_until
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, MisuseError
@@ -65,7 +65,7 @@ def test_server_info_is_what_the_server_knows_of_itself(start, connect):
     server = start(max_searches=3, max_queue=5)
     info = connect(server.address).server_info()
     blocks = {"generator": KvBlocks(0, 3, 7)}
-    assert info == ServerInfo(info.version, DIGESTS, 2**20, Occupancy(0, 0, blocks), 0, 0, 3, 5)
+    assert info == ServerInfo(info.version, DIGESTS, 2**20, Occupancy(0, 0, blocks), 0, 0, 3, 5, NAMES)
     assert info == server.info()
 
 

@@ -48,6 +48,7 @@ NODES = (
 USAGE = Usage(101, 90, 70, 60, 95, 94, 80, 4, 1, 2, 65536, 40000, 25536, 12, 5, 0.25, 0.125, 1.5, prompt_tokens=11)
 WHY = "the generator's logits are not numbers"
 GRADER = "math-verify 1.2.3"
+NAMES = {"generator": "org/talker", "verifier": "judge"}
 DIGESTS = {"generator": "ab" * 32, "verifier": "cd" * 32}
 
 
@@ -116,6 +117,10 @@ class ScriptedOrchestrator:
     @property
     def kv_memory_bytes(self) -> int:
         return 2**20
+
+    @property
+    def model_names(self) -> dict[str, str]:
+        return NAMES
 
     def describe_models(self) -> dict[str, str]:
         return DIGESTS

@@ -198,10 +198,11 @@ def test_the_engines_counters_are_shown_by_role(start, fake):
         assert seen.value("espalier_engine_step_seconds_sum", role=role) == pytest.approx(60.003)
 
 
-def test_what_is_served_is_shown_by_short_digests(start):
+def test_what_is_served_is_shown_by_short_digests_and_names(start):
     seen = scrape(start())
     (sample,) = seen.families["espalier_build_info"].samples
-    assert sample.labels.keys() == {"version", "generator", "verifier"}
+    assert sample.labels.keys() == {"version", "generator", "verifier", "generator_name", "verifier_name"}
+    assert (sample.labels["generator_name"], sample.labels["verifier_name"]) == ("org/talker", "judge")
     assert (sample.labels["generator"], sample.labels["verifier"]) == ("ab" * 6, "cd" * 6)
 
 
