@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,13 @@ _SOURCE = Path(__file__).resolve()
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-def describe_command(benchmark: str, runtime: "RuntimeSettings", executor: "Executor") -> dict[str, Any]:
+def describe_command(
+    benchmark: str, runtime: "RuntimeSettings", executor: "Executor", field_map: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Describe a command for a run's `config.json`, with what does not affect samples; see `RunFolder`.
 
-    Its hardware is that of this machine, or a list with that of each worker, where workers run the searches.
+    Its hardware is that of this machine, or a list with that of each worker, where workers run the searches. The
+    benchmark and its field map are those that a report finds the problems' texts by.
     """
     is_path = benchmark != "demo" and Path(benchmark).exists()
     git = git_state()
@@ -32,6 +36,7 @@ def describe_command(benchmark: str, runtime: "RuntimeSettings", executor: "Exec
         "command": shlex.join(["espalier", *sys.argv[1:]]),
         "folder": str(Path.cwd()),
         "benchmark": str(Path(benchmark).resolve()) if is_path else benchmark,
+        **({"field_map": dict(field_map)} if field_map else {}),
         "models": describe_models(runtime),
         "kv_memory_bytes": executor.kv_memory_bytes,
         "in_flight": runtime.max_running,

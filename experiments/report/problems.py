@@ -76,9 +76,9 @@ def _disputed(runs: Sequence[Run], name: str) -> bool:
 def _texts(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
     """Texts of the problems by id and gold answers; a benchmark that cannot be loaded adds none."""
     texts: dict[tuple[str, str], str] = {}
-    for benchmark in dict.fromkeys(run.benchmark for run in runs):
+    for benchmark, fields in dict.fromkeys((run.source[0] or run.benchmark, run.source[1]) for run in runs):
         try:
-            problems = load_benchmark(benchmark, offline=True, notify=lambda _: None)
+            problems = load_benchmark(benchmark, field_map=dict(fields), offline=True, notify=lambda _: None)
         except EspalierError:  # moved since the run; samples do not hold the problems
             continue
         texts |= {(problem.unique_id, " or ".join(problem.golds)): problem.problem for problem in problems}

@@ -82,6 +82,7 @@ class Run:
         models: names of the models by role; empty if the folder does not tell.
         outcomes: one per search, ordered as in the file.
         asked: how many searches its commands asked for; None if the folder does not tell.
+        source: the benchmark as its last command found it, and the field map; empty if the folder does not tell.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Run:
     models: dict[str, str]
     outcomes: tuple[Outcome, ...]
     asked: int | None = None
+    source: tuple[str, tuple[tuple[str, str], ...]] = ("", ())
 
     @property
     def unfinished(self) -> str:
@@ -226,7 +228,10 @@ def _load(folder: Path, name: str) -> Run:
     if not found:
         raise EspalierError(f"{folder / SAMPLES} holds no samples; run its command again to continue it")
     asked = asked if isinstance(asked, int) else None
-    return Run(name, folder, configuration, _model_names(commands), tuple(found.values()), asked)
+    last = commands[-1] if isinstance(commands, list) and commands and isinstance(commands[-1], dict) else {}
+    fields = last.get("field_map") or {}
+    source = str(last.get("benchmark") or ""), tuple(fields.items()) if isinstance(fields, dict) else ()
+    return Run(name, folder, configuration, _model_names(last), tuple(found.values()), asked, source)
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -287,8 +292,7 @@ def _unanswered(record: dict[str, Any]) -> Unanswered:
     return Unanswered(record.get("unanswered") or Unanswered.UNKNOWN)
 
 
-def _model_names(commands: Any) -> dict[str, str]:
+def _model_names(command: dict[str, Any]) -> dict[str, str]:
     """Names of the models in the last command of a run; empty if it does not tell."""
-    last = commands[-1] if isinstance(commands, list) and commands and isinstance(commands[-1], dict) else {}
-    models = last.get("models") or {}
+    models = command.get("models") or {}
     return {role: str(model["name"]) for role, model in models.items() if isinstance(model, dict) and "name" in model}

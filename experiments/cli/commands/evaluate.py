@@ -68,7 +68,7 @@ def evaluate_command(
     folder, before = None, 0
     with writing_to(out), closing(load_executor(runtime, where, longest_first=True)) as executor:
         if out:
-            command = describe_command(benchmark, runtime, executor)
+            command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
             configuration = run_configuration(benchmark, request, executor, checker)
             folder = RunFolder(out, configuration, left_open(request), command)
             before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))

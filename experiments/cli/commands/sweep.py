@@ -122,7 +122,7 @@ def sweep_command(
                     executor, problems, requests, checker,
                     benchmark=benchmark, folder=out, asked=asked, epochs=epochs, keep_trees=trees, isolated=isolated,
                     share_work=share_work,
-                    command=describe_command(benchmark, runtime, executor),
+                    command=describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map)),
                     on_sample=both(fresh.append, on_sample), on_cell=requested.append,
                 )  # fmt: skip
         plot_cells(cells, benchmark, out / "accuracy.png")

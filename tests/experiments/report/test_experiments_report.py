@@ -249,6 +249,15 @@ def test_without_trees_the_selected_path_is_shown(tmp_path):
     assert [line.text for line in lines] == ["47+25=72", "72-24=48", "\\boxed{48}"]
 
 
+def test_texts_are_found_where_the_command_found_them_and_by_its_field_map(tmp_path, monkeypatch):
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"task": {"text": "1+1?"}, "answer": "1", "id": "p0"}) + "\n")
+    command = {"benchmark": str(tmp_path / "tasks.jsonl"), "field_map": {"problem": "task.text"}}
+    run_of(tmp_path / "run", [True], benchmark="tasks.jsonl", commands=[command])
+    monkeypatch.chdir(tmp_path.parent)  # where the relative name means nothing
+    ((row,), _) = problem_rows(load_runs([tmp_path / "run"]), 1)
+    assert row.text == "1+1?"
+
+
 def test_problems_in_dispute_come_first_when_not_all_are_shown(tmp_path):
     run_of(tmp_path / "a", [True, True, True, False])
     run_of(tmp_path / "b", [True, True, False, False])
