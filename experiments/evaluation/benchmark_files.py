@@ -69,18 +69,18 @@ def read_records(name: str, offline: bool = False) -> tuple[str, Iterator[Record
         BenchmarkError: there is no such benchmark, or it cannot be read; names the file and the line or row.
     """
     path = Path(name)
-    if _is(Path.is_file, path):
+    if is_path(Path.is_file, path):
         return path.stem, _of_file(path)
     source, part = _source_and_part(name)
     folder = Path(source)
-    if _is(Path.is_dir, folder):
+    if is_path(Path.is_dir, folder):
         return folder.resolve().name, _of_folder(folder, part)
     if (found := _HUB_NAME.fullmatch(source)) and folder.suffix.lower() not in SUFFIXES:
         return found["repository"].partition("/")[2], _of_hub(found["repository"], found["revision"], part, offline)
     raise BenchmarkError(f"no benchmark {name!r}: neither a file, a folder, a hub id like openai/gsm8k, nor `demo`")
 
 
-def _is(kind: Callable[[Path], bool], path: Path) -> bool:
+def is_path(kind: Callable[[Path], bool], path: Path) -> bool:
     """Whether `path` is of a kind; no, where the system takes no such name or lets nobody look."""
     try:
         return kind(path)
@@ -90,7 +90,7 @@ def _is(kind: Callable[[Path], bool], path: Path) -> bool:
 
 def _source_and_part(name: str) -> tuple[str, Part]:
     source, mark, text = name.rpartition(":")
-    if not mark or _is(Path.is_dir, Path(name)):
+    if not mark or is_path(Path.is_dir, Path(name)):
         return name, Part()
     if not (found := _PART.fullmatch(text)):
         raise BenchmarkError(f"no benchmark {name!r}: behind the colon stands SPLIT or CONFIGURATION/SPLIT")
@@ -104,7 +104,7 @@ def _of_file(path: Path) -> Iterator[Record]:
         ".tsv": _of_table,
         ".parquet": _of_parquet,
     }
-    return readers.get(path.suffix.lower(), _of_json)(path)
+    return readers.get(path.suffix.lower(), read_json)(path)
 
 
 def _read(path: Path, any_newline: bool = True) -> str:
@@ -126,7 +126,12 @@ def _read(path: Path, any_newline: bool = True) -> str:
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def _of_json(path: Path) -> Iterator[Record]:
+def read_json(path: Path) -> Iterator[Record]:
+    """Records of a file of JSON: one object a line, or one array of objects.
+
+    Raises:
+        BenchmarkError: the file cannot be read or is no such JSON; names the line.
+    """
     text = _read(path)
     if text.lstrip().startswith("["):
         yield from _of_json_array(path, text)

@@ -9,13 +9,15 @@ A file is JSON in UTF-8: one object per line, or one array of objects. In a fold
 """
 
 import json
-from collections.abc import Iterator
+import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from espalier.engine.errors import EspalierError
+from espalier.experiments.evaluation.benchmark_files import BenchmarkError, is_path, read_json
 
 
 class Format(StrEnum):
@@ -23,10 +25,6 @@ class Format(StrEnum):
 
     PROCESSBENCH = "processbench"
     PRMBENCH = "prmbench"
-
-
-class SchemaError(EspalierError):
-    """A file of labelled solutions is missing or invalid; names the file, the line and the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +54,24 @@ class Solution:
         return self.wrong[0] if self.wrong else -1
 
 
+def choose(solutions: Sequence[Solution], limit: int | None, shuffle_seed: int | None = None) -> list[Solution]:
+    """The first solutions of each subset.
+
+    Args:
+        solutions: all of a benchmark.
+        limit: how many of each subset; None for all.
+        shuffle_seed: seed of their order; None keeps the benchmark's.
+    """
+    in_order = solutions if shuffle_seed is None else random.Random(shuffle_seed).sample(solutions, len(solutions))
+    counts: Counter[str] = Counter()
+    chosen = []
+    for solution in in_order:
+        counts[solution.subset] += 1
+        if limit is None or counts[solution.subset] <= limit:
+            chosen.append(solution)
+    return chosen
+
+
 def read_solutions(path: Path, forced: Format | None = None) -> tuple[Format, list[Solution]]:
     """Read a file, or a folder with one file for each subset.
 
@@ -67,53 +83,28 @@ def read_solutions(path: Path, forced: Format | None = None) -> tuple[Format, li
         The format, and the solutions in the order of files (by name) and records.
 
     Raises:
-        SchemaError: a file is missing or invalid.
+        BenchmarkError: a file is missing or invalid.
     """
     files = [path]
-    if path.is_dir():
+    if is_path(Path.is_dir, path):
         files = sorted(each for each in path.iterdir() if each.suffix.lower() in (".json", ".jsonl"))
-    if not files or not all(file.is_file() for file in files):
-        raise SchemaError(f"no benchmark {str(path)!r}: neither `demo`, a file, nor a folder of .json or .jsonl")
+    if not files or not all(is_path(Path.is_file, file) for file in files):
+        raise BenchmarkError(f"no benchmark {str(path)!r}: neither `demo`, a file, nor a folder of .json or .jsonl")
     form, solutions, places = forced, [], {}
     for file in files:
-        for place, record in _records(file):
+        for place, _, record in read_json(file):
             fields = _Fields(place, record)
             form = form or _recognized(fields)
             solution = _processbench(fields, file.stem) if form is Format.PROCESSBENCH else _prmbench(fields, file.stem)
             if earlier := places.get(solution.unique_id):
                 if form is Format.PRMBENCH:
                     continue  # the published evaluation also keeps the first of these
-                raise SchemaError(f"{place}: id: {solution.unique_id!r} is not unique, {earlier} has it too")
+                raise BenchmarkError(f"{place}: id: {solution.unique_id!r} is not unique, {earlier} has it too")
             places[solution.unique_id] = place
             solutions.append(solution)
     if form is None or not solutions:
-        raise SchemaError(f"{path} holds no solutions")
+        raise BenchmarkError(f"{path} holds no solutions")
     return form, solutions
-
-
-def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each record with its place, `FILE:LINE`."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SchemaError(f"cannot read {path}: {error}") from error
-    array = text.lstrip().startswith("[")
-    position = text.index("[") + 1 if array else 0
-    decoder, line, counted = json.JSONDecoder(), 1, 0
-    while True:
-        while position < len(text) and (text[position].isspace() or (array and text[position] == ",")):
-            position += 1
-        if position == len(text) or (array and text[position] == "]"):
-            break
-        line, counted = line + text.count("\n", counted, position), position
-        try:
-            record, position = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError) as error:
-            at = line + (text.count("\n", counted, error.pos) if isinstance(error, json.JSONDecodeError) else 0)
-            raise SchemaError(f"{path}:{at}: not JSON: {error}") from error
-        yield f"{path}:{line}", record
-    if array and position == len(text):
-        raise SchemaError(f"{path}:{text.count(chr(10)) + 1}: the array of records is not closed")
 
 
 class _Fields:
@@ -122,7 +113,7 @@ class _Fields:
     def __init__(self, place: str, record: Any) -> None:
         self._place = place
         if not isinstance(record, dict):
-            raise SchemaError(f"{place}: the record is not an object")
+            raise BenchmarkError(f"{place}: the record is not an object")
         self.record: dict[str, Any] = record
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -147,9 +138,9 @@ class _Fields:
             raise self.error(name, f"must be a whole number from {low} to {high}, is {json.dumps(value)}")
         return value
 
-    def error(self, name: str, rule: str) -> SchemaError:
+    def error(self, name: str, rule: str) -> BenchmarkError:
         missing = "" if name in self.record else "; the record has no such field"
-        return SchemaError(f"{self._place}: {name}: {rule}{missing}")
+        return BenchmarkError(f"{self._place}: {name}: {rule}{missing}")
 
 
 def _recognized(fields: _Fields) -> Format:

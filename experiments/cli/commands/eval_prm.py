@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -79,7 +78,7 @@ def eval_prm_command(
     from espalier.experiments.prm_evaluation.score_folder import ScoreFolder
     from espalier.experiments.prm_evaluation.scoring import Scored, SolutionScorer, describe
     from espalier.experiments.prm_evaluation.show import plot_reliability, show_summary
-    from espalier.experiments.prm_evaluation.solutions import Solution, read_solutions
+    from espalier.experiments.prm_evaluation.solutions import choose, read_solutions
     from espalier.search.run.load import load_verifier_alone
 
     if benchmark == "demo":
@@ -94,14 +93,7 @@ def eval_prm_command(
     if tune_on and tune_on not in subsets:
         raise typer.BadParameter(f"no subset {tune_on!r}; there are {', '.join(subsets)}", param_hint="--tune-on")
     tune_on = tune_on or "gsm8k"
-    counted = dict.fromkeys(subsets, 0)
-    asked: list[Solution] = []
-    in_order = random.Random(shuffle_seed).sample(solutions, len(solutions)) if shuffle else solutions
-    for solution in in_order:
-        counted[solution.subset] += 1
-        if limit is None or counted[solution.subset] <= limit:
-            asked.append(solution)
-
+    asked = choose(solutions, limit, shuffle_seed if shuffle else None)
     with writing_to(out):
         with bytes_progress(Console(stderr=True)) as on_bytes:
             verifier = load_verifier_alone(runtime, on_bytes)

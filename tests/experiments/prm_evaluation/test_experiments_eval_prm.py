@@ -11,7 +11,7 @@ import pytest
 
 from espalier.experiments.prm_evaluation.demo_errors import TEST, demo_records, demo_solutions
 from espalier.experiments.prm_evaluation.scoring import Scored, SolutionScorer
-from espalier.experiments.prm_evaluation.solutions import Solution, read_solutions
+from espalier.experiments.prm_evaluation.solutions import Solution, choose, read_solutions
 from espalier.search.run.load import RuntimeSettings, load_verifier_alone
 
 
@@ -49,6 +49,22 @@ def test_a_solution_that_is_too_long_is_refused_and_the_others_are_not(demo_veri
     assert "beyond the verifier's context" in found["long"].refused
     assert "context" in found["wide"].refused
     assert found[good.unique_id] == score(demo_verifier, [good])[good.unique_id]
+
+
+def test_a_random_part_is_another_one_and_the_same_for_the_same_seed():
+    solutions = demo_solutions()
+    first, one, other = choose(solutions, 3), choose(solutions, 3, 0), choose(solutions, 3, 1)
+    assert choose(solutions, 3, 0) == one
+    assert len({frozenset(each.unique_id for each in part) for part in (first, one, other)}) == 3
+    assert sorted(each.subset for each in one) == sorted(each.subset for each in first)
+    assert choose(solutions, None) == solutions
+
+
+def test_shuffle_scores_a_random_part(espalier, tmp_path):
+    ran = espalier("eval-prm", "--limit", 2, "--shuffle", "--shuffle-seed", 7, "--out", tmp_path / "out")
+    assert ran.code == 0, ran.err
+    scored = {json.loads(line)["id"] for line in (tmp_path / "out" / "scores.jsonl").read_text().splitlines()}
+    assert scored == {each.unique_id for each in choose(demo_solutions(), 2, 7)}
 
 
 def test_little_memory_changes_no_score(demo_verifier):

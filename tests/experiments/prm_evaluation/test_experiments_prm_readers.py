@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier.experiments.prm_evaluation.solutions import Format, SchemaError, read_solutions
+from espalier.experiments.evaluation.benchmark_files import BenchmarkError
+from espalier.experiments.prm_evaluation.solutions import Format, read_solutions
 
 PROCESS = {
     "id": "gsm8k-0",
@@ -62,22 +63,42 @@ def test_prmbench_counts_steps_from_one_and_takes_the_modified_ones(tmp_path):
 )
 def test_a_broken_record_is_named_with_file_line_and_field(tmp_path, record, message):
     file = write(tmp_path / "bad.jsonl", PROCESS, record)
-    with pytest.raises(SchemaError) as caught:
+    with pytest.raises(BenchmarkError) as caught:
         read_solutions(file)
     assert str(caught.value).startswith(f"{file}:2: {message}")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"id": "2", "id": "3"}', "an object names 'id' twice"),
+        (b'{"id": "\\ud800"}', "its 'id' holds \\ud800, a lone surrogate"),
+        (b'{"label": ' + b"9" * 5000 + b"}", "JSON that cannot be read: an integer of 5000 digits"),
+        (b"[" * 100_000, "JSON that cannot be read: maximum recursion depth"),
+        ('{"id": "ß"}'.encode("latin-1"), "not text in UTF-8"),
+    ],
+)
+def test_a_malformed_line_is_named_as_in_other_benchmarks(tmp_path, line, message):
+    file = tmp_path / "bad.jsonl"
+    file.write_bytes(json.dumps(PROCESS).encode() + b"\n" + line)
+    with pytest.raises(BenchmarkError) as caught:
+        read_solutions(file)
+    assert str(caught.value).startswith(f"{file}:2: {message}")
+    with pytest.raises(BenchmarkError, match="neither `demo`"):
+        read_solutions(Path("a" * 5000))
 
 
 def test_broken_json_and_a_forced_format_are_named_too(tmp_path):
     file = tmp_path / "cut.jsonl"
     file.write_text(json.dumps(PROCESS) + "\n" + '{"id": ')
-    with pytest.raises(SchemaError, match=r"cut\.jsonl:2: not JSON"):
+    with pytest.raises(BenchmarkError, match=r"cut\.jsonl:2: not JSON"):
         read_solutions(file)
     file.write_text("[" + json.dumps(PROCESS))
-    with pytest.raises(SchemaError, match="not closed"):
+    with pytest.raises(BenchmarkError, match="record 1 of the array is not followed by a comma or bracket"):
         read_solutions(file)
-    with pytest.raises(SchemaError, match=r":1: modified_process: must be a list of steps; the record has no such"):
+    with pytest.raises(BenchmarkError, match=r":1: modified_process: must be a list of steps; the record has no such"):
         read_solutions(write(tmp_path / "p.jsonl", PROCESS), Format.PRMBENCH)
-    with pytest.raises(SchemaError, match="error_steps"):
+    with pytest.raises(BenchmarkError, match="error_steps"):
         read_solutions(write(tmp_path / "e.jsonl", PRM | {"error_steps": [4]}))
-    with pytest.raises(SchemaError, match="neither `demo`"):
+    with pytest.raises(BenchmarkError, match="neither `demo`"):
         read_solutions(tmp_path / "none")
