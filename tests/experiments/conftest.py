@@ -4,11 +4,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from espalier.search.voting.math_verify import Grader
+from espalier.search.voting.math_verify import DEFAULT_MEMORY_BYTES, Grader
 
 
 class Ran(NamedTuple):
@@ -26,11 +26,38 @@ def grader() -> Iterator[Grader]:
         yield grader
 
 
-@pytest.fixture
-def espalier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Calls the command line; whatever it lets out but SystemExit fails the test."""
-    from espalier.experiments.cli import main as cli
+class _OpenGrader:
+    """A grader that stays open when a command is done with it."""
 
+    def __init__(self, grader: Grader) -> None:
+        self._grader = grader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grader, name)
+
+    def __enter__(self) -> "_OpenGrader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def espalier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], grader: Grader) -> Callable[..., Ran]:
+    """Calls the command line; whatever it lets out but SystemExit fails the test.
+
+    Commands that grade as usual share the session's grader, whose child need not start with each of them.
+    """
+    from espalier.experiments.cli import main as cli
+    from espalier.experiments.evaluation import graders
+
+    make = graders.make_grader
+
+    def make_grader(name: str = graders.DEFAULT, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Any:
+        usual = name == graders.DEFAULT and memory_bytes == DEFAULT_MEMORY_BYTES
+        return _OpenGrader(grader) if usual else make(name, memory_bytes)
+
+    monkeypatch.setattr(graders, "make_grader", make_grader)
     for name in [name for name in os.environ if name.startswith("ESPALIER_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "200")

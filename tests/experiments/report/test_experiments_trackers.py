@@ -12,11 +12,12 @@ from espalier.experiments.report.runs import load_runs
 from espalier.experiments.report.write import write_report
 
 
-@pytest.fixture
-def report(tmp_path):
-    run_of(tmp_path / "runs" / "a", [True, False])
-    run_of(tmp_path / "runs" / "b", [True, True], beam_width=8)
-    return write_report(load_runs([tmp_path / "runs"]), tmp_path / "out", resamples=100), tmp_path / "out"
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    run_of(folder / "runs" / "a", [True, False])
+    run_of(folder / "runs" / "b", [True, True], beam_width=8)
+    return write_report(load_runs([folder / "runs"]), folder / "out", resamples=100), folder / "out"
 
 
 def test_figures_are_numbers_without_what_has_no_value(tmp_path):
