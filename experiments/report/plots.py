@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _INK = "#1b1e24"
 """Color of text and axes; on the page, the page's own text color takes its place."""
+_PAPER = '<rect width="100%" height="100%" fill="#ffffff"/>'
+"""Background of a plot in a file of its own."""
 _COLORS = ("#3b82c4", "#e0793a", "#2f9e77", "#c2568f", "#8a6fd1", "#a88f1d", "#4aa3b5", "#d0534f", "#7d8790")
 """Colors that can be told apart on white and on black."""
 _RIGHT, _WRONG = _COLORS[0], _COLORS[1]
@@ -120,12 +122,13 @@ def _save(figure: "Figure", path: Path) -> str:
 
     metadata = {"Date": None, "Creator": None}
     figure.savefig(path.with_suffix(".png"), dpi=150, facecolor="white")
-    figure.set_layout_engine("none")  # what was laid out stays, which saves most of the time of the two below
-    figure.savefig(path.with_suffix(".svg"), facecolor="white", metadata=metadata)
+    figure.set_layout_engine("none")  # what was laid out stays, which saves time
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata=metadata)
     plt.close(figure)
-    return _inline(text.getvalue(), path.name)
+    svg = text.getvalue()
+    path.with_suffix(".svg").write_text(re.sub(r"<svg[^>]*>", rf"\g<0>{_PAPER}", svg, count=1), encoding="utf-8")
+    return _inline(svg, path.name)
 
 
 def _inline(svg: str, name: str) -> str:

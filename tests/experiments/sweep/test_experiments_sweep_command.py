@@ -82,8 +82,8 @@ def test_a_wrong_option_ends_a_sweep_before_anything_is_written(espalier, tmp_pa
 
 
 def test_a_sweep_writes_its_report(espalier, tmp_path):
-    command = ("sweep", "-a", "beam,best-of-n", "-N", "1,2", "-M", 2, "--limit", 2, "--report")
-    ran = espalier(*command, "--out", tmp_path / "out", "--share-work")
+    command = ("sweep", "-a", "beam,best-of-n", "-N", "1,2", "-M", 2, "--limit", 2)
+    ran = espalier(*command, "--out", tmp_path / "out", "--share-work", "--report")
     assert ran.code == 0
     page = (tmp_path / "out" / "report" / "report.html").read_text()
     assert str(tmp_path / "out" / "report" / "report.html") in ran.out
