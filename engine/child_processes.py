@@ -23,7 +23,7 @@ class _SpawnModule:
 
     @staticmethod
     def get_preparation_data(name: str) -> dict[str, Any]:
-        """What a child is told."""
+        """The data that a child is started with."""
         told = multiprocessing.spawn.get_preparation_data(name)
         return {key: value for key, value in told.items() if not key.startswith(_OF_MAIN)}
 
@@ -74,6 +74,6 @@ def context_without_main(method: str) -> BaseContext:
 
 
 def is_of_main(function: Any) -> bool:
-    """Whether a function, or one that a `partial` calls or passes on, is of the main module."""
+    """Return true for a function of the main module, and for a `partial` that calls it or passes it on."""
     parts = (function, getattr(function, "func", None), *getattr(function, "args", ()))
     return any(getattr(part, "__module__", None) == "__main__" for part in parts)

@@ -41,7 +41,7 @@ class Without:
 
 
 def _annotated(annotation: Any, kind: type[Any]) -> Any:
-    """What of this kind is in an annotation; None without it."""
+    """The object of this kind in an annotation; None without it."""
     return next((item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, kind)), None)
 
 

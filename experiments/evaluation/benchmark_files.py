@@ -81,7 +81,7 @@ def read_records(name: str, offline: bool = False) -> tuple[str, Iterator[Record
 
 
 def is_path(kind: Callable[[Path], bool], path: Path) -> bool:
-    """Whether `path` is of a kind; no, where the system takes no such name or lets nobody look."""
+    """Return the answer of `Path.is_file` or `is_dir`; false where the system refuses the name or the look."""
     try:
         return kind(path)
     except OSError:

@@ -132,7 +132,7 @@ def _sign(descriptor: int) -> None:
 
 
 def _holder(descriptor: int) -> str:
-    """Whoever holds the lock, as it has signed."""
+    """The process that holds the lock, as it has signed."""
     try:
         said = json.loads(os.pread(descriptor, 2**16, 0))
         elsewhere = f" on {said['host']}" * (said["host"] != socket.gethostname())

@@ -231,7 +231,7 @@ def _replace(path: Path, content: str | Iterable[bytes]) -> None:
 
 _Models = Mapping[str, Mapping[str, Any]]
 _OPTIONS = {"name": "--{}", "quantization": "--{}-quantization", "folder": "the folder of the {}"}
-"""What a command says of each model, as options; the digest of its files is the only thing that is compared."""
+"""Options by the names under which a command records a model; only the digest of its files is compared."""
 
 
 def _models_of(commands: Iterable[Any]) -> _Models:

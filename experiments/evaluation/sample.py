@@ -24,7 +24,7 @@ _NOT_DERIVED = (
 
 
 class Unanswered(StrEnum):
-    """Why a search ended without an answer; where its paths ended in several ways, how most of them did."""
+    """The reason why a search ended without an answer; where its paths ended in several ways, that of most of them."""
 
     MAX_TOKENS = "max-tokens"
     CONTEXT = "context"
@@ -45,7 +45,7 @@ class Unanswered(StrEnum):
 
     @property
     def advice(self) -> str:
-        """What would help; empty if nothing is known to."""
+        """The option or model that would help; empty if nothing is known to."""
         return _ADVICE.get(self, "")
 
 
@@ -136,7 +136,7 @@ class Sample:
 
     @property
     def why_unanswered(self) -> Unanswered | None:
-        """Why the search ended without an answer; None if it has one, or was refused."""
+        """The reason for no answer; None if there is one, or the search was refused."""
         return None if self.answer or self.refused else Unanswered(self.unanswered or Unanswered.UNKNOWN)
 
     @property
@@ -228,7 +228,7 @@ def _digest(problem: Problem) -> str:
 
 
 def why_unanswered(result: SearchResult, max_tokens: int | None) -> Unanswered | None:
-    """Why a search has no answer; None if it has one.
+    """The reason why a search has no answer; None if it has one.
 
     Args:
         result: the search's result, with its nodes.
@@ -251,7 +251,7 @@ def why_unanswered(result: SearchResult, max_tokens: int | None) -> Unanswered |
 
 
 def _reason(node: NodeRecord, tokens: int, request: SearchRequest, max_tokens: int | None) -> Unanswered | None:
-    """Why a path of so many tokens ended at `node`; None if it did not end there, or was not kept."""
+    """The reason why a path of so many tokens ended at `node`; None if it did not, or was not kept."""
     if node.termination != "length":
         return _ENDED.get(node.termination)
     if request.max_tokens is not None and tokens >= request.max_tokens:

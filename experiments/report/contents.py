@@ -44,7 +44,7 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """What to know before comparing the runs: other problems, unfinished runs, searches without an answer."""
+        """Warnings for who compares the runs: other problems, unfinished runs, searches without an answer."""
         same = len({frozenset(m.run.by_problem) for m in self.measures}) == 1
         found = [] if same else [_MIXED]
         if unfinished := [f"{m.run.name} has {m.run.unfinished}" for m in self.measures if m.run.unfinished]:

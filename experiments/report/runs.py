@@ -95,7 +95,7 @@ class Run:
 
     @property
     def unfinished(self) -> str:
-        """How far an interrupted run came, like `37 of 60 searches`; empty for one that is done."""
+        """The share that an interrupted run has, like `37 of 60 searches`; empty for one that is done."""
         done = len(self.outcomes)
         return f"{done} of {self.asked} searches" if done < (self.asked or 0) else ""
 
@@ -164,7 +164,7 @@ def _size(file: Path) -> int:
 
 
 def _asks(config: Path) -> bool:
-    """Whether this is the configuration of a run that is to have searches."""
+    """Return true for the configuration of a run that is to have searches."""
     try:
         found = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # of something else
@@ -288,7 +288,7 @@ def _outcome(record: dict[str, Any]) -> Outcome:
 
 
 def _unanswered(record: dict[str, Any]) -> Unanswered:
-    """Why a search has no answer; samples of older versions do not tell."""
+    """The reason for no answer; samples of older versions do not tell."""
     return Unanswered(record.get("unanswered") or Unanswered.UNKNOWN)
 
 
