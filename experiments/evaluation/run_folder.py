@@ -103,10 +103,15 @@ class RunFolder:
         write_whole(self.folder / "config.json", self._configuration | asked)
 
     def ask(self, searches: int) -> None:
-        """Store that the run is to have so many searches, so that a report can tell an interrupted one."""
+        """Store that the run is to have so many searches, so that a report can tell an interrupted one.
+
+        Raises:
+            EspalierError: another process writes to the folder.
+        """
         if searches > (self._asked or 0):
             self._asked = searches
-            self._write_configuration()
+            with folder_lock(self.folder):
+                self._write_configuration()
 
     def done(self) -> list[Sample]:
         """Load the samples of earlier runs, one per problem and epoch; an incomplete last line is skipped.
