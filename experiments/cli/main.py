@@ -228,7 +228,7 @@ def _log_of(form: LogFormat) -> "Iterator[Callable[[], None]]":
     with stderr_as_json() as end:
         try:
             yield end
-        except EspalierError as error:
+        except (EspalierError, OSError) as error:
             raise typer.Exit(_say(error)) from error
 
 
@@ -264,21 +264,21 @@ def run_app(commands: typer.Typer) -> None:
         sys.stdout.reconfigure(errors="replace")  # never fail on an unencodable character; stderr already replaces them
     try:
         commands()
-    except EspalierError as error:
+    except (EspalierError, OSError) as error:
         sys.exit(_say(error))
-    except OSError as error:  # a disk that is full or read-only, a lack of processes: nothing that a traceback explains
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_FAILED)
 
 
-def _say(error: EspalierError) -> int:
-    """Print a typed error as one line; returns the exit code for it."""
+def _say(error: EspalierError | OSError) -> int:
+    """Print an error as one line; returns the exit code for it.
+
+    An OSError is a disk that is full or read-only, or a lack of processes: nothing that a traceback would explain.
+    """
     if isinstance(error, InvalidRequestError):
         rules = (f"{_flag(violation.field)}: {violation.description}" for violation in error.violations)
         print(f"error: {'; '.join(rules)}", file=sys.stderr)
         return EXIT_USAGE
     print(f"error: {error}", file=sys.stderr)
-    return EXIT_FAILED if isinstance(error, _FAILURES) else EXIT_USAGE
+    return EXIT_FAILED if isinstance(error, (*_FAILURES, OSError)) else EXIT_USAGE
 
 
 def _flag(field: str) -> str:
