@@ -11,7 +11,7 @@ from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.search.voting.math_verify import DEFAULT_MEMORY_BYTES, Grader
-from espalier.search.voting.numerals import number_in
+from espalier.search.voting.notation.numerals import number_in
 
 Check = Callable[[str, str], bool]
 """Whether an answer, the second text, is right by the gold answer, the first."""

@@ -19,7 +19,7 @@ from espalier.experiments.verifier_training.tree_sampler import VALUED_AT_ONCE, 
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import MemoryEstimate, PathLimits, worst_case_blocks
 from espalier.search.voting.math_verify import Grader
-from espalier.search.voting.numerals import number_in
+from espalier.search.voting.notation.numerals import number_in
 
 
 def configuration_of(

@@ -7,7 +7,7 @@ An answer is recognized by the conventions of benchmarks and of models trained f
 import re
 from collections.abc import Iterator
 
-from espalier.search.voting.latex import undressed
+from espalier.search.voting.notation.decoration import undressed
 from espalier.search.voting.reading import letter_of, read
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")

@@ -54,9 +54,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from espalier.search.voting.numerals import is_decimal, rounds_to
+from espalier.search.voting.notation.numerals import is_decimal, rounds_to
 from espalier.search.voting.reading import Reading, read, without_blanks
-from espalier.search.voting.units import units_agree
+from espalier.search.voting.notation.units import units_agree
 
 _READINGS = 256
 """Parsed formulas cached in a child process: a vote compares each with many, and parsing costs as much as comparing."""

@@ -6,18 +6,26 @@ the letters of "dollars" are not a product of variables.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from espalier.search.voting.latex import plain, undressed
-from espalier.search.voting.numerals import number_in
-from espalier.search.voting.units import symbol, unit_of, units_agree
+from espalier.search.voting.notation import languages
+from espalier.search.voting.notation.decoration import undressed
+from espalier.search.voting.notation.latex import plain
+from espalier.search.voting.notation.numerals import SCALES, long_decimal, number_in, number_text
+from espalier.search.voting.notation.styles import upright
+from espalier.search.voting.notation.units import product_unit, symbol, unit_of, units_agree
 
-_LONGEST = 400
-"""Maximum characters of an answer that is parsed; a longer one is kept as plain text."""
+MAX_PARSED = 400
+"""Maximum characters of an answer that is parsed; a longer one is kept as plain text, unless it is a decimal."""
 _KEPT = 4096
 
+_FOREIGN = r"[^\W\d_A-Za-z\u0370-\u03ff]"
+"""A letter that no formula has: neither Latin without accents nor Greek."""
+_FOREIGN_LETTER = re.compile(_FOREIGN)
+_FOREIGN_WORD = re.compile(rf"(?<=[\d}})%°])\s*([百千万萬亿億兆만억백천조]?)\s*(?={_FOREIGN}|\s|$)")
+_SIMPLE = re.compile(r"-?[0-9]{1,100}(?:\.[0-9]{1,100})?")
 _IN_BOLD = r"(?:\\(?:text|textbf|textrm|textsf|mathrm|mathbf|mathsf|mbox|bf)\s*\{\s*)*"
 _CHOICE = re.compile(rf"{_IN_BOLD}(?:\(\s*([A-J])\s*\)|([A-J])\)?)[\s.:}}]*")
 _CHOICE_AND_VALUE = re.compile(
@@ -36,20 +44,30 @@ _LEAD = re.compile(
     r"(?:(?:about|approximately|roughly|around|exactly|only|just|simply|equals?|is|a\s+total\s+of|"
     r"USD|Rs\.?)(?![A-Za-z])|=|\\approx(?![A-Za-z]))\s*"
 )
-_PRICE = re.compile(r"(-?)\s*([$€£¥₹])\s*(-?)\s*(?=[\d.])")
+_PRICE = re.compile(r"(-?)\s*([$€£¥₹₩₽])\s*(-?)\s*(?=[\d.])")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _AROUND = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}|\\text\{([^{}]*)\}")
 _FUNCTION = re.compile(r"\\(?!frac|pi(?![a-z]))[a-z]+")
 _UNIT_QUOTIENT = re.compile(r"\\frac\{\s*\\text\{([^{}]*)\}\s*\}\{\s*\\text\{([^{}]*)\}\s*\}")
 _TAIL_WORD = re.compile(
-    r"(?:/\s*)?(?:[A-Za-z][A-Za-z'-]*|[$€£¥₹¢])\.?(?:\^?\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)*[.,;]?|/"
+    r"(?:/\s*)?(?:[A-Za-z][A-Za-z'-]*|[$€£¥₹₩₽¢Ω]|[^\W\d_][^\x00-\x40\x5b-\x60\x7b-\x7f]*)\.?(?:\^?\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)*[.,;]?|/"
 )
 _GLUED = re.compile(r"(.*[\d)}])((?:[A-Za-z]{2,}|[¢€£$¥₹])(?:\^?\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)?)")
 _BASE = re.compile(r"(-?\d[\dA-F]*(?:\.\d+)?)\s*(?:_\s*\{?|base)\s*(\d{1,2})\s*\}?")
 _FREE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
 _VALUE = re.compile(r"[\d\\]")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\*?\}|\\math[a-z]+\{[A-Za-z]\}")
-_JOINED = re.compile(r",?\s*(?:\\text\{\s*(?:and|or)\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z]))\s*")
+_AND_OR = languages.any_of("and, or, " + languages.AND_OR)
+_JOINED = re.compile(
+    rf",?\s*(?:\\text\{{\s*(?:{_AND_OR})\s*\}}|(?<![\\\w])(?:{_AND_OR})(?!\w)|"
+    rf"(?:{languages.any_of(languages.AND_OR_UNSPACED)})(?=\s*[-\d\\$(])|"
+    rf"(?<=\d)\s+(?:{languages.any_of(languages.AND_OR_LETTERS)})(?=\s+-?\d))\s*"
+)
+_REMARK = re.compile(r"(.*[^\s(（])\s*[(（]([^()（）\\\d=+*/^<>_{}$|]{2,60})[)）]")
+_REMARKED = re.compile(r"(?:.*\s)?(?:.*[\d})\]%°!]|([^\W\d_]+[.,]?)|\(?[A-J]\)?)")
+_DECIMAL_COMMA = re.compile(r"-?\s*\d{1,3}(?:[ .]\d{3})*,\d+|-?\s*\d+,\d+")
+_SPACED_THOUSANDS = re.compile(r"-?\s*\d{1,3}(?: \d{3})+(?:[.,]\d+)?")
+_PRODUCT = re.compile(r"(.*(?:[\d})]|\\pi))\s?([A-Za-z]{1,2})((?:\^\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)?)")
 _CALLED = re.compile(r"([^=:<>,;\d+*/^]{2,60}+)[=:]\s*(?=[^\s=])")
 _HOUR = re.compile(r"(?<=\d)\s*(?:\\text\{\s*)?([AaPp])\.?\s?[Mm]\b\.?\s*\}?")
 _COLONS = re.compile(r"\d+(?:\s*:\s*\d+)+")
@@ -64,11 +82,11 @@ january february march april may june july august september october november dec
 _FILLERS = """unit total more left altogether overall in of the a an per each every for to on at from with by and so far
 now"""
 _NO_WORDS = frozenset(_FUNCTIONS.split())
-_BLOCKED = frozenset(_NOT_A_UNIT.split())
+_BLOCKED = frozenset(_NOT_A_UNIT.split()) | SCALES.keys()
 _SAYING_NOTHING = frozenset(_FILLERS.split())
 _SHORT_WORDS = ("no", "or", "up")
 _BEFORE_A_UNIT = ("in", "of", "sq", "cu", "C", "F")
-_SCALES = ("hundred", "thousand", "million", "billion", "trillion")
+_PERCENT = ("percent", "per cent", "pct", *(word.lower() for word in languages.listed(languages.PERCENT)))
 _STOPS = re.compile(
     r"(?<!\d)[,.;!?\"'](?!\d)|[,.;!?\"'](?!\w)|(?<!\w)(?:the|an?|there\s+(?:is|are))(?!\w)", re.IGNORECASE
 )
@@ -108,7 +126,7 @@ class Reading:
         if self.choice:
             return self.choice
         if self.number is not None:
-            return str(self.number / 100 if self.percent else self.number)
+            return number_text(self.number / 100 if self.percent else self.number)
         return self.words or without_blanks(self.value) + "%" * self.percent
 
     @property
@@ -129,14 +147,50 @@ def marks_agree(readings: Iterable[Reading]) -> bool:
 @lru_cache(_KEPT)
 def read(answer: str) -> Reading:
     """Parse an answer; any text can be parsed."""
-    if len(answer) > _LONGEST:
-        return Reading(answer, answer.strip())
-    label, whole = _labelled(_unwrapped(answer))
+    if _SIMPLE.fullmatch(answer):
+        return Reading(answer, answer, Fraction(answer))
+    if len(answer) > MAX_PARSED:
+        return Reading(answer, answer.strip(), long_decimal(undressed(answer)))
+    label, whole = _labelled(without_remark(_unwrapped(answer)))
     if choice := _CHOICE.fullmatch(whole):
         return Reading(whole, whole, label=label, choice=choice[1] or choice[2])
     if choice := _CHOICE_AND_VALUE.fullmatch(whole):
         return Reading(whole, choice[3].strip(), label=label, choice=choice[1] or choice[2])
     return _with_value(whole, label)
+
+
+def as_measure(reading: Reading) -> Reading | None:
+    """The other reading of 5m: five metres, where it was read as a product; None for an answer without it."""
+    found = _PRODUCT.fullmatch(reading.value) if reading.number is None and not reading.unit else None
+    if not found or not product_unit(found[2]):
+        return None
+    value = found[1].strip()
+    return replace(reading, value=value, number=number_in(value), unit=unit_of(found[2] + found[3]), words="")
+
+
+def as_foreign_number(reading: Reading) -> Reading | None:
+    """The other reading of 3,5 and 10 000: the number of other countries; None for an answer without it."""
+    value = reading.value
+    if reading.number is not None or not (_DECIMAL_COMMA.fullmatch(value) or _SPACED_THOUSANDS.fullmatch(value)):
+        return None
+    whole, comma, decimals = value.replace(" ", "").partition(",")
+    number = number_in(whole.replace(".", "") + "." + decimals if comma else whole)
+    return replace(reading, value=value, number=number, words="")
+
+
+def without_remark(text: str) -> str:
+    """Strip words in brackets after an answer: "73 (seventy-three)"; those of a unit lose their brackets."""
+    found = _REMARK.fullmatch(text) if text.endswith((")", "）")) else None
+    if not found or not is_words(found[2]) or found[2].split()[0].strip(".,").lower() in _BLOCKED:
+        return text
+    before, remark = found[1], found[2].strip()
+    ends = _REMARKED.fullmatch(before)
+    if not ends or (ends[1] and not is_words(ends[1])):
+        return text
+    if text[len(before)] == "(" and remark.isascii() and not before[-1].isdigit():  # a function's argument
+        return text
+    measures = unit_of(remark) or remark.lower().startswith(_PERCENT)
+    return f"{before} {remark}" if measures else before
 
 
 def letter_of(text: str) -> str:
@@ -152,7 +206,9 @@ def without_blanks(text: str) -> str:
 
 def is_words(text: str) -> bool:
     """Whether `text` contains a word, as opposed to a product of variables."""
-    bare = _ENVIRONMENT.sub("", _TEXT.sub(" word ", text))
+    if not text.isascii() and _FOREIGN_LETTER.search(text):
+        return True
+    bare = _ENVIRONMENT.sub("", _TEXT.sub(" word ", text)) if "\\" in text else text
     return any(_is_word(word[0]) for word in _FREE_WORD.finditer(bare))
 
 
@@ -174,19 +230,21 @@ def _labelled(whole: str) -> tuple[frozenset[str], str]:
 
 
 def _with_value(whole: str, label: frozenset[str]) -> Reading:
-    whole = _HOUR.sub(r" \1m", whole)
+    whole = _HOUR.sub(r" \1m", upright(whole))
     if not is_words(joined := _JOINED.sub(", ", whole)):
         whole = joined
     name, rest = _named(whole)
     rest, price = _lead(rest)
     value, tail = _tail(rest)
     unit, percent = price or unit_of(tail), False
-    if tail.lower().startswith(("percent", "per cent", "pct")):
+    if tail.lower().startswith(_PERCENT):
         percent, unit, tail = True, "", tail.partition(" ")[2]
     elif value.endswith("%"):
         percent, value = True, value[:-1].rstrip()
     elif value.endswith("°") and not _FUNCTION.search(value):
         value, unit = value[:-1].rstrip(), "°" + (tail if tail in ("C", "F") else "")
+    elif value.endswith("\\Omega") and value != "\\Omega" and not tail:
+        value, unit = value.removesuffix("\\Omega").rstrip(), "Ω"
     elif base := _BASE.fullmatch(value):
         value, unit = base[1], "_" + base[2]
     number = number_in(value)
@@ -219,12 +277,14 @@ def _tail(text: str) -> tuple[str, str]:
     """Split `text` into a number or formula and the words after it; no split if these cannot be units."""
     unfolded = _TEXT.sub(r" \1 ", _UNIT_QUOTIENT.sub(r"\\text{\1/\2}", text))
     unfolded = re.sub(r"\s*\^", "^", re.sub(r"(?<=[A-Za-z.])\s*/\s*(?=[A-Za-z])", "/", unfolded))
+    if not unfolded.isascii():
+        unfolded = _FOREIGN_WORD.sub(r" \1 ", unfolded)
     words = unfolded.replace("°", "° ").split()
     first = _start_of_tail(words)
     value, tail = " ".join(words[:first]).replace("° ", "°"), words[first:]
-    scale = tail[0].lower() if tail and tail[0].lower() in _SCALES else ""
+    scale = tail[0].lower() if tail and tail[0].lower() in SCALES else ""
     tail = tail[1:] if scale else tail
-    if not tail and not scale and (glued := _GLUED.fullmatch(value)) and unit_of(glued[2]):
+    if not tail and not scale and (glued := _GLUED.fullmatch(value)) and _is_unit(glued[2]):
         value, tail = glued[1], [glued[2]]
     blocked = any(word.strip(".,;").lower() in _BLOCKED for word in tail)
     if blocked or not (tail or scale) or not _VALUE.search(value) or is_words(value):
@@ -242,6 +302,11 @@ def _start_of_tail(words: list[str]) -> int:
     return first
 
 
+def _is_unit(glued: str) -> bool:
+    """Whether letters right behind a number are a unit, and no product of variables."""
+    return bool(unit_of(glued)) and not product_unit(re.split(r"[\^{/\d]", glued, maxsplit=1)[0])
+
+
 def _starts_a_tail(word: str) -> bool:
     bare = re.split(r"[\^{/\d]", word.strip(".,;/"), maxsplit=1)[0]
     return bool(symbol(bare)) or _is_word(bare) or bare in _BEFORE_A_UNIT
@@ -249,7 +314,7 @@ def _starts_a_tail(word: str) -> bool:
 
 def _is_word(word: str) -> bool:
     """Whether letters form a word: at least three (four if all are capitals), with a vowel."""
-    if word.lower() in _SHORT_WORDS:
+    if word.lower() in _SHORT_WORDS or (not word.isascii() and _FOREIGN_LETTER.search(word)):
         return True
     least = 4 if word.isupper() else 3
     return len(word) >= least and word.lower() not in _NO_WORDS and bool(re.search("[aeiouy]", word.lower()))

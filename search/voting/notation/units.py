@@ -2,7 +2,12 @@
 
 import re
 
+from espalier.search.voting.notation import languages
+
 _NAMES = {
+    "nm": "nm nanometer nanometre",
+    "um": "microm micrometer micrometre micron",
+    "dm": "dm decimeter decimetre",
     "mm": "mm millimeter millimetre",
     "cm": "cm cms centimeter centimetre",
     "m": "m meter metre",
@@ -13,12 +18,15 @@ _NAMES = {
     "mi": "mi mile",
     "acre": "acre",
     "ha": "ha hectare",
+    "ug": "microg microgram",
     "mg": "mg milligram",
     "g": "g gm gram",
     "kg": "kg kgs kilogram kilo",
     "oz": "oz ounce",
     "lb": "lb lbs pound £ gbp",
     "ton": "ton tonne",
+    "ns": "ns nanosecond",
+    "us": "micros microsecond",
     "ms": "ms millisecond",
     "s": "s sec secs second",
     "min": "min mins minute",
@@ -27,7 +35,10 @@ _NAMES = {
     "week": "week wk",
     "month": "month mo",
     "year": "year yr yrs",
+    "ul": "microl microliter microlitre",
     "ml": "ml milliliter millilitre",
+    "cl": "cl centiliter centilitre",
+    "dl": "dl deciliter decilitre",
     "l": "l liter litre",
     "gal": "gal gallon",
     "qt": "qt quart",
@@ -41,6 +52,43 @@ _NAMES = {
     "°": "° degree deg",
     "rad": "rad radian",
     "K": "kelvin",
+    "N": "newton",
+    "kN": "kilonewton",
+    "J": "joule",
+    "kJ": "kilojoule",
+    "MJ": "megajoule",
+    "eV": "electronvolt",
+    "cal": "calorie",
+    "kcal": "kcal kilocalorie",
+    "mW": "milliwatt",
+    "W": "watt",
+    "kW": "kilowatt",
+    "MW": "megawatt",
+    "kWh": "kwh kilowatthour",
+    "mV": "millivolt",
+    "V": "volt",
+    "kV": "kilovolt",
+    "mA": "milliampere milliamp",
+    "A": "ampere amp",
+    "C": "coulomb",
+    "Ω": "ohm",
+    "Hz": "hertz",
+    "kHz": "kilohertz",
+    "MHz": "megahertz",
+    "GHz": "gigahertz",
+    "Pa": "pascal",
+    "kPa": "kilopascal",
+    "MPa": "megapascal",
+    "atm": "atm atmosphere",
+    "psi": "psi",
+    "mol": "mol",
+    "bit": "bit",
+    "byte": "byte",
+    "KB": "kb kilobyte",
+    "MB": "mb megabyte",
+    "GB": "gb gigabyte",
+    "dB": "db decibel",
+    "rpm": "rpm",
     "mi/h": "mph",
     "km/h": "kmh kmph kph",
     "am": "am",
@@ -48,19 +96,41 @@ _NAMES = {
 }
 """Unit symbols, with their words in lower case and the singular."""
 _SYMBOLS = {name: symbol for symbol, names in _NAMES.items() for name in names.split()}
-_LETTERS = {"m", "g", "s", "h", "L"}
+_SYMBOLS |= {name.lower(): symbol for symbol, names in languages.UNITS.items() for name in names.split()}
+_CASED = {symbol for symbol in _NAMES if not symbol.islower() and len(symbol) > 1}
+"""Symbols whose case tells them apart: mW is not MW."""
+_LETTERS = {"m": "m", "g": "g", "s": "s", "h": "h", "L": "l", "N": "N", "J": "J", "W": "W", "V": "V", "K": "K"}
 """Units of one letter; other single letters are variables."""
+_UPRIGHT = {"A": "ampere", "C": "coulomb"}
+_UPRIGHT_AFTER_BLANK = {"d": "day", "l": "liter", "t": "ton"}
+"""Letters that are units only where LaTeX sets them upright, with their names; some only after a blank."""
+_PRODUCTS = {"nm": "nm", "ns": "ns"} | {letter: unit for letter, unit in _LETTERS.items() if unit != "K"}
+"""Units that are products of variables where they follow a number without a blank, as in 5m, unless a unit is wanted."""
 _POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cu": "3", "cubed": "3"}
-_WORD = re.compile(r"([^\W\d_]+|[$€£¥₹¢°])\.?(?:\^?\{?(\d)\}?)?")
+_WORD = re.compile(r"([^\W\d_]+|[$€£¥₹₩₽¢°Ω])\.?(?:\^?\{?(\d)\}?)?")
 _PREPOSITIONS = ("in", "of", "for", "to", "on", "at", "from", "with", "by", "after", "before", "left", "each", "every")
 
 
 def symbol(word: str) -> str:
     """The unit that `word` names, in the singular or plural; empty for none."""
-    if len(word) == 1 and word.isalpha():
-        return word.lower() if word in _LETTERS else ""
+    if len(word) == 1 and word.isascii() and word.isalpha():
+        return _LETTERS.get(word, "")
+    if word in _CASED:
+        return word
     word = word.lower()
     return _SYMBOLS.get(word) or (_SYMBOLS.get(word[:-1], "") if word.endswith("s") and len(word) > 3 else "")
+
+
+def upright_unit(text: str) -> str:
+    r"""What LaTeX sets upright after a number, if it is a unit, with its letter spelled out if that may be a variable."""
+    word = text.strip()
+    name = _UPRIGHT.get(word) or (_UPRIGHT_AFTER_BLANK.get(word) if text[:1].isspace() else "")
+    return name or (text if symbol(word) else "")
+
+
+def product_unit(letters: str) -> str:
+    """The unit that `letters` denote, if they may also be a product of variables; empty for none."""
+    return _PRODUCTS.get(letters, "")
 
 
 def unit_of(words: str) -> str:

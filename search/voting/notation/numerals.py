@@ -1,7 +1,10 @@
 r"""Parses numbers as written in answers: 1,234.5, 2 1/2, `\frac{3}{4}`, 6 \times 10^{23}, 0.\overline{3}."""
 
 import re
+from decimal import Decimal
 from fractions import Fraction
+
+from espalier.search.voting.notation import languages
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _DECIMAL = re.compile(_DIGITS)
@@ -13,9 +16,15 @@ _SCIENTIFIC = re.compile(
 )
 _POWER = re.compile(r"10\s*\^\s*\{?\s*([+-]?\s*\d{1,3})\s*\}?")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+SCALES |= {name.lower(): power for power, names in languages.SCALES.items() for name in names.split()}
+"""Words behind a number, in lower case, by which power of ten it is multiplied."""
 _ROUNDED = re.compile(r"-?\s*(\d*)\.(\d+)")
-_SCALED = re.compile(rf"(.*\S)\s+({'|'.join(_SCALES)})")
+_SCALED = re.compile(r"(.*\S)\s+(\S+)")
+_LONG_DECIMAL = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++)?(?:\.[0-9]*+)?(?<=[0-9.])")
+MAX_DIGITS = 100_000
+"""Most digits of a number that is compared as one; a longer one is a text."""
+_MAX_STR_DIGITS = 4000
 _SIGNIFICANT = 6
 """Significant digits from which a decimal may stand for a number that it truncates or rounds."""
 
@@ -39,6 +48,24 @@ def number_in(text: str) -> Fraction | None:
     return None if size is None else sign * size
 
 
+def long_decimal(text: str) -> Fraction | None:
+    """The exact number of a decimal of up to MAX_DIGITS characters; None for another text.
+
+    Python converts no more than 4,300 digits from or to an int, as its method takes the square of their number; by
+    way of Decimal 100,000 digits take some 0.1 s.
+    """
+    if len(text) > MAX_DIGITS or not _LONG_DECIMAL.fullmatch(text):
+        return None
+    return Fraction(Decimal(text.replace(",", "")))
+
+
+def number_text(number: Fraction) -> str:
+    """The number in digits, as `str` gives it, but for any number of them."""
+    if number.denominator == 1:
+        return _digits(number.numerator)
+    return f"{_digits(number.numerator)}/{_digits(number.denominator)}"
+
+
 def is_decimal(text: str) -> bool:
     """Whether `text` is a decimal with enough significant digits to stand for a number that it truncates or rounds."""
     found = _ROUNDED.fullmatch(text.strip())
@@ -50,7 +77,7 @@ def rounds_to(exact: Fraction, text: str) -> bool:
     if not is_decimal(text):
         return False
     last = Fraction(1, 10 ** len(text.strip().rpartition(".")[2]))
-    shown = Fraction(re.sub(r"\s", "", text))
+    shown = Fraction(Decimal(re.sub(r"\s", "", text)))
     rounded, cut = abs(shown - exact) <= last / 2, 0 <= abs(exact) - abs(shown) < last
     return rounded or (cut and shown * exact > 0)
 
@@ -76,11 +103,15 @@ def _size(text: str) -> Fraction | None:
         whole, start, again = found.groups()
         shown = Fraction(int((whole + start) or "0"), 10 ** len(start))
         return shown + Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(start))
-    if found := _SCALED.fullmatch(text):
+    if (found := _SCALED.fullmatch(text)) and found[2] in SCALES:
         scaled = _size(found[1])
-        return None if scaled is None else scaled * 10 ** _SCALES[found[2]]
+        return None if scaled is None else scaled * 10 ** SCALES[found[2]]
     return None
 
 
 def _decimal(text: str) -> Fraction:
     return Fraction(text.replace(",", "").replace(" ", "").rstrip(".") if text != "." else "0")
+
+
+def _digits(number: int) -> str:
+    return str(number) if number.bit_length() < 3 * _MAX_STR_DIGITS else format(Decimal(number), "f")

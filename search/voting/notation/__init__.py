@@ -1,0 +1,1 @@
+"""Notation of answers: LaTeX, numbers, units, and the words and marks around them."""

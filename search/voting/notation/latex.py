@@ -1,0 +1,208 @@
+r"""Normalizes the text of an answer: Unicode, LaTeX styling and markdown become plain LaTeX in ASCII."""
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+from espalier.search.voting.notation.decoration import visible
+from espalier.search.voting.notation.styles import function
+
+_SIGNS = {
+    "π": "\\pi ",
+    "θ": "\\theta ",
+    "α": "\\alpha ",
+    "β": "\\beta ",
+    "γ": "\\gamma ",
+    "λ": "\\lambda ",
+    "μ": "\\mu ",
+    "σ": "\\sigma ",
+    "φ": "\\phi ",
+    "ω": "\\omega ",
+    "Ω": "\\Omega ",
+    "Δ": "\\Delta ",
+    "∞": "\\infty ",
+    "∅": "\\emptyset ",
+    "∪": "\\cup ",
+    "∩": "\\cap ",
+    "∈": "\\in ",
+    "∠": "\\angle ",
+    "±": "\\pm ",
+    "×": "\\times ",
+    "⋅": "\\cdot ",
+    "·": "\\cdot ",
+    "∙": "\\cdot ",
+    "÷": "/",
+    "≦": "\\le ",
+    "≧": "\\ge ",
+    "≤": "\\le ",
+    "⩽": "\\le ",
+    "≥": "\\ge ",
+    "⩾": "\\ge ",
+    "≠": "\\ne ",
+    "≈": "\\approx ",
+    "≡": "\\equiv ",
+    "ℝ": "\\mathbb{R}",
+    "ℤ": "\\mathbb{Z}",
+    "ℕ": "\\mathbb{N}",
+    "ℚ": "\\mathbb{Q}",
+    "ℂ": "\\mathbb{C}",
+    "−": "-",
+    "–": "-",
+    "—": "-",
+    "‐": "-",
+    "‑": "-",
+    "﹣": "-",
+    "º": "°",
+    "˚": "°",
+    "’": "'",
+    "‘": "'",
+    "“": '"',
+    "”": '"',
+    "△": "\\triangle ",
+    "▲": "\\triangle ",
+    "➕": "+",
+    "➖": "-",
+    "➗": "/",
+    "✖": "\\times ",
+    "🔟": "10",
+    "√": "\\sqrt ",
+    "∛": "\\sqrt[3] ",
+    "⁄": "/",
+    "。": ".",
+    "、": ",",
+    "،": ",",
+    "؛": ";",
+    "٪": "%",
+    "٫": ".",
+    "٬": ",",
+}
+_TABLE = str.maketrans(_SIGNS)
+_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ"
+_LOWERED = "₀₁₂₃₄₅₆₇₈₉"
+_PLAIN_DIGITS = str.maketrans(_RAISED + _LOWERED, "0123456789+-n0123456789")
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
+_MICRO = re.compile(r"[µμ](?=(?:[mgslLFAVWJN]|mol|Pa)(?![A-Za-z]))")
+_VULGAR = re.compile(r"\s*([¼½¾⅐-⅞])")
+_ARGUMENT = r"(\{[^{}]*\}|[0-9A-Za-z])"
+
+_MARKS = (
+    (re.compile(rf"([{_RAISED}]+)"), lambda run: "^{" + run[1].translate(_PLAIN_DIGITS) + "}"),
+    (re.compile(rf"([{_LOWERED}]+)"), lambda run: "_{" + run[1].translate(_PLAIN_DIGITS) + "}"),
+    (_MICRO, "micro"),
+    (_VULGAR, lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKD", found[1]).split("⁄"))),
+)
+"""Replacements before NFKC, which would change their meaning: it turns ² into 2, and 3½ into 31⁄2."""
+
+_Replacement = str | Callable[[re.Match[str]], str]
+
+
+def _rules(*rules: tuple[str, str, _Replacement]) -> tuple[tuple[str, re.Pattern[str], _Replacement], ...]:
+    """Compile rules: a text that a match has in it, to skip the rule quickly; a pattern, and its replacement."""
+    return tuple((holds, re.compile(pattern), replacement) for holds, pattern, replacement in rules)
+
+
+_FONT = r"\\(?:rm|bf|it|sf|tt|sl|sc|em)(?![A-Za-z])"
+_COMMANDS = _rules(
+    # Size, colour and spacing commands have no meaning. A backslash after another one ends a matrix row.
+    ("", r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?(?=[\s()\[\]{}|\\<>/]|$)", ""),
+    ("", r"(?<=\d)\\[,;: ](?=\d{3}(?!\d))", ""),
+    ("\\!", r"(?<!\\)\\!\s*", ""),
+    ("color", r"\\textcolor\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}\s*\{([^{}]*)\}", r"\1"),
+    ("color", r"\\(?:text)?color\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}", ""),
+    ("", r"\\(?:tiny|small|large|Large|LARGE|huge|Huge|boldmath|hfill|notag|nonumber)(?![A-Za-z])", ""),
+    ("\\tag", r"\\tag\*?\s*\{[^{}]*\}", ""),
+    ("", r"(?<!\\)\\[,;:> ]|\\(?:quad|qquad|enspace|thinspace|displaystyle|textstyle|limits)(?![A-Za-z])", " "),
+    ("frac", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+    # All fonts become \text, see `styles.upright`.
+    ("{", rf"\{{\s*{_FONT}\s*([^{{}}]*)\}}", r"\\text{\1}"),
+    ("", rf"{_FONT}\s*(?:(?=\{{)|([^{{}}\\$,]+)$)", lambda font: "\\text" + (f"{{{font[1]}}}" if font[1] else "")),
+    ("", _FONT, ""),
+    (
+        "{",
+        r"\\(?:math(?:rm|it|bf|sf|tt|normal|up|op)|text[a-z]{2,6}|[mh]box|operatorname\*?|emph|boldsymbol|bold|bm|pmb|"
+        r"underline|uline)\s*(?=\{)",
+        r"\\text",
+    ),
+    ("", r"\\(?:math(?:rm|it|bf|sf|tt)|boldsymbol|bm)(?:\s*([0-9])|\s+([A-Za-z]))", r"\\text{\1\2}"),
+    ("\\text ", r"\\text\s+\{", r"\\text{"),
+    ("\\mu", r"\\mu\s*\\text\{", r"\\text{micro"),
+    ("", r"\\textdollar(?![A-Za-z])|\\\$", "$"),
+    ("\\%", r"\\%", "%"),
+    ("", r"\\(?:degrees?|textdegree)(?![A-Za-z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![A-Za-z])", "°"),
+    ("", r"\\leqs?lant(?![A-Za-z])|\\leq(?![A-Za-z])", r"\\le "),
+    ("", r"\\geqs?lant(?![A-Za-z])|\\geq(?![A-Za-z])", r"\\ge "),
+    ("\\neq", r"\\neq(?![A-Za-z])", r"\\ne "),
+    ("\\lt", r"\\lt(?![A-Za-z])", "<"),
+    ("\\gt", r"\\gt(?![A-Za-z])", ">"),
+    ("", r"\\(?:varnothing|O)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
+    ("\\lbrace", r"\\lbrace(?![A-Za-z])\s*", r"\\{"),
+    ("\\rbrace", r"\\rbrace(?![A-Za-z])", r"\\}"),
+    ("\\lbrack", r"\\lbrack(?![A-Za-z])\s*", "["),
+    ("\\rbrack", r"\\rbrack(?![A-Za-z])", "]"),
+    # Ornaments around an answer.
+    ("", r"^\s*(?:\\(?:therefore|implies|[Rr]ightarrow|Longrightarrow|to|(?:big)?star)(?![A-Za-z])\s*)+", ""),
+    ("", r"(?<=\S)\s*(?:\\(?:checkmark|(?:black)?square|Box|qed|bigstar)(?![A-Za-z])(?:\{\})?\s*\.?)+\s*$", ""),
+    ("g", r"\\(lg|c?tg|cotg|arcc?tg)(?![A-Za-z])", lambda name: function(name[1])),
+)
+"""Rules for texts with a backslash."""
+_WORDS = _rules(
+    ("", r"(?<![\\A-Za-z])(?:sqrt|square root of)(?![A-Za-z])\s*", r"\\sqrt "),
+    ("pi", r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
+    ("", r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+    ("", r"(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])", ""),
+    (
+        "",
+        r"(?<![\\A-Za-z])(?<!\\text\{)(arc(?:sin|cos|tan|c?tg)|sinh|cosh|tanh|sin|cos|tan|cot|csc|(?<!\d)(?<!\d )sec|"
+        r"c?tg|ln|lg|log|exp)(?=\s*[(^\\_]|\s+(?:\d|[A-Za-z](?![A-Za-z])))",
+        lambda name: function(name[1]),
+    ),
+)
+"""Rules for texts with letters, which may be words of plain text for LaTeX commands."""
+_REST = _rules(
+    ("~", "~", " "),
+    ("{,}", r"\{,\}", ","),
+    ("°", r"\^\s*°", "°"),
+    ("<=", "<=", r"\\le "),
+    (">=", ">=", r"\\ge "),
+    ("!=", r"(?<=\s)!=", r"\\ne "),
+    ("\\sqrt", r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    ("\\sqrt", r"\\sqrt(\[\d+\])?\s*([0-9]+(?:\.[0-9]+)?(?=\s|$|[-+*/)\]},])|[0-9A-Za-z])", r"\\sqrt\1{\2}"),
+    ("\\sqrt", r"\\sqrt\s+\{", r"\\sqrt{"),
+    ("**", r"\*\*", "^"),
+    ("\\frac", rf"\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}", lambda f: f"\\frac{_braced(f[1])}{_braced(f[2])}"),
+    ("", r"\s+", " "),
+)
+_LETTERS = re.compile("[A-Za-z]{2}")
+_BRACES_WITHIN = re.compile(r"[{}]")
+
+
+def plain(text: str) -> str:
+    r"""Convert `text` to ASCII where possible, without styling: `\dfrac12` and ½ become `\frac{1}{2}`.
+
+    `\text{}` is kept, as it distinguishes words from variables; a degree is `°`; `\$` and `\%` lose their backslash.
+    """
+    if not text.isascii():
+        for pattern, replace in _MARKS:
+            text = pattern.sub(replace, text)
+        text = unicodedata.normalize("NFKC", visible(text).translate(_TABLE)).translate(_TABLE)
+        text = _OTHER_DIGIT.sub(lambda digit: str(unicodedata.digit(digit[0])), text)
+    if "\\" in text:
+        text = _applied(_COMMANDS, text)
+    if _LETTERS.search(text):
+        text = _applied(_WORDS, text)
+    text = _applied(_REST, text).strip()
+    # TeX ignores braces around the whole; around a list in plain text they denote a set.
+    if text.startswith("{") and text.endswith("}") and not _BRACES_WITHIN.search(text, 1, len(text) - 1):
+        return f"\\{{{text[1:-1]}\\}}" if "," in text else text[1:-1].strip()
+    return text
+
+
+def _applied(rules: tuple[tuple[str, re.Pattern[str], _Replacement], ...], text: str) -> str:
+    for holds, pattern, replacement in rules:
+        if holds in text:
+            text = pattern.sub(replacement, text)
+    return text
+
+
+def _braced(argument: str) -> str:
+    return argument if argument.startswith("{") else "{" + argument + "}"
