@@ -52,7 +52,7 @@ from espalier.experiments.evaluation.benchmark_files import (
     value_at,
 )
 from espalier.search.conversation import ChatMessage
-from espalier.search.voting.answers import last_boxed
+from espalier.search.voting.boxes import last_boxed
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "problem": ("problem", "Body+Question", "question", "prompt"),
@@ -241,7 +241,7 @@ class _Reading:
         _, mark, behind = text.rpartition("####")
         if mark:
             return behind.strip().replace(",", "")
-        if (boxed := last_boxed(text)) is not None:
+        if boxed := last_boxed(text):
             return boxed
         if "\n" in text.strip() and "\\begin" not in text:
             how = "'#### gold' or \\boxed{gold}"

@@ -21,7 +21,8 @@ from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
 from espalier.experiments.verifier_training.tree_file import StepRecord, TreeRecord
 from espalier.search.run.generator import Generator
-from espalier.search.voting.answers import extract_answer, last_boxed
+from espalier.search.voting.answers import extract_answer
+from espalier.search.voting.boxes import last_boxed
 
 VALUED_AT_ONCE = 4
 """Steps of a problem whose continuations are sampled at the same time; they bound its memory."""
@@ -179,7 +180,7 @@ class ProblemTree:
         used = sum(len(one.token_ids) for one in path)
         if done.cause is StopCause.EOS:
             step.end = "eos"
-        elif done.cause is StopCause.DELIMITER and last_boxed(done.text) is not None:
+        elif done.cause is StopCause.DELIMITER and last_boxed(done.text):
             step.end = "boxed"
         elif (
             done.cause is not StopCause.DELIMITER or len(path) >= self._settings.max_steps or used >= self._most_tokens

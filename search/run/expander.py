@@ -20,7 +20,7 @@ from espalier.search.run.generator import Generator
 from espalier.search.run.memory import ResolvedRequest
 from espalier.search.run.usage import UsageMeter
 from espalier.search.tree import Node, Termination, is_degenerate
-from espalier.search.voting.answers import last_boxed
+from espalier.search.voting.boxes import last_boxed
 from espalier.search.voting.decided import make_gate
 
 
@@ -305,7 +305,7 @@ class TreeExpander:
         if cause is StopCause.EOS:
             # An empty last step still completes the text before it.
             return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
-        if cause is StopCause.DELIMITER and last_boxed(node.text) is not None:
+        if cause is StopCause.DELIMITER and last_boxed(node.text):
             return Termination.BOXED
         if (cause is not StopCause.DELIMITER or expansion.to_end) and self._budget.generator_left(
             node, expansion.round_root

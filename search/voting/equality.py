@@ -10,6 +10,7 @@ In grading, an answer is right if it has the gold answer's value, where
 - a percentage equals its hundredth part or, above 1, the number before the sign: 20% is 0.2 and 20, 0.5% is not 0.5;
 - a decimal with six or more digits equals the number that it truncates or rounds;
 - (C) 5 equals both C and 5;
+- 5m is a product, and five metres beside a number or a quantity; 3,5 is a list, and a decimal beside a number;
 - the members of a list or set may come in any order, those of a tuple or interval may not; a tuple may lack its
   parentheses.
 
@@ -24,12 +25,9 @@ Right, and passed for wrong:
 
 - gold `12\text{ students}`: `12 people`
 - gold `1\text{ m}`: `100 cm`
-- gold `5`: `5m`
 - gold `18.50`: `18 dollars and 50 cents`
 - gold `2.5`: `two and a half`
 - gold `5`: `five`
-- gold `3.5`: `3,5`
-- gold `10000`: `10 000`
 - gold `(-\infty, 2) \cup (3, \infty)`: `x<2 or x>3`
 - gold `\emptyset`: `no solution`
 - gold `yes`: `Yes, because it is even`
@@ -50,26 +48,33 @@ Right, and passed for wrong:
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from espalier.search.voting.magnitudes import differ
 from espalier.search.voting.notation.numerals import is_decimal, rounds_to
-from espalier.search.voting.reading import Reading, read, without_blanks
 from espalier.search.voting.notation.units import units_agree
+from espalier.search.voting.reading import Reading, as_foreign_number, as_measure, read, without_blanks
 
 _READINGS = 256
 """Parsed formulas cached in a child process: a vote compares each with many, and parsing costs as much as comparing."""
 _MOST_MEMBERS = 64
 _DIGITS = 60
+_MORE_DIGITS = 10
+_MAX_FORMULA = 5000
+"""Characters of a formula that is parsed, which takes about a second; a longer one equals only the same text."""
 _SLACK = 1.01
 _UNEQUAL = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 _VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _CAPITALS = re.compile(r"[A-Z]{2,}")
+_ANGLE = re.compile(r"\\angle\s*\{?\s*([A-Z]{3})\s*\}?")
 _EQUALS = re.compile(r"(?<![\\<>!])=")
 _SETS = re.compile(r"^[\[(].*[\])]$|\\(?:cup|cap|setminus|mathbb|emptyset)(?![A-Za-z])")
 _CAPITAL = re.compile(r"\\(?:begin|end|text|math[a-z]+)\s*\{[^{}]*\}|\\[A-Za-z]+|([A-Z])(?:_\{?(\w+)\}?)?(?!\()")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
+_LARGE_BINOMIAL = re.compile(r"\\binom\{(\d{5,9})\}\{(\d{1,9})\}")
 _DELIMITERS = {"(": ")]", "[": ")]", "\\{": ("\\}",), "\\langle": ("\\rangle",)}
 
 
@@ -92,7 +97,7 @@ def is_right(gold: str, answer: str) -> bool:
     Raises:
         MemoryError: raised by math-verify. sympy may also catch it itself and continue, at worst with "not equal".
     """
-    one, other = read(gold), read(answer)
+    one, other = _meant(read(gold), read(answer))
     if one.label and other.label and not one.label & other.label:
         return False
     if without_blanks(one.whole) == without_blanks(other.whole):
@@ -150,6 +155,24 @@ def is_same_value(one: str, other: str) -> bool:
     if a.choice or b.choice or (a.number is not None and b.number is not None):
         return False
     return not a.percent and not b.percent and _same_value(a, b, exact=True)
+
+
+def _meant(gold: Reading, answer: Reading) -> tuple[Reading, Reading]:
+    """The readings of two answers, where one of them has several, that the other is of.
+
+    5m is five metres beside a number or a quantity, and a product beside others; 3,5 is a decimal beside a number.
+    """
+    if answer.unit and (measure := as_measure(gold)):
+        gold = measure
+    elif (gold.number is not None or gold.unit or not _has_variable(gold)) and (measure := as_measure(answer)):
+        answer = measure
+    if gold.number is not None and (number := as_foreign_number(answer)):
+        answer = number
+    return gold, answer
+
+
+def _has_variable(reading: Reading) -> bool:
+    return bool(reading.words) or bool(_VARIABLE.search(reading.value))
 
 
 def _marks_agree(gold: Reading, answer: Reading) -> bool:
@@ -325,6 +348,8 @@ def _formulas_equal(one: Reading, other: Reading, exact: bool = False) -> bool:
     """Whether two formulas are equal by math-verify; constants are compared by sympy without rounding."""
     if _CAPITALS.fullmatch(one.value) and _CAPITALS.fullmatch(other.value):
         return one.value == other.value  # words such as point names, not products of variables
+    if (angle := _ANGLE.fullmatch(one.value)) and (beside := _ANGLE.fullmatch(other.value)):
+        return beside[1] in (angle[1], angle[1][::-1])
     if bool(_EQUALS.search(one.value)) != bool(_EQUALS.search(other.value)):
         return False
     for formula, beside in ((one.value, other.value), (other.value, one.value)):
@@ -334,6 +359,8 @@ def _formulas_equal(one: Reading, other: Reading, exact: bool = False) -> bool:
     if first is None or second is None:
         return False
     if _is_constant(first) and _is_constant(second):
+        if differ(first, second):
+            return False
         same = bool((first - second).doit().equals(0))
         return same or (not exact and (_rounds(first, other.value) or _rounds(second, one.value)))
     return _verified(first, second) and (not exact or _verified(second, first))
@@ -349,7 +376,9 @@ def _expression(reading: Reading) -> Any:
 
 @lru_cache(_READINGS)
 def _parsed(formula: str) -> Any:
-    """Parse a formula by math-verify, with decimals as exact fractions; None if it cannot be parsed."""
+    """Parse a formula by math-verify, with decimals as exact fractions; None if it cannot be parsed, or is too long."""
+    if len(formula) > _MAX_FORMULA:
+        return None
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import parse
     from math_verify.parser import LatexExtractionConfig
@@ -366,19 +395,26 @@ def _parsed(formula: str) -> Any:
             parsing_timeout=None,  # pyright: ignore[reportArgumentType]
             raise_on_error=True,
         )
+        expression = found[0] if found else None
+        if not isinstance(expression, Basic | MatrixBase):
+            return None
+        return expression.xreplace({number: Rational(str(number)) for number in expression.atoms(Float)})
     except MemoryError:
         raise
     except Exception:
         return None
-    expression = found[0] if found else None
-    if not isinstance(expression, Basic | MatrixBase):
-        return None
-    return expression.xreplace({number: Rational(str(number)) for number in expression.atoms(Float)})
 
 
 def _parseable(formula: str) -> str:
     radians = _DEGREES.sub(r"{\\frac{\1 \\pi}{180}}", formula)
-    return _CAPITAL.sub(_small, radians).replace("$", "")
+    # math-verify would compute these at once.
+    factorials = _LARGE_BINOMIAL.sub(_in_factorials, radians) if "\\binom" in radians else radians
+    return _CAPITAL.sub(_small, factorials).replace("$", "")
+
+
+def _in_factorials(binomial: re.Match[str]) -> str:
+    above, below = int(binomial[1]), int(binomial[2])
+    return rf"\frac{{{above}!}}{{{below}! \cdot {above - below}!}}" if below <= above else "0"
 
 
 def _small(capital: re.Match[str]) -> str:
@@ -392,10 +428,10 @@ def _is_constant(expression: Any) -> bool:
 
 def _rounds(constant: Any, text: str) -> bool:
     """Whether `text` is a decimal of the constant with six or more digits."""
-    if not is_decimal(text):
+    if not is_decimal(text) or len(text) > _MAX_FORMULA:
         return False
-    value = constant.evalf(_DIGITS)
-    return bool(value.is_Float) and rounds_to(Fraction(str(value)), text)
+    value = constant.evalf(max(_DIGITS, len(text) + _MORE_DIGITS))
+    return bool(value.is_Float) and rounds_to(Fraction(Decimal(str(value))), text)
 
 
 def _verified(gold: Any, answer: Any) -> bool:

@@ -61,10 +61,10 @@ _AND_OR = languages.any_of("and, or, " + languages.AND_OR)
 _JOINED = re.compile(
     rf",?\s*(?:\\text\{{\s*(?:{_AND_OR})\s*\}}|(?<![\\\w])(?:{_AND_OR})(?!\w)|"
     rf"(?:{languages.any_of(languages.AND_OR_UNSPACED)})(?=\s*[-\d\\$(])|"
-    rf"(?<=\d)\s+(?:{languages.any_of(languages.AND_OR_LETTERS)})(?=\s+-?\d))\s*"
+    rf"(?<=\d)\s+(?:{languages.any_of(languages.AND_OR_LETTERS)})(?=\s+(?:-?\d|[a-z]\s*=)))\s*"
 )
 _REMARK = re.compile(r"(.*[^\s(（])\s*[(（]([^()（）\\\d=+*/^<>_{}$|]{2,60})[)）]")
-_REMARKED = re.compile(r"(?:.*\s)?(?:.*[\d})\]%°!]|([^\W\d_]+[.,]?)|\(?[A-J]\)?)")
+_REMARKED = re.compile(r"(?:.*\s)?(?:.*[\d})\]%°!]|\(?[A-J]\)?|([^\W\d_]+[.,]?))")
 _DECIMAL_COMMA = re.compile(r"-?\s*\d{1,3}(?:[ .]\d{3})*,\d+|-?\s*\d+,\d+")
 _SPACED_THOUSANDS = re.compile(r"-?\s*\d{1,3}(?: \d{3})+(?:[.,]\d+)?")
 _PRODUCT = re.compile(r"(.*(?:[\d})]|\\pi))\s?([A-Za-z]{1,2})((?:\^\{?\d\}?)?(?:/[A-Za-z]+(?:\^?\{?\d\}?)?)?)")
@@ -193,6 +193,12 @@ def without_remark(text: str) -> str:
     return f"{before} {remark}" if measures else before
 
 
+def bare(answer: str) -> str:
+    """Strip markdown, quotes, dollars, punctuation and ornaments from `answer`; a choice becomes its letter."""
+    text = undressed(answer)
+    return letter_of(text) or text
+
+
 def letter_of(text: str) -> str:
     """The letter of a multiple-choice answer, if `text` is only that; empty otherwise."""
     choice = _CHOICE.fullmatch(text)
@@ -224,7 +230,7 @@ def _labelled(whole: str) -> tuple[frozenset[str], str]:
     """Split off the words before an equals sign or colon."""
     found = _CALLED.match(whole)
     rest = whole[found.end() :] if found else ""
-    if not found or not is_words(found[1]) or (is_words(rest) and re.search("[=:]", rest)):
+    if not found or not is_words(upright(found[1])) or (is_words(rest) and re.search("[=:]", rest)):
         return frozenset(), whole
     return frozenset(_as_words(found[1]).split()), rest.rpartition("=")[2].strip()
 

@@ -1,4 +1,4 @@
-"""Strips what stands around an answer and is no part of it: markdown, HTML, quotes, punctuation, check marks and emoji."""
+"""Strips what stands around an answer and is no part of it: markdown, HTML, quotes, punctuation, emoji."""
 
 import re
 import unicodedata

@@ -35,7 +35,7 @@ class Language(NamedTuple):
 
 LANGUAGES = {
     "Arabic": Language(
-        "الإجابة, الاجابة, إجابة, الجواب, جواب, الإجابة النهائية, الجواب النهائي, الإجابة الصحيحة",
+        "الإجابة, والإجابة, فالإجابة, الاجابة, إجابة, الجواب, جواب, الإجابة النهائية, الجواب النهائي, الإجابة الصحيحة",
         verbs="هي, هو, تساوي, يساوي",
         then="إذن, تقريبا",
         reasons="لأن, حيث, لان",
@@ -43,7 +43,7 @@ LANGUAGES = {
     ),
     "Bengali": Language("উত্তর, চূড়ান্ত উত্তর", verbs="হল, হলো, হচ্ছে", reasons="কারণ", endings="।", verb_last=True),
     "Chinese": Language(
-        "答案, 答, 结果, 結果, 正确选项, 正確選項, 正确的选项, 故选, 故選, 应选, 應選",
+        "答案, 答, 正确选项, 正確選項, 正确的选项, 故选, 故選, 应选, 應選",
         verbs="是, 为, 為, 等于, 等於, 应为, 應為, 应是, 应该是, 應該是, 就是, 选, 選",
         then="约, 約, 大约, 大約, 大概, 约为, 所以, 因此",
         reasons="因为, 因為, 所以, 因此, 其中, 由于, 由於, 即, 也就是",
@@ -51,7 +51,7 @@ LANGUAGES = {
         not_right="不是, 不对, 不對, 错误, 錯誤",
         spaced=False,
     ),
-    "Czech": Language("odpověď, konečná odpověď, výsledek", verbs="je, zní", reasons="protože", nothing="není, ne"),
+    "Czech": Language("odpověď, konečná odpověď", verbs="je, zní", reasons="protože", nothing="není, ne"),
     "Danish, Norwegian, Swedish": Language(
         "svar, svaret, slutsvar", verbs="er, är, blir, bliver", then="derfor, därför, altså", reasons="fordi, eftersom"
     ),
@@ -96,9 +96,7 @@ LANGUAGES = {
         endings="है, हैं, होगा, ।",
         verb_last=True,
     ),
-    "Hungarian": Language(
-        "válasz, a válasz, végső válasz, eredmény", then="tehát", reasons="mert, mivel", nothing="nem"
-    ),
+    "Hungarian": Language("válasz, a válasz, végső válasz", then="tehát", reasons="mert, mivel", nothing="nem"),
     "Indonesian, Malay": Language(
         "jawaban, jawabannya, jawaban akhir, jawapan",
         verbs="adalah, ialah",
@@ -179,7 +177,7 @@ LANGUAGES = {
         "คำตอบ, คำตอบสุดท้าย, ตอบ", verbs="คือ, เท่ากับ, เป็น", reasons="เพราะ, เนื่องจาก", nothing="ไม่", spaced=False
     ),
     "Turkish": Language(
-        "cevap, cevabı, yanıt, sonuç, doğru cevap, doğru yanıt",
+        "cevap, cevabı, yanıt, doğru cevap, doğru yanıt",
         then="olarak",
         reasons="çünkü",
         nothing="değil",

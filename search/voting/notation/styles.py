@@ -16,8 +16,8 @@ _UNIT_AFTER = re.compile(r"(?:\^\{?-?\d\}?)?\s*(?:$|[,;.)\]}/&]|\\text|\\cdot\s*
 _APPLIED = re.compile(r"\s*[\^(\\{_A-Za-z0-9|]")
 _ENDS_IN_COMMAND = re.compile(r"\\[A-Za-z]+$")
 
-_NAMES = """sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan arccot arcsec arccsc ln log lg exp max min gcd
-lcm det dim ker deg arg"""
+_NAMES = """sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan arccot arcsec arccsc ln log lg exp max min
+gcd lcm det dim ker deg arg"""
 _OTHER_NAMES = {
     "tg": "tan",
     "ctg": "cot",

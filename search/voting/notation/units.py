@@ -105,7 +105,7 @@ _UPRIGHT = {"A": "ampere", "C": "coulomb"}
 _UPRIGHT_AFTER_BLANK = {"d": "day", "l": "liter", "t": "ton"}
 """Letters that are units only where LaTeX sets them upright, with their names; some only after a blank."""
 _PRODUCTS = {"nm": "nm", "ns": "ns"} | {letter: unit for letter, unit in _LETTERS.items() if unit != "K"}
-"""Units that are products of variables where they follow a number without a blank, as in 5m, unless a unit is wanted."""
+"""Units that may be products of variables, and are where they follow a number without a blank, as in 5m."""
 _POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cu": "3", "cubed": "3"}
 _WORD = re.compile(r"([^\W\d_]+|[$€£¥₹₩₽¢°Ω])\.?(?:\^?\{?(\d)\}?)?")
 _PREPOSITIONS = ("in", "of", "for", "to", "on", "at", "from", "with", "by", "after", "before", "left", "each", "every")
@@ -122,7 +122,7 @@ def symbol(word: str) -> str:
 
 
 def upright_unit(text: str) -> str:
-    r"""What LaTeX sets upright after a number, if it is a unit, with its letter spelled out if that may be a variable."""
+    """What is set upright after a number, if it is a unit; spelled out if its letter may be a variable, too."""
     word = text.strip()
     name = _UPRIGHT.get(word) or (_UPRIGHT_AFTER_BLANK.get(word) if text[:1].isspace() else "")
     return name or (text if symbol(word) else "")
