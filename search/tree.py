@@ -139,19 +139,6 @@ def aggregate(step_scores: list[float], how: Aggregation) -> float | None:
             return math.exp(math.fsum(map(math.log, step_scores))) if min(step_scores) > 0 else 0.0
 
 
-_ALIKE = 3
-
-
-def is_degenerate(steps: Sequence[str]) -> bool:
-    """Whether the last step of a path makes no progress: it is blank, or the third identical step in a row.
-
-    Args:
-        steps: texts of the path's steps, first to last.
-    """
-    last = steps[-1].split()
-    return not last or (len(steps) >= _ALIKE and all(step.split() == last for step in steps[-_ALIKE:]))
-
-
 def prune(standing: Iterable[Node], kept: Collection[Node], sampled_from: Container[Node]) -> None:
     """Mark leaves that are no longer kept as pruned.
 
