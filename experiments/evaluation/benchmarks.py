@@ -13,8 +13,9 @@ to a field within a field: `reward_model.ground_truth`, `prompt.0.content`.
 A problem is a text, or a conversation: a list of messages with `role` and `content`, of which the last is the problem.
 An id that occurs again gets a number behind it, as in `a1#2`.
 
-A gold answer is a number, or LaTeX without dollars. In a worked solution, it is the text after the last `####`, as in
-GSM8K, or the content of the last box, as in MATH. A list holds several accepted answers, any of which is right.
+A gold answer is a number, or LaTeX without dollars. In a worked solution, it is found as a model's answer is, in the
+last box, as in MATH, or after the last `####`, as in GSM8K; see `search.voting.answers`. A list holds several accepted
+answers, any of which is right.
 
 So GSM8K, MATH-500, AIME and AMC are read as they are, and data for reinforcement learning with verl. A record with
 `final_answer` and `answer_type` is one of OlympiadBench, and is graded as its authors do
@@ -52,7 +53,8 @@ from espalier.experiments.evaluation.benchmark_files import (
     value_at,
 )
 from espalier.search.conversation import ChatMessage
-from espalier.search.voting.boxes import last_boxed
+from espalier.search.voting.answers import doubt_of, extract_gold
+from espalier.search.voting.boxes import boxed
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "problem": ("problem", "Body+Question", "question", "prompt"),
@@ -72,6 +74,7 @@ _DEMO_TRAINING = 2000
 _EXACT = 1e-8
 """Tolerance of an answer of OlympiadBench that has none, among others that have one."""
 _IMAGE = re.compile(r"<(?:img|image)_\d+>")
+_SHOWN_GOLDS = 3
 _log = logging.getLogger("espalier.benchmarks")
 
 
@@ -114,7 +117,8 @@ def load_benchmark(
         limit: number of records to load from the start; None for all.
         field_map: the record's names for the keys of `FIELDS`, if they differ.
         offline: take a benchmark of the hub from the cache, and use no network.
-        notify: called with what was changed, in one sentence: ids that repeat.
+        notify: called with what a user should know, a sentence each: ids that repeat and were changed, and gold
+            answers that can hardly be compared.
 
     Raises:
         BenchmarkError: the benchmark is missing or invalid; names the file and the line or row.
@@ -123,12 +127,20 @@ def load_benchmark(
         return _demo_training(_DEMO_TRAINING if limit is None else limit)
     source, records = read_records(str(_demo_path()) if name == "demo" else name, offline)
     problems: list[Problem] = []
-    ids = UniqueIds()
+    ids, doubts = UniqueIds(), list[str]()
     for record in islice(records, limit):
-        problem = _Reading(record, field_map or {}).problem(f"{source}/{record.number}")
+        reading = _Reading(record, field_map or {})
+        problem = reading.problem(f"{source}/{record.number}")
+        doubts += reading.doubts
         problems.append(replace(problem, unique_id=ids.of(problem.unique_id, record.place)))
     if not problems:
         raise BenchmarkError(f"{name} holds no problems")
+    if doubts:
+        notify(
+            f"{len(doubts)} of {len(problems)} problems of {name} have a gold answer that only the same text equals: "
+            + "; ".join(doubts[:_SHOWN_GOLDS])
+            + ("; …" if len(doubts) > _SHOWN_GOLDS else "")
+        )
     if ids.repeats:
         place, wanted, given = ids.first
         notify(
@@ -162,6 +174,7 @@ class _Reading:
     def __init__(self, record: Record, field_map: Mapping[str, str]) -> None:
         self._place = record.place
         self._map = field_map
+        self.doubts: list[str] = []
         if not isinstance(record.fields, dict):
             raise self._error(f"{_kind(record.fields)}, not an object with a problem and its answer")
         self._record: dict[str, Any] = record.fields
@@ -235,18 +248,18 @@ class _Reading:
             return _plain_number(value)
         if not (gold := self._gold_of_text(name, value)):
             raise self._error(f"its {name} is empty: a problem needs a gold answer")
+        if doubt := doubt_of(gold):
+            self.doubts.append(f"{self._place}, {name}: {doubt}")
         return gold
 
     def _gold_of_text(self, name: str, text: str) -> str:
-        _, mark, behind = text.rpartition("####")
-        if mark:
-            return behind.strip().replace(",", "")
-        if boxed := last_boxed(text):
-            return boxed
-        if "\n" in text.strip() and "\\begin" not in text:
+        gold = extract_gold(text)
+        if not gold and boxed(text).cut >= 0:
+            raise self._error(f"its {name} has a last box without an end, so its answer is not known")
+        if not gold and "####" not in text and "\\boxed" not in text and "\n" in text.strip():
             how = "'#### gold' or \\boxed{gold}"
             raise self._error(f"its {name} has several lines and must give the answer as {how}")
-        return text.strip()
+        return gold
 
     def _with_context(self, question: str) -> str:
         context = self._folded.get("context")

@@ -8,8 +8,8 @@ number at the end of the text is not taken for an answer.
 import re
 from collections.abc import Iterator
 
-from espalier.search.voting.boxes import boxed
-from espalier.search.voting.reading import bare, is_words, read
+from espalier.search.voting.boxes import boxed, closes_all_braces
+from espalier.search.voting.reading import MAX_PARSED, bare, is_words, read
 from espalier.search.voting.statements import MAX_PLACES, few_words, phrase, statements, without_reason
 
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
@@ -20,6 +20,9 @@ _HASHES = re.compile(
 _HASHED_LINE = re.compile(r"^####(?!#)[^\S\n]*+(?!\d++[.)]\s)([^\n]{1,200})$", re.MULTILINE)
 _VARIABLE = re.compile(r"[a-z]")
 _OPERATOR = re.compile(r"[-+*/^=<>,()\[\]\\]|\d[a-z]\b")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_GOLD_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")
+_MAX_GOLD_WORDS = 10
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:/\d+)?")
 
 
@@ -44,6 +47,36 @@ def extract_answer(text: str) -> str:
     if found := _HASHES.findall(rest):
         return re.sub(r"[\s$]|\\(?=\$)", "", found[-1]).rstrip(".,")
     return next(_hashed(rest), "") or next(statements(rest), "")
+
+
+def extract_gold(text: str) -> str:
+    """Extract the gold answer of a benchmark's field, by the rules for answers; empty if it gives none.
+
+    A worked solution is searched as a solution to grade is. A few words, and a text of one line in which no answer is
+    found, are the gold answer themselves. The commas of thousands after `####` are dropped.
+    """
+    boxes = boxed(text)
+    if boxes.cut >= 0:
+        return ""
+    stripped = text.strip()
+    one_line = "\n" not in stripped or "\\begin" in stripped
+    if one_line and boxes.last < 0 and "####" not in text and not _TAG.search(text):
+        return (few_words(stripped) and stripped) or extract_answer(text) or stripped
+    found = extract_answer(text)
+    return found if boxes.answer else _THOUSANDS.sub("", found)
+
+
+def doubt_of(gold: str) -> str:
+    """Why a gold answer is right only beside the same text, in a few words; empty if it can be read."""
+    reading = read(gold)
+    if len(gold) > MAX_PARSED and reading.number is None:
+        return f"it has {len(gold)} characters, of which {MAX_PARSED} can be read"
+    if boxed(gold).cut >= 0 or "\\boxed" in reading.whole:
+        return "its box has no end"
+    if not closes_all_braces(gold):
+        return "its braces do not match"
+    words = len(_GOLD_WORD.findall(reading.whole))
+    return f"it is a text of {words} words" if words > _MAX_GOLD_WORDS and reading.number is None else ""
 
 
 def canonical(answer: str) -> str:

@@ -91,6 +91,11 @@ def last_boxed(text: str) -> str:
     return boxed(text).answer
 
 
+def closes_all_braces(text: str) -> bool:
+    """Whether each brace has its other one."""
+    return len(_BRACE.findall(text)) == 2 * len(_closing_braces(text))
+
+
 def _belong(one: _Box, other: _Box, between: str) -> bool:
     """Whether two boxes are parts of one answer, by what stands between them."""
     if len(between) > _MAX_BETWEEN or not _BESIDE.fullmatch(between):

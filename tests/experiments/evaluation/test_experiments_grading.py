@@ -15,7 +15,7 @@ from pebble import ProcessPool
 
 from espalier.search.voting.math_verify import Grade, Grader
 
-RUNAWAY = "10^{10^{10}}"  # sympy computes it digit by digit
+RUNAWAY = "x+10^{10^{10}}"  # sympy computes it digit by digit
 
 
 def eat(size: int) -> bool:
@@ -56,6 +56,14 @@ def test_other_answers_are_wrong(grader, gold, answer):
 def test_unreadable_answers_are_wrong_and_harm_nothing(grader, answer):
     assert not grader.grade("3", answer).correct
     assert grader.grade("3", "3") == Grade(True)
+
+
+def test_what_is_certain_about_huge_answers_is_a_verdict_and_no_error(grader):
+    """The answers of https://github.com/huggingface/Math-Verify/issues/65 and 63 among them."""
+    tower, fraction = "9^{9^{9^{9}}}", "\\dfrac{5^{(5^{(5^{5})})}-5}{16}"
+    answers = [tower, fraction, "((1000!)!)!", "0." + "3" * 5_000, "{" * 3_000 + "x" * 3_000]
+    futures = [grader.submit("5", answer) for answer in answers]
+    assert [grader.resolve(future) for future in futures] == [Grade(False)] * len(answers)
 
 
 def test_empty_answer_is_wrong_without_asking_a_child():
