@@ -43,9 +43,36 @@ def test_the_last_complete_box_is_the_answer(text: str, answer: str):
         (r"Put it in \boxed notation", ""),
         (r"\boxed{18", ""),
         (r"\boxed{18}\text{ dollars}", "18"),
+        (r"\boxed{1} \quad \text{and} \quad \boxed{2}", "1, 2"),
+        (r"x=\boxed{1},\quad y=\boxed{2}", "x=1, y=2"),
+        (r"x_1=\boxed{1},\quad x_1=\boxed{2}", "1, 2"),
+        ("x = \\boxed{1}\n\nf(1) = \\boxed{2}", "x=1, f(1)=2"),
+        (r"\begin{align} x&=\boxed{1}\\ y&=\boxed{2} \end{align}", "x=1, y=2"),
+        ("\\boxed{1}\n\\boxed{2}", "1, 2"),
+        ("\\boxed{x+1}\n\\boxed{1+x}", "1+x"),
+        ("\\boxed{x}\n\nso\n\n\\boxed{y}", "y"),
+        (r"\boxed 1 und \boxed 2", "1, 2"),
+        (r"\boxed{\boxed{18}}", "18"),
     ],
 )
 def test_boxes_of_other_kinds_are_read(text: str, answer: str):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"I get \boxed{5} first. But checking, it must be \boxed{6", ""),
+        (r"\boxed{5}, \boxed{6", ""),
+        ("The answer is 5.\n#### 5\nIn a box: \\boxed{5", ""),
+        (r"\boxed{\text{5 km}. So the answer is 6.", "6"),
+        ("\\boxed{5\n\n#### 6", "6"),
+        (r"\boxed{5} as asked: in \boxed, in \boxed{}", "5"),
+        (r"<answer>\boxed{5}</answer> Again: \boxed{", ""),
+        (r"\boxed{6 <answer>5</answer>", "5"),
+    ],
+)
+def test_a_box_that_is_not_closed_ends_what_stands_before_it(text: str, answer: str):
     assert extract_answer(text) == answer
 
 

@@ -54,7 +54,7 @@ VALUES = [
     "1/3", "0.333333", "0.333334", "(1,2)", "[1,2]", "1,2", "2,1", "(2,1)", r"\{1,2\}", r"\{2,1\}",
     r"\sqrt{8}", r"2\sqrt{2}", "2.828427", "x+1", "1+x", "1+X", "(C)", "(C) 5", "C", "Evelyn",
     r"\text{evelyn}", "x>5", r"(5,\infty)", "5<x", "1e-9", "2^{-60}", "2^{-61}", "3R^2", "3r^2", "10 cm",
-    "10 m", "10",
+    "10 m", "10", "5m", "3,5", "e^2", r"\mathrm{e}^{2}", "0." + "3" * 500,
 ]  # fmt: skip
 
 
@@ -70,7 +70,8 @@ def test_in_a_vote_equality_is_an_equivalence():
     [
         ("5", r"5\%"), ("1/3", "0.333333"), ("0.333333", "0.333334"), ("(1,2)", "[1,2]", "1,2", "(2,1)", r"\{1,2,3\}"),
         (r"2\sqrt{2}", "2.828427", "2.82842712"), ("1e-9", "1e-10", "0"), ("2^{-60}", "2^{-61}", "0"), ("3R^2", "3r^2"),
-        ("(C)", "(D)", "5"), ("52_8", "25_8"), ("no solution", "0", "yes"), ("1,-2", "1,2", "1"), ("5m", "5"),
+        ("(C)", "(D)", "5"), ("52_8", "25_8"), ("no solution", "0", "yes"), ("1,-2", "1,2", "1"), ("5m", "5"), ("3,5", "3.5"), ("1/3", "0." + "3" * 500), ("10 000", "10000"), ("e^2", "x^2"),
+        (r"\angle ABC", r"\angle ACB"),
     ],
 )  # fmt: skip
 def test_different_answers_never_vote_together(different: tuple[str, ...]):
@@ -136,7 +137,35 @@ def test_any_text_is_read_and_right_beside_itself(text: str):
 
 @pytest.mark.parametrize(
     "piece",
-    ["a", "ab ", "A", "AB", "x+", "x=", "(", "{", r"\text{", r"\frac", r"\frac1", "½", "1,", "1 a ", "/a", "A)"],
+    [
+        "a",
+        "ab ",
+        "A",
+        "AB",
+        "x+",
+        "x=",
+        "(",
+        "{",
+        r"\text{",
+        r"\frac",
+        r"\frac1",
+        "½",
+        "1,",
+        "1 a ",
+        "/a",
+        "A)",
+        "✅",
+        "(a ",
+        r"\text{m}/",
+        r"\mathrm{",
+        r"{\rm ",
+        r"\color{",
+        "<b>",
+        "5千",
+        "1 y ",
+        "1 000 ",
+        "sin(",
+    ],
 )
 @pytest.mark.parametrize("end", ["", "!", "=5", "}", " a"])
 def test_no_answer_takes_long_to_read(piece: str, end: str):
