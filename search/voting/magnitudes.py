@@ -55,7 +55,7 @@ def _may_cost(constant: Any) -> bool:
 
     for part in sympy.preorder_traversal(constant):
         if isinstance(part, sympy.Pow | sympy.exp | sympy.factorial):
-            number = part.args[-1]
+            number: Any = part.args[-1]
             if not number.is_Rational or abs(number.p) > _MAX_POWER:
                 return True
     return False
@@ -133,7 +133,10 @@ def _power(base: _Estimate, exponent: _Estimate) -> _Estimate | None:
     if base.value < 0:
         small = mp.isint(exponent.value) and abs(exponent.value) < _MAX_EXPONENT
         return _Estimate(mp.power(base.value, int(exponent.value))) if small else None
-    return _exponential(mp.log(base.value) * exponent.value, beyond=exponent.beyond)
+    logarithm = mp.log(base.value) * exponent.value
+    if abs(exponent.value) > 1 / _SURE**2 and abs(logarithm) < _MAX_EXPONENT:  # of a base near 1, which was rounded
+        return None
+    return _exponential(logarithm, beyond=exponent.beyond)
 
 
 def _exponential(logarithm: Any, beyond: bool) -> _Estimate | None:
