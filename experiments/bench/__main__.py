@@ -54,7 +54,7 @@ def engine(
     from espalier.engine.models.options import Quantization
     from espalier.experiments.bench.baselines.vllm_process import optional_vllm
     from espalier.experiments.bench.engine.decode import run, vllm_settings
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
 
     sizes = parse_int_list(batches, "--batches") if batches else ()
     try:
@@ -62,9 +62,11 @@ def engine(
     except ValueError as error:
         raise typer.BadParameter(f"{error}; write int8,int4", param_hint="--quantization") from None
     with optional_vllm(vllm_python, vllm_settings(generator, prompt_tokens, new_tokens, sizes)) as vllm:
-        rows, ratios = run(generator, prompt_tokens, new_tokens, repeats, vllm, sizes, kinds, transformers, llama_cpp)
-    beside = f", {vllm.description}" if vllm else ""
-    publish(f"decode, {prompt_tokens} + {new_tokens} tokens, float32{beside}", rows, ratios, json_path)
+        beside = f", {vllm.description}" if vllm else ""
+        report = Report(f"decode, {prompt_tokens} + {new_tokens} tokens, float32{beside}", json_path)
+        others = sizes, kinds, transformers, llama_cpp
+        found = run(generator, prompt_tokens, new_tokens, repeats, vllm, *others, report.show)
+    report.finish(*found)
 
 
 @app.command()
@@ -80,7 +82,7 @@ def search(
 ) -> None:
     """Searches in problems/min, 1, 8 and 32 at once, compared with search-and-learn on transformers and on vLLM."""
     from espalier.experiments.bench.baselines.vllm_process import optional_vllm
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.searches.rate import run, vllm_settings
 
     chosen = [AlgorithmName(name) for name in algorithms.split(",") if name in ("beam", "dvts", "best-of-n")]
@@ -89,9 +91,11 @@ def search(
             "must be a comma-separated list of beam, dvts and best-of-n", param_hint="--algorithms"
         )
     with optional_vllm(vllm_python, vllm_settings(beam_width * expansion)) as vllm:
-        rows, ratios = run(chosen, beam_width, expansion, problems, min(peer_problems, problems), repeats, vllm)
-    beside = f", {vllm.description}" if vllm else ""
-    publish(f"{algorithms}, N={beam_width} M={expansion}, {problems} problems{beside}", rows, ratios, json_path)
+        beside = f", {vllm.description}" if vllm else ""
+        report = Report(f"{algorithms}, N={beam_width} M={expansion}, {problems} problems{beside}", json_path)
+        counts = problems, min(peer_problems, problems), repeats
+        found = run(chosen, beam_width, expansion, *counts, vllm, report.show)
+    report.finish(*found)
 
 
 @app.command()
@@ -104,10 +108,10 @@ def prefix(
 ) -> None:
     """Time of a decode step for children that share 0 to 2048 tokens, tree-aware compared with plain attention."""
     from espalier.experiments.bench.engine.prefix import run
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
 
-    rows, ratios = run(generator, children, new_tokens, repeats)
-    publish(f"decode of {children} children, float32", rows, ratios, json_path)
+    report = Report(f"decode of {children} children, float32", json_path)
+    report.finish(*run(generator, children, new_tokens, repeats, report.show))
 
 
 @app.command()
@@ -120,11 +124,11 @@ def pool(
 ) -> None:
     """Searches in problems/min in a pool under pressure: shared by both models compared with a static split."""
     from espalier.experiments.bench.engine.pool import run
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
 
-    rows, ratios = run(memory * 2**20, problems, repeats, reserved_share)
     title = f"a pool of {memory} MiB for {problems} problems, {reserved_share:.0%} of the worst case set aside"
-    publish(title, rows, ratios, json_path)
+    report = Report(title, json_path)
+    report.finish(*run(memory * 2**20, problems, repeats, reserved_share, report.show))
 
 
 @app.command()
@@ -137,7 +141,7 @@ def executors(
     json_path: JsonPath = None,
 ) -> None:
     """Searches in problems/min on workers of one thread each, compared with one thread in this process."""
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.searches.executors import run
     from espalier.experiments.executors.settings import ExecutorName
 
@@ -145,8 +149,8 @@ def executors(
     chosen = [kind for kind in known if kind in parse_list(kinds, "--kinds")]
     if len(chosen) != len(parse_list(kinds, "--kinds")):
         raise typer.BadParameter(f"{kinds!r} is not a list of {', '.join(known)}", param_hint="--kinds")
-    rows, ratios = run(problems, chosen, parse_int_list(workers, "--workers"), in_flight, repeats)
-    publish(f"executors, {problems} problems, {in_flight} in flight, one thread each", rows, ratios, json_path)
+    report = Report(f"executors, {problems} problems, {in_flight} in flight, one thread each", json_path)
+    report.finish(*run(problems, chosen, parse_int_list(workers, "--workers"), in_flight, repeats, report.show))
 
 
 @app.command()
@@ -157,18 +161,19 @@ def host(
 ) -> None:
     """Host time of a decode step in ms, with the model replaced by nothing; needs triton, and no GPU."""
     from espalier.experiments.bench.engine.host import run
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
 
-    publish("host time of a decode step", *run(steps, repeats), json_path)
+    report = Report("host time of a decode step", json_path)
+    report.finish(*run(steps, repeats, report.show))
 
 
 @app.command()
 def gpu_kernels(json_path: JsonPath = None) -> None:
     """Registers, shared memory, occupancy and instructions of each kernel for GPUs; needs triton, and no GPU."""
     from espalier.experiments.bench.gpu.kernels import run
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
 
-    publish("kernels for GPUs, compiled", *run(), json_path)
+    Report("kernels for GPUs, compiled", json_path).finish(*run())
 
 
 @app.command()
@@ -189,7 +194,7 @@ def gpu(
     """Decode steps and searches on a GPU at real sizes, against the time that bytes and products alone take."""
     from espalier.experiments.bench.gpu.floor import CARDS, search_rows, step_rows
     from espalier.experiments.bench.gpu.shapes import MODELS, PAIRS
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
 
     if model is None:
         _measure_gpu(rehearse, json_path)
@@ -199,17 +204,17 @@ def gpu(
     card, context = CARDS[model], prompt + steps * step_tokens // 2
     pairs = [(MODELS[generator], MODELS[verifier]) for generator, verifier in PAIRS]
     of_steps = [row for pair in pairs for row in step_rows(*pair, card, context, prompt)]
-    publish(f"floor on {model}: steps at {context} tokens, {prompt} of them shared", of_steps, {}, None)
+    Report(f"floor on {model}: steps at {context} tokens, {prompt} of them shared").finish(of_steps, {})
     paths = beam_width * expansion
     of_searches = [row for pair in pairs for row in search_rows(*pair, card, paths, prompt, steps, step_tokens)]
     sizes = f"{prompt} tokens of prompt, {steps} steps of {step_tokens}"
-    publish(f"floor on {model}: beam search, N·M = {paths}, {sizes}", of_searches, {}, json_path)
+    Report(f"floor on {model}: beam search, N·M = {paths}, {sizes}", json_path).finish(of_searches, {})
 
 
 def _measure_gpu(rehearse: bool, json_path: Path | None) -> None:
     import torch
 
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
 
     if not rehearse and not torch.cuda.is_available():
         raise typer.BadParameter("no GPU is available; --model computes the floor on paper", param_hint="gpu")
@@ -222,7 +227,7 @@ def _measure_gpu(rehearse: bool, json_path: Path | None) -> None:
     rows["searches"] = search_rows(bench)
     for part, found in rows.items():
         to = json_path.with_name(f"{json_path.stem}-{part}{json_path.suffix}") if json_path else None
-        publish(f"{part} on {name}", found, {}, to)
+        Report(f"{part} on {name}", to).finish(found, {})
 
 
 @app.command()
@@ -235,10 +240,11 @@ def accuracy(
     json_path: JsonPath = None,
 ) -> None:
     """Accuracy of each search on the demo benchmark, with 95% intervals."""
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.searches.accuracy import run
 
-    publish(f"demo benchmark, {limit} problems, seed {seed}", run(limit, seed, out)[0], {}, json_path)
+    report = Report(f"demo benchmark, {limit} problems, seed {seed}", json_path)
+    report.finish(run(limit, seed, out, show=report.show)[0], {})
 
 
 @app.command()
@@ -262,16 +268,17 @@ def algorithms(
     json_path: JsonPath = None,
 ) -> None:
     """Accuracy of every algorithm against the tokens it generates, with paired differences to best-of-N."""
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.searches.algorithms import run
     from espalier.experiments.cli.plots import plot_algorithms
 
     counts = parse_int_list(paths, "--paths")
-    rows, ratios = run(limit, list(range(seeds)), counts, only or [], out, generator_budget)
     title = f"demo benchmark, {limit} problems, {seeds} seeds"
     if generator_budget:
         title += f", at most {generator_budget} generated tokens"
-    publish(title, rows, ratios, json_path)
+    report = Report(title, json_path)
+    rows, ratios = run(limit, list(range(seeds)), counts, only or [], out, generator_budget, report.show)
+    report.finish(rows, ratios)
     if plot:
         plot_algorithms(rows, f"{title}, 95% intervals over problems", plot)
 
@@ -286,12 +293,13 @@ def early_stop(
     json_path: JsonPath = None,
 ) -> None:
     """Tokens that ending a decided search saves, for every vote, and whether the answers are the same."""
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.searches.early_stop import run
 
     merged = "" if merge_duplicates else ", unmerged"
     title = f"early stop, demo benchmark, {limit} problems, N = {paths}, {in_flight} in flight{merged}"
-    publish(title, *run(limit, paths, seed, in_flight, merge_duplicates), json_path)
+    report = Report(title, json_path)
+    report.finish(*run(limit, paths, seed, in_flight, merge_duplicates, report.show))
 
 
 @app.command()
@@ -302,11 +310,12 @@ def trunk_head(
     json_path: JsonPath = None,
 ) -> None:
     """Problems a minute of a verifier on the generator's trunk, beside the same trunk as a second model."""
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.searches.trunk_head import run
 
     title = f"verifier on the generator's trunk, demo benchmark, {limit} problems, {in_flight} in flight"
-    publish(title, *run(limit, in_flight, repeats), json_path)
+    report = Report(title, json_path)
+    report.finish(*run(limit, in_flight, repeats, report.show))
 
 
 @app.command()
@@ -320,12 +329,13 @@ def rollouts(
     """Continuations of steps a second, forked from their tree, beside those of the whole text as a prompt."""
     from espalier.experiments.bench.baselines.vllm_process import optional_vllm
     from espalier.experiments.bench.engine.rollouts import run, vllm_settings
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
 
     with optional_vllm(vllm_python, vllm_settings()) as vllm:
-        rows, ratios = run(limit, continuations, repeats, vllm)
-    beside = f", {vllm.description}" if vllm else ""
-    publish(f"{continuations} continuations of each step, {limit} problems{beside}", rows, ratios, json_path)
+        beside = f", {vllm.description}" if vllm else ""
+        report = Report(f"{continuations} continuations of each step, {limit} problems{beside}", json_path)
+        found = run(limit, continuations, repeats, vllm, report.show)
+    report.finish(*found)
 
 
 @app.command()
@@ -334,10 +344,10 @@ def votes(
     json_path: JsonPath = None,
 ) -> None:
     """Share of problems that other verifiers would have solved with a run's paths, simulated ones among them."""
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
     from espalier.experiments.verifier_training.recorded_votes import run
 
-    publish(f"votes over the paths of {folder.name}", run(folder), {}, json_path)
+    Report(f"votes over the paths of {folder.name}", json_path).finish(run(folder), {})
 
 
 @app.command()
@@ -348,11 +358,11 @@ def service(
     json_path: JsonPath = None,
 ) -> None:
     """Searches in problems/min through a server with default settings, compared with one process."""
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.service.overhead import run
 
-    rows, ratios = run(problems, callers, repeats)
-    publish(f"searches through a server, {callers} callers", rows, ratios, json_path)
+    report = Report(f"searches through a server, {callers} callers", json_path)
+    report.finish(*run(problems, callers, repeats, report.show))
 
 
 @app.command()
@@ -361,10 +371,10 @@ def service_fairness(
     json_path: JsonPath = None,
 ) -> None:
     """How long a caller's small search waits beside callers with many, compared with its fair share."""
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.service.fairness import run
 
-    publish("waits of a caller with one small search", run(searches), {}, json_path)
+    Report("waits of a caller with one small search", json_path).finish(run(searches), {})
 
 
 @app.command()
@@ -373,12 +383,14 @@ def service_soak(
     json_path: JsonPath = None,
 ) -> None:
     """A server under mixed load with clients that vanish: blocks, memory, and how long small searches take."""
-    from espalier.experiments.bench.report import publish
+    from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.service.soak import run
 
-    rows, ratios, ended = run(minutes)
+    report = Report(f"{minutes:g} minutes of mixed load", json_path)
+    rows, ratios, ended = run(minutes, show=report.show)
     how = ", ".join(f"{number} {name}" for name, number in sorted(ended.items()))
-    publish(f"{minutes:g} minutes of mixed load; nothing is left; calls ended: {how}", rows, ratios, json_path)
+    report.title += f"; nothing is left; calls ended: {how}"
+    report.finish(rows, ratios)
 
 
 @app.command("all")

@@ -1,14 +1,73 @@
-"""Output of the benchmarks: a table for the terminal, and a JSON file."""
+"""Output of the benchmarks: rows as they come, a table at the end, and a JSON file that holds what there is so far."""
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+Show = Callable[[Sequence[Mapping[str, Any]], Mapping[str, float]], None]
+"""Takes all rows and ratios that a benchmark has so far, each time that there are new ones; see `Report.show`."""
+
+
+class Report:
+    """A benchmark's figures, printed and written as they come, so that a run that is cut short loses none of them."""
+
+    def __init__(self, title: str, json_path: Path | None = None) -> None:
+        """Have nothing yet; `title` may be set anew until `finish`, and `json_path` is None where no file is wanted."""
+        self.title = title
+        self._json_path = json_path
+        self._console = Console()
+        self._shown: list[dict[str, Any]] = []
+
+    def show(self, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float]) -> None:
+        """Print those of `rows` that are new or have changed, a line each, and write all with `ratios` to the file."""
+        if not self._shown:
+            self._print(self.title)
+        for row in rows:
+            if row not in self._shown:
+                self._print("  ".join(f"{name} {text}" for name, value in row.items() if (text := cell(value))))
+        self._shown = [dict(row) for row in rows]  # a copy, as its owner may change it
+        self._write(rows, ratios, complete=False)
+
+    def finish(self, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float]) -> None:
+        """Print all rows as a table, and the ratios, and write them as complete."""
+        table = Table(*rows[0], title=self.title)
+        for row in rows:
+            table.add_row(*map(cell, row.values()))
+        self._console.print(table)
+        for name, ratio in ratios.items():
+            self._print(f"{name}  {ratio:.2f}x")
+        self._write(rows, ratios, complete=True)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def _write(self, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], complete: bool) -> None:
+        from espalier.experiments.evaluation.run_folder import write_whole
+
+        if self._json_path is None:
+            return
+        document = {"title": self.title, "complete": complete, "machine": self._machine}
+        document |= {"rows": list(rows), "ratios": dict(ratios)}
+        self._json_path.parent.mkdir(parents=True, exist_ok=True)
+        if self._json_path.is_file() or not self._json_path.exists():
+            write_whole(self._json_path.resolve(), document)
+        elif complete:  # a pipe, whose reader gets one document
+            self._json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+    @cached_property
+    def _machine(self) -> dict[str, Any]:
+        return machine()
+
+
+def nothing_shown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float]) -> None:
+    """Show no figures before the end."""
 
 
 def machine() -> dict[str, Any]:
@@ -30,21 +89,6 @@ def machine() -> dict[str, Any]:
         "packages": packages,
         "commit": f"{git['commit'][:7]}{'-dirty' if git['dirty'] else ''}" if git else "",
     }
-
-
-def publish(title: str, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], json_path: Path | None) -> None:
-    """Print `rows` and `ratios`, and write them with the machine's description to `json_path`."""
-    console = Console()
-    table = Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*map(cell, row.values()))
-    console.print(table)
-    for name, ratio in ratios.items():
-        console.print(f"{name}  {ratio:.2f}x", highlight=False)
-    if json_path:
-        document = {"title": title, "machine": machine(), "rows": list(rows), "ratios": dict(ratios)}
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def cell(value: Any) -> str:

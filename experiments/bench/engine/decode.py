@@ -22,6 +22,7 @@ from espalier.experiments.bench.baselines.dense_loop import DenseLoop
 from espalier.experiments.bench.baselines.llama_cpp_loop import LlamaCppLoop
 from espalier.experiments.bench.baselines.transformers_loop import TransformersLoop
 from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.kernels.cpu.threads import num_threads
 from espalier.kernels.linear import Linear
 
@@ -42,6 +43,7 @@ def run(
     quantizations: Sequence[Quantization] = (),
     transformers: bool = False,
     llama_cpp: Path | None = None,
+    show: Show = nothing_shown,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Measure every batch size.
 
@@ -59,6 +61,7 @@ def run(
         quantizations: Espalier takes part with its weights quantised so, too.
         transformers: whether transformers takes part.
         llama_cpp: a GGUF file with which llama.cpp takes part.
+        show: gets the figures that there are so far, whenever there are more.
 
     Returns:
         Rows with the median tokens/s of each, and ratios `decode@B/NAME` of Espalier in float32 over each other.
@@ -84,6 +87,7 @@ def run(
         rows.append({"batch": batch, **rates})
         for name in list(medians)[1:]:
             ratios[f"decode@{batch}/{name}"] = statistics.median(turn["espalier"] / turn[name] for turn in turns)
+        show(rows, ratios)
     return rows, ratios
 
 

@@ -14,6 +14,7 @@ from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.kernels.backend import Backend
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cpu.backend import CpuBackend
@@ -113,7 +114,7 @@ def _step_seconds(model: Model, rows: int, steps: int) -> float:
     return statistics.median(times[_WARM_UP:])
 
 
-def run(steps: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def run(steps: int, repeats: int, show: Show = nothing_shown) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Rows with the milliseconds of a step's host time, of `repeats` runs the median; no ratios."""
     model = load_generator(Checkpoint(locate("demo-generator")), torch.float32, "cpu")
     assert isinstance(model.decoder.backend, CpuBackend)
@@ -124,4 +125,5 @@ def run(steps: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float
             stubbed = _stubbed(model, gpu)
             found[name] = 1e3 * statistics.median(_step_seconds(stubbed, count, steps) for _ in range(repeats))
         rows.append(found)
+        show(rows, {})
     return rows, {}

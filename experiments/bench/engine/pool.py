@@ -8,6 +8,7 @@ from typing import Any
 
 from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
@@ -33,12 +34,14 @@ _SLICE = 0.1
 
 
 def run(
-    memory: int, problems: int, repeats: int, reserved_share: float
+    memory: int, problems: int, repeats: int, reserved_share: float, show: Show = nothing_shown
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search the same problems in a shared pool of `memory` bytes and in each static split of it.
 
     The pools alternate in turns of a tenth of a second, so that other load on the machine affects all alike; each has
     its own clock.
+
+    `show` gets the figures after each workload.
 
     Returns:
         Rows with median problems/min, batches of both models, maximum searches in flight and preemptions; and ratios
@@ -71,6 +74,7 @@ def run(
         ratios |= {f"pool@{workload}/{name}": ratio for name, ratio in against.items()}
         if against:
             ratios[f"pool@{workload}/best-static"] = min(against.values())
+        show(rows, ratios)
     for key, name in (("pool/best-static", "best-static"), ("pool/50-50", "50/50")):
         if measured := [ratios[k] for workload in WORKLOADS if (k := f"pool@{workload}/{name}") in ratios]:
             ratios[key] = min(measured)

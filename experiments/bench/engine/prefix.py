@@ -14,6 +14,7 @@ from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.kernels.cpu.attention import TOKENS_PER_ITEM
 from espalier.kernels.cpu.decoder import CpuLayers
 
@@ -22,7 +23,9 @@ _OWN_TOKENS = 128
 """Prompt tokens of each sequence if nothing is shared."""
 
 
-def run(generator: str, children: int, new_tokens: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def run(
+    generator: str, children: int, new_tokens: int, repeats: int, show: Show = nothing_shown
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Measure `children` sequences that share 0 (separate prompts), 128, 512 and 2048 tokens.
 
     Both contestants use the same engine and kernel on the same sequences; the plain one gives every token its own work
@@ -46,6 +49,7 @@ def run(generator: str, children: int, new_tokens: int, repeats: int) -> tuple[l
         ours, plain = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
         ratios[f"prefix@{shared}/plain"] = statistics.median(b / a for a, b in pairs)
         rows.append({"shared tokens": shared, "tree-aware ms/step": ours, "plain ms/step": plain})
+        show(rows, ratios)
     return rows, ratios
 
 

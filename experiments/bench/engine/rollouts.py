@@ -11,6 +11,7 @@ from espalier.engine.models.hub import locate
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, Score, stream_key
 from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.experiments.verifier_training.rollouts import sample_trees
 from espalier.experiments.verifier_training.settings import RolloutSettings
@@ -30,7 +31,7 @@ _AT_ONCE = 4
 
 
 def run(
-    limit: int, continuations: int, repeats: int, vllm: VllmProcess | None = None
+    limit: int, continuations: int, repeats: int, vllm: VllmProcess | None = None, show: Show = nothing_shown
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Continue every step of the same trees with every contestant, in turn, `repeats` times after a warm-up.
 
@@ -44,6 +45,7 @@ def run(
         continuations: of each step.
         repeats: counted repetitions.
         vllm: running on the same generator; None to leave it out.
+        show: gets the figures that there are so far, whenever there are more.
 
     Returns:
         A row for each contestant with the median of continuations a second, and the tokens that it computes for one;
@@ -57,7 +59,8 @@ def run(
     total = continuations * sum(step.end is None for tree in trees for step in tree.steps)
     rates: dict[str, list[float]] = {}
     computed: dict[str, float] = {}
-    for _ in range(repeats + 1):
+    figures: tuple[list[dict[str, Any]], dict[str, float]] = ([], {})
+    for repeat in range(repeats + 1):
         for merge in (True, False):
             for name, measure in (("forked", _forked), ("re-prompted", _prompted)):
                 title = f"{name}{'' if merge else ', unmerged'}"
@@ -69,16 +72,25 @@ def run(
         if vllm:
             seconds = sum(_asked(vllm, group, continuations, generator.model.eos_token_ids) for group in groups)
             rates.setdefault("re-prompted, vLLM", []).append(total / seconds)
+        if repeat:  # the first is the warm-up
+            figures = _figures({name: values[1:] for name, values in rates.items()}, computed)
+            show(*figures)
+    return figures
+
+
+def _figures(
+    rates: dict[str, list[float]], computed: dict[str, float]
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     rows = [
         {
             "continuations": name,
-            "a second": statistics.median(values[1:]),
+            "a second": statistics.median(values),
             "tokens computed for one": computed.get(name),
         }
         for name, values in rates.items()
     ]
     ratios = {
-        f"{forked}/{name}": statistics.median(a / b for a, b in zip(rates[forked][1:], values[1:], strict=True))
+        f"{forked}/{name}": statistics.median(a / b for a, b in zip(rates[forked], values, strict=True))
         for name, values in rates.items()
         if not name.startswith("forked")
         for forked in _COMPARED_WITH[name]

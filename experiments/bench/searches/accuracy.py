@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.cli.progress import sample_progress
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.experiments.evaluation.evaluate import evaluate, run_configuration
@@ -37,7 +38,7 @@ REFERENCES = {
 
 
 def run(
-    limit: int, seed: int, out: Path, settings: RuntimeSettings | None = None
+    limit: int, seed: int, out: Path, settings: RuntimeSettings | None = None, show: Show = nothing_shown
 ) -> tuple[list[dict[str, Any]], dict[str, list[bool]]]:
     """Evaluate every contestant on the first `limit` problems and store samples in `out`; running again resumes.
 
@@ -46,6 +47,7 @@ def run(
         seed: seed of every search.
         out: folder for the samples.
         settings: engine and models; by default the bundled pair.
+        show: gets the rows after each contestant, without the differences, which come last.
 
     Returns:
         One row per contestant, and whether it solved each problem, in order. Differences are in percentage points and
@@ -65,6 +67,7 @@ def run(
                 orchestrator, problems, request, grader, benchmark="demo", folder=folder, on_sample=on_sample
             )
             rows.append(_row(name, summary))
+            show(rows, {})
             correct = {sample.unique_id: sample.correct for sample in folder.samples_of(problems)}
             right[name] = [correct[problem.unique_id] for problem in problems]
     for row in rows:

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
 from espalier.search.request import AlgorithmName, AnswerEquivalence, EarlyStop, SearchRequest, Vote
 from espalier.search.result import SearchResult
@@ -31,7 +32,7 @@ class _Run(NamedTuple):
 
 
 def run(
-    limit: int, paths: int, seed: int, in_flight: int, merge_duplicates: bool
+    limit: int, paths: int, seed: int, in_flight: int, merge_duplicates: bool, show: Show = nothing_shown
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search the same problems with every vote, without and with each kind of early stop.
 
@@ -44,6 +45,7 @@ def run(
         seed: seed of every search.
         in_flight: searches running at once.
         merge_duplicates: see `SearchRequest`.
+        show: gets the figures that there are so far, whenever there are more.
 
     Returns:
         A row for each search, vote and early stop. `same` is the number of problems with the same answer, letter for
@@ -79,6 +81,7 @@ def run(
                     row |= {name: count, f"{name} -%": 100 * (1 - count / before[name]) if before[name] else None}
                 rows.append(row | {"seconds": found.mean("seconds"), "a minute": 60 * len(problems) / found.seconds})
                 ratios[f"{algorithm}, {vote}, {stop}"] = tokens["generated"] / before["generated"]
+                show(rows, ratios)
     return rows, ratios
 
 

@@ -4,12 +4,13 @@ import logging
 import secrets
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
 from espalier.engine.errors import EspalierError
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.ray_transport import RayTransport, import_ray
@@ -26,9 +27,16 @@ _LOCAL = "one process"
 
 
 def run(
-    problems: int, kinds: Sequence[ExecutorName], workers: list[int], in_flight: int, repeats: int
+    problems: int,
+    kinds: Sequence[ExecutorName],
+    workers: list[int],
+    in_flight: int,
+    repeats: int,
+    show: Show = nothing_shown,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search the same problems by every executor in turn, all with one thread for each engine.
+
+    `show` gets the figures so far after each round.
 
     Returns:
         Rows with median problems/min; and ratios, medians of pairs, for each kind of workers: one worker over one
@@ -52,16 +60,18 @@ def run(
                 executor = WorkerExecutor(_transport(kind, count, runtime), runtime, longest_first=True)
                 contestants[_named(kind, count)] = stack.enter_context(closing(executor))
         for workload, request in WORKLOADS.items():
-            rates = _race(contestants, texts, request, repeats)
-            rows += [
-                {"workload": workload, "executor": name, "problems/min": statistics.median(its)}
-                for name, its in rates.items()
-            ]
-            for kind in kinds:
-                first, *others = [_named(kind, count) for count in workers]
-                ratios[f"{first}@{workload}/{_LOCAL}"] = _ratio(rates[first], rates[_LOCAL])
-                for other in others:
-                    ratios[f"{other}@{workload}/{first}"] = _ratio(rates[other], rates[first])
+            before = len(rows)
+            for rates in _race(contestants, texts, request, repeats):
+                rows[before:] = [
+                    {"workload": workload, "executor": name, "problems/min": statistics.median(its)}
+                    for name, its in rates.items()
+                ]
+                for kind in kinds:
+                    first, *others = [_named(kind, count) for count in workers]
+                    ratios[f"{first}@{workload}/{_LOCAL}"] = _ratio(rates[first], rates[_LOCAL])
+                    for other in others:
+                        ratios[f"{other}@{workload}/{first}"] = _ratio(rates[other], rates[first])
+                show(rows, ratios)
     return rows, ratios
 
 
@@ -89,7 +99,8 @@ def _named(kind: ExecutorName, count: int) -> str:
 
 def _race(
     contestants: dict[str, Executor], texts: list[str], request: SearchRequest, repeats: int
-) -> dict[str, list[float]]:
+) -> Iterator[dict[str, list[float]]]:
+    """After each counted round, the rates of all so far."""
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for repeat in range(repeats + 1):
         answers = {}
@@ -100,7 +111,8 @@ def _race(
                 rates[name].append(60 * len(texts) / (time.perf_counter() - begun))
         if differing := [name for name, its in answers.items() if its != answers[_LOCAL]]:
             raise EspalierError(f"{', '.join(differing)}: other answers than those of one process")
-    return rates
+        if repeat:
+            yield rates
 
 
 def _search(executor: Executor, texts: list[str], request: SearchRequest) -> dict[str, str]:

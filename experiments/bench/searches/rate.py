@@ -11,6 +11,7 @@ import torch
 from espalier.engine.models.hub import locate
 from espalier.experiments.bench.baselines.search_and_learn import SearchAndLearn
 from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
 from espalier.experiments.evaluation.statistics import wilson_interval
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
@@ -32,6 +33,11 @@ class _Run:
     verifier_tokens: float
 
 
+_Ours = dict[tuple[bool, int], list[_Run]]
+"""Espalier's runs: whether equal samples are merged, and searches in flight."""
+_Theirs = dict[str, list[_Run]]
+
+
 def run(
     algorithms: Sequence[AlgorithmName],
     beam_width: int,
@@ -40,6 +46,7 @@ def run(
     peer_problems: int,
     repeats: int,
     vllm: VllmProcess | None = None,
+    show: Show = nothing_shown,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search the same problems with every contestant, in turn, `repeats` times with different seeds.
 
@@ -47,7 +54,7 @@ def run(
     latter corresponds to a model whose steps rarely repeat. The baseline is slower and searches only the first
     `peer_problems` problems in each repetition. It runs on transformers and, with `vllm`, on vLLM as generator and
     verifier, which samples from one seed throughout. Answers are compared by exact match, which suffices for the demo
-    benchmark's whole numbers.
+    benchmark's whole numbers. `show` gets the figures so far after each repetition.
 
     Returns:
         Rows with medians over repetitions, and the accuracy over all repetitions with its interval, on the problems
@@ -63,28 +70,44 @@ def run(
     for algorithm in algorithms:
         width = beam_width * expansion if algorithm is AlgorithmName.BEST_OF_N else beam_width
         request = SearchRequest("-", algorithm, beam_width=width, expansion=expansion)
-        ours: dict[tuple[bool, int], list[_Run]] = {(merge, n): [] for merge in (True, False) for n in IN_FLIGHT}
-        theirs: dict[str, list[_Run]] = {name: [] for name in peers}
+        ours: _Ours = {(merge, n): [] for merge in (True, False) for n in IN_FLIGHT}
+        theirs: _Theirs = {name: [] for name in peers}
+        before = len(rows)
         for repeat in range(repeats + 1):
             for (merge, count), runs in ours.items():
                 runs.append(_ours(chosen, count, replace(request, seed=repeat, merge_duplicates=merge)))
             torch.set_num_threads(threads)  # the engine sets torch to one thread and has its own
             for name, runs in theirs.items():
                 runs.append(_theirs(peers[name], for_peer, algorithm, beam_width, expansion, repeat))
-        for runs in (*ours.values(), *theirs.values()):
-            del runs[0]  # the warm-up
-        for (merge, count), runs in ours.items():
-            name = f"{algorithm}" if merge else f"{algorithm}, unmerged"
-            rows.append(_row(f"espalier {name}, {count} in flight", runs, len(for_peer)))
-            if count != IN_FLIGHT[0]:
-                ratios[f"{name}@{count}/{IN_FLIGHT[0]}"] = _ratio(runs, ours[merge, IN_FLIGHT[0]])
-            for peer, of_peer in theirs.items():
-                ratios[f"{name}@{count}/{peer}"] = _ratio(runs, of_peer)
-        rows += [
-            _row(f"search-and-learn {algorithm} on {_TITLES[peer]}", runs, len(for_peer))
-            for peer, runs in theirs.items()
-        ]
+            if not repeat:  # the warm-up
+                for runs in (*ours.values(), *theirs.values()):
+                    runs.clear()
+                continue
+            rows[before:] = _rows(algorithm, ours, theirs, len(for_peer))
+            ratios |= _ratios(algorithm, ours, theirs)
+            show(rows, ratios)
     return rows, ratios
+
+
+def _rows(algorithm: AlgorithmName, ours: _Ours, theirs: _Theirs, judged: int) -> list[dict[str, Any]]:
+    own = {f"espalier {_named(algorithm, merge)}, {count} in flight": runs for (merge, count), runs in ours.items()}
+    peers = {f"search-and-learn {algorithm} on {_TITLES[peer]}": runs for peer, runs in theirs.items()}
+    return [_row(name, runs, judged) for name, runs in (own | peers).items()]
+
+
+def _ratios(algorithm: AlgorithmName, ours: _Ours, theirs: _Theirs) -> dict[str, float]:
+    ratios = {}
+    for (merge, count), runs in ours.items():
+        name = _named(algorithm, merge)
+        if count != IN_FLIGHT[0]:
+            ratios[f"{name}@{count}/{IN_FLIGHT[0]}"] = _ratio(runs, ours[merge, IN_FLIGHT[0]])
+        for peer, of_peer in theirs.items():
+            ratios[f"{name}@{count}/{peer}"] = _ratio(runs, of_peer)
+    return ratios
+
+
+def _named(algorithm: AlgorithmName, merge: bool) -> str:
+    return f"{algorithm}" if merge else f"{algorithm}, unmerged"
 
 
 def vllm_settings(candidates: int) -> VllmSettings:

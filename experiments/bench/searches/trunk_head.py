@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
 from espalier.prm.scorers.trunk_head import ARCHITECTURE
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
@@ -25,7 +26,9 @@ from espalier.search.run.orchestrator import Orchestrator
 _PAIRS = ("trunk head", "second model")
 
 
-def run(limit: int, in_flight: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def run(
+    limit: int, in_flight: int, repeats: int, show: Show = nothing_shown
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search the same problems with both verifiers, in turn, `repeats` times with different seeds, after a warm-up.
 
     The head is random and in both verifiers the same: figures of work, not of accuracy. The second model is the
@@ -36,6 +39,7 @@ def run(limit: int, in_flight: int, repeats: int) -> tuple[list[dict[str, Any]],
         limit: number of problems of the demo benchmark.
         in_flight: searches running at once.
         repeats: counted repetitions.
+        show: gets the figures that there are so far, whenever there are more.
 
     Returns:
         A row for each search and verifier with medians: problems a minute, and tokens that each model computes, blocks
@@ -57,14 +61,20 @@ def run(limit: int, in_flight: int, repeats: int) -> tuple[list[dict[str, Any]],
             width = 4 if algorithm is AlgorithmName.BEAM else 16
             request = SearchRequest("-", algorithm, width, 4, merge_duplicates=merge)
             runs: dict[str, list[tuple[float, list[SearchResult]]]] = {name: [] for name in contestants}
+            title, before = f"{algorithm}{'' if merge else ', unmerged'}", len(rows)
             for seed in range(repeats + 1):
-                for name, orchestrator in contestants.items():
-                    runs[name].append(_search(orchestrator, problems, replace(request, seed=seed)))
-            title = f"{algorithm}{'' if merge else ', unmerged'}"
-            counted = {name: some[1:] for name, some in runs.items()}
-            rows += [_row(title, name, contestants[name], some) for name, some in counted.items()]
-            pairs = zip(*(counted[name] for name in _PAIRS), strict=True)
-            ratios[f"{title}: trunk head/second model"] = statistics.median(one[0] / two[0] for one, two in pairs)
+                found = {
+                    name: _search(orchestrator, problems, replace(request, seed=seed))
+                    for name, orchestrator in contestants.items()
+                }
+                if not seed:  # the warm-up
+                    continue
+                for name, one in found.items():
+                    runs[name].append(one)
+                rows[before:] = [_row(title, name, contestants[name], some) for name, some in runs.items()]
+                pairs = zip(*(runs[name] for name in _PAIRS), strict=True)
+                ratios[f"{title}: trunk head/second model"] = statistics.median(one[0] / two[0] for one, two in pairs)
+                show(rows, ratios)
     return rows, ratios
 
 

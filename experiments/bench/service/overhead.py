@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from espalier.engine.errors import EspalierError
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.bench.service.server_process import serving
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.search.client import SearchClient
@@ -26,13 +27,16 @@ Answers = dict[str, str]
 """The answer to each problem."""
 
 
-def run(problems: int, callers: int, repeats: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def run(
+    problems: int, callers: int, repeats: int, show: Show = nothing_shown
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search by every way in turn; nowhere are prompts cached, as the server shares none of callers without a login.
 
     Args:
         problems: searches of a turn.
         callers: searches in flight: threads with a client each, or searches that run at once in the process.
         repeats: counted turns.
+        show: gets the figures that there are so far, whenever there are more.
 
     Returns:
         Rows with median problems/min, and processor time in milliseconds a search, of this process (the callers', or
@@ -52,6 +56,7 @@ def run(problems: int, callers: int, repeats: int) -> tuple[list[dict[str, Any]]
             "gRPC, streamed": lambda requests: _by_server(server.address, callers, requests, stream=True),
         }
         for workload, request in WORKLOADS.items():
+            before = len(rows)
             rates: dict[str, list[float]] = {name: [] for name in ways}
             spent: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
             for turn in range(repeats + 1):
@@ -65,21 +70,27 @@ def run(problems: int, callers: int, repeats: int) -> tuple[list[dict[str, Any]]
                         spent[name].append((time.process_time() - own, server.cpu_seconds() - servers))
                 if differing := [name for name, its in answers.items() if its != answers[_LOCAL]]:
                     raise EspalierError(f"{', '.join(differing)}: other answers than those of one process")
-            for name, its in rates.items():
-                here, there = (1000 * statistics.median(times) / problems for times in zip(*spent[name], strict=True))
-                rows.append(
-                    {
-                        "workload": workload,
-                        "way": name,
-                        "problems/min": statistics.median(its),
-                        "this process, CPU ms a search": here,
-                        "server, CPU ms a search": there,
-                    }
-                )
-                if name != _LOCAL:
-                    pairs = zip(its, rates[_LOCAL], strict=True)
+                if not turn:
+                    continue
+                rows[before:] = [_row(workload, name, rates[name], spent[name], problems) for name in ways]
+                for name in (way for way in ways if way != _LOCAL):
+                    pairs = zip(rates[name], rates[_LOCAL], strict=True)
                     ratios[f"{name}@{workload}/{_LOCAL}"] = statistics.median(one / other for one, other in pairs)
+                show(rows, ratios)
     return rows, ratios
+
+
+def _row(
+    workload: str, way: str, rates: list[float], spent: list[tuple[float, float]], problems: int
+) -> dict[str, Any]:
+    here, there = (1000 * statistics.median(times) / problems for times in zip(*spent, strict=True))
+    return {
+        "workload": workload,
+        "way": way,
+        "problems/min": statistics.median(rates),
+        "this process, CPU ms a search": here,
+        "server, CPU ms a search": there,
+    }
 
 
 def _locally(orchestrator: Orchestrator, requests: Sequence[SearchRequest]) -> Answers:

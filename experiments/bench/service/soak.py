@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 from espalier.engine.errors import EspalierError
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.bench.service.server_process import ServerProcess, logins, serving
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
@@ -45,7 +46,7 @@ class _Figures:
 
 
 def run(
-    minutes: float, large: int = 3, small: int = 2, vanishing: int = 2
+    minutes: float, large: int = 3, small: int = 2, vanishing: int = 2, show: Show = nothing_shown
 ) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, int]]:
     """Load a server for some minutes, from the first one on with clients that vanish; each caller has a login.
 
@@ -54,6 +55,7 @@ def run(
         large: callers that always have a large search running.
         small: callers of small searches, one after the other; their times count.
         vanishing: callers that disappear in the middle of a search, without a word.
+        show: gets the figures that there are so far, whenever there are more.
 
     Returns:
         A row for each twentieth of the run: memory, live blocks, searches. Ratios: memory at the end over that after
@@ -81,7 +83,7 @@ def run(
             work += [partial(_ask, server.address, token, _SMALL, texts, loaded) for token in of_small]
             work += [partial(_vanish, proxy, token, texts, others) for token in of_vanishing]
             with _threads(work):
-                rows = _watch(server, watcher, minutes, loaded)
+                rows = _watch(server, watcher, minutes, loaded, show)
         left = _wait_until_idle(watcher)
     ended = {name: loaded.ended.get(name, 0) + others.ended.get(name, 0) for name in {**loaded.ended, **others.ended}}
     bad = {name: count for name, count in ended.items() if name not in ("OK", "INVALID_ARGUMENT", "vanished")}
@@ -96,8 +98,10 @@ def run(
     return rows, ratios, ended
 
 
-def _watch(server: ServerProcess, client: SearchClient, minutes: float, figures: _Figures) -> list[dict[str, Any]]:
-    rows = []
+def _watch(
+    server: ServerProcess, client: SearchClient, minutes: float, figures: _Figures, show: Show
+) -> list[dict[str, Any]]:
+    rows = list[dict[str, Any]]()
     begun = time.monotonic()
     parts = 20
     for part in range(1, parts + 1):
@@ -115,6 +119,7 @@ def _watch(server: ServerProcess, client: SearchClient, minutes: float, figures:
                 "p99 s so far": _p99(figures.waits),
             }
         )
+        show(rows, {})
     return rows
 
 

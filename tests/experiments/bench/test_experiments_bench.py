@@ -1,9 +1,11 @@
 """Reports have the shape that others read, and benchmarks measure what they name."""
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from espalier.experiments.bench import report
 from espalier.experiments.bench.__main__ import app
+from espalier.experiments.bench.report import Report
 from espalier.experiments.cli.options import OptionError
 from espalier.search.request import AlgorithmName
 
@@ -22,6 +24,18 @@ from espalier.search.request import AlgorithmName
 def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr("espalier.experiments.bench.engine.decode.BATCHES", (1, 3))
     monkeypatch.setattr("espalier.experiments.bench.searches.rate.IN_FLIGHT", (1, 2))
+    finish, show, shown = Report.finish, Report.show, dict[Report, list[str]]()
+
+    def watch(report: Report, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float]) -> None:
+        shown[report] = [str(next(iter(row.values()))) for row in rows]
+        show(report, rows, ratios)
+
+    def check(report: Report, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float]) -> None:
+        assert shown[report] == [str(next(iter(row.values()))) for row in rows], "rows come before the end"
+        finish(report, rows, ratios)
+
+    monkeypatch.setattr(Report, "show", watch)
+    monkeypatch.setattr(Report, "finish", check)
 
     def bench(*arguments: object) -> Any:
         return CliRunner().invoke(app, [str(a) for a in arguments])
@@ -199,9 +213,56 @@ def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_pat
         assert max(counts) - min(counts) <= 1, f"limit {limit}: {counts}"
 
 
+def test_rows_are_printed_and_written_as_they_come(tmp_path, capsys):
+    report, file = Report("some title", tmp_path / "deep" / "x.json"), tmp_path / "deep" / "x.json"
+    rows = [{"batch": 1, "rate": 1234.5678}]
+    report.show(rows, {})
+    assert capsys.readouterr().out.splitlines() == ["some title", "batch 1  rate 1,235"]
+    rows.append({"batch": 64, "rate": 2.5})
+    report.show(rows, {"a/b": 1.5})
+    assert capsys.readouterr().out.splitlines() == ["batch 64  rate 2.5"], "a row is printed once"
+    document = json.loads(file.read_text())
+    assert (document["rows"], document["ratios"], document["complete"]) == (rows, {"a/b": 1.5}, False)
+    rows[0]["rate"] = 1300.0
+    report.show(rows, {"a/b": 1.5})
+    assert capsys.readouterr().out.splitlines() == ["batch 1  rate 1,300"], "as another round has changed it"
+    report.finish(rows, {"a/b": 1.5})
+    assert json.loads(file.read_text()) == document | {"rows": rows, "complete": True}
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_benchmark_that_is_cut_short_leaves_what_it_has_measured(bench, tmp_path, monkeypatch):
+    from espalier.experiments.bench.engine import prefix
+
+    def measure(_: object, shared: int, *others: object) -> float:
+        if shared == 512:
+            raise KeyboardInterrupt
+        return 1.0 + shared
+
+    monkeypatch.setattr(prefix, "_step_seconds", measure)
+    ran = bench("prefix", "--repeats", 1, "--json", tmp_path / "prefix.json")
+    assert ran.exit_code != 0
+    assert "shared tokens 128" in ran.output
+    document = json.loads((tmp_path / "prefix.json").read_text())
+    assert [row["shared tokens"] for row in document["rows"]] == [0, 128]
+    assert not document["complete"]
+
+
+def test_a_pipe_gets_one_document(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        got = pool.submit(pipe.read_text)
+        report = Report("some title", pipe)
+        report.show([{"batch": 1}], {})
+        report.finish([{"batch": 1}, {"batch": 2}], {})
+        assert json.loads(got.result(timeout=10))["rows"] == [{"batch": 1}, {"batch": 2}]
+    assert pipe.is_fifo()
+
+
 def test_table_and_file_hold_the_same_figures(tmp_path, capsys):
     rows = [{"batch": 1, "rate": 1234.5678}, {"batch": 64, "rate": 2.5}]
-    report.publish("some title", rows, {"a/b": 1.234}, tmp_path / "x.json")
+    Report("some title", tmp_path / "x.json").finish(rows, {"a/b": 1.234})
     out = capsys.readouterr().out
     for text in ("some title", "1,235", "2.5", "64", "a/b  1.23x"):
         assert text in out
@@ -210,7 +271,8 @@ def test_table_and_file_hold_the_same_figures(tmp_path, capsys):
 
 def test_no_file_is_written_unless_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    report.publish("some title", [{"batch": 1}], {}, None)
+    Report("some title").show([{"batch": 1}], {})
+    Report("some title").finish([{"batch": 1}], {})
     assert list(tmp_path.iterdir()) == []
 
 
