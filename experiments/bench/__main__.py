@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from espalier.engine.errors import EspalierError
+from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.options import PLOT_SUFFIXES, output_file, parse_int_list, parse_list
 from espalier.experiments.cli.schema_options import option
 from espalier.search.request import AlgorithmName
@@ -20,6 +21,15 @@ VllmPython = Annotated[
         "do not match it); default: this interpreter, if it has vLLM; 'none' skips vLLM."
     ),
 ]
+SearchAndLearnFolder = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        help="Folder `src` of search-and-learn, whose own code then takes part on vLLM; with --quantization int8 "
+        "it also runs with both models in int8.",
+    ),
+]
 JsonPath = Annotated[
     Path | None,
     typer.Option(
@@ -28,6 +38,13 @@ JsonPath = Annotated[
         help="Write rows, ratios, machine and versions to this file.",
     ),
 ]
+
+
+def _quantizations(text: str) -> list[Quantization]:
+    names, known = parse_list(text or None, "--quantization"), (Quantization.INT8, Quantization.INT4)
+    if unknown := set(names) - set(known):
+        raise typer.BadParameter(f"{min(unknown)!r} is not one of int8, int4", param_hint="--quantization")
+    return [Quantization(name) for name in names]
 
 
 @app.callback()
@@ -51,16 +68,12 @@ def engine(
     json_path: JsonPath = None,
 ) -> None:
     """Decode throughput in tokens/s at batch 1 to 256, compared with a bare torch loop on dense KV, vLLM and others."""
-    from espalier.engine.models.options import Quantization
     from espalier.experiments.bench.baselines.vllm_process import optional_vllm
     from espalier.experiments.bench.engine.decode import run, vllm_settings
     from espalier.experiments.bench.report import Report
 
     sizes = parse_int_list(batches, "--batches") if batches else ()
-    try:
-        kinds = [Quantization(name) for name in parse_list(quantization or None, "--quantization")]
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}; write int8,int4", param_hint="--quantization") from None
+    kinds = _quantizations(quantization)
     with optional_vllm(vllm_python, vllm_settings(generator, prompt_tokens, new_tokens, sizes)) as vllm:
         beside = f", {vllm.description}" if vllm else ""
         report = Report(f"decode, {prompt_tokens} + {new_tokens} tokens, float32{beside}", json_path)
@@ -77,24 +90,31 @@ def search(
     problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 64,
     peer_problems: Annotated[int, typer.Option(min=1, help="Problems that the baseline solves in each run.")] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
+    in_flight: Annotated[str | None, typer.Option(help="Searches at once; default: 1,8,32.")] = None,
+    quantization: Annotated[
+        str, typer.Option(help="Take part with both models quantised, too: int8, int4 or both.")
+    ] = "",
+    transformers: Annotated[bool, typer.Option(help="Whether the baseline runs on transformers, too.")] = True,
+    search_and_learn: SearchAndLearnFolder = None,
     vllm_python: VllmPython = None,
     json_path: JsonPath = None,
 ) -> None:
     """Searches in problems/min, 1, 8 and 32 at once, compared with search-and-learn on transformers and on vLLM."""
-    from espalier.experiments.bench.baselines.vllm_process import optional_vllm
     from espalier.experiments.bench.report import Report
-    from espalier.experiments.bench.searches.rate import run, vllm_settings
+    from espalier.experiments.bench.searches.peers import running_peers
+    from espalier.experiments.bench.searches.rate import run
 
     chosen = [AlgorithmName(name) for name in algorithms.split(",") if name in ("beam", "dvts", "best-of-n")]
     if len(chosen) != len(algorithms.split(",")):
         raise typer.BadParameter(
             "must be a comma-separated list of beam, dvts and best-of-n", param_hint="--algorithms"
         )
-    with optional_vllm(vllm_python, vllm_settings(beam_width * expansion)) as vllm:
-        beside = f", {vllm.description}" if vllm else ""
-        report = Report(f"{algorithms}, N={beam_width} M={expansion}, {problems} problems{beside}", json_path)
-        counts = problems, min(peer_problems, problems), repeats
-        found = run(chosen, beam_width, expansion, *counts, vllm, report.show)
+    kinds, flights = _quantizations(quantization), parse_int_list(in_flight, "--in-flight") if in_flight else ()
+    candidates, counts = beam_width * expansion, (problems, min(peer_problems, problems), repeats)
+    with running_peers(vllm_python, search_and_learn, transformers, "int8" in kinds, candidates) as (peers, remarks):
+        title = ", ".join([algorithms, f"N={beam_width} M={expansion}", f"{problems} problems", *remarks])
+        report = Report(title, json_path)
+        found = run(chosen, beam_width, expansion, *counts, peers, kinds, flights, report.show)
     report.finish(*found)
 
 
@@ -401,6 +421,7 @@ def everything(
     only: Annotated[
         list[str] | None, typer.Option(help="Only these figures, by the names of their files; may be repeated.")
     ] = None,
+    search_and_learn: SearchAndLearnFolder = None,
     vllm_python: VllmPython = None,
 ) -> None:
     """Every published figure that needs no GPU, one after the other: all.json and a page, all.md. It takes hours."""
@@ -408,7 +429,7 @@ def everything(
 
     if unknown := set(only or ()) - PUBLISHED.keys():
         raise typer.BadParameter(f"{', '.join(unknown)}: must be of {', '.join(PUBLISHED)}", param_hint="--only")
-    failed = run(out, only or PUBLISHED, vllm_python)
+    failed = run(out, only or PUBLISHED, vllm_python, search_and_learn)
     typer.echo(f"figures {out / 'all.json'}\npage    {out / 'all.md'}")
     if failed:
         raise EspalierError(f"no figures of {', '.join(failed)}; the same command tries them again")

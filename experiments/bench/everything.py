@@ -16,9 +16,14 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "host": ("host",),
     "gpu-kernels": ("gpu-kernels",),
     "engine": ("engine", "--repeats", "5", "--new-tokens", "24"),
-    "search": ("search", "--repeats", "2", "--problems", "32"),
+    "search": ("search", "--repeats", "2", "--problems", "32", "--quantization", "int8"),
     "search-best-of-n": (
         "search", "--repeats", "2", "--problems", "32", "--algorithms", "best-of-n", "--peer-problems", "25",
+        "--quantization", "int8",
+    ),
+    "search-accuracy": (
+        "search", "--repeats", "1", "--problems", "300", "--peer-problems", "300", "--in-flight", "32",
+        "--no-transformers", "--quantization", "int8",
     ),
     "prefix": ("prefix", "--repeats", "15"),
     "pool": ("pool", "--repeats", "5"),
@@ -44,13 +49,14 @@ _WITH_VLLM = frozenset(("engine", "rollouts", "search"))
 _WITH_SAMPLES = frozenset(("accuracy", "algorithms"))
 
 
-def run(folder: Path, names: Iterable[str], vllm_python: str | None) -> list[str]:
+def run(folder: Path, names: Iterable[str], vllm_python: str | None, search_and_learn: Path | None = None) -> list[str]:
     """Run those benchmarks that have no figures in `folder` yet, each in a process of its own.
 
     Args:
         folder: gets `NAME.json` of each, `all.json` with all of them, and the page `all.md`.
         names: keys of `PUBLISHED`.
         vllm_python: see `bench engine --vllm-python`.
+        search_and_learn: see `bench search --search-and-learn`.
 
     Returns:
         Those that failed.
@@ -63,6 +69,8 @@ def run(folder: Path, names: Iterable[str], vllm_python: str | None) -> list[str
             arguments = [*PUBLISHED[name], "--json", str(folder / f"{name}.part.json")]
             if vllm_python and PUBLISHED[name][0] in _WITH_VLLM:
                 arguments += ["--vllm-python", vllm_python]
+            if search_and_learn and PUBLISHED[name][0] == "search":
+                arguments += ["--search-and-learn", str(search_and_learn)]
             if PUBLISHED[name][0] in _WITH_SAMPLES:
                 arguments += ["--out", str(folder / "samples" / name)]
             command = [sys.executable, "-m", "espalier.experiments.bench", *arguments]

@@ -64,6 +64,7 @@ class VllmProcess:
         Raises:
             VllmError: vLLM cannot be started.
         """
+        self.python = python
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         try:
             self._child = subprocess.Popen(

@@ -1,26 +1,26 @@
-"""Search throughput in problems/min: 1, 8 and 32 at once, against search-and-learn on transformers and vLLM."""
+"""Search throughput in problems/min, some searches at once, against search-and-learn on transformers and vLLM."""
 
+import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from espalier.engine.models.hub import locate
-from espalier.experiments.bench.baselines.search_and_learn import SearchAndLearn
-from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
+from espalier.engine.models.options import Quantization
+from espalier.experiments.bench.baselines.search_and_learn import Peer
 from espalier.experiments.bench.report import Show, nothing_shown
+from espalier.experiments.bench.searches.peers import GENERATOR, TITLES, VERIFIER
 from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
-from espalier.experiments.evaluation.statistics import wilson_interval
+from espalier.experiments.evaluation.statistics import paired_interval, wilson_interval
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.voting.answers import canonical
 
 IN_FLIGHT = (1, 8, 32)
-GENERATOR, VERIFIER = "demo-generator", "demo-verifier"
-_TITLES = {"transformers": "transformers", "vllm": "vLLM"}
+_WARM_UP_PROBLEMS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,21 @@ class _Run:
     verifier_tokens: float
 
 
-_Ours = dict[tuple[bool, int], list[_Run]]
-"""Espalier's runs: whether equal samples are merged, and searches in flight."""
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """Espalier as a contestant: with or without merging equal samples, at a precision, with so many in flight."""
+
+    merge: bool
+    quantization: Quantization
+    in_flight: int
+
+    def named(self, algorithm: AlgorithmName) -> str:
+        """The contestant's name, without its searches in flight."""
+        parts = algorithm, "" if self.merge else "unmerged", "" if self.quantization == "none" else self.quantization
+        return ", ".join(part for part in parts if part)
+
+
+_Ours = dict[_Setup, list[_Run]]
 _Theirs = dict[str, list[_Run]]
 
 
@@ -45,40 +58,46 @@ def run(
     problems: int,
     peer_problems: int,
     repeats: int,
-    vllm: VllmProcess | None = None,
+    peers: Mapping[str, Peer],
+    quantizations: Sequence[Quantization] = (),
+    in_flight: Sequence[int] = (),
     show: Show = nothing_shown,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Search the same problems with every contestant, in turn, `repeats` times with different seeds.
 
-    Every algorithm samples N*M candidates at a time. Espalier runs twice: with and without merging equal samples; the
-    latter corresponds to a model whose steps rarely repeat. The baseline is slower and searches only the first
-    `peer_problems` problems in each repetition. It runs on transformers and, with `vllm`, on vLLM as generator and
-    verifier, which samples from one seed throughout. Answers are compared by exact match, which suffices for the demo
-    benchmark's whole numbers. `show` gets the figures so far after each repetition.
+    Every algorithm samples N*M candidates at a time. Espalier runs with and without merging equal samples; the latter
+    corresponds to a model whose steps rarely repeat. It runs in float32 and, for each of `quantizations`, with both
+    models' weights kept so; with each number of searches of `in_flight`, by default `IN_FLIGHT`. The peers, by the
+    names of `TITLES`, are slower and search only the first `peer_problems` problems in each repetition; vLLM samples
+    from one seed throughout. Answers are compared by exact match, which suffices for the demo benchmark's whole
+    numbers. `show` gets the figures so far after each repetition.
 
     Returns:
         Rows with medians over repetitions, and the accuracy over all repetitions with its interval, on the problems
-        that every contestant searches; and ratios, each the median over pairs: `beam@F/1` for F in flight over one at a
-        time, `beam@F/transformers` and, with `vllm`, `beam@F/vllm` over the baselines, and the same for `beam,
-        unmerged@F` and the other algorithms.
+        that every contestant searches, and its difference to the last peer's, paired by problem, with its interval; and
+        ratios, each the median over pairs: `beam@F/1` for F in flight over one at a time, `beam@F/PEER` over each peer,
+        and the same for `beam, unmerged@F`, `beam, int8@F` and the other algorithms.
     """
     chosen = load_benchmark("demo", problems)  # levels alternate, so any share has the same mix
     for_peer = chosen[:peer_problems]
-    peers, threads = _peers(vllm), torch.get_num_threads()
+    threads = torch.get_num_threads()
+    kinds = (Quantization.NONE, *quantizations)
+    setups = [_Setup(*each) for each in itertools.product((True, False), kinds, in_flight or IN_FLIGHT)]
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     for algorithm in algorithms:
         width = beam_width * expansion if algorithm is AlgorithmName.BEST_OF_N else beam_width
         request = SearchRequest("-", algorithm, beam_width=width, expansion=expansion)
-        ours: _Ours = {(merge, n): [] for merge in (True, False) for n in IN_FLIGHT}
+        ours: _Ours = {setup: [] for setup in setups}
         theirs: _Theirs = {name: [] for name in peers}
         before = len(rows)
         for repeat in range(repeats + 1):
-            for (merge, count), runs in ours.items():
-                runs.append(_ours(chosen, count, replace(request, seed=repeat, merge_duplicates=merge)))
+            most = len(chosen) if repeat else _WARM_UP_PROBLEMS
+            for setup, runs in ours.items():
+                runs.append(_ours(chosen[:most], setup, replace(request, seed=repeat)))
             torch.set_num_threads(threads)  # the engine sets torch to one thread and has its own
             for name, runs in theirs.items():
-                runs.append(_theirs(peers[name], for_peer, algorithm, beam_width, expansion, repeat))
+                runs.append(_theirs(peers[name], for_peer[:most], algorithm, beam_width, expansion, repeat))
             if not repeat:  # the warm-up
                 for runs in (*ours.values(), *theirs.values()):
                     runs.clear()
@@ -90,43 +109,35 @@ def run(
 
 
 def _rows(algorithm: AlgorithmName, ours: _Ours, theirs: _Theirs, judged: int) -> list[dict[str, Any]]:
-    own = {f"espalier {_named(algorithm, merge)}, {count} in flight": runs for (merge, count), runs in ours.items()}
-    peers = {f"search-and-learn {algorithm} on {_TITLES[peer]}": runs for peer, runs in theirs.items()}
-    return [_row(name, runs, judged) for name, runs in (own | peers).items()]
+    own = {f"espalier {setup.named(algorithm)}, {setup.in_flight} in flight": runs for setup, runs in ours.items()}
+    peers = {TITLES[peer].format(algorithm): runs for peer, runs in theirs.items()}
+    beside = list(theirs.values())[-1]
+    return [_row(name, runs, judged, beside) for name, runs in (own | peers).items()]
 
 
 def _ratios(algorithm: AlgorithmName, ours: _Ours, theirs: _Theirs) -> dict[str, float]:
     ratios = {}
-    for (merge, count), runs in ours.items():
-        name = _named(algorithm, merge)
-        if count != IN_FLIGHT[0]:
-            ratios[f"{name}@{count}/{IN_FLIGHT[0]}"] = _ratio(runs, ours[merge, IN_FLIGHT[0]])
+    first = min(setup.in_flight for setup in ours)
+    for setup, runs in ours.items():
+        name, count = setup.named(algorithm), setup.in_flight
+        if count != first:
+            ratios[f"{name}@{count}/{first}"] = _ratio(runs, ours[replace(setup, in_flight=first)])
         for peer, of_peer in theirs.items():
             ratios[f"{name}@{count}/{peer}"] = _ratio(runs, of_peer)
     return ratios
 
 
-def _named(algorithm: AlgorithmName, merge: bool) -> str:
-    return f"{algorithm}" if merge else f"{algorithm}, unmerged"
-
-
-def vllm_settings(candidates: int) -> VllmSettings:
-    """Settings for both models, with room for all candidates of a problem in one batch, at least vLLM's default."""
-    return VllmSettings(locate(GENERATOR), locate(VERIFIER), max_sequences=max(candidates, 256))
-
-
-def _peers(vllm: VllmProcess | None) -> dict[str, SearchAndLearn]:
-    generator, verifier = locate(GENERATOR), locate(VERIFIER)
-    peers = {"transformers": SearchAndLearn(generator, verifier)}
-    if vllm:
-        peers["vllm"] = SearchAndLearn(generator, verifier, vllm)
-    return peers
-
-
-def _ours(problems: list[Problem], in_flight: int, request: SearchRequest) -> _Run:
-    orchestrator = load_orchestrator(
-        RuntimeSettings(GENERATOR, VERIFIER, max_running=in_flight, answer_equivalence=AnswerEquivalence.EXACT_MATCH)
+def _ours(problems: list[Problem], setup: _Setup, request: SearchRequest) -> _Run:
+    settings = RuntimeSettings(
+        GENERATOR,
+        VERIFIER,
+        max_running=setup.in_flight,
+        generator_quantization=setup.quantization,
+        verifier_quantization=setup.quantization,
+        answer_equivalence=AnswerEquivalence.EXACT_MATCH,
     )
+    orchestrator = load_orchestrator(settings)
+    request = replace(request, merge_duplicates=setup.merge)
     gold = {}
     for problem in problems:
         gold[orchestrator.submit(replace(request, problem=problem.problem))] = problem.answer
@@ -146,7 +157,7 @@ def _ours(problems: list[Problem], in_flight: int, request: SearchRequest) -> _R
 
 
 def _theirs(
-    peer: SearchAndLearn,
+    peer: Peer,
     problems: list[Problem],
     algorithm: AlgorithmName,
     beam_width: int,
@@ -163,15 +174,20 @@ def _theirs(
     return _Run(60 * count / seconds, right, peer.generated_tokens / count, peer.verifier_tokens / count)
 
 
-def _row(name: str, runs: list[_Run], judged: int) -> dict[str, Any]:
-    right = [correct for run in runs for correct in run.right[:judged]]
+def _row(name: str, runs: list[_Run], judged: int, beside: list[_Run]) -> dict[str, Any]:
+    right, theirs = ([correct for run in of for correct in run.right[:judged]] for of in (runs, beside))
     low, high = wilson_interval(sum(right), len(right))
+    lost, won = (sum(a > b for a, b in zip(*pair, strict=True)) for pair in ((theirs, right), (right, theirs)))
+    at_least, at_most = paired_interval(lost, won, len(right))
     return {
         "contestant": name,
         "problems/min": statistics.median(r.rate for r in runs),
         "accuracy %": 100 * sum(right) / len(right),
         "95% low": 100 * low,
         "95% high": 100 * high,
+        "minus last peer": 100 * (won - lost) / len(right),
+        "minus, low": 100 * at_least,
+        "minus, high": 100 * at_most,
         "generated tokens": statistics.median(r.generated_tokens for r in runs),
         "verifier tokens": statistics.median(r.verifier_tokens for r in runs),
     }

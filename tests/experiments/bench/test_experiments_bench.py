@@ -14,8 +14,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from espalier.engine.models.options import Quantization
 from espalier.experiments.bench.__main__ import app
 from espalier.experiments.bench.report import Report
+from espalier.experiments.bench.searches import rate
 from espalier.experiments.cli.options import OptionError
 from espalier.search.request import AlgorithmName
 
@@ -109,16 +111,66 @@ def test_search_benchmark_refuses_an_algorithm_that_the_baseline_does_not_have(b
     assert "--algorithms" in ran.output
 
 
-def test_search_benchmark_judges_all_contestants_by_the_problems_that_all_solve(monkeypatch):
-    from espalier.experiments.bench.searches import rate
+@pytest.mark.parametrize("unknown", ["int9", "none"])
+def test_search_benchmark_refuses_an_unknown_quantization(bench, unknown):
+    ran = bench("search", "--quantization", f"int8,{unknown}", "--vllm-python", "none")
+    assert ran.exit_code == 2
+    assert "--quantization" in ran.output
 
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [(["--no-transformers"], "--vllm-python"), (["--search-and-learn", "."], "--vllm-python")],
+    ids=["no peer", "no vLLM for its own code"],
+)
+def test_search_benchmark_without_the_peer_that_was_asked_for_says_so(bench, options, remedy):
+    ran = bench("search", "--vllm-python", "none", *options)
+    assert ran.exit_code == 1
+    assert remedy in str(ran.exception)
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets who solves which problem."""
     outcome = vars(rate)["_Run"]
-    monkeypatch.setattr(rate, "_peers", lambda _: {"transformers": None})
-    monkeypatch.setattr(rate, "_ours", lambda problems, *_: outcome(60.0, [True, False, False], 1.0, 1.0))
-    monkeypatch.setattr(rate, "_theirs", lambda _, problems, *__: outcome(30.0, [True] * len(problems), 1.0, 1.0))
-    rows, ratios = rate.run([AlgorithmName.BEAM], 2, 2, problems=3, peer_problems=1, repeats=1)
+
+    def set_outcomes(ours: list[bool], theirs: list[bool]) -> None:
+        def of_ours(problems: list[Any], setup: Any, _: object) -> Any:
+            return outcome(120.0 if setup.quantization == "int8" else 60.0, ours[: len(problems)], 1.0, 1.0)
+
+        def of_theirs(_: object, problems: list[Any], *__: object) -> Any:
+            return outcome(30.0, theirs[: len(problems)], 1.0, 1.0)
+
+        monkeypatch.setattr(rate, "_ours", of_ours)
+        monkeypatch.setattr(rate, "_theirs", of_theirs)
+
+    return set_outcomes
+
+
+def test_search_benchmark_judges_all_contestants_by_the_problems_that_all_solve(outcomes):
+    outcomes([True, False, False], [True] * 3)
+    rows, ratios = rate_of(problems=3, peer_problems=1)
     assert [row["accuracy %"] for row in rows] == [100.0] * len(rows)
     assert ratios["beam@32/transformers"] == 2
+
+
+def test_search_benchmark_compares_accuracy_by_problem_and_has_rows_of_each_precision(outcomes):
+    outcomes([True, True, False, False], [False, True, True, True])
+    rows, ratios = rate_of(problems=4, peer_problems=4, quantizations=[Quantization.INT8])
+    of = {row["contestant"]: row for row in rows}
+    int8 = of["espalier beam, unmerged, int8, 32 in flight"]
+    assert int8["minus last peer"] == -25
+    assert int8["minus, low"] < -25 < 0 < int8["minus, high"]
+    peer = of["search-and-learn beam, float32, rewritten on transformers"]
+    assert peer["minus last peer"] == 0
+    assert ratios["beam, unmerged@32/transformers"] == 2
+    assert ratios["beam, unmerged, int8@32/transformers"] == 4
+
+
+def rate_of(problems: int, peer_problems: int, quantizations: Sequence[Quantization] = ()) -> Any:
+    peers: dict[str, Any] = {"transformers": None}
+    counts = problems, peer_problems, 1
+    return rate.run([AlgorithmName.BEAM], 2, 2, *counts, peers, quantizations)
 
 
 @pytest.mark.usefixtures("no_grader_pool")

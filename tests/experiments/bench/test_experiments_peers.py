@@ -28,6 +28,7 @@ from espalier.experiments.bench.baselines.vllm_process import (
     VllmSettings,
     optional_vllm,
 )
+from espalier.experiments.bench.searches.peers import running_peers
 from espalier.search.request import AlgorithmName
 
 GREEDY = Sampling(temperature=0.0)
@@ -149,8 +150,6 @@ STAND_IN = """
 import os, sys, time
 from types import SimpleNamespace
 
-import numpy as np
-
 __version__ = "0.0.1"
 now = 0.0
 time.perf_counter = lambda: now
@@ -174,6 +173,8 @@ class LLM:
     def generate(self, prompts, sampling, use_tqdm):
         global now
         print("a progress bar")
+        if sampling is None:
+            return [SimpleNamespace(outputs=[SimpleNamespace(text="A 1\\n\\nB 2", token_ids=(7, 8))]) for _ in prompts]
         rows = [prompt["prompt_token_ids"] for prompt in prompts]
         if sampling.options["max_tokens"] == 13:
             raise RuntimeError("no thirteen tokens")
@@ -189,9 +190,11 @@ class LLM:
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(ids))]) for ids in grown]
 
     def encode(self, prompts, pooling_params, pooling_task, use_tqdm):
+        import torch
+
         assert pooling_task == "token_classify"
         rows = [prompt["prompt_token_ids"] for prompt in prompts]
-        return [SimpleNamespace(outputs=SimpleNamespace(data=np.array([[i, -i] for i in row]))) for row in rows]
+        return [SimpleNamespace(outputs=SimpleNamespace(data=torch.tensor([[i, -i] for i in row]))) for row in rows]
 """
 SETTINGS = VllmSettings(Path("generator"), Path("verifier"))
 
@@ -259,6 +262,55 @@ def test_benchmarks_take_vllm_in_where_it_is(stand_in, monkeypatch):
     assert search.exit_code == 0, search.output
     for text in ("vLLM 0.0.1", "beam@1/transformers", "beam@1/vllm", "beam@2/vllm"):
         assert text in search.output
+
+
+# A stand-in for search-and-learn's package: each search samples one solution of each problem, and has it scored.
+SAL_SEARCH = """
+def beam_search(examples, config, llm, prm):
+    outputs = llm.generate([p for p in examples["problem"]], None, use_tqdm=False)
+    texts = [[output.outputs[0].text] for output in outputs]
+    return {"completions": texts, "scores": prm.score(examples["problem"], texts)}
+
+
+dvts = best_of_n = beam_search
+"""
+SAL_CONFIG = """
+class Config:
+    def __init__(self, **options):
+        self.__dict__.update(options)
+"""
+
+
+@pytest.fixture
+def search_and_learn(tmp_path: Path) -> Path:
+    package = tmp_path / "src" / "sal"
+    package.mkdir(parents=True)
+    for name, text in {"__init__": "", "search": SAL_SEARCH, "config": SAL_CONFIG}.items():
+        (package / f"{name}.py").write_text(text)
+    return package.parent
+
+
+def test_search_and_learns_own_code_takes_part_in_both_precisions(stand_in, search_and_learn, monkeypatch):
+    monkeypatch.setattr("espalier.experiments.bench.searches.rate.IN_FLIGHT", (1,))
+    options = ["--search-and-learn", str(search_and_learn), "--quantization", "int8", "--no-transformers"]
+    sizes = ["-N", "2", "-M", "2", "--problems", "1", "--repeats", "1"]
+    ran = CliRunner().invoke(app, ["search", *options, *sizes])
+    assert ran.exit_code == 0, ran.output
+    for text in ("beam, unmerged, int8@1/original", "beam@1/original-int8", "beam@1/vllm"):
+        assert text in ran.output
+    assert "transformers" not in ran.output
+
+
+def test_a_vllm_that_cannot_run_int8_leaves_its_row_out_and_says_why(stand_in, search_and_learn, tmp_path):
+    file = tmp_path / "vllm.py"
+    refusal = """
+        if options["dtype"] == "bfloat16":
+            raise RuntimeError("no kernel for bytes")
+"""
+    file.write_text(file.read_text().replace("        os.write(1", f"{refusal}        os.write(1", 1))
+    with running_peers(None, search_and_learn, transformers=False, int8=True, candidates=4) as (peers, remarks):
+        assert list(peers) == ["vllm", "original"]
+        assert "no kernel for bytes" in remarks[-1]
 
 
 @pytest.mark.parametrize("python", ["no-such-interpreter", "without"])
