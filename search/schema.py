@@ -27,6 +27,7 @@ T = TypeVar("T")
 _KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 """Formats of files with values of fields."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _MOST_ITEMS = 1024
 """Longest list whose items are looked at."""
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -136,7 +137,7 @@ def violations(value: object) -> list[Violation]:
 def text_violations(name: str, text: str, most_bytes: int) -> list[Violation]:
     """Validate a text: it must be valid Unicode of at most `most_bytes` bytes of UTF-8."""
     found: list[Violation] = []
-    if any("\ud800" <= c <= "\udfff" for c in text):
+    if _SURROGATES.search(text):
         found.append(Violation(name, "must be valid Unicode, has an unpaired surrogate"))
     if (size := len(text.encode(errors="replace"))) > most_bytes:
         found.append(Violation(name, f"must be at most {most_bytes} bytes, is {size}"))

@@ -82,7 +82,8 @@ class TextTokenizer:
             CheckpointError: when a rule of the tokenizer fails on it.
         """
         with self._library("fails on a text"):
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            # `encode` would hold the interpreter's lock all the time, and also compute offsets.
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of `token_ids`, without special tokens; broken UTF-8 becomes the replacement character."""

@@ -1,3 +1,5 @@
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,3 +197,22 @@ def test_special_tokens_are_found_in_either_spelling(copied: Callable[[str], Pat
     assert tokenizer.special_token("bos_token") == "<s>"
     assert tokenizer.special_token("eos_token") == "<|im_end|>"
     assert tokenizer.special_token("sep_token") is None
+
+
+def test_other_threads_go_on_while_a_text_is_encoded(tokenizer: TextTokenizer):
+    text, steps = "Tom has 38 coins. " * 20_000, []
+    ended, times = threading.Event(), [0.0, 0.0]
+
+    def encode() -> None:
+        times[0] = time.perf_counter()
+        tokenizer.encode(text)
+        times[1] = time.perf_counter()
+        ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not ended.is_set():
+        steps.append(time.perf_counter())
+    thread.join()
+    began, took = times[0], times[1] - times[0]
+    assert any(began + 0.2 * took < step < began + 0.8 * took for step in steps), "all at its begin and end"
