@@ -197,15 +197,18 @@ class EngineThread:
         self._live.add(search)
         return search
 
-    async def check(self, request: SearchRequest) -> None:
+    def check(self, request: SearchRequest) -> None:
         """Raise what the orchestrator would raise for a request: it tokenises the problem and counts its blocks.
+
+        It takes time in which the event loop must go on, so call it on another thread.
 
         Raises:
             NotReadyError: the engine is loading, stopping or dead.
         """
         self.require_ready()
-        assert self._executor is not None
-        await asyncio.to_thread(self._executor.check, request)
+        if (executor := self._executor) is None:  # it has just died
+            raise NotReadyError(DEAD)
+        executor.check(request)
 
     async def report(self) -> ExecutorReport:
         """What the executor serves and holds, between two of its steps; a step may take seconds.

@@ -24,11 +24,16 @@ from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
 from espalier.search.service.errors import BusyError, NotReadyError, SearchFailedError, SearchTimeoutError
 from espalier.search.service.settings import ServerSettings
+from espalier.search.service.turns import Turns
 
 log = logging.getLogger("espalier.service")
 
 _GRACE = 15.0
 """Seconds after a search's time limit in which it must have ended."""
+_CHECKS_AT_ONCE = 2
+"""Requests that are read or checked at once: few, as what searches compute needs the processors, too."""
+_PLAIN_BYTES = 1024
+"""Bytes of text that take as long to check as everything else of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Session:
         self._settings = settings
         self._on_search_end = on_search_end
         self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
+        self._turns = Turns(_CHECKS_AT_ONCE, self._most_waiting)
         self._late = _Places(settings.max_queue)  # of calls whose time limit has ended in the queue
         self._salts = Salts(settings.share_prompts)
         self._quotas = Quotas()
@@ -94,6 +100,12 @@ class Session:
             return
         if self._settings.max_searches is None:
             self._call_queue.slots = self._engine_thread.max_running
+            self._turns.most_waiting = self._most_waiting
+
+    @property
+    def _most_waiting(self) -> int:
+        """Calls that may wait to be checked: as many as could run, suspended ones too, and wait after it."""
+        return 2 * self.slots + self._settings.max_queue
 
     @property
     def slots(self) -> int:
@@ -114,6 +126,11 @@ class Session:
     def waiting_calls(self) -> int:
         """Calls that wait for a slot."""
         return self._call_queue.waiting
+
+    @property
+    def unchecked_calls(self) -> int:
+        """Calls that wait to be read or checked."""
+        return self._turns.waiting
 
     def refuse_new(self) -> None:
         """Refuse all further calls; calls in progress continue."""
@@ -205,7 +222,9 @@ class Session:
         if self._draining:
             raise NotReadyError(STOPPING)
         self._require_valid(request, caller, priority, violations)
-        await self._engine_thread.check(request)
+        self._engine_thread.require_ready()
+        size = _PLAIN_BYTES + len(request.problem) + sum(len(message.content) for message in request.history)
+        await self._turns.run(call.account, size, partial(self._engine_thread.check, request))
         give_back: Callable[[], None] = partial(self._call_queue.release, priority)
         try:
             cost = estimated_tokens(request)

@@ -8,7 +8,8 @@ The callers file is TOML, with one table for each caller; `espalier token NAME` 
     tokens_per_minute = 100000     # sampled by the generator and read by the verifier; default: no limit
     max_priority = 10              # default: the server's --max-priority
 
-It is read again when it changes. Tokens are random, so a plain hash of them cannot be reversed.
+It is read again when it changes; whoever has no table any more is locked out, also with a certificate. Tokens are
+random, so a plain hash of them cannot be reversed.
 """
 
 import hmac
@@ -33,6 +34,7 @@ from espalier.search.service.errors import UnauthenticatedError
 log = logging.getLogger("espalier.service")
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_OF_NOTHING = sha256(b"").hexdigest()
 
 
 class CallersFileError(EspalierError):
@@ -113,7 +115,7 @@ class Callers:
             certificate_name: common name of the client's verified certificate.
 
         Raises:
-            UnauthenticatedError: a login is needed and there is none, or the token is unknown.
+            UnauthenticatedError: a login is needed and there is none, or it is no caller's.
         """
         if not self.login_required:
             return Caller(_host_of(host))
@@ -121,7 +123,7 @@ class Callers:
         if authorization is not None and self._file is not None:
             return self._of_token(authorization)
         if certificate_name:
-            return _caller(certificate_name, self._entries.get(certificate_name, CallerEntry()))
+            return self._of_certificate(certificate_name)
         raise UnauthenticatedError("this server needs a login: send `authorization: Bearer TOKEN`")
 
     def _of_token(self, authorization: str) -> Caller:
@@ -134,6 +136,14 @@ class Callers:
         if found is None:
             raise UnauthenticatedError("the token is unknown to this server")
         return found
+
+    def _of_certificate(self, name: str) -> Caller:
+        if not name.isprintable():
+            raise UnauthenticatedError("the name in your certificate has control characters")
+        entry = CallerEntry() if self._file is None else self._entries.get(name)
+        if entry is None:
+            raise UnauthenticatedError("the name in your certificate is unknown to this server")
+        return _caller(name, entry)
 
     def _refresh(self) -> None:
         if self._file is None or not self._watched.changed():
@@ -171,6 +181,13 @@ def _entry(file: Path, name: str, table: Any) -> CallerEntry:
     except InvalidRequestError as error:
         wrong = "; ".join(f"{each.field} {each.description}" for each in error.violations)
         raise CallersFileError(f"--callers {file}: [{name}]: {wrong}") from None
+    if not name.isprintable():
+        raise CallersFileError(f"--callers {file}: [{name!r}]: a name must not have control characters")
     if entry.token_sha256 is not None and not _DIGEST.fullmatch(entry.token_sha256):
         raise CallersFileError(f"--callers {file}: [{name}]: token_sha256 must be 64 digits 0-9, a-f")
+    if entry.token_sha256 == _OF_NOTHING:
+        raise CallersFileError(
+            f"--callers {file}: [{name}]: token_sha256 is the hash of an empty token; `espalier token {name} "
+            "--replace` makes one"
+        )
     return entry

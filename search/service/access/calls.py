@@ -28,6 +28,7 @@ class Call:
         method: what is called, such as `SolveProblem` or `POST /v1/chat/completions`.
         request_id: the caller's own id of the call, else a new one; it is echoed.
         traceparent: the caller's place in a trace, as W3C Trace Context writes it; None without one.
+        connection: that it came over, by the address and port of its other end.
         caller: None until identified.
         code: the google.rpc code that it ended with.
         reason: why it failed; see `errors.Failure`. None if it did not.
@@ -40,6 +41,7 @@ class Call:
     method: str
     request_id: str
     traceparent: str | None = None
+    connection: str = ""
     caller: Caller | None = None
     code: str = "OK"
     reason: str | None = None
@@ -47,6 +49,11 @@ class Call:
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     span: Any = None
+
+    @property
+    def account(self) -> str:
+        """Who shares are counted for: the caller's login, or without one the connection."""
+        return self.caller.name if self.caller and self.caller.login else self.connection
 
     def fail(self, code: str, reason: str) -> None:
         """Record how it failed; see `errors.Failure`."""
@@ -83,6 +90,7 @@ class AccessLog:
         if self._form is LogFormat.JSON:
             log.info("%s", json.dumps({"time": time.time(), **fields}))
         else:
+            fields["caller"] = _one_word(fields["caller"])
             log.info("%s", " ".join(f"{name}={value}" for name, value in fields.items()))
 
     def _floods(self) -> bool:
@@ -91,6 +99,12 @@ class AccessLog:
             self._second, self._refused = second, 0
         self._refused += 1
         return self._refused > _REFUSALS_A_SECOND
+
+
+def _one_word(name: str | None) -> str | None:
+    """A name from outside as it stands if it cannot be taken for more than itself, else in quotes and escaped."""
+    plain = name is None or (name.isprintable() and not set(name) & {" ", '"', "="})
+    return name if plain else json.dumps(name)
 
 
 def _fields(call: Call) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.search.service.access.watched_files import WatchedFiles
@@ -56,20 +57,35 @@ class TlsFiles:
         return context
 
 
-def reloading_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return a context for a server's sockets that follows changes of the files; see `TlsFiles.context`."""
-    watched = WatchedFiles(files.all)
-    watched.changed()
-    outer = current = files.context()
+class ReloadingContext(ssl.SSLContext):
+    """Context for a server's connections that follows changes of the files; see `TlsFiles.context`.
 
-    def on_hello(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        nonlocal current
-        if watched.changed():
+    Every connection gets the context of the files as they are. That of changed files is a new one, with a session cache
+    and ticket keys of its own, so that no session of before is resumed, whose client nobody would verify again.
+    """
+
+    _files: TlsFiles
+    _watched: WatchedFiles
+    _current: ssl.SSLContext
+
+    @classmethod
+    def of(cls, files: TlsFiles) -> "ReloadingContext":
+        """Read the files.
+
+        Raises:
+            TlsError: they cannot be read, or do not belong together.
+        """
+        context = cls(ssl.PROTOCOL_TLS_SERVER)
+        context._files, context._watched = files, WatchedFiles(files.all)
+        context._watched.changed()
+        context._current = files.context()
+        return context
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        """Begin a connection."""
+        if self._watched.changed():
             try:
-                current = files.context()
+                self._current = self._files.context()
             except TlsError as error:
                 log.error("%s; the certificate read before stays", error)
-        connection.context = current
-
-    outer.sni_callback = on_hello
-    return outer
+        return self._current.wrap_bio(*args, **kwargs)

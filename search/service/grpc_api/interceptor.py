@@ -107,7 +107,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     @contextmanager
     def _call(self, method: str, context: Any) -> Any:
         request_id = request_id_of(_metadata(context, REQUEST_ID))
-        call = Call(method.rpartition("/")[2], request_id, _metadata(context, "traceparent"))
+        call = Call(method.rpartition("/")[2], request_id, _metadata(context, "traceparent"), context.peer())
         CALL.set(call)
         context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
         try:

@@ -57,7 +57,10 @@ class CallMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call."""
         headers = Headers(scope=scope)
-        call = Call(self._name_of(scope), request_id_of(headers.get(REQUEST_ID)), headers.get("traceparent"))
+        host, port = scope.get("client") or ("", 0)
+        call = Call(
+            self._name_of(scope), request_id_of(headers.get(REQUEST_ID)), headers.get("traceparent"), f"{host}:{port}"
+        )
         scope["state"]["call"] = call
         body = Body(receive, headers, self._settings.max_receive_bytes)
         response = _Response(send, call.request_id)

@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from espalier.search.service.access.tls import reloading_context
+from espalier.search.service.access.tls import ReloadingContext
 from espalier.search.service.errors import BindError
 from espalier.search.service.http_api.connection import Connection
 from espalier.search.service.settings import ServerSettings
@@ -28,7 +28,7 @@ class HttpListener:
         self._settings = settings
         self._socket: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
-        tls = reloading_context(settings.tls) if settings.tls else None
+        tls = ReloadingContext.of(settings.tls) if settings.tls else None
         http: Any = partial(Connection, most_connections=settings.connections_per_door)
         config = uvicorn.Config(
             app,

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from typing import Any
 
 import grpc
@@ -64,10 +65,31 @@ def test_a_caller_without_a_token_has_a_certificate_only(tmp_path):
     file.write_text("[ann]\nmax_searches = 3\n")
     callers = Callers(file, certificates=True)
     assert callers.identify(None, "host", "ann") == Caller("ann", True, max_searches=3)
-    assert callers.identify(None, "host", "carl") == Caller("carl", True)
     for login in ("Bearer ", "Bearer", "Bearer ann"):
         with pytest.raises(UnauthenticatedError):
             callers.identify(login, "host", "ann")
+
+
+def test_a_certificate_whose_name_is_not_in_the_callers_file_or_no_more_is_refused(tmp_path):
+    file = tmp_path / "callers.toml"
+    file.write_text("[ann]\n[bob]\nmax_searches = 3\n")
+    callers = Callers(file, certificates=True)
+    assert callers.identify(None, "host", "bob").max_searches == 3
+    file.write_text("[ann]\n")
+    for name in ("bob", "carl"):
+        with pytest.raises(UnauthenticatedError):
+            callers.identify(None, "host", name)
+    assert callers.identify(None, "host", "ann") == Caller("ann", True)
+
+
+@pytest.mark.parametrize("name", ["ann\ncode=OK", "ann\x1b[2J", "\u202enna", "ann\x00", "a\u2028b", "a\x85b"])
+def test_a_name_with_control_characters_is_nobodys(name: str, tmp_path):
+    with pytest.raises(UnauthenticatedError) as caught:
+        Callers(None, certificates=True).identify(None, "host", name)
+    assert name not in str(caught.value)
+    (tmp_path / "callers.toml").write_text(f"[{json.dumps(name)}]\nmax_searches = 1\n")
+    with pytest.raises(CallersFileError, match="control characters"):
+        Callers(tmp_path / "callers.toml")
 
 
 def test_the_callers_file_is_read_again_when_it_changes_and_a_broken_one_is_not_taken(tmp_path, caplog):
@@ -90,6 +112,7 @@ def test_the_callers_file_is_read_again_when_it_changes_and_a_broken_one_is_not_
         ("[ann]\nmax_priority = 101", "max_priority must be between -100 and 100"),
         ("[ann]\ntokens = 3", "tokens is unknown"),
         ('[ann]\ntoken_sha256 = "abc"', "64 digits"),
+        (f'[bob]\n[ann]\ntoken_sha256 = "{sha256(b"").hexdigest()}"', r"\[ann\]: .*empty token"),
     ],
 )
 def test_a_callers_file_that_is_wrong_says_where(text: str, why: str, tmp_path):
@@ -289,6 +312,24 @@ def test_each_call_has_one_line_without_its_problem_or_answer(form: LogFormat, s
         assert "code=UNAUTHENTICATED" in bad
     assert "solve" not in good.replace("SolveProblem", "")
     assert "42" not in re.sub(r'seconds\S+ \S+|"time": \S+', "", good).replace("search_id", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("ann", "caller=ann "),
+        ("Größe", "caller=Größe "),
+        ("Ann code=OK", r'caller="Ann code=OK" '),
+        ("a\nb", r'caller="a\nb" '),
+        ('"', r'caller="\"" '),
+    ],
+)
+def test_a_callers_name_stays_one_field_of_one_line(name: str, written: str, caplog):
+    with caplog.at_level(logging.INFO, "espalier.access"):
+        AccessLog(LogFormat.TEXT).write(Call("SolveProblem", "r", caller=Caller(name, login=True)))
+    (record,) = caplog.records
+    assert f" {written}method=" in record.getMessage()
+    assert "\n" not in record.getMessage()
 
 
 def test_a_flood_of_refusals_writes_few_lines_and_the_next_second_tells_how_many_were_left_out(caplog):

@@ -68,7 +68,7 @@ def test_a_certificate_that_changes_is_served_to_the_next_connection(start, tmp_
 def test_a_clients_certificate_is_its_login(start, tmp_path, authority, fake):
     (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
     callers = tmp_path / "callers.toml"
-    callers.write_text("[ann]\nmax_priority = 9\n")
+    callers.write_text("[ann]\nmax_priority = 9\n[bob]\n")
     server = start(**write(tmp_path, authority), tls_client_ca=tmp_path / "ca.pem", callers=callers)
     ann, bob = (trusting(authority, write(tmp_path, authority, name)) for name in ("ann", "bob"))
     with raw_stub(server.address, ann) as stub:
@@ -77,6 +77,11 @@ def test_a_clients_certificate_is_its_login(start, tmp_path, authority, fake):
         assert stub.SolveProblem(high, timeout=PATIENCE).result.answer == "42"
     with raw_stub(server.address, bob) as stub:
         third = stub.SolveProblem(ASK, timeout=PATIENCE).result.search_id
+        callers.write_text("[ann]\n")
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.SolveProblem(ASK, timeout=PATIENCE)
+        locked_out: Any = caught.value
+        assert locked_out.code() is grpc.StatusCode.UNAUTHENTICATED
     salts = [fake.options[search].salt for search in (first, second, third)]
     assert salts[0] == salts[1] != salts[2]
     stranger = trusting(authority, write(tmp_path, trustme.CA(), "eve"))

@@ -120,7 +120,7 @@ def test_with_a_certificate_http_is_https_with_it(serve, http, tmp_path, authori
 
 def test_a_clients_certificate_is_its_login(serve, http, tmp_path, authority, fake):
     (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
-    callers = callers_file(tmp_path, ann="max_priority = 9")
+    callers = callers_file(tmp_path, ann="max_priority = 9", bob="")
     server = serve(**write(tmp_path, authority, "server"), tls_client_ca=tmp_path / "ca.pem", callers=callers)
     ann, bob = (http(server, verify=trusting(authority, write(tmp_path, authority, name))) for name in ("ann", "bob"))
     high = {**ASK, "espalier": {"priority": 9}}
