@@ -10,9 +10,10 @@ another declared dataclass, `tuple[ChatMessage, ...]`; it has no flag.
 
 import json
 import re
+import reprlib
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -28,8 +29,14 @@ _KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "t
 CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 """Formats of files with values of fields."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_MOST_ITEMS = 1024
+MOST_ITEMS = 1024
 """Longest list whose items are looked at."""
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+_FEW = 16
+"""Names that are told to be unknown, of any number."""
+_NAME = 80
+"""Longest part of a name from outside that is told."""
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -94,7 +101,7 @@ class Field:
     def show(self, value: Any) -> str:
         """Format a value for messages: sizes with their unit, 2**63 - 1 as a power."""
         if not isinstance(value, int | float):
-            return repr(value)
+            return _SHORT.repr(value)
         if isinstance(value, int) and self.option and self.option.parse is parse_size:
             return size_text(value)
         if isinstance(value, int) and value >= 2**31 - 1 and (value + 1).bit_count() == 1:
@@ -151,7 +158,7 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
         InvalidRequestError: lists unknown and missing names, and invalid values.
     """
     known = {field.name: field for field in declared(kind)}
-    wrong = [Violation(name, "is unknown") for name in values if name not in known]
+    wrong = few([Violation(name[:_NAME], "is unknown") for name in values if name not in known])
     wrong += [Violation(f.name, "is missing") for f in known.values() if f.default is MISSING and f.name not in values]
     typed: dict[str, Any] = {}
     for name, value in values.items():
@@ -175,12 +182,20 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
     return kind(**typed)
 
 
+def few(violations: Sequence[Violation]) -> list[Violation]:
+    """The first violations of many of one kind, the last of them with the number of those that are left out."""
+    told, more = list(violations[:_FEW]), len(violations) - _FEW
+    if more > 0:
+        told[-1] = replace(told[-1], description=f"{told[-1].description}; and {more} more like it")
+    return told
+
+
 def _items(kind: type, name: str, values: Any, wrong: list[Violation]) -> Any:
     """A list's items as instances of `kind`; what is wrong with them goes to `wrong`."""
     if not isinstance(values, list | tuple):
         return values
-    if len(values) > _MOST_ITEMS:
-        wrong.append(Violation(name, f"must be at most {_MOST_ITEMS} items, is {len(values)}"))
+    if len(values) > MOST_ITEMS:
+        wrong.append(Violation(name, f"must be at most {MOST_ITEMS} items, is {len(values)}"))
         return ()
     items = []
     for index, value in enumerate(values):

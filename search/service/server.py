@@ -91,7 +91,7 @@ class Server:
         self._credentials = reloading_credentials(settings.tls) if settings.tls else None
         self._http: HttpListener | None = None
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue] (its stubs lack it)
-        interceptor = CallInterceptor(callers, self._on_call_end, settings.max_receive_bytes)
+        interceptor = CallInterceptor(self.session, callers, self._on_call_end, settings.max_receive_bytes)
         if settings.http_port is not None:
             app = make_app(self.session, callers, settings, self._on_call_end, self.metrics.render)
             self._http = HttpListener(app, settings)

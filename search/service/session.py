@@ -6,15 +6,17 @@ Doors translate: a message to a `SearchRequest`, events to messages, errors to t
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
+from typing import TypeVar
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.request import MAX_PRIORITY, SearchRequest, SubmitOptions, estimated_tokens, validate
-from espalier.search.result import Event, Finished, SearchResult, StopReason
+from espalier.search.result import Event, Finished, SearchResult, StepDone, StopReason
 from espalier.search.run.executor import Occupancy
 from espalier.search.service.access.callers import Caller
 from espalier.search.service.access.calls import Call
@@ -28,10 +30,17 @@ from espalier.search.service.turns import Turns
 
 log = logging.getLogger("espalier.service")
 
+T = TypeVar("T")
+E = TypeVar("E", bound=Event)
+
 _GRACE = 15.0
 """Seconds after a search's time limit in which it must have ended."""
-_CHECKS_AT_ONCE = 2
+_AT_ONCE = 2
 """Requests that are read or checked at once: few, as what searches compute needs the processors, too."""
+_SMALL_BYTES = 4096
+"""Size of a request up to which the event loop reads it itself, in a millisecond at most."""
+_SMALL_ENTRIES = 128
+"""The same of nodes and steps in what is written."""
 _PLAIN_BYTES = 1024
 """Bytes of text that take as long to check as everything else of a request."""
 
@@ -84,7 +93,8 @@ class Session:
         self._settings = settings
         self._on_search_end = on_search_end
         self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
-        self._turns = Turns(_CHECKS_AT_ONCE, self._most_waiting)
+        self._turns = Turns(_AT_ONCE, self._most_waiting)
+        self._writing = Turns(1, sys.maxsize)  # bounded by the slots
         self._late = _Places(settings.max_queue)  # of calls whose time limit has ended in the queue
         self._salts = Salts(settings.share_prompts)
         self._quotas = Quotas()
@@ -146,6 +156,26 @@ class Session:
         held = report.models, report.kv_memory_bytes, report.occupancy
         counts = (self.admitted_calls, self.waiting_calls, self.slots, self._settings.max_queue)
         return ServerInfo(version("espalier"), *held, *counts, dict(report.model_names))
+
+    async def read(self, call: Call, size: int, reading: Callable[[], T]) -> T:
+        """Read what a call has sent; where it is large, on a thread, when it is the caller's turn.
+
+        Args:
+            call: whose it is, identified if it needs to be.
+            size: its bytes.
+            reading: does it.
+
+        Raises:
+            BusyError: it is large, too much waits, and this caller asks for most.
+        """
+        return reading() if size <= _SMALL_BYTES else await self._turns.run(call.account, size, reading)
+
+    async def write(self, call: Call, event: E, writing: Callable[[E], T]) -> T:
+        """Translate an event for the caller of a search; where it is large, as `read` does."""
+        entries = _entries(event)
+        if entries <= _SMALL_ENTRIES:
+            return writing(event)
+        return await self._writing.run(call.account, entries, partial(writing, event))
 
     @asynccontextmanager
     async def search(
@@ -221,10 +251,8 @@ class Session:
         """Check a request, wait for a slot and submit it; what is left of its time limit runs from here."""
         if self._draining:
             raise NotReadyError(STOPPING)
-        self._require_valid(request, caller, priority, violations)
-        self._engine_thread.require_ready()
         size = _PLAIN_BYTES + len(request.problem) + sum(len(message.content) for message in request.history)
-        await self._turns.run(call.account, size, partial(self._engine_thread.check, request))
+        await self._turns.run(call.account, size, partial(self._check, request, caller, priority, violations))
         give_back: Callable[[], None] = partial(self._call_queue.release, priority)
         try:
             cost = estimated_tokens(request)
@@ -249,6 +277,11 @@ class Session:
         except BaseException:
             give_back()
             raise
+
+    def _check(self, request: SearchRequest, caller: Caller, priority: int, violations: Sequence[Violation]) -> None:
+        """Raise if a request can never run; on a thread, in turn."""
+        self._require_valid(request, caller, priority, violations)
+        self._engine_thread.check(request)
 
     def _require_valid(
         self, request: SearchRequest, caller: Caller, priority: int, violations: Sequence[Violation]
@@ -283,12 +316,23 @@ class _Places:
         self._free += 1
 
 
-async def finished(events: AsyncIterator[Event]) -> SearchResult:
-    """Follow a search to its result."""
+async def finished(events: AsyncIterator[Event]) -> Finished:
+    """Follow a search to its end."""
     async for event in events:
         if isinstance(event, Finished):
-            return event.result
+            return event
     raise AssertionError("the events of a search end with its result")
+
+
+def _entries(event: Event) -> int:
+    """About how much there is to write of an event, in nodes and steps."""
+    match event:
+        case Finished():
+            return len(event.result.nodes) + sum(len(candidate.steps) for candidate in event.result.candidates)
+        case StepDone():
+            return len(event.kept) + len(event.nodes)
+        case _:
+            return 0
 
 
 def _require_ended_well(result: SearchResult) -> None:

@@ -27,11 +27,11 @@ class _Waiter:
 
 
 class Turns:
-    """A few places for short work, which callers get in turn (self-clocked fair queueing, Golestani 1994).
+    """A few places for short work, which callers get in turn (weighted fair queueing, Demers, Keshav and Shenker 1989).
 
-    Work has a tag, at which its caller will have been given all that it asked for up to it; the smallest goes first. A
-    caller that comes anew starts where the work is that was begun last. So one whose work is small goes before those
-    whose work is large, also where these are many, and nobody waits for ever.
+    The order is that in which work would end if every caller that asks had an equal share of the places all the time.
+    So one whose work is small goes before those whose work is large, also where these are many, and nobody waits for
+    ever.
 
     When too much waits, what has the largest tag, so belongs to a caller that asks for much, is sent away.
 
@@ -49,8 +49,8 @@ class Turns:
         self._free = places
         self._arrivals = itertools.count()
         self._waiters: list[_Waiter] = []
-        self._asked: dict[str, float] = {}  # by callers that have asked for more than the level: their largest tag
-        self._level = 0.0  # tag of what was begun last
+        self._level = 0.0  # what a caller that asks all the time has been given in equal shares
+        self._asked: dict[str, float] = {}  # the level at which callers will have got all they asked for; if above it
 
     @property
     def waiting(self) -> int:
@@ -80,7 +80,7 @@ class Turns:
         if self._free:
             self._free -= 1
             self._asked[caller] = tag
-            self._begin(tag)
+            self._begin(cost)
             return
         waiter = _Waiter(caller, cost, tag, next(self._arrivals), asyncio.get_running_loop().create_future())
         if len(self._waiters) >= self.most_waiting:
@@ -100,17 +100,18 @@ class Turns:
         """Give the place of work that has ended to what is next."""
         if not self._waiters:
             self._free += 1
+            self._asked.clear()  # everyone has got what they asked for
             return
         first = min(self._waiters, key=lambda waiter: waiter.place)
         self._waiters.remove(first)
-        self._begin(first.tag)
+        self._begin(first.cost)
         if first.turn.done():  # cancelled, and not told yet
             self._give_back()
         else:
             first.turn.set_result(None)
 
-    def _begin(self, tag: float) -> None:
-        self._level = max(self._level, tag)
+    def _begin(self, cost: float) -> None:
+        self._level += cost / max(1, len(self._asked))
         self._asked = {caller: asked for caller, asked in self._asked.items() if asked > self._level}
 
     def _make_room_for(self, arriving: _Waiter) -> None:

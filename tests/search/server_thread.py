@@ -21,8 +21,8 @@ LOADING = 60.0  # the same of models, which on some executors new processes load
 class ServerThread:
     def __init__(self, load: Callable[[], Any], settings: ServerSettings, observers: Sequence[Observer] = ()) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.thread.start()
         self.server: Server = self.call(self._make(load, settings, observers))
         self.address, self.url = self.call(self.server.start())
 
@@ -45,7 +45,7 @@ class ServerThread:
     def close(self) -> None:
         self.call(self.server.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
+        self.thread.join(PATIENCE)
         self._loop.close()
 
 

@@ -37,6 +37,7 @@ from espalier.search.result import (
     StopReason,
     Usage,
 )
+from espalier.search.schema import MOST_ITEMS
 from espalier.v1 import search_pb2 as pb
 
 _DATACLASSES: dict[str, type] = {
@@ -78,6 +79,7 @@ class _WireField(NamedTuple):
         attribute: name in the dataclass.
         write: converts a value for the message; None leaves the field out.
         read: converts a message's value back.
+        repeated: whether the message may hold several.
         has_presence: whether the message distinguishes an absent field from a zero value.
         word: whether the field is an enum.
         absent: value for an absent field without a dataclass default.
@@ -87,6 +89,7 @@ class _WireField(NamedTuple):
     attribute: str
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
+    repeated: bool
     has_presence: bool
     word: bool
     absent: Any
@@ -245,6 +248,9 @@ def _from_message(message: Any, violations: list[Violation] | None = None) -> An
         if field.attribute not in kind.__dataclass_fields__:
             continue  # a property
         item = getattr(message, field.name)
+        if violations is not None and field.repeated and len(item) > MOST_ITEMS:
+            violations.append(Violation(field.name, f"must be at most {MOST_ITEMS} items, is {len(item)}"))
+            continue
         left_out = not message.HasField(field.name) if field.has_presence else field.word and item == 0
         if left_out and field.attribute not in without_default:
             continue
@@ -285,7 +291,8 @@ def _wire_field(field: Any) -> _WireField:
         if _is_repeated(field):
             write, read = partial(_each, write), partial(_each, read)
     attribute = _RENAMED.get(field.name) or field.name
-    return _WireField(field.name, attribute, write, read, field.has_presence, enum is not None, absent)
+    several = _is_repeated(field)
+    return _WireField(field.name, attribute, write, read, several, field.has_presence, enum is not None, absent)
 
 
 def _is_repeated(field: Any) -> bool:

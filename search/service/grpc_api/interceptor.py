@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,6 +27,7 @@ from espalier.search.service.errors import (
     failure_of,
 )
 from espalier.search.service.grpc_api.status import VIOLATION_BYTES, abort
+from espalier.search.service.session import Session
 
 log = logging.getLogger("espalier.service")
 
@@ -33,6 +35,7 @@ REQUEST_ID = "x-request-id"
 """Metadata that carries a caller's id of a call; sent back in the trailing metadata."""
 CALL: ContextVar[Call] = ContextVar("call")
 """The call that a handler works for."""
+_Decode = Callable[[bytes], Any]
 _OPEN = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/"
 """Methods that need no login and are not logged: load balancers call them all the time."""
 
@@ -40,14 +43,18 @@ _OPEN = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/"
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handler of every method."""
 
-    def __init__(self, callers: Callers, on_end: Callable[[Call], None], max_receive_bytes: int) -> None:
+    def __init__(
+        self, session: Session, callers: Callers, on_end: Callable[[Call], None], max_receive_bytes: int
+    ) -> None:
         """Create an interceptor.
 
         Args:
+            session: lets messages be decoded in turn.
             callers: tells who calls.
             on_end: called with each call that is over.
             max_receive_bytes: largest message that is decoded.
         """
+        self._session = session
         self._callers = callers
         self._on_end = on_end
         self._max_receive_bytes = max_receive_bytes
@@ -68,36 +75,35 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             (True, True): grpc.stream_stream_rpc_method_handler,  # reflection's
         }[handler.request_streaming, handler.response_streaming]
         behaviour = handler.unary_unary or handler.unary_stream or handler.stream_stream
-        return make(
-            self._wrapped(behaviour, name),
-            request_deserializer=self._checked(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
-        )
+        # The handlers decode themselves: of a deserializer's error gRPC would log the stack and say UNKNOWN.
+        wrapped = self._wrapped(behaviour, name, handler.request_deserializer)
+        return make(wrapped, request_deserializer=None, response_serializer=handler.response_serializer)
 
-    def _wrapped(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def _wrapped(self, behaviour: Callable[..., Any], method: str, decode: _Decode) -> Callable[..., Any]:
         if inspect.isasyncgenfunction(behaviour):
-            return self._wrapped_generator(behaviour, method)
+            return self._wrapped_generator(behaviour, method, decode)
 
-        async def wrapped(request: Any, context: Any) -> Any:
+        async def wrapped(raw: bytes, context: Any) -> Any:
             with self._call(method, context) as call:
                 try:
                     self._identify(call, method, context)
-                    if isinstance(request, Exception):
-                        raise request
-                    return await behaviour(request, context)
+                    return await behaviour(await self._decoded(call, raw, decode), context)
                 except Exception as error:
                     return await self._fail(call, context, error)
 
         return wrapped
 
-    def _wrapped_generator(self, behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., Any]:
+    def _wrapped_generator(
+        self, behaviour: Callable[..., AsyncIterator[Any]], method: str, decode: _Decode
+    ) -> Callable[..., Any]:
         # Of services that others wrote. Ours are coroutines that use context.write, as a cancelled call closes async
         # generators late.
-        async def wrapped(requests: Any, context: Any) -> AsyncIterator[Any]:
+        async def wrapped(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
             with self._call(method, context) as call:
                 try:
                     self._identify(call, method, context)
-                    async for response in behaviour(_readable(requests), context):
+                    requests = (await self._decoded(call, raw, decode) async for raw in messages)
+                    async for response in behaviour(requests, context):
                         yield response
                 except Exception as error:
                     await self._fail(call, context, error)
@@ -138,25 +144,24 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call.fail(failure.code, failure.reason)
         await abort(context, failure, (REQUEST_ID, call.request_id))
 
-    def _checked(self, deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-        """A deserializer whose error reaches the handler as a value: gRPC would log it with a stack and say UNKNOWN."""
+    async def _decoded(self, call: Call, raw: bytes, decode: _Decode) -> Any:
+        """The message of a call, decoded on a thread if it is large; see `Session.read`.
 
-        def read(raw: bytes) -> Any:
-            if len(raw) > self._max_receive_bytes:
-                return MessageTooLargeError(f"the message has {len(raw)} bytes, of at most {self._max_receive_bytes}")
-            try:
-                return deserialize(raw)
-            except Exception as error:  # protobuf's DecodeError; anything else is no better a message
-                return UnreadableMessageError(f"the message cannot be decoded: {cut(str(error), VIOLATION_BYTES)}")
-
-        return read
+        Raises:
+            MessageTooLargeError, UnreadableMessageError: it is too large, or no message.
+            BusyError: see `Session.read`.
+        """
+        if len(raw) > self._max_receive_bytes:
+            raise MessageTooLargeError(f"the message has {len(raw)} bytes, of at most {self._max_receive_bytes}")
+        return await self._session.read(call, len(raw), partial(_message, raw, decode))
 
 
-async def _readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
-        if isinstance(request, Exception):
-            raise request
-        yield request
+def _message(raw: bytes, decode: _Decode) -> Any:
+    try:
+        return decode(raw)
+    except Exception as error:  # protobuf's DecodeError; anything else is no better a message
+        text = f"the message cannot be decoded: {cut(str(error), VIOLATION_BYTES)}"
+        raise UnreadableMessageError(text) from None
 
 
 def _metadata(context: Any, wanted: str) -> str | None:

@@ -1,6 +1,7 @@
 """The methods of `SearchService`."""
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from espalier.search.result import Event, Finished, SearchResult
@@ -26,15 +27,17 @@ class SolveServicer(SearchServiceServicer):
 
     async def SolveProblem(self, request: pb.SolveProblemRequest, context: Any) -> pb.SolveProblemResponse:  # noqa: N802 (the contract's)
         """Run one search and return its result."""
-        async with self._search(request, progress=False) as events:
-            result = await finished(events)
-        return pb.SolveProblemResponse(result=self._result(result, request.include_nodes))
+        async with await self._search(request, progress=False) as events:
+            end = await finished(events)
+        write = partial(self._response, include_nodes=request.include_nodes)
+        return await self._session.write(CALL.get(), end, write)
 
     async def SolveProblemStream(self, request: pb.SolveProblemStreamRequest, context: Any) -> None:  # noqa: N802 (the contract's)
         """Run one search and write its events as they arrive."""
-        async with self._search(request.request, progress=True) as events:
+        write = partial(self._message, include_nodes=request.request.include_nodes)
+        async with await self._search(request.request, progress=True) as events:
             async for event in events:
-                if (message := self._message(event, request.request.include_nodes)) is not None:
+                if (message := await self._session.write(CALL.get(), event, write)) is not None:
                     await context.write(message)
 
     async def GetServerInfo(  # noqa: N802 (the contract's name)
@@ -56,10 +59,14 @@ class SolveServicer(SearchServiceServicer):
             model_names=info.model_names,
         )
 
-    def _search(self, message: pb.SolveProblemRequest, progress: bool) -> Any:
-        request, violations = request_from_wire(message)
+    async def _search(self, message: pb.SolveProblemRequest, progress: bool) -> Any:
+        call = CALL.get()
+        request, violations = await self._session.read(call, message.ByteSize(), partial(request_from_wire, message))
         report_nodes = progress and message.include_nodes
-        return self._session.search(request, CALL.get(), message.priority, progress, report_nodes, violations)
+        return self._session.search(request, call, message.priority, progress, report_nodes, violations)
+
+    def _response(self, end: Finished, include_nodes: bool) -> pb.SolveProblemResponse:
+        return pb.SolveProblemResponse(result=self._result(end.result, include_nodes))
 
     def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse | None:
         """Convert an event to a message within the size limit; None for progress that cannot be shrunk enough."""

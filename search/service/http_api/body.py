@@ -4,8 +4,9 @@ import asyncio
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -14,6 +15,9 @@ from starlette.types import Receive
 
 from espalier.engine.errors import Violation
 from espalier.search.service.http_api.status import HttpError
+from espalier.search.service.session import Session
+
+T = TypeVar("T")
 
 _SECONDS = 30.0
 """Time in which a body must have arrived."""
@@ -95,21 +99,27 @@ class Body:
         return chunk
 
 
-def json_object(request: Request) -> dict[str, Any]:
-    """Return the JSON object that is a request's body.
+async def read_json(request: Request, session: Session, read: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `read` makes of the JSON object that is a request's body; see `Session.read`.
 
     Raises:
         HttpError: it is none, or is not said to be one.
+        Exception: what `read` raises.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HttpError(415, f"send `content-type: application/json`, not {kind[:80]!r}")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise HttpError(415, "compressed bodies are not read")
-    value = parse_json(request.state.body)
-    if not isinstance(value, dict):
-        raise HttpError(400, "the body must be a JSON object")
-    return value
+    raw: bytes = request.state.body
+
+    def parse() -> T:
+        value = parse_json(raw)
+        if not isinstance(value, dict):
+            raise HttpError(400, "the body must be a JSON object")
+        return read(value)
+
+    return await session.read(request.state.call, len(raw), parse)
 
 
 def parse_json(raw: bytes) -> Any:
@@ -122,9 +132,10 @@ def parse_json(raw: bytes) -> Any:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise HttpError(400, f"the body is not UTF-8: byte {error.start} is wrong") from None
-    depth = max(accumulate(_BRACKETS[c] for c in _NO_BRACKETS.sub("", text)), default=0)
-    if depth > _DEPTH:
-        raise HttpError(400, f"the body nests JSON more than {_DEPTH} levels deep")
+    if text.count("[") + text.count("{") > _DEPTH:
+        depth = max(accumulate(_BRACKETS[c] for c in _NO_BRACKETS.sub("", text)), default=0)
+        if depth > _DEPTH:
+            raise HttpError(400, f"the body nests JSON more than {_DEPTH} levels deep")
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
     except ValueError as error:

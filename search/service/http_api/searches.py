@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +12,7 @@ from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.request import SearchRequest
 from espalier.search.result import CandidateDone, Event, Finished, SearchResult, Started, StepDone
 from espalier.search.schema import from_values
-from espalier.search.service.http_api.body import json_object, json_response, take_flag, take_priority, to_json
+from espalier.search.service.http_api.body import json_response, read_json, take_flag, take_priority, to_json
 from espalier.search.service.http_api.event_stream import event_stream, with_comments
 from espalier.search.service.session import Session, finished
 
@@ -22,6 +22,15 @@ _NAMES: dict[type[Event], str] = {
     CandidateDone: "candidate",
     Finished: "result",
 }
+
+
+class _Asked(NamedTuple):
+    """What a body asks for, and what is wrong with it besides the fields of the request."""
+
+    request: SearchRequest
+    priority: int
+    stream: bool
+    violations: list[Violation]
 
 
 class SearchEndpoints:
@@ -34,28 +43,27 @@ class SearchEndpoints:
     async def create_search(self, request: Request) -> Response | ASGIApp:
         """Run one search; the events come as they happen, or with `"stream": false` the result at the end."""
         call = request.state.call
-        values = json_object(request)
-        violations: list[Violation] = []
-        priority = take_priority(values, violations)
-        stream = take_flag(values, "stream", True, violations)
-        try:
-            asked = from_values(SearchRequest, values)
-        except InvalidRequestError as error:
-            raise InvalidRequestError([*violations, *error.violations]) from None
-        if not stream:
-            async with self._session.search(asked, call, priority, violations=violations) as events:
-                result = await finished(events)
-            return json_response(self._fitted_result(result))
+        asked = await read_json(request, self._session, _read_search)
+        if not asked.stream:
+            async with self._session.search(asked.request, call, asked.priority, violations=asked.violations) as events:
+                end = await finished(events)
+            data = await self._session.write(call, end, lambda end: self._fitted_result(end.result))
+            return json_response(data)
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             async with (
                 event_stream(send, call) as out,
                 self._session.search(
-                    asked, call, priority, progress=True, report_nodes=True, violations=violations
+                    asked.request,
+                    call,
+                    asked.priority,
+                    progress=True,
+                    report_nodes=True,
+                    violations=asked.violations,
                 ) as events,
             ):
                 async for event in with_comments(events, out):
-                    if (data := self._data(event)) is not None:
+                    if (data := await self._session.write(call, event, self._data)) is not None:
                         await out.write(data, _NAMES[type(event)])
 
         return respond
@@ -82,6 +90,17 @@ class SearchEndpoints:
             values["candidates"] = values["candidates"][:left]
             data = to_json(values)
         return data
+
+
+def _read_search(values: dict[str, Any]) -> _Asked:
+    violations: list[Violation] = []
+    priority = take_priority(values, violations)
+    stream = take_flag(values, "stream", True, violations)
+    try:
+        request = from_values(SearchRequest, values)
+    except InvalidRequestError as error:
+        raise InvalidRequestError([*violations, *error.violations]) from None
+    return _Asked(request, priority, stream, violations)
 
 
 def _smaller(event: Event) -> Iterator[dict[str, Any]]:

@@ -27,44 +27,61 @@ LONG = "long " * 6000
 
 
 class Desk:
-    """Two turns at one place: the first is held until `open`, so that everything else waits."""
+    """Turns at one place, each of which ends when the test lets it; the first does nothing."""
 
     def __init__(self, most_waiting: int = 1000) -> None:
         self.turns = Turns(1, most_waiting)
         self.order: list[str] = []
-        self.open = threading.Event()
-        self.tasks: list[asyncio.Task[None]] = [asyncio.create_task(self.turns.run("first", 0, self.open.wait))]
+        self.open = threading.Semaphore(0)
+        self.tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self.turns.run("first", 0, self.open.acquire))]
 
-    async def ask(self, caller: str, cost: float = 1.0) -> asyncio.Task[None]:
-        task = asyncio.create_task(self.turns.run(caller, cost, lambda: self.order.append(caller)))
-        self.tasks.append(task)
+    async def ask(self, caller: str, cost: float = 1.0) -> asyncio.Task[Any]:
+        def work() -> None:
+            self.order.append(caller)
+            self.open.acquire()
+
+        self.tasks.append(asyncio.create_task(self.turns.run(caller, cost, work)))
         await asyncio.sleep(0)
-        return task
+        return self.tasks[-1]
+
+    async def until(self, begun: int) -> list[str]:
+        """Let turns end until so many have begun; returns whose."""
+        while len(self.order) < begun:
+            before = len(self.order)
+            self.open.release()
+            while len(self.order) == before:
+                await asyncio.sleep(0.001)
+        return self.order
 
     async def work(self) -> list[str]:
-        self.open.set()
+        """Let everything end."""
+        self.open.release(10_000)
         await asyncio.gather(*self.tasks, return_exceptions=True)
         return self.order
 
 
-def test_a_caller_who_comes_later_waits_for_one_piece_of_anothers_work():
+@pytest.mark.parametrize("begun", [0, 1, 25, 48])
+def test_a_caller_who_comes_later_waits_for_one_piece_of_anothers_work(begun: int):
     async def scenario() -> list[str]:
         desk = Desk()
         for _ in range(50):
             await desk.ask("crowd")
+        await desk.until(begun)
         await desk.ask("other")
-        return await desk.work()
+        return (await desk.work())[begun:]
 
     assert asyncio.run(scenario()).index("other") <= 1
 
 
-def test_small_work_goes_before_large_work_of_many_callers():
+@pytest.mark.parametrize("begun", [0, 1, 25, 48])
+def test_small_work_goes_before_large_work_of_many_callers(begun: int):
     async def scenario() -> list[str]:
         desk = Desk()
         for number in range(50):
             await desk.ask(f"crowd {number}", 100)
+        await desk.until(begun)
         await desk.ask("other", 1)
-        return await desk.work()
+        return (await desk.work())[begun:]
 
     assert asyncio.run(scenario())[0] == "other"
 
@@ -74,21 +91,21 @@ def test_large_work_has_its_turn_beside_an_endless_row_of_small():
         desk = Desk()
         await desk.ask("large", 10)
 
-        def again(number: int) -> None:
+        def again(name: str, number: int) -> None:
             desk.order.append("small")
             if "large" not in desk.order and number < 100:
-                loop.call_soon_threadsafe(lambda: desk.tasks.append(loop.create_task(small(number + 1))))
+                loop.call_soon_threadsafe(lambda: desk.tasks.append(loop.create_task(small(name, number + 1))))
 
-        async def small(number: int) -> None:
-            await desk.turns.run(f"small {number}", 1, lambda: again(number))
+        async def small(name: str, number: int) -> None:
+            await desk.turns.run(name, 1, lambda: again(name, number))
 
         loop = asyncio.get_running_loop()
-        desk.tasks += [asyncio.create_task(small(1)), asyncio.create_task(small(1))]
+        desk.tasks += [asyncio.create_task(small(name, 1)) for name in ("a", "b")]
         await asyncio.sleep(0)
         return await desk.work()
 
     order = asyncio.run(scenario())
-    assert order.index("large") <= 20, "two rows, whose tags grow by one each time"
+    assert order.index("large") <= 20, "each row was given as much before"
 
 
 def test_a_caller_whose_work_is_done_is_given_no_more_than_its_share_later():
@@ -96,20 +113,12 @@ def test_a_caller_whose_work_is_done_is_given_no_more_than_its_share_later():
         desk = Desk()
         for _ in range(20):
             await desk.ask("busy")
-        desk.open.set()
-        while len(desk.order) < 20:
-            await asyncio.sleep(0.001)
-        again = threading.Event()
-        held = asyncio.create_task(desk.turns.run("busy", 1, again.wait))
-        await asyncio.sleep(0)
-        for _ in range(4):
+        await desk.until(15)
+        for _ in range(10):
             await desk.ask("idle")
-            await desk.ask("busy")
-        again.set()
-        await held
-        return (await desk.work())[20:]
+        return (await desk.work())[15:]
 
-    assert sorted(asyncio.run(scenario())[:4]) == ["busy", "busy", "idle", "idle"]
+    assert sorted(asyncio.run(scenario())[:6]) == ["busy"] * 3 + ["idle"] * 3
 
 
 def test_where_too_much_waits_whoever_asks_for_most_is_sent_away():
@@ -129,6 +138,7 @@ def test_where_too_much_waits_whoever_asks_for_most_is_sent_away():
 def test_work_that_was_sent_away_is_not_counted():
     async def scenario() -> list[str]:
         desk = Desk(most_waiting=2)
+        await asyncio.sleep(0)
         for _ in range(50):
             await desk.ask("crowd", 10)
         (await desk.ask("left", 1)).cancel()
@@ -157,13 +167,12 @@ def test_a_call_that_is_cancelled_while_it_waits_leaves_and_one_at_work_keeps_it
 def test_a_turn_that_comes_as_its_call_is_cancelled_goes_to_the_next():
     async def scenario() -> list[str]:
         desk = Desk()
-        first, second = await desk.ask("first"), await desk.ask("second")
-        desk.open.set()
+        first, _ = await desk.ask("first"), await desk.ask("second")
+        desk.open.release()
         while desk.turns.waiting == 2:
             await asyncio.sleep(0)
         first.cancel()
-        await asyncio.wait([second], timeout=PATIENCE)
-        return desk.order[-1:]
+        return await desk.until(1)
 
     assert asyncio.run(scenario()) == ["second"]
 
@@ -171,7 +180,7 @@ def test_a_turn_that_comes_as_its_call_is_cancelled_goes_to_the_next():
 def test_what_work_raises_is_raised_and_its_place_is_free_again():
     async def scenario() -> list[str]:
         desk = Desk()
-        desk.open.set()
+        desk.open.release()
 
         def fail() -> None:
             raise ValueError("so it is")
@@ -194,6 +203,7 @@ class SlowChecks(ScriptedOrchestrator):
     def __init__(self) -> None:
         super().__init__()
         self.pass_one = threading.Semaphore(0)
+        self.begun = 0
         self.checked: list[str] = []
 
     def check(self, request: SearchRequest) -> None:
@@ -201,6 +211,7 @@ class SlowChecks(ScriptedOrchestrator):
         if threading.current_thread() is self.thread:
             return
         if request.problem.startswith("long"):
+            self.begun += 1
             assert self.pass_one.acquire(timeout=PATIENCE)
         self.checked.append(request.problem[:4])
 
@@ -263,7 +274,7 @@ def test_a_small_call_is_checked_before_a_crowd_of_anothers_long_ones(
     server: ServerThread = start(http_port=0, **settings)
     with DOORS[door](server) as ask:
         crowd = [ask("ann", LONG) for _ in range(40)]
-        wait_until(lambda: server.call(_waiting(server)) == 38)
+        wait_until(lambda: fake.begun == 2 and server.call(_waiting(server)) == 38)
         small = ask("bob", "solve")
         wait_until(lambda: server.call(_waiting(server)) == 39)
         fake.pass_one.release()

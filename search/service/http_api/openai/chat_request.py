@@ -8,7 +8,7 @@ from typing import Any
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.conversation import ChatRole
 from espalier.search.request import SearchRequest
-from espalier.search.schema import from_values
+from espalier.search.schema import few, from_values
 from espalier.search.service.http_api.body import take_flag, take_priority
 from espalier.search.service.http_api.openai.model_names import ModelNames
 
@@ -45,9 +45,12 @@ _NOT_OFFERED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "reasoning_effort": ("choose a search by the model's name or in `espalier`", ()),
     "verbosity": ("is not offered", ()),
 }
+_KNOWN = _READ | _IGNORED | _NOT_OFFERED.keys()
+_FIELDS = {f.name for f in fields(SearchRequest)}
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_UNREAD_IN_MESSAGES = {"name", "reasoning", "reasoning_content", "annotations"}
-"""Entries of messages that are not rendered: clients send answers back as they got them."""
+_OF_MESSAGES = {"role", "content", "name", "reasoning", "reasoning_content", "annotations"}
+"""Entries of messages; only the first two are rendered, the others clients send back as they got them."""
+_TOOLS_OF_MESSAGES = {"tool_calls", "function_call"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +130,13 @@ def _read_parameters(reader: _Reader) -> None:
     for name in _SAME:
         reader.say(name, name, body.get(name))
     reader.say("max_completion_tokens", "generator_budget", body.get("max_completion_tokens"))
-    for name, value in body.items():
-        if name in _NOT_OFFERED:
-            why, harmless = _NOT_OFFERED[name]
-            if value is not None and value not in harmless:
-                reader.refuse(name, why)
-        elif name not in _READ and name not in _IGNORED:
-            known = name in {f.name for f in fields(SearchRequest)}
-            reader.refuse(name[:80], "is unknown; put it into `espalier`" if known else "is unknown")
+    for name, (why, harmless) in _NOT_OFFERED.items():
+        if (value := body.get(name)) is not None and value not in harmless:
+            reader.refuse(name, why)
+    others = [name for name in body if name not in _KNOWN]
+    for name in [name for name in others if name in _FIELDS]:
+        reader.refuse(name, "is unknown; put it into `espalier`")
+    reader.violations += few([Violation(name[:80], "is unknown") for name in others if name not in _FIELDS])
 
 
 def _read_stream_options(reader: _Reader, stream: bool) -> bool:
@@ -207,10 +209,11 @@ def _read_message(reader: _Reader, place: str, message: Any) -> dict[str, str] |
         reader.refuse(f"{place}.role", _NO_TOOLS if role in ("tool", "function") else f"must be one of {known}")
         return None
     content = _read_content(reader, f"{place}.content", message.get("content"))
-    for name, value in message.items():
-        if name in ("role", "content") or name in _UNREAD_IN_MESSAGES or value is None or value == []:
-            continue
-        reader.refuse(f"{place}.{name[:80]}", _NO_TOOLS if name in ("tool_calls", "function_call") else "is unknown")
+    left = [name for name in message if name not in _OF_MESSAGES and message[name] not in (None, [])]
+    for name in [name for name in left if name in _TOOLS_OF_MESSAGES]:
+        reader.refuse(f"{place}.{name}", _NO_TOOLS)
+    unknown = [Violation(f"{place}.{name[:80]}", "is unknown") for name in left if name not in _TOOLS_OF_MESSAGES]
+    reader.violations += few(unknown)
     return None if content is None else {"role": _ROLES[role], "content": content}
 
 

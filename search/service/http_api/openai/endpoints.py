@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.result import Event, Finished, Started, StepDone
 from espalier.search.service.access.calls import Call
-from espalier.search.service.http_api.body import json_object, json_response, to_json
+from espalier.search.service.http_api.body import json_response, read_json, to_json
 from espalier.search.service.http_api.event_stream import event_stream, with_comments
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
 from espalier.search.service.http_api.openai.completion import Completion, progress_line
@@ -37,11 +37,11 @@ class OpenAiEndpoints:
     async def create_completion(self, request: Request) -> Response | ASGIApp:
         """Answer the last message of a conversation."""
         call = request.state.call
-        chat = read_chat(json_object(request), self._names)
+        chat = await read_json(request, self._session, lambda body: read_chat(body, self._names))
         created = int(time.time())
         if not chat.stream:
             async with self._search(chat, call, progress=False) as events:
-                result = await finished(events)
+                result = (await finished(events)).result
             return json_response(Completion(result.search_id, chat.model, created).whole(result))
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
