@@ -19,11 +19,10 @@ from espalier.search.service.errors import BindError
 from espalier.search.service.grpc_api.credentials import reloading_credentials
 from espalier.search.service.grpc_api.interceptor import CallInterceptor
 from espalier.search.service.grpc_api.servicer import SolveServicer
-from espalier.search.service.http_api.app import make_app
+from espalier.search.service.http_api.app import make_app, make_metrics_app
 from espalier.search.service.http_api.listener import HttpListener
 from espalier.search.service.observability.engine_metrics import EngineMetrics
 from espalier.search.service.observability.metrics import Metrics
-from espalier.search.service.observability.metrics_port import MetricsPort
 from espalier.search.service.observability.observer import Observer
 from espalier.search.service.observability.tracing import traced
 from espalier.search.service.session import Session
@@ -31,7 +30,6 @@ from espalier.search.service.settings import (
     MOST_SEARCHES,
     ServerSettings,
     is_loopback,
-    join_address,
 )
 from espalier.v1 import search_pb2
 from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
@@ -84,7 +82,9 @@ class Server:
         self.metrics = Metrics()
         self.metrics.registry.register(EngineMetrics(self.engine, self.session, settings))
         self.metrics_address: str | None = None
-        self._metrics_port: MetricsPort | None = None
+        self._metrics_port: HttpListener | None = None
+        if (port := settings.of_metrics_port) is not None:
+            self._metrics_port = HttpListener(make_metrics_app(port, self.metrics.render), port, "--metrics-port")
         self._observers = (self.metrics, *observers)
         self._log = AccessLog(settings.log_format)
         callers = Callers(settings.callers, certificates=settings.tls_client_ca is not None)
@@ -133,13 +133,14 @@ class Server:
         return Addresses(self._settings.address(port), url)
 
     def _open_metrics_port(self) -> None:
-        host, port = self._settings.metrics_host, self._settings.metrics_port
-        if port is not None:
-            self._metrics_port = MetricsPort(self.metrics.registry, host, port)
-            self.metrics_address = join_address(host, self._metrics_port.port)
-            log.info("metrics are at http://%s/metrics", self.metrics_address)
-            if not is_loopback(host):
-                log.warning("%s is reachable from other machines without login (--insecure-bind)", self.metrics_address)
+        if self._metrics_port is None:
+            return
+        url = self._metrics_port.bind()
+        self._metrics_port.start()
+        self.metrics_address = url.removeprefix("http://")
+        log.info("metrics are at %s/metrics", url)
+        if not is_loopback(self._settings.metrics_host):
+            log.warning("%s is reachable from other machines without login (--insecure-bind)", self.metrics_address)
 
     async def drain(self) -> None:
         """Refuse new searches, and wait up to the drain time for running ones."""
@@ -165,11 +166,8 @@ class Server:
         self.session.refuse_new()
         loading = not self.engine.loaded.done()
         ended = await self.engine.stop(FLUSH_SECONDS if loading else STOP_SECONDS)
-        await asyncio.gather(
-            self._server.stop(FLUSH_SECONDS), *([self._http.stop(FLUSH_SECONDS)] if self._http else [])
-        )
-        if self._metrics_port is not None:
-            await self._metrics_port.close()
+        listeners = [listener for listener in (self._http, self._metrics_port) if listener]
+        await asyncio.gather(self._server.stop(FLUSH_SECONDS), *(each.stop(FLUSH_SECONDS) for each in listeners))
         if self._reporter is not None:
             self._reporter.cancel()
             await asyncio.wait([self._reporter])

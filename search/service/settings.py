@@ -18,6 +18,8 @@ from espalier.search.service.access.tls import TlsFiles
 MOST_SEARCHES = 4096
 """Limit on the searches that run at once."""
 
+_METRICS_CONNECTIONS = 16
+"""Most connections of the metrics port."""
 _MODEL_NAME = re.compile(r"[\w.:/+-]{1,128}", re.ASCII)  # without @, which separates a strategy
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
 
@@ -117,7 +119,7 @@ class ServerSettings:
     metrics_port: Annotated[
         int | None,
         Interval(ge=0, le=65535),
-        Option("TCP port of an HTTP server for metrics alone, without login; 0 takes a free one."),
+        Option("TCP port of HTTP for metrics alone, without login; 0 takes a free one."),
     ] = None
     metrics_host: Annotated[
         str, Option("Address of --metrics-port to listen on; any but loopback needs --insecure-bind.")
@@ -176,6 +178,18 @@ class ServerSettings:
         login = self.callers is not None or self.tls_client_ca is not None
         lacks = ["encryption"] * (self.tls is None) + ["login"] * (not login)
         return f"without {' or '.join(lacks)}" if lacks and not is_loopback(self.host) else ""
+
+    @property
+    def of_metrics_port(self) -> "ServerSettings | None":
+        """Settings of the port of `--metrics-port`, an HTTP port without encryption or logins; None without it."""
+        if self.metrics_port is None:
+            return None
+        return ServerSettings(
+            host=self.metrics_host,
+            http_port=self.metrics_port,
+            insecure_bind=self.insecure_bind,
+            max_connections=2 * _METRICS_CONNECTIONS,
+        )
 
     @property
     def connections_per_door(self) -> int:

@@ -1,7 +1,7 @@
-"""The HTTP application: its routes, and the page."""
+"""The HTTP applications: the routes of the HTTP port with the page, and the one of the metrics port."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from hashlib import sha256
 
 from starlette.applications import Starlette
@@ -18,7 +18,7 @@ from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.calls import REQUEST_ID, CallMiddleware
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
 from espalier.search.service.http_api.openai.model_names import ModelNames
-from espalier.search.service.http_api.operating import OperatingEndpoints
+from espalier.search.service.http_api.operating import MetricsEndpoint, OperatingEndpoints, Render
 from espalier.search.service.http_api.searches import SearchEndpoints
 from espalier.search.service.http_api.status import HttpError
 from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
@@ -36,21 +36,20 @@ def make_app(
     callers: Callers,
     settings: ServerSettings,
     on_call_end: Callable[[Call], None],
-    render_metrics: Callable[[str], tuple[bytes, str]],
+    render_metrics: Render,
 ) -> ASGIApp:
-    """Return the application.
+    """Return the application of the HTTP port.
 
     Args:
         session: runs the searches.
         callers: tells who calls.
         settings: limits and names.
         on_call_end: called with each call that is over.
-        render_metrics: see `Metrics.render`.
+        render_metrics: makes the metrics' text.
     """
     openai = OpenAiEndpoints(session, ModelNames(settings.model_name or _MODEL_NAME, int(time.time())))
     searches = SearchEndpoints(session, settings.max_send_bytes)
-    operating = OperatingEndpoints(session, render_metrics)
-
+    operating = OperatingEndpoints(session)
     routes = [
         Route("/healthz", operating.healthz),
         Route("/readyz", operating.readyz),
@@ -59,10 +58,33 @@ def make_app(
         Route("/v1/chat/completions", openai.create_completion, methods=["POST"]),
         Route("/v1/searches", searches.create_search, methods=["POST"]),
         Route("/v1/server", operating.server_info),
-        Route("/metrics", operating.metrics),
+        Route("/metrics", MetricsEndpoint(render_metrics).metrics),
     ]
     page = page_files()
-    open_paths = {*_HEALTH, *page}
+    own = [_page_route(path, file) for path, file in page.items()]
+    return _guarded(routes, callers, settings, on_call_end, own, {*_HEALTH, *page})
+
+
+def make_metrics_app(settings: ServerSettings, render_metrics: Render) -> ASGIApp:
+    """Return the application of the metrics port: without logins, and calls are not written down.
+
+    Args:
+        settings: of that port.
+        render_metrics: makes the metrics' text.
+    """
+    routes = [Route("/metrics", MetricsEndpoint(render_metrics).metrics)]
+    return _guarded(routes, Callers(None), settings, lambda call: None)
+
+
+def _guarded(
+    routes: Sequence[Route],
+    callers: Callers,
+    settings: ServerSettings,
+    on_call_end: Callable[[Call], None],
+    unnamed: Sequence[Route] = (),
+    open_paths: Container[str] = (),
+) -> ASGIApp:
+    """An application whose calls pass `CallMiddleware`, which is told the names of `routes` alone."""
 
     def name_of(scope: Scope) -> str:
         method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -78,7 +100,7 @@ def make_app(
         on_end=on_call_end,
     )
     app = Starlette(
-        routes=[*routes, *(_page_route(path, file) for path, file in page.items())],
+        routes=[*routes, *unnamed],
         middleware=[*_cross_origin(settings), calls],
         exception_handlers={HTTPException: _refuse},
     )

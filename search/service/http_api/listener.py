@@ -24,8 +24,10 @@ _KEEPALIVE_SECONDS = 75
 class HttpListener:
     """One HTTP port. Create and use it on one event loop."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, flag: str = "--http-port") -> None:
+        """Create a listener on `http_port` of the settings, which the operator has given by `flag`."""
         self._settings = settings
+        self._flag = flag
         self._socket: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
         tls = ReloadingContext.of(settings.tls) if settings.tls else None
@@ -62,7 +64,7 @@ class HttpListener:
             both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
             self._socket = socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
         except OSError as error:
-            why = f"{error.strerror}; is another server using it? choose another with --http-port"
+            why = f"{error.strerror}; is another server using it? choose another with {self._flag}"
             raise BindError(f"cannot listen on {wanted}: {why}") from None
         scheme = "https" if settings.tls else "http"
         return f"{scheme}://{settings.address(self._socket.getsockname()[1])}"

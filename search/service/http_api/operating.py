@@ -10,20 +10,29 @@ from starlette.responses import Response
 from espalier.search.service.http_api.body import json_response
 from espalier.search.service.session import Session
 
+Render = Callable[[str], tuple[bytes, str]]
+"""`Metrics.render` of a server."""
+
+
+class MetricsEndpoint:
+    """`GET /metrics`."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._rendering = asyncio.Lock()
+
+    async def metrics(self, request: Request) -> Response:
+        """Tell what was counted, for Prometheus."""
+        async with self._rendering:  # one thread at most, as searches need the others
+            text, media_type = await asyncio.to_thread(self._render, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": media_type})
+
 
 class OperatingEndpoints:
-    """`GET /healthz`, `/readyz`, `/v1/server` and `/metrics`."""
+    """`GET /healthz`, `/readyz` and `/v1/server`."""
 
-    def __init__(self, session: Session, render_metrics: Callable[[str], tuple[bytes, str]]) -> None:
-        """Create the endpoints.
-
-        Args:
-            session: what is asked about.
-            render_metrics: see `Metrics.render`.
-        """
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._render_metrics = render_metrics
-        self._rendering = asyncio.Lock()
 
     async def healthz(self, request: Request) -> Response:
         """Tell that the process lives."""
@@ -38,9 +47,3 @@ class OperatingEndpoints:
     async def server_info(self, request: Request) -> Response:
         """Tell what is served, and what is held now."""
         return json_response(asdict(await self._session.info()))
-
-    async def metrics(self, request: Request) -> Response:
-        """Tell what was counted, for Prometheus."""
-        async with self._rendering:  # one thread at most, as searches need the others
-            text, media_type = await asyncio.to_thread(self._render_metrics, request.headers.get("accept", ""))
-        return Response(text, headers={"content-type": media_type})

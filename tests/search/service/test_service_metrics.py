@@ -3,8 +3,10 @@
 import asyncio
 import threading
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -12,6 +14,7 @@ import pytest
 from callers_files import callers_file
 from exposition import OPENMETRICS, Exposition, read, scrape, some_stats
 from raw_client import bearer, raw_stub
+from raw_http import RawConnection
 from scripted_orchestrator import USAGE, ScriptedOrchestrator
 from server_thread import PATIENCE, ServerThread, wait_until
 
@@ -328,13 +331,43 @@ def test_the_metrics_port_answers_prometheus(start):
         opener.open(request, timeout=PATIENCE)
 
 
+def test_the_metrics_port_answers_to_the_names_of_this_machine_alone_and_has_metrics_alone(start):
+    server = start(metrics_port=0)
+    url = f"http://{server.server.metrics_address}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for host, path, wanted in (
+        ("evil.example", "/metrics", 403),
+        ("127.0.0.1", "/v1/server", 404),
+        ("127.0.0.1", "/", 404),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            opener.open(urllib.request.Request(url + path, headers={"Host": host}), timeout=PATIENCE)
+        assert caught.value.code == wanted
+
+
+def test_the_metrics_port_waits_for_no_request_and_holds_few_connections(start, monkeypatch):
+    monkeypatch.setattr("espalier.search.service.http_api.connection._HEADER_SECONDS", 0.5)
+    server = start(metrics_port=0)
+    url = f"http://{server.server.metrics_address}"
+    with ExitStack() as stack:
+        silent = [stack.enter_context(RawConnection(url)) for _ in range(16)]
+        more = stack.enter_context(RawConnection(url))
+        more.rest()
+        silent[0].send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert b"espalier_build_info" in silent[0].until(b"espalier_build_info")
+        for each in silent[1:]:
+            assert each.rest() == b""
+    text, _ = server.server.metrics.render()
+    assert b"espalier_calls_total{" not in text, "scrapes are not counted"
+
+
 def test_a_metrics_port_in_use_is_reported_before_loading(start):
     taken = int(start(metrics_port=0).server.metrics_address.rpartition(":")[2])
 
     def load() -> Any:
         raise AssertionError("nothing is loaded")
 
-    with pytest.raises(BindError, match=f"127.0.0.1:{taken} for metrics.*--metrics-port"):
+    with pytest.raises(BindError, match=f"127.0.0.1:{taken}: .*--metrics-port"):
         serve(load, ServerSettings(port=0, metrics_port=taken))
 
 
