@@ -189,7 +189,8 @@ class SearchResult:
     filled in, `digests` holds the SHA-256 digest of each model's files. `grader` names how the vote compared answers:
     "math-verify" with its version, or "exact-match" where math-verify was not needed, not enabled, or too slow.
     `rounds` records the algorithm's requests and inputs (see `trace`), and `sampled` how each of `nodes` was sampled;
-    neither is serialized. `error` is the reason of a failed search, else empty.
+    neither is serialized. `error` is the reason of a failed search, else empty. `warnings` are sentences about the
+    problem, where the generator was not made for its like and answers all the same.
     """
 
     search_id: str
@@ -205,6 +206,7 @@ class SearchResult:
     grader: str
     rounds: tuple[Round, ...] = ()
     error: str = ""
+    warnings: tuple[str, ...] = ()
     sampled: tuple[Sampled, ...] = field(default=(), compare=False, repr=False)
 
     @property

@@ -48,7 +48,9 @@ class Solver:
         Args:
             generator: a folder, a Hugging Face id (`org/name` or `org/name@revision`) or a registered name; None loads
                 the bundled generator.
-            verifier: the process reward model, named the same way; None loads the bundled one, "" loads none.
+            verifier: the process reward model, named the same way, or the folder of a trunk head, `self`, `confidence`
+                or `lowest-confidence`; "" loads none. None loads the bundled one with the bundled generator, else none:
+                searches that need one are then refused.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             dtype: `auto`, `float32`, `bfloat16` or `float16`.
             kv_memory: size of the KV pool shared by both models, in bytes or as text like `4G`; None depends on the

@@ -33,6 +33,7 @@ from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.verifier_training.settings import RolloutSettings
+from espalier.search.algorithms import verifier_advice
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.run.load import RuntimeSettings, on_gpu
 from espalier.search.schema import declared
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from espalier.search.run.executor import Executor
+
+log = logging.getLogger("espalier.cli")
 
 app = CommandLine(
     name="espalier",
@@ -133,10 +136,9 @@ def solve(
         from espalier.experiments.cli.loading import load_with_progress
         from espalier.experiments.study.chrome_trace import profiled
 
-        orchestrator = load_with_progress(replace(runtime, verifier=verifier_for(request, runtime.verifier)))
+        orchestrator = load_with_progress(replace(runtime, verifier=verifier_for([request], runtime)))
         try:
             orchestrator.submit(request, options=SubmitOptions(report_nodes=trace is not None))
-            _warn_of_unknown(text, runtime.generator)
             with profiled(orchestrator, profile):
                 while not (ended := orchestrator.step()):
                     pass
@@ -145,6 +147,8 @@ def solve(
         (result,) = ended
         if result.error:
             raise SearchFailedError(result.error)
+    for warning in result.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:
@@ -204,6 +208,8 @@ def serve(
     def report(addresses: Addresses) -> None:
         where = " and ".join(filter(None, addresses))
         print(f"serving {runtime.generator} with {runtime.verifier or 'no verifier'} on {where}", flush=True)
+        if not runtime.verifier:
+            log.warning("no verifier is loaded, so that searches that need one are refused; %s", verifier_advice())
 
     with _log_of(settings.log_format) as end_log:
         logging.getLogger("espalier").setLevel(logging.INFO)
@@ -314,20 +320,6 @@ def _problem_text(problem: str | None) -> tuple[str, str | None]:
         shown = load_benchmark("demo")[_SHOWCASE]
         return shown.problem, shown.answer
     return (sys.stdin.read().strip() if problem == "-" else problem), None
-
-
-def _warn_of_unknown(problem: str, generator: str) -> None:
-    """Warn about operations that the bundled generator was not trained on, as it answers anyway."""
-    if generator != RuntimeSettings().generator:
-        return
-    from espalier.experiments.demo.taught import DOMAIN, not_taught
-
-    if unknown := not_taught(problem):
-        typer.echo(
-            f"warning: the bundled generator reads {DOMAIN}; it was hardly or never taught {' or '.join(unknown)}. "
-            "Its answer is likely to be wrong; use --generator for another model",
-            err=True,
-        )
 
 
 if __name__ == "__main__":

@@ -1,20 +1,23 @@
 """What the commands that fill run folders have in common."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from espalier.search.algorithms import needs_verifier
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.algorithms import needs_verifier, verifier_advice
 from espalier.search.request import SearchRequest
 
 if TYPE_CHECKING:
     from espalier.experiments.evaluation.benchmarks import Problem
     from espalier.experiments.evaluation.sample import Sample
     from espalier.experiments.evaluation.summary import Summary
+    from espalier.search.run.load import RuntimeSettings
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
 """Exit codes besides 0: nothing was achieved, wrong use, part of it was, Ctrl-C."""
@@ -29,6 +32,15 @@ def load_problems(benchmark: str, field_map: str | None, offline: bool, limit: i
         print(f"notice: {what}", file=sys.stderr)
 
     return load_benchmark(benchmark, limit, parse_field_map(field_map), offline, notify)
+
+
+def say_warnings(fresh: "Sequence[Sample]") -> None:
+    """Print the warnings about the problems of a benchmark, if there are some about most of them."""
+    warned = Counter(warning for sample in fresh for warning in sample.warnings)
+    searches = [bool(sample.warnings) for sample in fresh]
+    if 2 * sum(searches) > len(searches):
+        ((first, _),) = warned.most_common(1)
+        print(f"warning: of {sum(searches)} of {len(searches)} problems, such as: {first}", file=sys.stderr)
 
 
 def exit_code(summaries: "Iterable[Summary]") -> int:
@@ -86,6 +98,21 @@ def kept_on_interrupt(folder: Path | None) -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def verifier_for(request: SearchRequest, verifier: str) -> str:
-    """The verifier to load: none for a search that uses no scores."""
-    return verifier if needs_verifier(request) else ""
+def verifier_for(requests: Sequence[SearchRequest], runtime: "RuntimeSettings", known_shape: bool = False) -> str:
+    """The verifier to load: none where no search uses scores.
+
+    `known_shape` says that the generator is a shape known by name, not a checkpoint.
+
+    Raises:
+        InvalidRequestError: a search uses scores, and the settings name no verifier; before anything is loaded.
+        CheckpointError: there is no such generator.
+    """
+    scored = [request.algorithm for request in requests if needs_verifier(request)]
+    if scored and not runtime.verifier:
+        from espalier.engine.models.hub import locate
+
+        if "/" not in runtime.generator and not known_shape:  # nothing to download: whether it exists is told first
+            locate(runtime.generator)
+        what = f"{scored[0]} needs one, and there is none for --generator {runtime.generator}; {verifier_advice()}"
+        raise InvalidRequestError([Violation("verifier", what)])
+    return runtime.verifier if scored else ""

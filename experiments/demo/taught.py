@@ -1,6 +1,7 @@
 """What the bundled generator was taught to read, and what of a problem is not of it."""
 
 import re
+from textwrap import shorten
 
 from espalier.experiments.demo.problems import MAX_OPERATIONS, MIN_OPERATIONS, TRAINING_OPERANDS
 from espalier.experiments.demo.templates import HE, ITEMS, SHE, THEMES
@@ -14,6 +15,10 @@ _SMALLEST, _LARGEST = 10, max(TRAINING_OPERANDS)
 """Of the numbers: the recipe draws few with one digit, and the pair is weak at them."""
 _SHOWN = 5
 """Words that are named at most."""
+_LONGEST = 2000
+"""Characters of a problem that is looked at, several times those of the recipe's longest."""
+_LONGEST_WORD, _LONGEST_SENTENCE = 40, 100
+"""Characters of a word and of a sentence that are shown."""
 
 
 _FIELDS = {"n": r"\d+", "name": r"(?:an? )?\w+", "who": r"\w+", "items": r"[\w ]+"}
@@ -41,12 +46,24 @@ _WORDS = {
 } | {word.lower() for word in (*HE, *SHE, *ITEMS, "he", "she", "it")}
 
 
+def warnings(problem: str) -> tuple[str, ...]:
+    """Warnings about a problem that the bundled generator was not taught to read, as it answers anyway."""
+    if not (unknown := not_taught(problem)):
+        return ()
+    return (
+        f"the bundled generator reads {DOMAIN}; it was hardly or never taught {' or '.join(unknown)}. "
+        "Its answer is likely to be wrong; --generator names another model",
+    )
+
+
 def not_taught(problem: str) -> list[str]:
     """What the generator was hardly or never taught of a problem, in words; empty where it can read all of it."""
+    if len(problem) > _LONGEST:  # nor are long texts worth the time
+        return [f"problems of {len(problem)} characters"]
     words = dict.fromkeys(re.findall(r"[^\W\d_]+", _LETTER.sub("", problem)))
     if unknown := [word for word in words if word.lower() not in _WORDS]:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
-        return [f"the words {', '.join(unknown[:_SHOWN])}{more}"]
+        return [f"the words {', '.join(word[:_LONGEST_WORD] for word in unknown[:_SHOWN])}{more}"]
     sentences = [sentence.strip() for sentence in re.findall(r"[^.?!]+[.?!]*", problem) if sentence.strip()]
     letters = [match[1] if (match := _LETTER.match(sentence)) else "" for sentence in sentences[1:-1]]
     if letters != [chr(ord("a") + index) for index in range(len(letters))]:
@@ -54,7 +71,7 @@ def not_taught(problem: str) -> list[str]:
     sentences = [_LETTER.sub("", sentence) for sentence in sentences]
     kinds = [_OPENINGS, *[_CHANGES] * (len(sentences) - 2), _QUESTIONS]
     found = [
-        f'the sentence "{sentence}" in this place'
+        f'the sentence "{shorten(sentence, _LONGEST_SENTENCE, placeholder=" …")}" in this place'
         for sentence, kind in zip(sentences, kinds, strict=False)
         if not kind.fullmatch(sentence)
     ][:1]

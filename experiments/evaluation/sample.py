@@ -96,6 +96,8 @@ class Sample:
     `unanswered` says why a search has no answer, a value of `Unanswered`; empty if it has one, and in samples of older
     versions.
 
+    `warnings` are those of the search's result.
+
     `derived_from` names the run whose larger search this sample was derived from, without a search of its own. Its
     seconds and KV memory are then None in `usage`, and `wall_seconds` is 0.
     """
@@ -117,12 +119,14 @@ class Sample:
     subject: str | None = None
     derived_from: str = ""
     unanswered: str = ""
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.correct, bool) or not isinstance(self.usage, dict):
             raise TypeError("correct must be true or false, and usage an object")
         if not isinstance(self.wall_seconds, int | float):
             raise TypeError("wall_seconds must be a number")
+        object.__setattr__(self, "warnings", tuple(self.warnings))  # JSON has lists
 
     @property
     def refused(self) -> bool:
@@ -182,6 +186,7 @@ def sample_of(
         subject=problem.subject,
         derived_from=derived_from,
         unanswered=why_unanswered(result, max_tokens) or "",
+        warnings=result.warnings,
     )
 
 

@@ -55,6 +55,19 @@ def needs_verifier(request: SearchRequest) -> bool:
     return _TABLE[request.algorithm].scored(with_defaults(request))
 
 
+def without_verifier() -> list[str]:
+    """Names of the algorithms that use no scores with their default vote."""
+    return [str(name) for name, entry in _TABLE.items() if not entry.scored(with_defaults(SearchRequest("-", name)))]
+
+
+def verifier_advice() -> str:
+    """What to do where a search needs a verifier and there is none."""
+    return (
+        "--verifier names a process reward model that fits the generator or the folder of a trunk head; self, "
+        f"confidence and lowest-confidence need neither, {', '.join(without_verifier())} no verifier at all"
+    )
+
+
 def unused_fields(request: SearchRequest) -> frozenset[str]:
     """Names of the fields that do not change this search, because its algorithm does not use them."""
     of_algorithms = {name for entry in _TABLE.values() for name in entry.usual}

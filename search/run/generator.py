@@ -1,6 +1,6 @@
 """The generator's side of a search: prompts, sampling defaults, and generation of steps."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Several
 from typing import Any
 
@@ -82,6 +82,10 @@ def render_prompt(
     return tokenizer.render_chat(messages, enable_thinking=False)
 
 
+Advice = Callable[[str], tuple[str, ...]]
+"""Takes a problem's text and returns warnings, whole sentences for the caller; empty where there are none."""
+
+
 class Generator:
     """Renders problems for one generator and submits steps to the engine.
 
@@ -94,13 +98,16 @@ class Generator:
         min_p: 0 keeps all tokens.
     """
 
-    def __init__(self, engine: Engine, system_prompt: str, defaults: dict[str, Any]) -> None:
+    def __init__(
+        self, engine: Engine, system_prompt: str, defaults: dict[str, Any], advice: Advice = lambda _: ()
+    ) -> None:
         """Create a generator.
 
         Args:
             engine: the engine that holds the generator's model.
             system_prompt: text of the system message; empty for none.
             defaults: the checkpoint's `generation_config.json`.
+            advice: warns of problems that it was not made for.
 
         Raises:
             CheckpointError: one of the values used is not a number or is out of range, or the model has no embedding
@@ -108,6 +115,7 @@ class Generator:
         """
         self._engine = engine
         self.system_prompt = system_prompt
+        self.advice = advice
         try:
             self.prompt_ids("2")
         except NoEmbeddingError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
     from espalier.engine.models.model import Head, Model
     from espalier.prm.scorers.base import StepScorer
     from espalier.prm.verifier import Verifier
-    from espalier.search.run.generator import Generator
+    from espalier.search.run.generator import Advice, Generator
     from espalier.search.run.orchestrator import Orchestrator
 
 _REFERENCE = "reference"
 """Besides the roles: the reference model of an implicit process reward model."""
+AUTO = "auto"
+_PAIR = {"demo-generator": "demo-verifier"}
+"""Verifiers made for one generator, by the generator's name."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -47,9 +51,10 @@ class RuntimeSettings:
         str,
         Option(
             "Process reward model: as --generator, or demo-verifier, or the folder of a trunk head; self asks the "
-            "generator whether a step is right; confidence or lowest-confidence reads its probabilities; '' for none."
+            "generator whether a step is right; confidence or lowest-confidence reads its probabilities; '' for none; "
+            "auto is demo-verifier with demo-generator, which it was made for, else none."
         ),
-    ] = "demo-verifier"
+    ] = AUTO
     verifier_family: Annotated[
         str | None,
         Option(
@@ -142,6 +147,10 @@ class RuntimeSettings:
     ] = 2 * 2**30
     max_running: Annotated[int, Interval(ge=1)] = 64
 
+    def __post_init__(self) -> None:
+        if self.verifier == AUTO:
+            object.__setattr__(self, "verifier", _PAIR.get(self.generator, ""))
+
 
 def check_settings(settings: RuntimeSettings) -> None:
     """Check what can be checked before loading.
@@ -231,6 +240,13 @@ def model_names(settings: RuntimeSettings) -> dict[str, str]:
     return {role: Path(name).resolve().name if Path(name).exists() else name for role, name in given.items() if name}
 
 
+def _advice_of(generator: str) -> Advice:
+    """Warnings of a bundled generator about problems that it was not made for; see the entry points."""
+    for entry in entry_points(group="espalier.advice", name=generator):
+        return entry.load()
+    return lambda _: ()
+
+
 def _scorer_of_confidence(settings: RuntimeSettings) -> StepScorer:
     from espalier.prm.scorers.confidence import Confidence, LowestConfidence
 
@@ -296,7 +312,8 @@ def _make_generator(settings: RuntimeSettings, engine: Engine, checkpoint: Check
     system_prompt = settings.system_prompt
     if system_prompt is None:
         system_prompt = system_prompt_of(checkpoint)
-    return Generator(engine, system_prompt, checkpoint.optional_json("generation_config.json"))
+    defaults = checkpoint.optional_json("generation_config.json")
+    return Generator(engine, system_prompt, defaults, _advice_of(settings.generator))
 
 
 def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None) -> Verifier:

@@ -26,6 +26,7 @@ from espalier.search.algorithms import (
     answers_suffice,
     memory_estimate,
     needs_verifier,
+    verifier_advice,
     with_defaults,
 )
 from espalier.search.request import (
@@ -431,7 +432,11 @@ class Orchestrator:
     def _resolve(self, request: SearchRequest, options: SubmitOptions) -> ResolvedRequest:
         if needs_verifier(request) and not (self._verifier or self._scorer):
             raise InvalidRequestError(
-                [Violation("algorithm", f"{request.algorithm} needs a verifier and none is loaded; set --verifier")]
+                [
+                    Violation(
+                        "algorithm", f"{request.algorithm} needs a verifier and none is loaded; {verifier_advice()}"
+                    )
+                ]
             )
         if self._verifier and self._verifier.family.info.whole_answers and not answers_suffice(request):
             family, fit = self._verifier.family.name, " or ".join(algorithms_for_answers())

@@ -101,6 +101,7 @@ class RunningSearch:
         self.deadline = self._latest if options.timed_from_start else self._time_limit_from(self.meter.submitted)
         self.vote_deadline = math.inf
         self._digests = digests(engine, verifier)
+        self._warnings = generator.advice(resolved.request.problem)
         self._on_event = on_event
         self._tree = TreeExpander(resolved, engine, generator, verifier, self.meter, self._on_complete)
         self._algorithm = make_algorithm(resolved.request, self._tree.root)
@@ -321,6 +322,7 @@ class RunningSearch:
             grader=outcome.grader,
             rounds=tuple(self._rounds),
             error=self._error,
+            warnings=self._warnings,
             sampled=tuple(Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
         )
         self._on_event(Finished(self.search_id, self.result))

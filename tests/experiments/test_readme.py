@@ -15,6 +15,7 @@ from readme_files import ROOT, anchors, blocks, commands, links, pages, text_of,
 
 from espalier.experiments.bench.__main__ import app as bench
 from espalier.experiments.cli.main import app as espalier_app
+from espalier.experiments.demo.taught import not_taught
 
 MOST_LINES = 200
 GRPC, HTTP = "127.0.0.1:50051", "127.0.0.1:8080"
@@ -155,7 +156,15 @@ def test_every_call_of_the_server_from_a_shell_is_answered(
     call = at_server(blocks(page, "sh")[number])
     ran = subprocess.run(["sh", "-c", call], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    assert '"answer":' in ran.stdout, ran.stdout
+    assert '"answer":"73"' in ran.stdout, "38 + 47 - 12, as all of them ask"
+    assert '"warnings":[]' in ran.stdout
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_problem_of_a_page_is_one_that_the_pair_was_taught(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    problems = re.findall(r"""(?<=["'\n])[A-Z][^"'\n]*\(a\)[^"'\n]*How many[^"'\n?]*\?""", text)
+    assert [found for problem in problems if (found := not_taught(problem))] == []
 
 
 @pytest.mark.parametrize("page", pages())

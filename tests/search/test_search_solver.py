@@ -9,6 +9,7 @@ import pytest
 import espalier
 from espalier import EspalierError, SearchRequest, SearchResult, Solver
 from espalier.engine.errors import CheckpointError, InvalidRequestError, MisuseError
+from espalier.engine.models.hub import locate
 from espalier.search.result import Event, Finished, Started
 from espalier.search.run.search import RunningSearch
 
@@ -47,6 +48,13 @@ def test_many_problems_come_back_in_order_and_as_each_alone(solver: Solver) -> N
     assert [result.best and result.best.text for result in results] == [r.best and r.best.text for r in alone]
     assert [entry[:2] for entry in ended] == [(1, 3), (2, 3), (3, 3)]
     assert {entry[2] for entry in ended} == {result.search_id for result in results}
+
+
+def test_another_generator_is_not_judged_by_a_verifier_that_was_made_for_the_bundled_one() -> None:
+    with Solver(str(locate("demo-generator")), kv_memory=2**28, threads=1) as alone:
+        with pytest.raises(InvalidRequestError, match="beam needs a verifier and none is loaded; --verifier names"):
+            alone.solve(PROBLEMS[0], **SMALL)
+        assert alone.solve(PROBLEMS[0], algorithm="majority", beam_width=8).answer == "42"
 
 
 def test_no_problems_give_no_results(solver: Solver) -> None:

@@ -13,6 +13,7 @@ from espalier.experiments.cli.runs import (
     both,
     exit_code,
     load_problems,
+    say_warnings,
     say_what_was_verified,
     verifier_for,
     writing_to,
@@ -62,7 +63,7 @@ def evaluate_command(
     # The folder may hold samples of other problems; the whole benchmark tells which of them are current.
     problems = load_problems(benchmark, field_map, runtime.offline)
     asked = selection.parse().of(problems)
-    runtime = replace(runtime, verifier=verifier_for(request, runtime.verifier), max_running=in_flight)
+    runtime = replace(runtime, verifier=verifier_for([request], runtime), max_running=in_flight)
     checker = make_grader(grader, runtime.grader_memory)
     fresh: list[Sample] = []
     folder, before = None, 0
@@ -78,6 +79,7 @@ def evaluate_command(
                 benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=trees, folder=folder,
                 on_sample=both(fresh.append, on_sample),
             )  # fmt: skip
+    say_warnings(fresh)
     if runtime.verify_incremental:
         say_what_was_verified(fresh, epochs * len(asked), runtime.verifier)
     if as_json:

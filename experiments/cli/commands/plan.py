@@ -9,9 +9,10 @@ import typer
 
 from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.options import OptionError
+from espalier.experiments.cli.runs import verifier_for
 from espalier.experiments.cli.schema_options import option, size_parser
 from espalier.search.request import AlgorithmName, SearchRequest, validate
-from espalier.search.run.load import RuntimeSettings
+from espalier.search.run.load import AUTO, RuntimeSettings
 
 if TYPE_CHECKING:
     from espalier.experiments.bench.gpu.floor import Card
@@ -27,8 +28,11 @@ def plan_command(
         str, typer.Option(help="Folder, Hugging Face id, bundled name, or a known shape such as Qwen2.5-1.5B.")
     ] = "demo-generator",
     verifier: Annotated[
-        str, typer.Option(help="As --generator, such as Qwen2.5-Math-PRM-7B; or self; '' for none.")
-    ] = "demo-verifier",
+        str,
+        typer.Option(
+            help="As --generator, such as Qwen2.5-Math-PRM-7B; or self; '' for none; auto is that of demo-generator."
+        ),
+    ] = AUTO,
     verifier_family: Annotated[str | None, option(RuntimeSettings, "verifier_family")] = None,
     verifier_reference: Annotated[str, option(RuntimeSettings, "verifier_reference")] = "",
     generator_quantization: Annotated[
@@ -124,6 +128,8 @@ def plan_command(
     speed = _speed(card_named(card) if card else None, bandwidth, matrix_rate)
     name = ("float32" if card == CPU else "bfloat16") if dtype == "auto" else dtype
     hub = HubSettings(offline, cache_dir)
+    if verifier == AUTO:
+        verifier = verifier_for([request], RuntimeSettings(generator), generator in MODELS)
     wanted = {GENERATOR: generator}
     if verifier and needs_verifier(request):
         wanted[VERIFIER] = verifier if verifier in MODELS else verifier_checkpoint(verifier, generator, hub)

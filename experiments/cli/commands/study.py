@@ -9,7 +9,7 @@ import typer
 
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.help import CommandLine
-from espalier.experiments.cli.runs import load_problems, writing_to
+from espalier.experiments.cli.runs import load_problems, verifier_for, writing_to
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.load import RuntimeSettings
@@ -52,7 +52,6 @@ def memory_and_time_command(
     from espalier.experiments.cli.progress import count_progress
     from espalier.experiments.study.grid import grid_of, run_grid
     from espalier.experiments.study.page import PAGE, TABLE, write_study
-    from espalier.search.algorithms import needs_verifier
 
     algorithms = _algorithms(algorithm)
     cells = grid_of(request, algorithms, opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M"))
@@ -60,8 +59,7 @@ def memory_and_time_command(
     if any(problem.history for problem in loaded):
         raise typer.BadParameter("a study reads no messages before a problem", param_hint="--benchmark")
     problems = [problem.problem for problem in loaded]
-    scored = any(needs_verifier(cell) for cell in cells)
-    runtime = replace(runtime, verifier=runtime.verifier if scored else "", max_running=in_flight)
+    runtime = replace(runtime, verifier=verifier_for(cells, runtime), max_running=in_flight)
     with writing_to(out), closing(load_with_progress(runtime)) as orchestrator:
         effective = orchestrator.effective(replace(cells[0], problem="-"))
         left_out = ("problem", "history", "algorithm", "beam_width", "expansion")

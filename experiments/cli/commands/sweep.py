@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import both, exit_code, load_problems, say_what_was_verified, writing_to
+from espalier.experiments.cli.runs import (
+    both,
+    exit_code,
+    load_problems,
+    say_warnings,
+    say_what_was_verified,
+    verifier_for,
+    writing_to,
+)
 from espalier.experiments.cli.schema_options import Lists, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.sweep.grid import distinct, read_grid, read_values, requests_of
@@ -110,7 +118,7 @@ def sweep_command(
     if dry_run:
         _estimate(requests, problems, asked, epochs, share_work, runtime, out, as_json)
         return
-    runtime = replace(runtime, max_running=1 if isolated else in_flight)
+    runtime = replace(runtime, verifier=verifier_for(requests, runtime), max_running=1 if isolated else in_flight)
     fresh: list[Sample] = []
     requested: list[Cell] = []
     checker = make_grader(grader, runtime.grader_memory)
@@ -128,6 +136,7 @@ def sweep_command(
         plot_cells(cells, benchmark, out / "accuracy.png")
         if report:
             write_report(load_runs([out]), out / REPORT, not_begun=runs_not_begun([out]))
+    say_warnings(fresh)
     if runtime.verify_incremental:
         say_what_was_verified(fresh, total, runtime.verifier)
     if as_json:

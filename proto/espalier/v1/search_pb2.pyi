@@ -411,7 +411,7 @@ class Usage(_message.Message):
     def __init__(self, generator_tokens: _Optional[int] = ..., generator_tree_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., verifier_tokens: _Optional[int] = ..., verifier_tree_tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., pruned: _Optional[int] = ..., duplicates: _Optional[int] = ..., peak_kv_bytes: _Optional[int] = ..., logical_blocks: _Optional[int] = ..., physical_blocks: _Optional[int] = ..., queue_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., search_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., generator_saved_tokens: _Optional[int] = ..., verifier_saved_tokens: _Optional[int] = ..., generator_peak_kv_bytes: _Optional[int] = ..., verifier_peak_kv_bytes: _Optional[int] = ..., first_step_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., stopped_paths: _Optional[int] = ..., stopped_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SearchResult(_message.Message):
-    __slots__ = ("search_id", "answer", "score", "stop_reason", "best", "candidates", "nodes", "usage", "configuration", "digests", "omitted_candidates", "omitted_nodes", "grader")
+    __slots__ = ("search_id", "answer", "score", "stop_reason", "best", "candidates", "nodes", "usage", "configuration", "digests", "omitted_candidates", "omitted_nodes", "grader", "warnings")
     class DigestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -432,6 +432,7 @@ class SearchResult(_message.Message):
     OMITTED_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     OMITTED_NODES_FIELD_NUMBER: _ClassVar[int]
     GRADER_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     search_id: str
     answer: str
     score: float
@@ -445,4 +446,5 @@ class SearchResult(_message.Message):
     omitted_candidates: int
     omitted_nodes: int
     grader: str
-    def __init__(self, search_id: _Optional[str] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ..., best: _Optional[_Union[Candidate, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ..., omitted_candidates: _Optional[int] = ..., omitted_nodes: _Optional[int] = ..., grader: _Optional[str] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, search_id: _Optional[str] = ..., answer: _Optional[str] = ..., score: _Optional[float] = ..., stop_reason: _Optional[_Union[StopReason, str]] = ..., best: _Optional[_Union[Candidate, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[SearchNode, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., configuration: _Optional[_Union[SolveProblemRequest, _Mapping]] = ..., digests: _Optional[_Mapping[str, str]] = ..., omitted_candidates: _Optional[int] = ..., omitted_nodes: _Optional[int] = ..., grader: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -146,9 +146,19 @@ def test_wrong_value_names_its_option(espalier, arguments, option):
         ([*SOLVE, "--kv-memory", "1M", "-N", 64], "the pool holds 980.0 KiB; raise --kv-memory"),
         ([*SOLVE, "--generator", "nope"], "not one of demo-generator, demo-verifier"),
         ([*SOLVE, "--verifier", "nope"], "not one of demo-generator, demo-verifier"),
-        ([*SOLVE, "--generator", "demo-verifier"], "not a generator"),
+        ([*SOLVE, "-a", "greedy", "--generator", "demo-verifier"], "not a generator"),
         ([*SOLVE, "--verifier", "demo-generator"], "nothing in it says which"),
-        ([*SOLVE, "--verifier", ""], "set --verifier"),
+        ([*SOLVE, "--verifier", ""], "--verifier: beam needs one, and there is none for --generator demo-generator"),
+        (
+            [*SOLVE, "--generator", "org/unheard-of"],
+            "--verifier: beam needs one, and there is none for --generator org/",
+        ),
+        (["eval", "-a", "dvts", "--generator", "org/unheard-of"], "--verifier: dvts needs one"),
+        (["sweep", "--generator", "org/unheard-of"], "--verifier names a process reward model that fits the generator"),
+        (
+            ["plan", "--memory", "1G", "--generator", "Qwen2.5-1.5B"],
+            "self, confidence and lowest-confidence need neither",
+        ),
         ([*SOLVE, "--endpoint", "127.0.0.1:9"], "no server at 127.0.0.1:9; start one with: espalier serve"),
         (["eval", "--benchmark", "nowhere.jsonl"], "neither a file, a folder, a hub id"),
         (["serve", "--host", "0.0.0.0"], "--insecure-bind"),
@@ -165,9 +175,35 @@ def test_mistake_is_one_line_and_exit_code_two(espalier, arguments, said):
 
 
 def test_folder_that_is_no_checkpoint_is_refused(espalier, tmp_path):
-    ran = espalier(*SOLVE, "--generator", tmp_path)
+    ran = espalier(*SOLVE, "--generator", tmp_path, "--verifier", "demo-verifier")
     assert ran.code == 2
     assert "has no config.json" in ran.err
+
+
+def test_another_generator_without_a_verifier_still_runs_searches_that_need_none(espalier):
+    generator = locate("demo-generator")
+    for search in (("majority", "-N", 4), ("greedy",), ("best-of-n", "-N", 2, "--verifier", "confidence")):
+        ran = espalier(*SOLVE, "--generator", generator, "--json", "-a", *search)
+        assert ran.code == 0, ran.err
+        assert json.loads(ran.out)["answer"] in ("50", "60")
+
+
+def test_a_problem_that_the_pair_was_not_taught_is_answered_with_a_warning(espalier, tmp_path):
+    asked = "A train leaves at noon. How far is it now?"
+    ran = espalier("solve", asked, "-a", "greedy", "--max-tokens", 8, "--json")
+    assert ran.code == 0, ran.err
+    (warning,) = json.loads(ran.out)["warnings"]
+    assert "never taught the words noon, far, is" in warning
+    assert f"warning: {warning}" in ran.err
+    file = tmp_path / "foreign.jsonl"
+    file.write_text(json.dumps({"problem": asked, "answer": "7"}))
+    short = "-a", "greedy", "--max-tokens", 8
+    ran = espalier("eval", "--benchmark", file, *short, "--out", tmp_path / "run")
+    assert "warning: of 1 of 1 problems, such as: the bundled generator reads" in ran.err
+    (sample,) = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+    assert json.loads(sample)["warnings"] == [warning]
+    other = espalier("solve", asked, *short, "--generator", locate("demo-generator"))
+    assert "warning" not in other.err, "only the bundled one, by its name"
 
 
 def test_eval_into_a_file_is_refused(espalier, tmp_path):

@@ -20,7 +20,7 @@ def without_numbers(tmp_path):
 
 
 def test_solve_with_a_generator_that_computes_no_numbers_is_one_line(espalier, without_numbers):
-    ran = espalier("solve", "1+1?", "--generator", without_numbers)
+    ran = espalier("solve", "1+1?", "-a", "greedy", "--generator", without_numbers)
     assert ran.code == 1
     assert "error: the generator's logits are not numbers" in " ".join(ran.err.split())
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import pytest
 from exposition import scrape
 from openai import OpenAI
@@ -187,3 +188,21 @@ def test_a_conversation_goes_on_and_its_client_may_leave_it(server: ServerThread
         stream.close()
     wait_until_idle(orchestrator)
     orchestrator.engine.check_drained()
+
+
+def test_a_problem_that_the_pair_was_not_taught_has_a_warning_at_every_door(server: ServerThread) -> None:
+    asked = "A train leaves at noon. How far is it now?"
+    options: dict[str, Any] = {"algorithm": "greedy", "max_tokens": 8, "include_nodes": False}
+    with SearchClient(server.address) as client:
+        (warning,) = client.solve(asked, **options).warnings
+        *_, last = client.solve_stream(asked, **options)
+        assert client.solve(problems(2)[1], **options).warnings == ()
+    assert isinstance(last, Finished)
+    assert last.result.warnings == (warning,)
+    assert "never taught the words noon, far, is" in warning
+    body = {"problem": asked, "algorithm": "greedy", "max_tokens": 8, "stream": False}
+    assert httpx2.post(f"{server.url}/v1/searches", json=body, timeout=LONG).json()["warnings"] == [warning]
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=LONG) as chat:
+        messages: list[Any] = [{"role": "user", "content": asked}]
+        whole: Any = chat.chat.completions.create(model="espalier@greedy", messages=messages, max_tokens=8)
+    assert whole.espalier["warnings"] == [warning]

@@ -117,6 +117,7 @@ def espalier_of(result: SearchResult) -> dict[str, Any]:
         "score": result.score,
         "stop_reason": result.stop_reason,
         "candidates": len(result.candidates),
+        "warnings": result.warnings,
         "usage": asdict(result.usage),
         "configuration": configuration,
     }
