@@ -22,7 +22,7 @@ from espalier.engine.scheduling.preemption import Preemption
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, GeneratorFirst, RoleLoad, RolePolicy
 from espalier.engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from espalier.engine.stats import SECOND_BOUNDS, Histogram, RoleStats
-from espalier.engine.step_record import StepRecord
+from espalier.engine.step_record import StepRecord, Times, record_of
 from espalier.engine.work import Done, Generated, Work
 from espalier.kernels.layout import KVLayout
 
@@ -115,7 +115,7 @@ class Engine:
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
         self.sharing = FairSharing({role: model.weight_bytes for role, model in models.items()}, device.type)
         self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
-        self._in_flight: list[tuple[str, SchedulerOutput, BatchInFlight, _LaunchTimes]] = []  # the oldest first
+        self._in_flight: list[tuple[str, SchedulerOutput, BatchInFlight, Times]] = []  # the oldest first
         self.on_step: Callable[[StepRecord], None] | None = None
         self._step_seconds = {role: Histogram(SECOND_BOUNDS) for role in models}
         self._collected: list[Done] = []
@@ -359,7 +359,7 @@ class Engine:
         updated = perf_counter()
         self._step_seconds[role].add(launch_times[2] - launch_times[0] + updated - waiting)
         if self.on_step:
-            self.on_step(_record(role, step, launch_times, (waiting, waited, updated)))
+            self.on_step(record_of(role, step, launch_times, (waiting, waited, updated)))
 
     def _drop_all_kv(self, role: str) -> None:
         """Free all KV of a role whose batch failed, and forget the batches that were launched behind it."""
@@ -383,6 +383,16 @@ class Engine:
                 counts[role] = len(np.unique(blocks))
                 sizes[role] = counts[role] * scheduler.pool.layout.block_bytes
         return Footprint(logical, counts, sizes)
+
+    def close(self) -> None:
+        """Wait for batches in flight, and give the KV pool and all that was made for it back to the device.
+
+        Nothing of this engine can be used afterwards. Its models can, by another engine.
+        """
+        self._settle()
+        for runner in self._runners.values():
+            runner.close()
+        self.kv_pool.close()
 
     def stats(self) -> dict[str, RoleStats]:
         """Counters by role."""
@@ -459,16 +469,6 @@ class Engine:
     def _make_room(self, requesters: Collection[Hashable]) -> bool:
         self._settle()
         return self._preemption.make_room(requesters)
-
-
-_LaunchTimes = tuple[float, float, float]
-"""When the scheduling of a batch began, its launch began, and its launch ended."""
-
-
-def _record(role: str, step: SchedulerOutput, launch: _LaunchTimes, collect: tuple[float, float, float]) -> StepRecord:
-    plan, draws = step.plan, 0 if step.draws is None else len(step.draws.step_positions)
-    sizes = len(plan.rows), int(plan.counts.sum()), draws, len(step.reads), len(plan.copies[0])
-    return StepRecord(role, *sizes, *launch, *collect)
 
 
 def _warn_of_missing_embeddings(role: str, model: Model) -> None:

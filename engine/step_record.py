@@ -1,6 +1,16 @@
 """What `Engine.on_step` is told about each batch: its size, and where its time went."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from espalier.engine.scheduling.scheduler import SchedulerOutput
+
+Times = tuple[float, float, float]
+"""Of a launch: when scheduling began, when the launch began and when it ended. Of its results: when the wait for them
+began and ended, and when they were processed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +56,10 @@ class StepRecord:
     def computing_seconds(self) -> float:
         """Seconds of the launch and of the wait for the results."""
         return self.launched - self.scheduled + self.waited - self.waiting
+
+
+def record_of(role: str, step: SchedulerOutput, launch: Times, collect: Times) -> StepRecord:
+    """The record of a batch that was launched and whose results were collected at these times."""
+    plan, draws = step.plan, 0 if step.draws is None else len(step.draws.step_positions)
+    sizes = len(plan.rows), int(plan.counts.sum()), draws, len(step.reads), len(plan.copies[0])
+    return StepRecord(role, *sizes, *launch, *collect)

@@ -37,6 +37,9 @@ class Backend(Protocol):
             load: gives the weights of one layer, quantised or not; called once for each layer, in order.
             shape: what all layers have in common.
             outer: the weights around the layers, of the same device and dtype.
+
+        Raises:
+            UnsupportedShapeError: when the backend has no room for such layers.
         """
         ...
 
@@ -72,6 +75,10 @@ class Backend(Protocol):
         rows: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Float32 `[B, vocabulary]` to token ids and log-probabilities `[D]`; see `kernels.sampling.draw_tokens`."""
+        ...
+
+    def use_device(self, device: torch.device) -> None:
+        """Make `device` the one that operations called on this thread run on; a thread begins with the first GPU."""
         ...
 
     def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -79,6 +79,10 @@ class OuterWeights:
     attention_factor: float = 1.0
 
 
+class UnsupportedShapeError(ValueError):
+    """Layers of a shape that a backend's operations have no room for."""
+
+
 class Layers(Protocol):
     """All layers of one decoder, with their weights in the order that a backend reads fastest.
 
@@ -95,7 +99,10 @@ class Layers(Protocol):
         ...
 
     def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:
-        """Do once, before the first step over this KV pool, what would hold up the first steps: nothing, usually."""
+        """Do once, before the first decode step over this KV pool, what would hold up such steps: nothing, usually."""
+
+    def release(self, layer_kvs: Sequence[LayerKV]) -> None:
+        """Let go of what `warm_up` made for this KV pool."""
 
     def forward(
         self,

@@ -37,6 +37,9 @@ class TorchBackend:
     def quantized_packer(self) -> None:
         """See `Backend`."""
 
+    def use_device(self, device: torch.device) -> None:
+        """See `Backend`; torch's operations run where their tensors are, whatever the thread's device."""
+
     def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
         """See `Backend`; on a GPU it waits."""
         return torch.from_numpy(array).to(device)

@@ -63,6 +63,12 @@ class PolicyPairDecoder(Decoder):
         self.first.warm_up(layer_kvs[:layers])
         self.second.warm_up(layer_kvs[layers:])
 
+    def release(self, layer_kvs: list[LayerKV]) -> None:
+        """See `Decoder.release`."""
+        layers = self.first.config.num_layers
+        self.first.release(layer_kvs[:layers])
+        self.second.release(layer_kvs[layers:])
+
 
 def log_ratio_head(first: Linear, second: Linear, coefficient: float) -> Head:
     """`coefficient` times the difference of a target token's log-probabilities, first model minus second."""

@@ -1,18 +1,20 @@
 """One model on its device: it computes scheduled steps, the only code that runs tensors through a model."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from espalier.engine.errors import DeviceError
+from espalier.engine.errors import DeviceError, MisuseError
 from espalier.engine.execution.batch import build_batch
-from espalier.engine.execution.sampling import SamplingBatch
+from espalier.engine.execution.sampling import Sampler
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.model import Head, Model
 from espalier.engine.scheduling.requests import DecodeRows
+from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.scheduling.scheduler import SchedulerOutput, StepResults
 from espalier.kernels.layout import KVLayout
 
@@ -44,9 +46,11 @@ class ModelRunner:
         self._fetch = self._backend.fetch
         self._device = model.decoder.device
         self._layer_kvs = [layout.layer_view(kv_pool.bytes, i) for i in range(layout.num_layers)]
-        self._samplings: tuple[DecodeRows, SamplingBatch] | None = None
+        self._sampler: tuple[DecodeRows, Sampler] | None = None
         self._drawn = _NOTHING  # by the step that was launched last
-        model.decoder.warm_up(self._layer_kvs)
+        self._is_warm = False
+        if role == GENERATOR:
+            self._warm_up()
 
     def launch(self, table: SequenceTable, step: SchedulerOutput) -> BatchInFlight:
         """Start a step; `wait` gives its results.
@@ -55,9 +59,15 @@ class ModelRunner:
 
         Raises:
             DeviceError: when the model cannot be run.
+            MisuseError: when it was closed.
         """
         plan, decoder = step.plan, self.model.decoder
+        if not self._layer_kvs:
+            raise MisuseError("the engine was closed")
         try:
+            self._backend.use_device(self._device)  # whatever thread this is
+            if step.draws is not None and not self._is_warm:
+                self._warm_up()
             if plan.copies[0]:
                 self._copy_blocks(self.layout, self._kv_pool.bytes, *plan.copies)
             batch = build_batch(table, plan.rows, plan.first, plan.counts)
@@ -82,6 +92,16 @@ class ModelRunner:
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
 
+    def close(self) -> None:
+        """Let go of the KV pool, and of what steps on it were recorded as; nothing can be launched afterwards."""
+        self.model.decoder.release(self._layer_kvs)
+        self._layer_kvs, self._sampler, self._drawn = [], None, _NOTHING
+
+    def _warm_up(self) -> None:
+        """Record decode steps, where the backend does; most verifiers never take one."""
+        self.model.decoder.warm_up(self._layer_kvs)
+        self._is_warm = True
+
     def _device_error(self, error: Exception) -> DeviceError:
         """The error to raise for what torch says of a device that fails or has no memory left."""
         return DeviceError(self.role, str(self.model.decoder.device), error)
@@ -105,18 +125,16 @@ class ModelRunner:
         if (draws := step.draws) is None:
             return [_NOTHING, _NOTHING]
         decode = draws.decode
-        if self._samplings is None or self._samplings[0] is not decode:
-            batch = SamplingBatch(decode.samplings, decode.branch_of, hidden.device, self._backend)
-            self._samplings = decode, batch
+        if self._sampler is None or self._sampler[0] is not decode:
+            self._sampler = decode, Sampler(decode.samplings, decode.branch_of, hidden.device, self._backend)
         if draws.batch_rows is not None:
             hidden = hidden[self._to_device(draws.batch_rows)]
-        heads = self.model.head, *map(self.model.head_named, decode.heads)
-        logits, *said = [self._apply(head, hidden) for head in heads]  # [branches, vocabulary], [branches, k] each
-        drawn = self._samplings[1].draw(logits, draws.step_positions)
-        if said:
-            branch_of = self._to_device(decode.branch_of)
-            said = [values[branch_of].float() for values in said]
-        return [*drawn, *said]
+        drawn = self._sampler[1].draw(partial(self._apply, self.model.head), hidden, draws.step_positions)
+        if not decode.heads:
+            return [*drawn]
+        branch_of = self._to_device(decode.branch_of)
+        said = [self._apply(self.model.head_named(name), hidden) for name in decode.heads]  # [branches, k] each
+        return [*drawn, *(values[branch_of].float() for values in said)]
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return self._backend.to_device(array, self._device)

@@ -1,6 +1,6 @@
 """Sampling a whole batch at once, with randomness that depends on the node and never on the batch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,38 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+ROWS_AT_A_TIME = 256
+"""Rows of logits that are drawn from at a time; those of a large vocabulary take gigabytes by the thousand."""
+
+
+class Sampler:
+    """The draws of a step, in portions; made once while they stay the same."""
+
+    def __init__(self, samplings: Sequence[Sampling], rows: np.ndarray, device: torch.device, backend: Backend) -> None:
+        """Put the parameters of draws on `device`; arguments as of `SamplingBatch`."""
+        self._portions: list[tuple[slice, slice, SamplingBatch]] = []
+        for draws in _portions(samplings, rows):
+            first, last = int(rows[draws][0]), int(rows[draws][-1])
+            batch = SamplingBatch(samplings[draws], rows[draws] - first, device, backend)
+            self._portions.append((draws, slice(first, last + 1), batch))
+
+    def draw(
+        self, head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, positions: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw tokens as `SamplingBatch.draw` does.
+
+        Args:
+            head: hidden states to logits.
+            hidden: `[B, hidden]`.
+            positions: int `[D]`, of the tokens drawn.
+        """
+        found = [batch.draw(head(hidden[rows]), positions[draws]) for draws, rows, batch in self._portions]
+        if len(found) == 1:
+            return found[0]
+        token_ids, log_probabilities = zip(*found, strict=True)
+        return torch.cat(token_ids), torch.cat(log_probabilities)
+
+
 class _Parameters(NamedTuple):
     """What draws have in common that share the work on a row: the row, and all of `Sampling` but the key."""
 
@@ -35,6 +67,19 @@ class _Parameters(NamedTuple):
     top_k: int
     top_p: float
     min_p: float
+
+
+def _parameters(row: int, sampling: Sampling) -> _Parameters:
+    return _Parameters(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+
+
+def _portions(samplings: Sequence[Sampling], rows: np.ndarray) -> list[slice]:
+    """Draws that need at most `ROWS_AT_A_TIME` rows of logits: one for each row, and for each of its parameters."""
+    if len(samplings) <= ROWS_AT_A_TIME:
+        return [slice(0, len(samplings))]
+    of_draw = [_parameters(row, sampling) for row, sampling in zip(rows.tolist(), samplings, strict=True)]
+    begins = [i for i, own in enumerate(of_draw) if i == 0 or own != of_draw[i - 1]][::ROWS_AT_A_TIME]
+    return [slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(of_draw)], strict=True)]
 
 
 class SamplingBatch:
@@ -59,7 +104,7 @@ class SamplingBatch:
         groups: list[_Parameters] = []
         group_of: list[int] = []
         for row, s in zip(rows.tolist(), samplings, strict=True):
-            own = _Parameters(row, s.temperature, s.top_k, s.top_p, s.min_p)
+            own = _parameters(row, s)
             if not groups or own != groups[-1]:
                 groups.append(own)
             group_of.append(len(groups) - 1)

@@ -5,13 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.execution.sampling import ROWS_AT_A_TIME
 from espalier.engine.models.config import DecoderConfig
 
 log = logging.getLogger(__name__)
 _LIBRARIES = 256 * 2**20
-"""What cuBLAS and recorded steps take besides, in bytes."""
-_MOST_DRAWS = 256
-"""Rows of logits that are drawn from at a time, usually at most."""
+"""What cuBLAS, which has a workspace of 32 MiB for each of a few streams, and compiled kernels take, in bytes."""
+
+RECORDED_TOKENS, RECORDED_PARTIALS = 256, 5120
+"""Tokens, and partial results of their attention, that the largest recorded step has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ def plan_memory(
     Raises:
         CheckpointError: when nothing is left for the KV pool.
     """
+    models = list(models)
     workspace = _LIBRARIES + max(_workspace(model, max_batch_tokens, item_bytes) for model in models)
+    workspace += sum(_recorded(model, item_bytes) for model in models)
     plan = MemoryPlan(total, total - free, workspace, int(total * utilization) - (total - free) - workspace)
     if plan.kv_pool <= 0:
         raise CheckpointError(
@@ -67,7 +71,21 @@ def plan_memory(
 
 def _workspace(model: DecoderConfig, tokens: int, item_bytes: int) -> int:
     """Bytes of a layer's intermediate results, of partial results of attention, and of logits in float32."""
+    logits = 4 * 4 * ROWS_AT_A_TIME * model.vocab_size
+    return tokens * _activations(model, item_bytes) + 4 * tokens * _partial(model) + logits
+
+
+def _recorded(model: DecoderConfig, item_bytes: int) -> int:
+    """Bytes that recorded steps keep for themselves: those of the largest, in which the others run too."""
+    return RECORDED_TOKENS * _activations(model, item_bytes) + RECORDED_PARTIALS * _partial(model)
+
+
+def _activations(model: DecoderConfig, item_bytes: int) -> int:
+    """Bytes of a token's intermediate results in one layer."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    of_token = 4 * model.hidden_size + 2 * heads + 3 * model.intermediate_size
-    partials = 4 * 4 * model.num_heads * (model.head_dim + 1)
-    return tokens * (of_token * item_bytes + partials) + 4 * 4 * _MOST_DRAWS * model.vocab_size
+    return (4 * model.hidden_size + 2 * heads + 3 * model.intermediate_size) * item_bytes
+
+
+def _partial(model: DecoderConfig) -> int:
+    """Bytes of one partial result of a token's attention, float32."""
+    return 4 * model.num_heads * (model.head_dim + 1)

@@ -112,6 +112,10 @@ class KVPool:
         """Slabs that `role` holds."""
         return {slab for slab, held_by in enumerate(self._role_of) if held_by == role}
 
+    def close(self) -> None:
+        """Give the memory back to the device once no view of it is left; no block can be read or written then."""
+        self.bytes = self.bytes.new_empty(0)
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless every slab is either free once or owned once."""
         assert len(set(self._free)) == len(self._free), "a slab is free twice"

@@ -5,10 +5,11 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import DecoderConfig
+from espalier.engine.models.options import Quantization
 from espalier.engine.models.quantization import make_quantizer, stored_bytes
 from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import attention_factor, inverse_frequencies
 
@@ -67,6 +68,10 @@ class Decoder:
         """Prepare what steps on these blocks reuse, so that no request waits for it; see `Layers.warm_up`."""
         self.layers.warm_up(layer_kvs)
 
+    def release(self, layer_kvs: list[LayerKV]) -> None:
+        """Let go of what `warm_up` prepared for these blocks."""
+        self.layers.release(layer_kvs)
+
 
 def load_decoder(
     checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str
@@ -74,12 +79,21 @@ def load_decoder(
     """Build the decoder of a checkpoint from its tensors, except those of heads.
 
     Raises:
-        CheckpointError: when a tensor is missing or has another shape than `config` says, or it cannot be quantised.
+        CheckpointError: when a tensor is missing or has another shape than `config` says, it cannot be quantised, or
+            the device has no operations for it.
     """
     try:
         backend = choose_backend(device, dtype, checkpoint.batch_invariant)
     except ValueError as error:
         raise CheckpointError(f"--batch-invariant: {error}") from error
+    quantised = checkpoint.quantization is not Quantization.NONE
+    if checkpoint.batch_invariant and quantised and not backend.quantized_packer():
+        raise CheckpointError(
+            f"--batch-invariant: products of {checkpoint.quantization} weights on {device} are torchao's, whose rows "
+            "depend on their batch; leave out --batch-invariant, or --generator-quantization and "
+            "--verifier-quantization"
+        )
+    backend.use_device(torch.device(device))
     quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
     weight_bytes = 0
     prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""
@@ -125,5 +139,8 @@ def load_decoder(
     norm = take("norm.weight", hidden)
     inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
     outer = OuterWeights(embedding, norm, inverse, attention_factor(config.rope_scaling))
-    layers = backend.prepare_layers(config.num_layers, layer, shape, outer)
+    try:
+        layers = backend.prepare_layers(config.num_layers, layer, shape, outer)
+    except UnsupportedShapeError as error:
+        raise CheckpointError(f"{checkpoint.folder} cannot be run on {device}: {error}; --device cpu can") from error
     return Decoder(config, backend, layers, weight_bytes + embedding.nbytes + norm.nbytes)

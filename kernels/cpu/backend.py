@@ -49,6 +49,9 @@ class CpuBackend:
         """See `Backend`."""
         return _pack
 
+    def use_device(self, device: torch.device) -> None:
+        """See `Backend`; there is one only."""
+
     def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
         """See `Backend`; it is there already."""
         return torch.from_numpy(array)

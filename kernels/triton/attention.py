@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from espalier.kernels.layers import UnsupportedShapeError
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.triton.plan import FIELDS, TILE
 
@@ -137,8 +138,16 @@ def attend(
 
 
 def rows_of_tiles(groups: int, *, fixed: bool = False) -> tuple[int, int]:
-    """Rows of a narrow and of a wide work item, for so many query heads to a kv head; `fixed` tiles are all wide."""
-    return 0 if fixed else max(1, NARROW.rows // groups), max(1, WIDE.rows // groups)
+    """Rows of a narrow and of a wide work item, for so many query heads to a kv head; `fixed` tiles are all wide.
+
+    Raises:
+        UnsupportedShapeError: when not even one row fits.
+    """
+    if groups > WIDE.rows:
+        raise UnsupportedShapeError(
+            f"{groups} query heads share each key and value head, and attention on a GPU takes {WIDE.rows} at most"
+        )
+    return 0 if fixed else NARROW.rows // groups, WIDE.rows // groups
 
 
 @triton.jit

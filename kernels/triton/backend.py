@@ -53,6 +53,11 @@ class TritonBackend(TorchBackend):
     filter_logits = staticmethod(filter_logits)
     draw_tokens = staticmethod(draw_tokens)
 
+    def use_device(self, device: torch.device) -> None:
+        """See `Backend`: Triton launches on the thread's device, wherever tensors are."""
+        if device.index is not None:
+            torch.cuda.set_device(device)
+
     def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
         """See `Backend`."""
         return to_device(array, device)

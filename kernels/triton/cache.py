@@ -5,11 +5,13 @@
 
 from typing import ClassVar
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from espalier.kernels.layout import KVLayout, LayerKV
+from espalier.kernels.triton.steps import to_device
 
 PORTION = 1024
 
@@ -70,7 +72,7 @@ def norm_rotate_write(
 
 def copy_blocks(layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
     """See `kernels.cache.copy_blocks`."""
-    ids = torch.tensor([sources, destinations], dtype=torch.int64).to(kv_pool.device, non_blocking=True)
+    ids = to_device(np.array([sources, destinations], np.int64), kv_pool.device)
     blocks = layout.block_view(kv_pool)
     grid = (len(sources), 2 * layout.num_layers, triton.cdiv(layout.slot_elements, PORTION))
     if sources:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -39,10 +40,14 @@ class TritonLayers(Layers):
     ) -> None:
         """Keep `count` layers, which `load` gives one by one.
 
-        `chunk` is for `plan_attention`; with one, tiles of attention are of one size too. Steps of one token to a
-        sequence are replayed as `recorder` recorded them; without one, every step is launched kernel by kernel.
+        `chunk` is for `plan_attention`; with one, tiles of attention are of one size too. After `warm_up`, steps of one
+        token to a sequence are replayed as `recorder` recorded them; all others are launched kernel by kernel.
+
+        Raises:
+            UnsupportedShapeError: when more query heads share a kv head than a tile of attention has rows.
         """
         self.outer = outer
+        self._tiles = rows_of_tiles(shape.num_heads // shape.num_kv_heads, fixed=chunk is not None)
         self._layers = [load(index) for index in range(count)]
         self._products = [
             (
@@ -57,7 +62,7 @@ class TritonLayers(Layers):
         self._costs = costs
         self._chunk = chunk
         self._recorder = recorder
-        self._steps: dict[tuple[int, int], RecordedStep] = {}
+        self._recorded_steps: dict[int, dict[int, RecordedStep]] = {}  # by KV pool and number of tokens
         self._windows = list(dict.fromkeys(shape.window(index) for index in range(count)))
         self._device = outer.embedding.device
         self._planner: Planner | None = None  # once it is known how blocks are cut
@@ -88,25 +93,29 @@ class TritonLayers(Layers):
 
     def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:
         """Record the steps of every number of tokens that are replayed, the largest first: they share its memory."""
-        if self._recorder is not None:
-            for tokens in reversed(LADDER):
-                self._recorded_step(tokens, layer_kvs)
+        if self._recorder is None:
+            return
+        recorded: dict[int, RecordedStep] = {}
+        for tokens in reversed(LADDER):
+            room = room_of(tokens)
+            if not self._tiles[0]:
+                room = room._replace(narrow=0)
+            on_device = DeviceStep(room, len(self._windows), self._programs(layer_kvs), self._device)
+            compute = partial(self._compute, on_device, layer_kvs)
+            recorded[tokens] = RecordedStep(on_device, *self._recorder(compute))
+        self._recorded_steps[_pool_of(layer_kvs)] = recorded
+
+    def release(self, layer_kvs: Sequence[LayerKV]) -> None:
+        """See `Layers`: another KV pool may come to lie where this one was, with its blocks cut in another way."""
+        self._recorded_steps.pop(_pool_of(layer_kvs), None)
 
     def _recorded(self, step: StepTokens, layer_kvs: Sequence[LayerKV]) -> RecordedStep | None:
         """The smallest recorded step that has room for `step`; None where there is none."""
-        tokens = len(step.token_ids)
-        if self._recorder is None or tokens > LADDER[-1]:
+        recorded = self._recorded_steps.get(_pool_of(layer_kvs))
+        if recorded is None or (tokens := len(step.token_ids)) > LADDER[-1]:
             return None
-        recorded = self._recorded_step(LADDER[bisect_left(LADDER, tokens)], layer_kvs)
-        return recorded if recorded.on_device.room.holds(step.room) else None
-
-    def _recorded_step(self, tokens: int, layer_kvs: Sequence[LayerKV]) -> RecordedStep:
-        assert self._recorder is not None
-        key = tokens, layer_kvs[0].keys.data_ptr()
-        if key not in self._steps:
-            on_device = DeviceStep(room_of(tokens), len(self._windows), self._programs(layer_kvs), self._device)
-            self._steps[key] = RecordedStep(on_device, *self._recorder(lambda: self._compute(on_device, layer_kvs)))
-        return self._steps[key]
+        smallest = recorded[LADDER[bisect_left(LADDER, tokens)]]
+        return smallest if smallest.on_device.room.holds(step.room) else None
 
     def _programs(self, layer_kvs: Sequence[LayerKV]) -> int:
         """Programs of each kv head that keep the device busy."""
@@ -139,9 +148,13 @@ class TritonLayers(Layers):
         """Plan a step's attention, and say where its keys and values go."""
         if self._planner is None:
             _, _, block_size, kv_heads, _ = layer_kv.keys.shape
-            tiles = rows_of_tiles(self._shape.num_heads // kv_heads, fixed=self._chunk is not None)
-            self._planner = Planner(block_size, kv_heads, tiles, self._costs, self._windows, self._chunk)
+            self._planner = Planner(block_size, kv_heads, self._tiles, self._costs, self._windows, self._chunk)
         tables = batch.block_tables.numpy()
         plans = self._planner.plan(batch.query_starts.numpy(), batch.context_lengths.numpy(), tables)
         places = places_of(batch, layer_kv, len(token_ids))
         return StepTokens(token_ids.numpy(), positions.numpy(), places, tables, plans)
+
+
+def _pool_of(layer_kvs: Sequence[LayerKV]) -> int:
+    """The address of the KV pool that layers write to."""
+    return layer_kvs[0].keys.data_ptr()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 
@@ -39,20 +39,28 @@ def room_of(tokens: int) -> Room:
 
 
 class GraphRecorder:
-    """A `Recorder` of CUDA graphs. All share the memory of what they compute in between, as they run one at a time."""
+    """A `Recorder` of CUDA graphs of one model, on one stream, as cuBLAS keeps a workspace for each stream.
 
-    _pool: ClassVar[Any] = None
+    All share the memory of what they compute in between, as they run one at a time.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._graphs = WeakSet[torch.cuda.CUDAGraph]()
 
     def __call__(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """See `Recorder`."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # compiles kernels, and lets libraries make what they need
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):  # compiles kernels, and lets libraries make what they need
             compute()
-        torch.cuda.current_stream().wait_stream(side)
-        if GraphRecorder._pool is None:
-            GraphRecorder._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        # A pool ends with its last graph, and torch's allocator lets no other graph join it then.
+        shared = next(iter(self._graphs), None)
+        pool = torch.cuda.graph_pool_handle() if shared is None else shared.pool()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=GraphRecorder._pool):
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
             output = compute()
+        self._graphs.add(graph)
         return graph.replay, output

@@ -72,9 +72,8 @@ class DeviceStep:
         of_plan = [(4,), (room.narrow, FIELDS), (room.wide, FIELDS), (room.rows,), (room.tokens + 1,), (room.partials,)]
         shapes: list[tuple[int, ...]] = of_step + of_plan * windows
         self._starts = np.cumsum([0, *(-(-int(np.prod(shape)) // 4) * 4 for shape in shapes)]).tolist()
-        pinned = device.type == "cuda"
         # Two, for the copy of the step before may still wait for its turn on the device.
-        self._hosts = [torch.zeros(self._starts[-1], dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._hosts = [_PinnedBuffer(self._starts[-1], device) for _ in range(2)]
         self._device = torch.zeros(self._starts[-1], dtype=torch.int32, device=device)
         views = [
             self._device[start : start + int(np.prod(shape))].view(shape)
@@ -94,13 +93,20 @@ class DeviceStep:
     def load(self, step: StepTokens, drawn: torch.Tensor | None = None) -> None:
         """Copy a step to the device; it must fit in the room. Where a token id is -1 - i, the i-th of `drawn` is."""
         self._hosts.reverse()
+        self._hosts[0].wait()
         places = np.full(self.room.tokens, -1, np.int64)
         places[: len(step.places)] = step.places
-        self._copy(0, [places.view(np.int32), step.token_ids, step.positions, step.tables])
+        # The embedding of the whole room is looked up, so that an id left by a step before must not stay there.
+        token_ids = np.zeros(self.room.tokens, np.int32)
+        token_ids[: len(step.token_ids)] = step.token_ids
+        self._copy(0, [places.view(np.int32), token_ids, step.positions, step.tables])
         if drawn is not None:
             take_drawn(self.token_ids[: len(step.token_ids)], drawn)
-        if self._loaded is step.plans and self._table_size == step.tables.shape[1]:
-            return
+        if self._loaded is not step.plans or self._table_size != step.tables.shape[1]:
+            self._load_plans(step)
+        self._hosts[0].is_read_from_now_on()
+
+    def _load_plans(self, step: StepTokens) -> None:
         self._loaded, self._table_size = step.plans, step.tables.shape[1]
         sections = []
         for plan in step.plans:
@@ -112,13 +118,33 @@ class DeviceStep:
 
     def _copy(self, first: int, sections: list[np.ndarray]) -> None:
         """Copy arrays to the sections from `first` on, at once."""
-        host, end = self._hosts[0], 0
+        host, end = self._hosts[0].memory, 0
         array = host.numpy()
         for start, section in zip(self._starts[first:], sections, strict=False):
             end = start + section.size
             array[start:end] = section.reshape(-1)
         begin = self._starts[first]
         self._device[begin:end].copy_(host[begin:end], non_blocking=True)
+
+
+class _PinnedBuffer:
+    """Memory of the host that is copied to the device without waiting, and must stay as it is until that is done."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Make room for so many int32 numbers."""
+        pinned = device.type == "cuda"
+        self.memory = torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
+        self._copied = torch.cuda.Event() if pinned else None
+
+    def is_read_from_now_on(self) -> None:
+        """Remember that the copies queued so far read it."""
+        if self._copied is not None:
+            self._copied.record()
+
+    def wait(self) -> None:
+        """Wait until it may be written to again."""
+        if self._copied is not None:
+            self._copied.synchronize()
 
 
 def places_of(batch: AttentionBatch, layer_kv: LayerKV, tokens: int) -> np.ndarray:

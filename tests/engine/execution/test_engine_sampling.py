@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from espalier.engine.execution.sampling import SamplingBatch, uniforms
+from espalier.engine.execution.sampling import ROWS_AT_A_TIME, Sampler, SamplingBatch, uniforms
 from espalier.engine.work import Sampling, stream_key
 from espalier.kernels.backend import choose_backend
 
@@ -150,6 +150,26 @@ def test_a_draw_does_not_depend_on_the_batch_it_is_in(data: st.DataObject):
     of_one = SamplingBatch(samplings, np.zeros(rows, dtype=np.int64), CPU, BACKEND)
     alike = SamplingBatch(samplings, np.arange(rows), CPU, BACKEND).draw(logits[:1].expand(rows, -1), positions)
     assert all(map(torch.equal, of_one.draw(logits[:1], positions), alike))
+
+
+def test_many_draws_are_made_in_portions_of_rows_and_are_the_same():
+    """Rows with several draws, alike and not, lie on both sides of each cut."""
+    generator = torch.Generator().manual_seed(5)
+    hidden, head = torch.randn(700, 8, generator=generator), torch.randn(8, 50, generator=generator)
+    rows = np.sort(np.concatenate([np.arange(700), np.full(300, 250), np.full(3, 255), np.full(40, 511)]))
+    samplings = [Sampling(temperature=0.5 + i % 3 / 4, top_k=i % 2 * 7, key=977 * i) for i in range(len(rows))]
+    positions = np.arange(len(rows)) % 5
+    asked: list[int] = []
+
+    def logits_of(some: torch.Tensor) -> torch.Tensor:
+        asked.append(len(some))
+        return (some[:, :, None] * head).sum(1)  # the same bits in any batch
+
+    found = Sampler(samplings, rows, CPU, BACKEND).draw(logits_of, hidden, positions)
+    assert len(asked) > 3
+    assert max(asked) <= ROWS_AT_A_TIME
+    expected = SamplingBatch(samplings, rows, CPU, BACKEND).draw(logits_of(hidden), positions)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_sampling_leaves_the_logits_as_they_were():

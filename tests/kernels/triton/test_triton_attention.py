@@ -5,6 +5,7 @@ import pytest
 import torch
 from paged_batch import PagedProblem, dense_attention, paged_problem, share_leading_blocks
 
+from espalier.kernels.layers import UnsupportedShapeError
 from espalier.kernels.triton.attention import DevicePlan, attend, rows_of_tiles
 from espalier.kernels.triton.cache import TokenMajorLayout
 from espalier.kernels.triton.plan import AttentionPlan, Costs, Planner, plan_attention
@@ -89,6 +90,19 @@ def test_attention_over_shared_blocks_equals_dense_attention(groups: int, head_d
     torch.testing.assert_close(
         attended(problem, plan, head_dim**-0.5).float(), expected, rtol=tolerance, atol=tolerance
     )
+
+
+@pytest.mark.parametrize("groups", [17, 20, 33, 64])
+def test_more_query_heads_to_a_kv_head_than_a_narrow_tile_has_rows_take_wide_ones(groups: int):
+    problem = paged_problem([(70, 1), (5, 5), (1, 1)], heads=groups, kv_heads=1, head_dim=16, kind=TokenMajorLayout)
+    plan = plan_of(problem)
+    assert not len(plan.narrow)
+    torch.testing.assert_close(attended(problem, plan), dense_attention(problem, 0.2), rtol=1e-5, atol=1e-5)
+
+
+def test_more_query_heads_to_a_kv_head_than_a_wide_tile_has_rows_are_refused():
+    with pytest.raises(UnsupportedShapeError, match="65 query heads"):
+        rows_of_tiles(65)
 
 
 @pytest.mark.parametrize("window", [1, 7, 64, 100])

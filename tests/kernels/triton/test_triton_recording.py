@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from fake_cuda import FakeCuda
 from layer_steps import LAYERS, Step, make_step, random_layer, random_outer
 
 from espalier.kernels.layers import LayerShape
@@ -11,8 +13,9 @@ from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton import layers as triton_layers
 from espalier.kernels.triton.backend import TritonBackend
 from espalier.kernels.triton.cache import TokenMajorLayout
-from espalier.kernels.triton.plan import Costs
+from espalier.kernels.triton.plan import FIELDS, AttentionPlan, Costs
 from espalier.kernels.triton.recording import LADDER, room_of
+from espalier.kernels.triton.steps import DeviceStep, StepTokens
 
 SHAPE = LayerShape(4, 2, 12, 1e-6)
 
@@ -22,17 +25,22 @@ class StandIn:
 
     def __init__(self) -> None:
         self.recorded: list[int] = []
-        self.replays = 0
+        self.replayed: list[int] = []
 
     def __call__(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         output = compute()
         self.recorded.append(len(output))
 
         def replay() -> None:
-            self.replays += 1
+            self.replayed.append(len(output))
             output.copy_(compute())
 
         return replay, output
+
+
+@pytest.fixture(autouse=True)
+def short_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_layers, "LADDER", (1, 2, 4))
 
 
 @pytest.fixture
@@ -63,17 +71,19 @@ def test_tokens_that_were_just_drawn_are_filled_in_on_the_device(layers, recorde
     for sequences in ([(30, 1)] * 4, [(30, 5), (8, 1)]):
         step = make_step(sequences, SHAPE, TokenMajorLayout)
         kvs = [step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)]
+        layers.warm_up(kvs)
         known, expected_ids = step.token_ids.clone(), step.token_ids.clone()
         known[1], known[3], expected_ids[1], expected_ids[3] = -1 - 2, -1, drawn[2], drawn[0]
         found = layers.forward(known, step.positions, kvs, step.batch, drawn).clone()
         expected = layers.forward(expected_ids, step.positions, kvs, step.batch)
         assert torch.equal(found, expected)
-    assert recorder.replays == 2, "the first is replayed, twice; the second is launched kernel by kernel"
+    assert recorder.replayed == [4, 4], "the first is replayed, twice; the second is launched kernel by kernel"
 
 
 def test_steps_of_fewer_tokens_than_were_recorded_are_replayed_and_write_nothing_more(layers, recorder: StandIn):
     pool = make_step([(30, 1)] * 4, SHAPE, TokenMajorLayout)
     kvs = [pool.layout.layer_view(pool.kv_pool, i) for i in range(LAYERS)]
+    layers.warm_up(kvs)
     for sequences in ([(30, 1)] * 4, [(70, 1), (7, 1), (1, 1)], [(5, 1)] * 4):
         step = make_step(sequences, SHAPE, TokenMajorLayout)
         before = torch.randn(pool.kv_pool.numel() // 4, generator=torch.Generator().manual_seed(3)).view(torch.uint8)
@@ -84,27 +94,58 @@ def test_steps_of_fewer_tokens_than_were_recorded_are_replayed_and_write_nothing
         expected = make_layers(TorchBackend()).forward(step.token_ids, step.positions, reference, step.batch)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pool.kv_pool.view(torch.float32), copies.view(torch.float32), rtol=1e-4, atol=1e-4)
-    assert recorder.recorded == [4], "three tokens take the step of four"
-    assert recorder.replays == 3
+    assert recorder.replayed == [4, 4, 4], "three tokens take the step of four"
+
+
+def test_a_step_replayed_over_a_larger_one_looks_up_no_token_of_that(layers, recorder: StandIn):
+    """Ids that stand for draws are negative: left in the room of a smaller step, they would be read as tokens."""
+    pool = make_step([(30, 1)] * 4, SHAPE, TokenMajorLayout)
+    kvs = [pool.layout.layer_view(pool.kv_pool, i) for i in range(LAYERS)]
+    layers.warm_up(kvs)
+    drawn = torch.tensor([7, 3, 11, 5])
+    for rows in (4, 4, 3, 3, 3):
+        step = make_step([(30, 1)] * rows, SHAPE, TokenMajorLayout)
+        layers.forward(-1 - torch.arange(rows), step.positions, kvs, step.batch, drawn)
+    assert recorder.replayed == [4] * 5
+
+
+def test_memory_that_is_copied_to_the_device_is_not_overwritten_before_that():
+    """Whether or not anything is fetched meanwhile: the third step takes the memory of the first."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a real GPU, which a fake one must not replace")
+    with FakeCuda(torch.zeros).installed() as cuda:
+        on_device = DeviceStep(room_of(4), 1, 1, torch.device("cuda"))
+        with cuda.running() as counted:
+            for position in range(7):
+                tokens, none = np.full(2, position), np.empty((0, FIELDS), np.int32)
+                plan = AttentionPlan(none, none, tokens[:0], np.zeros(3, np.int32), tokens[:0], 0)
+                on_device.load(StepTokens(tokens, tokens, tokens.astype(np.int64), np.zeros((2, 3)), [plan]))
+            torch.cuda.synchronize()
+    assert counted["to_device"] == 2 * 7
+
+
+def test_a_kv_pool_that_was_released_is_not_replayed_on(layers, recorder: StandIn):
+    step = make_step([(30, 1)] * 4, SHAPE, TokenMajorLayout)
+    kvs = [step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)]
+    layers.warm_up(kvs)
+    layers.release(kvs)
+    layers.forward(step.token_ids, step.positions, kvs, step.batch)
+    assert recorder.replayed == []
 
 
 def test_a_prompt_and_a_step_without_room_are_launched_kernel_by_kernel(
     layers, recorder: StandIn, monkeypatch: pytest.MonkeyPatch
 ):
     check(make_step([(20, 20), (7, 1)], SHAPE, TokenMajorLayout), layers)
-    assert recorder.replays == 0
+    assert recorder.replayed == []
     monkeypatch.setattr(triton_layers, "room_of", lambda tokens: room_of(tokens)._replace(table_entries=4))
     check(make_step([(40, 1), (70, 1)], SHAPE, TokenMajorLayout), layers)
-    assert recorder.replays == 0
-    monkeypatch.setattr(triton_layers, "LADDER", (1,))
-    check(make_step([(4, 1), (7, 1)], SHAPE, TokenMajorLayout), layers)
-    assert recorder.replays == 0
+    assert recorder.replayed == []
+    check(make_step([(7, 1)] * 5, SHAPE, TokenMajorLayout), layers)
+    assert recorder.replayed == []
 
 
-def test_every_number_of_tokens_can_be_recorded_at_start_the_largest_first(
-    layers, recorder: StandIn, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(triton_layers, "LADDER", (1, 2, 4))
+def test_every_number_of_tokens_can_be_recorded_at_start_the_largest_first(layers, recorder: StandIn):
     step = make_step([(40, 1)], SHAPE, TokenMajorLayout)
     kvs = [step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)]
     before = step.kv_pool.clone()
@@ -113,7 +154,7 @@ def test_every_number_of_tokens_can_be_recorded_at_start_the_largest_first(
     assert torch.equal(step.kv_pool, before), "tokens without a place are written nowhere"
     layers.forward(step.token_ids, step.positions, kvs, step.batch)
     assert recorder.recorded == [4, 2, 1]
-    assert recorder.replays == 1
+    assert recorder.replayed == [1]
 
 
 def test_the_ladder_has_a_step_near_every_number_of_tokens():
