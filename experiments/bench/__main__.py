@@ -26,8 +26,8 @@ SearchAndLearnFolder = Annotated[
     typer.Option(
         exists=True,
         file_okay=False,
-        help="Folder `src` of search-and-learn, whose own code then takes part on vLLM; with --quantization int8 "
-        "it also runs with both models in int8.",
+        help="Folder `src` of search-and-learn, whose own code then takes part on vLLM, with both models in float32 "
+        "and in int8.",
     ),
 ]
 JsonPath = Annotated[
@@ -94,14 +94,19 @@ def search(
     quantization: Annotated[
         str, typer.Option(help="Take part with both models quantised, too: int8, int4 or both.")
     ] = "",
-    transformers: Annotated[bool, typer.Option(help="Whether the baseline runs on transformers, too.")] = True,
+    peers: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated list of transformers, vllm, original, original-int8; default: all that can run."
+        ),
+    ] = "",
     search_and_learn: SearchAndLearnFolder = None,
     vllm_python: VllmPython = None,
     json_path: JsonPath = None,
 ) -> None:
     """Searches in problems/min, 1, 8 and 32 at once, compared with search-and-learn on transformers and on vLLM."""
     from espalier.experiments.bench.report import Report
-    from espalier.experiments.bench.searches.peers import running_peers
+    from espalier.experiments.bench.searches.peers import TITLES, running_peers
     from espalier.experiments.bench.searches.rate import run
 
     chosen = [AlgorithmName(name) for name in algorithms.split(",") if name in ("beam", "dvts", "best-of-n")]
@@ -110,11 +115,14 @@ def search(
             "must be a comma-separated list of beam, dvts and best-of-n", param_hint="--algorithms"
         )
     kinds, flights = _quantizations(quantization), parse_int_list(in_flight, "--in-flight") if in_flight else ()
-    candidates, counts = beam_width * expansion, (problems, min(peer_problems, problems), repeats)
-    with running_peers(vllm_python, search_and_learn, transformers, "int8" in kinds, candidates) as (peers, remarks):
+    only = parse_list(peers or None, "--peers")
+    if unknown := set(only) - TITLES.keys():
+        raise typer.BadParameter(f"{min(unknown)!r} is not one of {', '.join(TITLES)}", param_hint="--peers")
+    counts = problems, min(peer_problems, problems), repeats
+    with running_peers(vllm_python, search_and_learn, only, beam_width * expansion) as (running, remarks):
         title = ", ".join([algorithms, f"N={beam_width} M={expansion}", f"{problems} problems", *remarks])
         report = Report(title, json_path)
-        found = run(chosen, beam_width, expansion, *counts, peers, kinds, flights, report.show)
+        found = run(chosen, beam_width, expansion, *counts, running, kinds, flights, report.show)
     report.finish(*found)
 
 

@@ -23,7 +23,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     ),
     "search-accuracy": (
         "search", "--repeats", "1", "--problems", "300", "--peer-problems", "300", "--in-flight", "32",
-        "--no-transformers", "--quantization", "int8",
+        "--peers", "original", "--quantization", "int8",
     ),
     "prefix": ("prefix", "--repeats", "15"),
     "pool": ("pool", "--repeats", "5"),

@@ -1,7 +1,7 @@
 """The peers that `bench search` times beside Espalier: search-and-learn, rewritten plainly and as it is."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,15 +26,14 @@ _INT8_DTYPE = "bfloat16"
 
 @contextmanager
 def running_peers(
-    python: str | None, search_and_learn: Path | None, transformers: bool, int8: bool, candidates: int
+    python: str | None, search_and_learn: Path | None, only: Sequence[str], candidates: int
 ) -> Iterator[tuple[dict[str, Peer], list[str]]]:
     """Run the peers for the duration of the context.
 
     Args:
         python: interpreter with vLLM; see `optional_vllm`.
         search_and_learn: folder with search-and-learn's package `sal`; its own code takes part where there is vLLM.
-        transformers: whether the search rewritten on transformers takes part.
-        int8: whether search-and-learn's own code takes part with both models in int8, too.
+        only: which of `TITLES` take part; by default all that can.
         candidates: samples of one problem at a time.
 
     Yields:
@@ -42,7 +41,7 @@ def running_peers(
         missing.
 
     Raises:
-        EspalierError: no peer is left, or search-and-learn's code is wanted without vLLM.
+        EspalierError: a peer of `only` cannot run, or search-and-learn's code is wanted without vLLM.
         VllmError: vLLM does not start.
     """
     generator, verifier = locate(GENERATOR), locate(VERIFIER)
@@ -51,21 +50,26 @@ def running_peers(
     )  # room for all candidates in one batch, at least vLLM's default
     peers: dict[str, Peer] = {}
     remarks: list[str] = []
+    wanted = only or tuple(TITLES)
     with ExitStack() as stack:
-        vllm = stack.enter_context(optional_vllm(python, settings))
-        if search_and_learn and not vllm:
-            raise EspalierError("--search-and-learn needs vLLM to run on; name its interpreter with --vllm-python")
-        if transformers:
-            peers["transformers"] = SearchAndLearn(generator, verifier)
+        vllm = None
+        if {"vllm", "original", "original-int8"} & {*wanted}:
+            vllm = stack.enter_context(optional_vllm(python, settings))
         if vllm:
             remarks.append(vllm.description)
+        elif search_and_learn:
+            raise EspalierError("--search-and-learn needs vLLM to run on; name its interpreter with --vllm-python")
+        if "transformers" in wanted:
+            peers["transformers"] = SearchAndLearn(generator, verifier)
+        if vllm and "vllm" in wanted:
             peers["vllm"] = SearchAndLearn(generator, verifier, vllm)
-        if vllm and search_and_learn:
-            if int8:
-                _start_int8(stack, vllm.python, settings, peers, remarks)
+        if vllm and search_and_learn and "original-int8" in wanted:
+            _start_int8(stack, vllm.python, settings, peers, remarks)
+        if vllm and search_and_learn and "original" in wanted:
             peers["original"] = OriginalSearchAndLearn(vllm)
-        if not peers:
-            raise EspalierError("no peer is left: leave out --no-transformers, or name vLLM with --vllm-python")
+        if missing := {*only} - {*peers}:
+            remedy = "--vllm-python, and for search-and-learn's own code --search-and-learn, name what it needs"
+            raise EspalierError(f"--peers {min(missing)} cannot run{''.join(f' ({r})' for r in remarks[1:])}; {remedy}")
         yield peers, remarks
 
 

@@ -118,10 +118,16 @@ def test_search_benchmark_refuses_an_unknown_quantization(bench, unknown):
     assert "--quantization" in ran.output
 
 
+def test_search_benchmark_refuses_an_unknown_peer(bench):
+    ran = bench("search", "--peers", "vllm,sglang", "--vllm-python", "none")
+    assert ran.exit_code == 2
+    assert "'sglang' is not one of" in ran.output
+
+
 @pytest.mark.parametrize(
     ("options", "remedy"),
-    [(["--no-transformers"], "--vllm-python"), (["--search-and-learn", "."], "--vllm-python")],
-    ids=["no peer", "no vLLM for its own code"],
+    [(["--peers", "vllm"], "--vllm-python"), (["--search-and-learn", "."], "--vllm-python")],
+    ids=["no vLLM", "no vLLM for its own code"],
 )
 def test_search_benchmark_without_the_peer_that_was_asked_for_says_so(bench, options, remedy):
     ran = bench("search", "--vllm-python", "none", *options)

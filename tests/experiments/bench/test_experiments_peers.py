@@ -15,6 +15,7 @@ from engine_driver import generate, read, release
 from plain import plain_classifier_scores
 from typer.testing import CliRunner
 
+from espalier.engine.errors import EspalierError
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model
 from espalier.engine.work import Sampling
@@ -292,13 +293,20 @@ def search_and_learn(tmp_path: Path) -> Path:
 
 def test_search_and_learns_own_code_takes_part_in_both_precisions(stand_in, search_and_learn, monkeypatch):
     monkeypatch.setattr("espalier.experiments.bench.searches.rate.IN_FLIGHT", (1,))
-    options = ["--search-and-learn", str(search_and_learn), "--quantization", "int8", "--no-transformers"]
+    options = [
+        "--search-and-learn",
+        str(search_and_learn),
+        "--quantization",
+        "int8",
+        "--peers",
+        "vllm,original,original-int8",
+    ]
     sizes = ["-N", "2", "-M", "2", "--problems", "1", "--repeats", "1"]
     ran = CliRunner().invoke(app, ["search", *options, *sizes])
     assert ran.exit_code == 0, ran.output
     for text in ("beam, unmerged, int8@1/original", "beam@1/original-int8", "beam@1/vllm"):
         assert text in ran.output
-    assert "transformers" not in ran.output
+    assert "@1/transformers" not in ran.output
 
 
 def test_a_vllm_that_cannot_run_int8_leaves_its_row_out_and_says_why(stand_in, search_and_learn, tmp_path):
@@ -308,9 +316,14 @@ def test_a_vllm_that_cannot_run_int8_leaves_its_row_out_and_says_why(stand_in, s
             raise RuntimeError("no kernel for bytes")
 """
     file.write_text(file.read_text().replace("        os.write(1", f"{refusal}        os.write(1", 1))
-    with running_peers(None, search_and_learn, transformers=False, int8=True, candidates=4) as (peers, remarks):
-        assert list(peers) == ["vllm", "original"]
+    with running_peers(None, search_and_learn, (), candidates=4) as (peers, remarks):
+        assert list(peers) == ["transformers", "vllm", "original"]
         assert "no kernel for bytes" in remarks[-1]
+    with (
+        pytest.raises(EspalierError, match=r"original-int8 cannot run .*no kernel for bytes"),
+        running_peers(None, search_and_learn, ("original-int8",), candidates=4),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("python", ["no-such-interpreter", "without"])
