@@ -116,7 +116,7 @@ def test_a_wait_for_a_server_is_shown(espalier, server, monkeypatch):
     monkeypatch.setattr(errors, "_CODES", ((BusyError, "RESOURCE_EXHAUSTED", 1.0),))
     failures = [busy]
 
-    async def check(_engine: object, request: object) -> None:
+    def check(_engine: object, request: object) -> None:
         if failures:
             raise failures.pop()
 
