@@ -80,6 +80,12 @@ class _Kept(FunctionCache):
 
     said = False
 
+    def holds(self, types: tuple[Any, ...], context: Any) -> bool:
+        """Whether there is a file for arguments of `types`."""
+        with self._guard_against_spurious_io_errors():
+            return self._index_key(types, context.codegen()) in self._cache_file._load_index()
+        return False
+
     @contextmanager
     def _guard_against_spurious_io_errors(self) -> Iterator[None]:
         try:
@@ -122,3 +128,14 @@ class Compiler:
             return dispatcher
 
         return decorate
+
+
+def is_compiled(function: Any, types: tuple[Any, ...]) -> bool:
+    """Whether a function of a `Compiler` need not be compiled for arguments of `types`, here or in any process."""
+    kept = isinstance(function._cache, _Kept) and function._cache.holds(types, function.targetctx)
+    return types in function.overloads or kept
+
+
+def kept_in(function: Any) -> Path | None:
+    """The folder that a function of a `Compiler` is kept in, None if it is not."""
+    return Path(function._cache.cache_path) if isinstance(function._cache, _Kept) else None

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 
 from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
 from espalier.kernels.cpu.products.tiles import WIDE, multiply_add, multiply_add_chain, multiply_pair, prefetch
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
-from espalier.kernels.cpu.spans import Geometry, Spans, find_spans, geometry_of
+from espalier.kernels.cpu.spans import NO_SPANS, Geometry, Spans, find_spans, geometry_of
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 from espalier.kernels.layout import LayerKV
 
@@ -58,7 +59,7 @@ class ItemShape(NamedTuple):
     block_size: int
 
 
-@numba.njit
+@compiled()
 def attend(
     item: int,
     scale: np.float32,
@@ -135,6 +136,12 @@ def attend(
                 for i in range(head_dim):
                     written[i] = summed[i] / total
                 q += 1
+
+
+def attend_compilation(geometry: Geometry) -> Compilation:
+    """The compilation of `attend`."""
+    floats = np.zeros(0, np.float32)
+    return compilation(attend, 0, np.float32(0), 0, floats, floats, 0, 0, geometry, NO_SPANS, floats, floats)
 
 
 @numba.njit

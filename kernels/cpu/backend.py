@@ -5,16 +5,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from espalier.kernels.compilation.ahead import compile_ahead
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.cpu.attention import CpuAttention
-from espalier.kernels.cpu.cache import copy_blocks_cpu
+from espalier.kernels.cpu.cache import copy_blocks_cpu, copy_compilation
 from espalier.kernels.cpu.decoder import CpuLayers
 from espalier.kernels.cpu.layer_weights import run_in_one_call
 from espalier.kernels.cpu.products.int8_linear import pack_int8
 from espalier.kernels.cpu.products.linear import CpuLinear
 from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_quantized
-from espalier.kernels.cpu.sampling import draw_tokens_cpu, filter_logits_cpu
-from espalier.kernels.cpu.threads import set_threads
+from espalier.kernels.cpu.sampling import draw_compilation, draw_tokens_cpu, filter_logits_cpu
+from espalier.kernels.cpu.spans import spans_compilation
+from espalier.kernels.cpu.threads import set_threads, usable_cores
 from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, TorchLayers
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear, QuantizedPacker
@@ -36,7 +38,10 @@ class CpuBackend:
             return load(index) if index else first
 
         if run_in_one_call(first):
-            return CpuLayers(count, rest, shape, outer)
+            layers = CpuLayers(count, rest, shape, outer)
+            others = [spans_compilation(), draw_compilation(), layers.head_compilation(), copy_compilation()]
+            compile_ahead([layers.compilation(), *others], usable_cores())
+            return layers
         return TorchLayers(count, rest, shape, outer, CpuAttention)
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.cpu import compiled
 from espalier.kernels.layout import KVLayout
 
@@ -25,3 +26,8 @@ def _copy(flat: np.ndarray, pairs: np.ndarray, slots: int, slab_bytes: int, part
             given, written = flat[source + at : source + at + size], flat[target + at : target + at + size]
             for byte in range(size):
                 written[byte] = given[byte]
+
+
+def copy_compilation() -> Compilation:
+    """What `copy_blocks_cpu` compiles."""
+    return compilation(_copy, np.zeros(1, np.uint8), np.zeros((2, 1), np.int64), 0, 0, 0, 0)

@@ -10,6 +10,7 @@ import numba
 import numpy as np
 import torch
 
+from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.pointwise import exp_in_place, largest
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
@@ -222,3 +223,10 @@ def draw_tokens_cpu(
     seconds = logits.numel() / _DRAW_SPEED
     parallel_run(_draw, 1, *flat, vocabulary, temperatures.numpy(), firsts, *rest, seconds=seconds)
     return token_ids, log_probabilities
+
+
+def draw_compilation() -> Compilation:
+    """What `draw_tokens_cpu` compiles."""
+    int64s, floats, doubles = np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros(1)
+    counters = np.zeros((1, 1), np.int64)
+    return compilation(_draw, counters, floats, floats, 0, floats, int64s, doubles, int64s, floats)

@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.products.tiles import TALL
 from espalier.kernels.cpu.threads import num_threads
@@ -69,6 +70,10 @@ class Spans(NamedTuple):
     places: np.ndarray
 
 
+NO_SPANS = Spans(1, *(np.empty(shape, np.int64) for shape in ((0, 3), 0, 0, 0, 0, (0, 5), 0)))
+"""The spans of no tokens."""
+
+
 def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> Spans:
     """The spans of a batch, in work items of at most `most_tokens` tokens, fewer where that leaves threads idle.
 
@@ -82,6 +87,12 @@ def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> S
     tile = min(most_tokens, -(-fair // TALL) * TALL)
     enough = _ITEMS_PER_THREAD * num_threads()
     return _find_spans(tables, sequences, visible, tile, enough, max(1, _CHUNK // geometry.block_size), geometry)
+
+
+def spans_compilation() -> Compilation:
+    """What `find_spans` compiles."""
+    tables, sequences, visible = np.zeros((1, 1), np.int32), np.zeros(1, np.int32), np.zeros(1, np.int64)
+    return compilation(_find_spans, tables, sequences, visible, 0, 0, 0, Geometry(0, 0, 0, 0, 0, 0, 0))
 
 
 @compiled()

@@ -16,6 +16,7 @@ import torch
 from numba.core import types
 from numba.extending import overload
 
+from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.cpu import HAS_AMX, compiled
 from espalier.kernels.cpu.products import amx, tiles
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
@@ -131,7 +132,7 @@ def panels_of(item: int, parts: int, num_panels: int) -> tuple[int, int]:
     return part * num_panels // parts, (part + 1) * num_panels // parts
 
 
-@numba.njit
+@compiled()
 def multiply_part(
     item: int,
     parts: int,
@@ -188,6 +189,12 @@ def multiply_part(
         )
 
 
+def part_compilation(x: Any, panels: Any) -> Compilation:
+    """The compilation of `multiply_part` for rows and weights stored as these."""
+    floats = np.zeros(0, np.float32)
+    return compilation(multiply_part, 0, 0, 0, x, 0, 0, panels, 0, 0, floats, floats, floats)
+
+
 @numba.njit
 def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, packs: bool, x: Any) -> None:
     """Phase 0 of a product: store `given`, flat float32 `[rows * inner]`, as its left side `x` where `packs`."""
@@ -209,6 +216,7 @@ def multiply(
     rows: int,
     inner: int,
     panels: Any,
+    panels_at: int,
     bias: np.ndarray,
     parts: int,
     threads: int,
@@ -223,7 +231,8 @@ def multiply(
         packs: whether rows are stored in another way than as they are given.
         rows: rows of the product.
         inner: elements summed over.
-        panels: weights, flat.
+        panels: weights, flat; those of the product begin at `panels_at`.
+        panels_at: see `panels`.
         bias: float32, as many as the panels' outputs.
         parts: see `parts_of`.
         threads: how many threads take part, at most.
@@ -235,11 +244,18 @@ def multiply(
     unit.configure()
     item = fetch_item(counters, 1)
     while item < items:
-        multiply_part(item, parts, threads, x, rows, inner, panels, 0, num_panels, bias, out, scratch)
+        multiply_part(item, parts, threads, x, rows, inner, panels, panels_at, num_panels, bias, out, scratch)
         item = complete_and_fetch(counters, 1)
     restore_denormals(denormals)
     unit.release()
     barrier(counters, 1, items)
+
+
+def product_compilation(x: Any, packs: bool, panels: Any) -> Compilation:
+    """What a product compiles for rows and weights stored as these; `packs` as in `multiply`."""
+    floats = np.zeros(0, np.float32)
+    arguments = np.zeros((1, 1), np.int64), floats, x, packs, 0, 0, panels, 0, floats, 0, 0, floats
+    return compilation(multiply, *arguments, parts=[part_compilation(x, panels)])
 
 
 def stored_rows(rows: int, inner: int) -> np.ndarray:
@@ -304,7 +320,7 @@ def multiply_cpu(
     out = output_buffer(rows, columns)
     shares = parts_of(rows, num_panels), num_threads()
     left = (stored, True) if packs else (given, False)
-    parallel_run(multiply, 2, given, *left, rows, inner, panels, terms, *shares, out, seconds=seconds)
+    parallel_run(multiply, 2, given, *left, rows, inner, panels, 0, terms, *shares, out, seconds=seconds)
     return torch.from_numpy(out).view(-1, columns)[:rows, :out_features]
 
 

@@ -1,0 +1,162 @@
+"""What the phases of a decoder's forward pass do for one work item: some rows of a result, or a part of a product."""
+
+import math
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from espalier.kernels.cpu import compiled
+from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
+from espalier.kernels.cpu.products.int8_linear import Int8Rows
+from espalier.kernels.cpu.products.linear import PANEL, ROWS, multiply_panel, panels_of, store_row
+from espalier.kernels.cpu.spans import Geometry
+
+ROWS_PER_NORM = 8
+"""Rows of one work item in phases with little work for each row."""
+ROWS_PER_ROTATION = 32
+"""Rows of one work item that writes keys: neighbouring tokens of a sequence write the same cache lines."""
+StoredRows = np.ndarray | Int8Rows
+"""Rows as `store_row` stores them for a product."""
+
+
+class Tokens(NamedTuple):
+    """Ids and positions of a step's tokens, int64 `[T]` each."""
+
+    ids: np.ndarray
+    positions: np.ndarray
+
+
+class Outer(NamedTuple):
+    """`OuterWeights` as arrays, the embedding flat."""
+
+    embedding: np.ndarray
+    norm: np.ndarray
+    inverse_frequencies: np.ndarray
+    attention_factor: np.float32
+
+
+@compiled()
+def embed_rows(
+    item: int, tokens: Tokens, outer: Outer, stride: int, hidden: np.ndarray, rotary: tuple[np.ndarray, np.ndarray]
+) -> None:
+    """Write a few tokens' embeddings to the residual stream, and the cosines and sines of their positions."""
+    (token_ids, positions), (embedding, norm, inverse, factor), (cos, sin) = tokens, outer, rotary
+    width = len(norm)
+    for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, len(token_ids))):
+        start = token_ids[r] * width
+        given, written = embedding[start : start + width], hidden[r * stride : r * stride + width]
+        for i in range(width):
+            written[i] = given[i]
+        position = np.float32(positions[r])
+        for i in range(len(inverse)):
+            angle = position * inverse[i]
+            cos[r, i], sin[r, i] = math.cos(angle) * factor, math.sin(angle) * factor
+
+
+@numba.njit
+def norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray) -> None:
+    """Normalise a few rows of `x`, `x_stride` apart, into `out`, `[T, len(weight)]`."""
+    for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, len(out) // len(weight))):
+        rms_norm(x, r * x_stride, weight, eps, out, r * len(weight))
+
+
+@compiled()
+def norm_and_store_rows(
+    item: int, rows: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: StoredRows
+) -> None:
+    """As `norm_rows`, but stored as the left side of a product."""
+    width = len(weight)
+    normed = np.empty(width, np.float32)
+    for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, rows)):
+        rms_norm(x, r * x_stride, weight, eps, normed, 0)
+        store_row(normed, 0, width, 0, width, out, r)
+
+
+@numba.njit
+def store_rows(item: int, rows: int, width: int, x: np.ndarray, out: StoredRows) -> None:
+    """Store a few of the `rows` of `x`, `[rows, width]`, as the left side of a product."""
+    for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, rows)):
+        store_row(x, r * width, width, 0, width, out, r)
+
+
+@compiled()
+def rotate_and_store(
+    item: int,
+    qkv: np.ndarray,
+    head_norms: np.ndarray,
+    eps: np.float32,
+    rotary: tuple[np.ndarray, np.ndarray],
+    flat: np.ndarray,
+    keys_at: int,
+    values_at: int,
+    geometry: Geometry,
+    writes: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Normalise and rotate a few tokens' queries and keys in place, and put keys and values where `writes` says.
+
+    `head_norms` are the weights `[2, head_dim]` of queries' and keys' own norms, `[0, head_dim]` without.
+    """
+    slab_stride, slots, block_size, heads, kv_heads, head_dim, stride = geometry
+    (cos, sin), (blocks, offsets) = rotary, writes
+    for row in range(item * ROWS_PER_ROTATION, min((item + 1) * ROWS_PER_ROTATION, len(cos))):
+        for head in range(heads + kv_heads):
+            if len(head_norms):
+                at = row * stride + head * head_dim
+                rms_norm(qkv, at, head_norms[int(head >= heads)], eps, qkv, at)
+            rotate(qkv, row * stride + head * head_dim, cos[row], sin[row])
+        block, offset = blocks[row], offsets[row]
+        if block < 0:
+            continue
+        for head in range(kv_heads):
+            at = block // slots * slab_stride + (block % slots * kv_heads + head) * block_size * head_dim
+            key = row * stride + (heads + head) * head_dim
+            value = key + kv_heads * head_dim
+            for i in range(head_dim):
+                flat[keys_at + at + i * block_size + offset] = qkv[key + i]
+                flat[values_at + at + offset * head_dim + i] = qkv[value + i]
+
+
+@numba.njit
+def add_rows(item: int, stride: int, bias: np.ndarray, out: np.ndarray) -> None:
+    """Add `bias`, which may be empty, to a few rows of `out`."""
+    for r in range(item * ROWS_PER_ROTATION, min((item + 1) * ROWS_PER_ROTATION, len(out) // stride)):
+        for column in range(len(bias)):
+            out[r * stride + column] += bias[column]
+
+
+@compiled()
+def gated_part(
+    item: int,
+    parts: int,
+    threads: int,
+    x: StoredRows,
+    rows: int,
+    inner: int,
+    panels: Any,
+    panels_at: int,
+    num_panels: int,
+    out: StoredRows,
+    halves: tuple[np.ndarray, np.ndarray],
+    scratch: np.ndarray,
+) -> None:
+    """Store one work item's share of silu(gate) * up as the left side of the next product.
+
+    Arguments as `multiply_part`, up's panels after gate's; `halves` have room for ROWS rows of a panel's sums.
+    """
+    first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
+    count, size, (gate, up) = min(ROWS, rows - first), inner * PANEL, halves
+    for panel in range(start, end):
+        gate[: count * PANEL] = np.float32(0.0)
+        up[: count * PANEL] = np.float32(0.0)
+        following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
+        gate_at, up_at, next_at = (
+            panels_at + panel * size,
+            panels_at + (num_panels + panel) * size,
+            panels_at + following * size,
+        )
+        multiply_panel(x, first, count, inner, panels, gate_at, up_at, gate, 0, PANEL, scratch)
+        multiply_panel(x, first, count, inner, panels, up_at, next_at, up, 0, PANEL, scratch)
+        silu_times(gate, up, count * PANEL)
+        for r in range(count):
+            store_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)
