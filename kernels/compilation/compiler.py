@@ -14,6 +14,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,13 @@ from numba.core.caching import FunctionCache
 
 _config: Any = config  # it has no attributes that a type checker could see
 _F = TypeVar("_F", bound=Callable[..., Any])
+INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Options of `numba.njit` for functions that only compiled ones call; a call from Python ends the process.
+
+What Python calls a function by has each argument taken apart, and takes longer to compile than many a function.
+"""
+inner: Any = partial(numba.njit, **INNER)
+"""Compiles a function that only compiled ones call, and keeps it as a part of these."""
 _log = logging.getLogger("espalier.kernels")
 
 
@@ -116,7 +124,7 @@ class Compiler:
         """A decorator that compiles; `options` are those of `numba.njit`."""
 
         def decorate(function: _F) -> _F:
-            dispatcher: Any = numba.njit(**options)(function)
+            dispatcher: Any = numba.njit(**{"no_cfunc_wrapper": True, **options})(function)
             if self.place is not None:
                 before, _config.CACHE_DIR = _config.CACHE_DIR, str(self.place)
                 try:

@@ -14,17 +14,17 @@ belongs to the same sequence.
 import math
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
 
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.compilation.ahead import Compilation, compilation
+from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
 from espalier.kernels.cpu.products.tiles import WIDE, multiply_add, multiply_add_chain, multiply_pair, prefetch
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
-from espalier.kernels.cpu.spans import NO_SPANS, Geometry, Spans, find_spans, geometry_of
+from espalier.kernels.cpu.spans import NO_SPANS, Geometry, Spans, extremes, find_spans, geometry_of
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 from espalier.kernels.layout import LayerKV
 
@@ -59,7 +59,7 @@ class ItemShape(NamedTuple):
     block_size: int
 
 
-@compiled()
+@compiled(**INNER)
 def attend(
     item: int,
     scale: np.float32,
@@ -96,8 +96,9 @@ def attend(
     rows = int(firsts[part + 1] - first)
     of_head = rows * groups
     queries, width = num_kv_heads * of_head, chunk * block_size
+    least, longest = extremes(visible, first, first + rows)
     if chunks[part + 1] - chunks[part] == 1:
-        width = (visible[first : first + rows].max() + block_size - 1) // block_size * block_size
+        width = (longest + block_size - 1) // block_size * block_size
     shape = ItemShape(of_head, width, groups, num_kv_heads, head_dim, block_size)
     # A query is a row of these: groups of one token, then the next token's, then those of the next kv head.
     scaled = scratch[: queries * head_dim]
@@ -117,7 +118,7 @@ def attend(
             q += size
     keys_at += kv_head * block_size * head_dim
     values_at += kv_head * block_size * head_dim
-    passed = visible[first : first + rows].min() - window  # positions before every token's window
+    passed = least - window  # positions before every token's window
     for c in range(chunks[part], chunks[part + 1]):
         before = int(c - chunks[part]) * width
         if before + width <= passed:
@@ -144,7 +145,7 @@ def attend_compilation(geometry: Geometry) -> Compilation:
     return compilation(attend, 0, np.float32(0), 0, floats, floats, 0, 0, geometry, NO_SPANS, floats, floats)
 
 
-@numba.njit
+@inner
 def _multiply_keys(
     scaled: np.ndarray,
     flat: np.ndarray,
@@ -183,7 +184,7 @@ def _multiply_keys(
         k, out = k + 1 + int(pair), out + (1 + int(pair)) * block_size
 
 
-@numba.njit
+@inner
 def _online_softmax(
     logits: np.ndarray,
     seen: np.ndarray,
@@ -228,7 +229,7 @@ def _online_softmax(
                 totals[q] += exp_in_place(logits, q * width + start, end - start, top)
 
 
-@numba.njit
+@inner
 def _multiply_values(
     logits: np.ndarray,
     flat: np.ndarray,
@@ -261,7 +262,7 @@ def _multiply_values(
             multiply_add(logits, x, width, flat, at, mixed, z, head_dim, count, inner, head_dim)
 
 
-@numba.njit
+@inner
 def scratch_for(geometry: Geometry, all_spans: Spans) -> np.ndarray:
     """Memory for one thread's work items, which use it one after another; float32, large enough for the largest."""
     queries, items, firsts = 0, all_spans.items, all_spans.firsts

@@ -3,9 +3,9 @@
 import math
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
+from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.products.int8_linear import Int8Rows
@@ -36,7 +36,7 @@ class Outer(NamedTuple):
     attention_factor: np.float32
 
 
-@compiled()
+@compiled(**INNER)
 def embed_rows(
     item: int, tokens: Tokens, outer: Outer, stride: int, hidden: np.ndarray, rotary: tuple[np.ndarray, np.ndarray]
 ) -> None:
@@ -54,33 +54,33 @@ def embed_rows(
             cos[r, i], sin[r, i] = math.cos(angle) * factor, math.sin(angle) * factor
 
 
-@numba.njit
+@inner
 def norm_rows(item: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: np.ndarray) -> None:
     """Normalise a few rows of `x`, `x_stride` apart, into `out`, `[T, len(weight)]`."""
     for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, len(out) // len(weight))):
         rms_norm(x, r * x_stride, weight, eps, out, r * len(weight))
 
 
-@compiled()
+@compiled(**INNER)
 def norm_and_store_rows(
     item: int, rows: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: StoredRows
 ) -> None:
     """As `norm_rows`, but stored as the left side of a product."""
-    width = len(weight)
+    width, start = len(weight), np.int64(0)  # a plain 0 has a type of its own, for which all would be compiled as well
     normed = np.empty(width, np.float32)
     for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, rows)):
-        rms_norm(x, r * x_stride, weight, eps, normed, 0)
-        store_row(normed, 0, width, 0, width, out, r)
+        rms_norm(x, r * x_stride, weight, eps, normed, start)
+        store_row(normed, start, width, start, width, out, r)
 
 
-@numba.njit
+@inner
 def store_rows(item: int, rows: int, width: int, x: np.ndarray, out: StoredRows) -> None:
     """Store a few of the `rows` of `x`, `[rows, width]`, as the left side of a product."""
     for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, rows)):
         store_row(x, r * width, width, 0, width, out, r)
 
 
-@compiled()
+@compiled(**INNER)
 def rotate_and_store(
     item: int,
     qkv: np.ndarray,
@@ -117,7 +117,7 @@ def rotate_and_store(
                 flat[values_at + at + offset * head_dim + i] = qkv[value + i]
 
 
-@numba.njit
+@inner
 def add_rows(item: int, stride: int, bias: np.ndarray, out: np.ndarray) -> None:
     """Add `bias`, which may be empty, to a few rows of `out`."""
     for r in range(item * ROWS_PER_ROTATION, min((item + 1) * ROWS_PER_ROTATION, len(out) // stride)):
@@ -125,7 +125,7 @@ def add_rows(item: int, stride: int, bias: np.ndarray, out: np.ndarray) -> None:
             out[r * stride + column] += bias[column]
 
 
-@compiled()
+@compiled(**INNER)
 def gated_part(
     item: int,
     parts: int,

@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 
+from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu.simd import (
     FLOAT,
     INDEX,
@@ -88,13 +88,13 @@ def _each_vector(
     return loop(builder, some, [value], lambda _, v: [rest(place, mask, v[0])])[0]
 
 
-@numba.njit
+@inner
 def largest(x: np.ndarray, start: int, count: int) -> np.float32:
     """The largest of `count` elements from `start` on; minus infinity of none."""
     return _largest(x, start, count)
 
 
-@numba.njit(fastmath=True)
+@inner(fastmath=True)
 def _sum_of_squares(x: np.ndarray) -> np.float32:
     total = np.float32(0.0)
     for i in range(len(x)):
@@ -144,7 +144,7 @@ def _exp_in_place(_: Any, x: Any, start: Any, count: Any, shift: Any) -> Any:
     return types.float32(x, types.intp, types.intp, types.float32), caller("espalier_exp", (0,), write)
 
 
-@numba.njit
+@inner
 def exp_in_place(x: np.ndarray, start: int, count: int, shift: np.float32) -> np.float32:
     """Replace `count` elements from `start` on by exp(x - shift), the exponent cut to +-87, and return their sum.
 
@@ -154,7 +154,7 @@ def exp_in_place(x: np.ndarray, start: int, count: int, shift: np.float32) -> np
     return _exp_in_place(x, start, count, shift)
 
 
-@numba.njit
+@inner
 def scale_in_place(x: np.ndarray, start: int, count: int, factor: np.float32) -> None:
     """Multiply `count` elements from `start` on by `factor`."""
     part = x[start : start + count]
@@ -162,7 +162,7 @@ def scale_in_place(x: np.ndarray, start: int, count: int, factor: np.float32) ->
         part[i] *= factor
 
 
-@numba.njit
+@inner
 def rms_norm(x: np.ndarray, x_start: int, weight: np.ndarray, eps: np.float32, out: np.ndarray, out_start: int) -> None:
     """Write `len(weight)` elements of `x`, over their root mean square, times `weight` (Zhang and Sennrich, 2019)."""
     count = len(weight)
@@ -190,13 +190,13 @@ def _silu_times(_: Any, gate: Any, g0: Any, up: Any, u0: Any, vectors: Any) -> A
     return types.void(gate, place, up, place, place), caller("espalier_silu_times", (0, 2), write)
 
 
-@numba.njit
+@inner
 def silu_times(gate: np.ndarray, up: np.ndarray, count: int) -> None:
     """Replace the first `count` elements of `gate` by silu(gate) * up; `count` is a multiple of LANES."""
     _silu_times(gate, 0, up, 0, count // LANES)
 
 
-@numba.njit
+@inner
 def rotate(x: np.ndarray, start: int, cos: np.ndarray, sin: np.ndarray) -> None:
     """Rotate the two halves of one head in place; see `kernels.rotary.apply_rotary`."""
     half = len(cos)

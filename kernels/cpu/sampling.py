@@ -6,11 +6,11 @@ distance from the largest one; then only the logits of bins that the filter may 
 
 import math
 
-import numba
 import numpy as np
 import torch
 
 from espalier.kernels.compilation.ahead import Compilation, compilation
+from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.pointwise import exp_in_place, largest
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
@@ -29,7 +29,7 @@ _BINS_PER_NAT, _BINS = 64, 2048
 """Bins of log-probability below the most likely token; the last holds all the rest, from 32 nats on."""
 
 
-@numba.njit
+@inner
 def _weigh(
     x: np.ndarray, start: int, factor: np.float32, shares: np.ndarray, bins: np.ndarray, masses: np.ndarray
 ) -> None:
@@ -45,7 +45,7 @@ def _weigh(
         masses[bins[i]] += shares[i]
 
 
-@numba.njit
+@inner
 def _bins_within_reach(bins: np.ndarray, masses: np.ndarray, top_k: int, top_p: float, min_p: float) -> int:
     """How many bins hold all tokens that the filters can keep."""
     if top_k == 0 and top_p >= 1:
@@ -69,7 +69,7 @@ def _bins_within_reach(bins: np.ndarray, masses: np.ndarray, top_k: int, top_p: 
     return reached + 1
 
 
-@numba.njit
+@inner
 def _filter_row(
     x: np.ndarray,
     start: int,
@@ -134,7 +134,7 @@ def filter_logits_cpu(
     return out
 
 
-@numba.njit
+@inner
 def _exp_sum(
     x: np.ndarray, start: int, factor: np.float32, top: np.float32, out: np.ndarray, sums: np.ndarray
 ) -> float:
@@ -148,7 +148,7 @@ def _exp_sum(
     return total
 
 
-@numba.njit
+@inner
 def _invert(shares: np.ndarray, sums: np.ndarray, target: float) -> int:
     """The first token at which the running sum of `shares` passes `target`."""
     passed, last = 0.0, 0

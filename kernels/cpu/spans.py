@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.compilation.ahead import Compilation, compilation
+from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.products.tiles import TALL
 from espalier.kernels.cpu.threads import num_threads
@@ -116,21 +116,21 @@ def _find_spans(
     chunks, width = np.empty(parts + 1, np.int64), chunk * geometry.block_size
     chunks[0] = 0
     for part in range(parts):
-        longest = visible[firsts[part] : firsts[part + 1]].max()
+        _, longest = extremes(visible, firsts[part], firsts[part + 1])
         chunks[part + 1] = chunks[part] + (longest + width - 1) // width
     chunk_spans = np.zeros(chunks[parts] + 1, np.int64)
     spans, places = np.empty((0, 5), np.int64), np.empty(0, np.int64)
-    found = 0
-    for writing in (False, True):
+    found = nothing = np.int64(0)  # a plain 0 has a type of its own, for which `_find_chunk` would be compiled as well
+    for writing in range(2):
         if writing:
             spans, places = np.empty((found, 5), np.int64), np.empty(found * chunk, np.int64)
-        found = 0
+        found = nothing
         for part in range(parts):
             rows = slice(firsts[part], firsts[part + 1])
             for c in range(chunks[part], chunks[part + 1]):
                 before = (c - chunks[part]) * chunk
                 found = _find_chunk(
-                    tables, sequences[rows], visible[rows], before, chunk, geometry, found, spans, places, writing
+                    tables, sequences[rows], visible[rows], before, chunk, geometry, found, spans, places, writing == 1
                 )
                 chunk_spans[c + 1] = found
     firsts = firsts[: parts + 1]
@@ -138,7 +138,16 @@ def _find_spans(
     return Spans(chunk, items, firsts, visible, chunks, chunk_spans, spans, places)
 
 
-@numba.njit
+@inner
+def extremes(x: np.ndarray, first: int, last: int) -> tuple[int, int]:
+    """The least and the largest of at least one element; numpy's own functions take several times as long to compile."""
+    least = most = x[first]
+    for i in range(first + 1, last):
+        least, most = min(least, x[i]), max(most, x[i])
+    return least, most
+
+
+@inner
 def _find_items(firsts: np.ndarray, enough: int, geometry: Geometry) -> np.ndarray:
     """Work items of parts of the tokens: a kv head each, or all kv heads of tokens too few for one to fill a tile.
 
@@ -158,7 +167,7 @@ def _find_items(firsts: np.ndarray, enough: int, geometry: Geometry) -> np.ndarr
     return items[:count]
 
 
-@numba.njit
+@inner
 def _find_chunk(
     tables: np.ndarray,
     sequences: np.ndarray,
@@ -177,7 +186,8 @@ def _find_chunk(
     a sequence do. A block with the same runs as the block before, if all of that one is seen, prolongs its spans.
     """
     slab_stride, slots, block_size, _, kv_heads, head_dim, _ = geometry
-    rows, longest = len(visible), (visible.max() + block_size - 1) // block_size
+    rows = len(visible)
+    longest = (extremes(visible, 0, rows)[1] + block_size - 1) // block_size
     runs, last = np.empty((rows, 3), np.int64), np.empty((rows, 3), np.int64)
     num_last = opened = 0
     for b in range(before, min(before + chunk, longest)):

@@ -25,11 +25,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+from espalier.kernels.compilation.compiler import inner
 
 _intrinsic: Any = intrinsic  # for a type checker, its result would want the typing context as an argument
 _LINE = 8
@@ -187,20 +188,20 @@ def _yield(_: Any) -> Any:
     return types.void(), generate
 
 
-@numba.njit
+@inner
 def fetch_item(counters: np.ndarray, phase: int) -> int:
     """The next item of a phase that no thread has; a number past the last item when there is none."""
     return _add_one(counters, phase, _CLAIMED)
 
 
-@numba.njit
+@inner
 def complete_and_fetch(counters: np.ndarray, phase: int) -> int:
     """Report an item as done and fetch another."""
     _add_one(counters, phase, _DONE)
     return _add_one(counters, phase, _CLAIMED)
 
 
-@numba.njit
+@inner
 def barrier(counters: np.ndarray, phase: int, items: int) -> None:
     """Wait until all items of a phase are done."""
     spins = 0

@@ -4,8 +4,20 @@ import numba
 import numpy as np
 import pytest
 
-from espalier.kernels.cpu.pointwise import LANES, exp_in_place, largest
+from espalier.kernels.cpu import pointwise
+from espalier.kernels.cpu.pointwise import LANES
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
+
+
+@numba.njit
+def exp_in_place(x: np.ndarray, start: int, count: int, shift: np.float32) -> np.float32:
+    return pointwise.exp_in_place(x, start, count, shift)
+
+
+@numba.njit
+def largest(x: np.ndarray, start: int, count: int) -> np.float32:
+    return pointwise.largest(x, start, count)
+
 
 COUNTS = [1, LANES - 1, LANES, LANES + 1, 3 * LANES + 5, 256]
 

@@ -17,12 +17,12 @@ An output adds the products of each K elements to what is there, in order, so it
 from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import register_jitable
 
+from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu.products.tiles import write_prefetch
 from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, caller, fma, intrinsic, loop, to_all_lanes
 
@@ -354,7 +354,7 @@ def x_size(rows: int, inner: int) -> int:
     return -(-rows // TILE_ROWS) * -(-inner // TILE_INNER) * X_TILE
 
 
-@numba.njit
+@inner
 def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: np.ndarray, r: int) -> None:
     """Store `count` elements of a flat array, from `start` on, as row `r` of `x`, from column `first` on.
 
@@ -370,13 +370,13 @@ def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x
         _row_terms(rest, 0, x, at + whole * X_TILE, 1)
 
 
-@numba.njit
+@inner
 def scratch() -> np.ndarray:
     """Scratch memory for `multiply_columns`, one for each thread."""
     return aligned(CHUNK // TILE_INNER * PANEL_TILE)
 
 
-@numba.njit
+@inner
 def multiply_columns(
     x: np.ndarray,
     first: int,
@@ -430,7 +430,7 @@ def multiply_columns(
             _splitting_one(x, at, stride, terms, 0, out, to, out_stride, steps, panel, panel_at, count, mask)
 
 
-@numba.njit
+@inner
 def multiply_panel(
     x: np.ndarray,
     first: int,

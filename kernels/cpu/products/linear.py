@@ -10,13 +10,13 @@ import sys
 import threading
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numba.core import types
 from numba.extending import overload
 
 from espalier.kernels.compilation.ahead import Compilation, compilation
+from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import HAS_AMX, compiled
 from espalier.kernels.cpu.products import amx, tiles
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
@@ -125,14 +125,14 @@ def _store_float_row(row: Any, start: Any, inner: Any, first: Any, count: Any, x
     return keep if isinstance(x, types.Array) else None
 
 
-@numba.njit
+@inner
 def panels_of(item: int, parts: int, num_panels: int) -> tuple[int, int]:
     """The first panel of a work item, and the one after its last."""
     part = item % parts
     return part * num_panels // parts, (part + 1) * num_panels // parts
 
 
-@compiled()
+@compiled(**INNER)
 def multiply_part(
     item: int,
     parts: int,
@@ -195,7 +195,7 @@ def part_compilation(x: Any, panels: Any) -> Compilation:
     return compilation(multiply_part, 0, 0, 0, x, 0, 0, panels, 0, 0, floats, floats, floats)
 
 
-@numba.njit
+@inner
 def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, packs: bool, x: Any) -> None:
     """Phase 0 of a product: store `given`, flat float32 `[rows * inner]`, as its left side `x` where `packs`."""
     few = (rows + _FEW - 1) // _FEW if packs else 0

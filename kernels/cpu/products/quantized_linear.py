@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
 from llvmlite import ir
 from numba.core import types
 
+from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.products import tiles
 from espalier.kernels.cpu.products.linear import (
@@ -249,7 +249,7 @@ _tall_8, _4_8, _2_8, _1_8 = (_make_tile(8, rows) for rows in (tiles.TALL, 4, 2, 
 _tall_4, _4_4, _2_4, _1_4 = (_make_tile(4, rows) for rows in (tiles.TALL, 4, 2, 1))
 
 
-@numba.njit
+@inner
 def _multiply_few(
     x: np.ndarray,
     first: int,
@@ -300,7 +300,7 @@ def _multiply_few(
                 row += 1
 
 
-@numba.njit
+@inner
 def _dequantize(
     panel: int,
     first: int,

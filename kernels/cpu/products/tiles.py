@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 import llvmlite.binding
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu.simd import FLOAT, INDEX, caller, fma, intrinsic, load, loop, store, to_all_lanes
 
 _LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
@@ -220,7 +220,7 @@ def _prefetch_line(_: Any, x: Any, place: Any) -> Any:
     return types.void(x, types.intp), generate
 
 
-@numba.njit
+@inner
 def prefetch(x: np.ndarray, start: int, count: int) -> None:
     """Prefetch the `count` elements of a flat float32 array from `start` on; nothing waits for them."""
     for i in range(start, start + count, 16):
@@ -255,7 +255,7 @@ _tall_chain, _4_chain, _2_chain, _1_chain = (
 )
 
 
-@numba.njit
+@inner
 def multiply_add(
     a: np.ndarray,
     a_start: int,
@@ -310,12 +310,12 @@ def multiply_add(
         row += height
 
 
-@numba.njit
+@inner
 def configure() -> None:
     """Do nothing: this unit needs no preparation. `amx` has functions of the names from here on, too."""
 
 
-@numba.njit
+@inner
 def release() -> None:
     """Do nothing."""
 
@@ -325,7 +325,7 @@ def x_size(rows: int, inner: int) -> int:
     return rows * inner
 
 
-@numba.njit
+@inner
 def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: np.ndarray, r: int) -> None:
     """Store `count` elements of a flat array, from `start` on, as row `r` of `x`, from column `first` on."""
     given, written = row[start : start + count], x[r * inner + first : r * inner + first + count]
@@ -333,13 +333,13 @@ def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x
         written[i] = given[i]
 
 
-@numba.njit
+@inner
 def scratch() -> np.ndarray:
     """Scratch memory for `multiply_columns`: none."""
     return np.empty(0, np.float32)
 
 
-@numba.njit
+@inner
 def multiply_columns(
     x: np.ndarray,
     first: int,
@@ -372,7 +372,7 @@ def multiply_columns(
     multiply_add(x, first * inner + column, inner, panel, panel_at, out, out_start, out_stride, rows, count, WIDE)
 
 
-@numba.njit
+@inner
 def multiply_panel(
     x: np.ndarray,
     first: int,
@@ -407,7 +407,7 @@ def multiply_panel(
         distance += inner * step
 
 
-@numba.njit
+@inner
 def multiply_pair(
     a: np.ndarray,
     a_start: int,
@@ -443,7 +443,7 @@ def multiply_pair(
             row += 1
 
 
-@numba.njit
+@inner
 def multiply_add_chain(
     a: np.ndarray,
     a_start: int,
