@@ -1,6 +1,6 @@
 """Functions compiled by numba, and the folder in which they are kept from one process to the next.
 
-A process that finds none compiles for some twenty seconds. So the folder is sought in turn: the one that
+A process that finds none compiles for some fifteen seconds. So the folder is sought in turn: the one that
 NUMBA_CACHE_DIR names, and no other; the one beside the sources; the user's (XDG_CACHE_HOME, or .cache at home); one of
 the user's own among the temporary files. Where none can be written, as in a container without any disk of its own,
 functions are compiled and not kept, and a warning says so. No file that cannot be written or read ever stops a search.
@@ -22,6 +22,7 @@ import numba
 from numba.core import config
 from numba.core.caching import FunctionCache
 
+_njit: Any = numba.njit
 _config: Any = config  # it has no attributes that a type checker could see
 _F = TypeVar("_F", bound=Callable[..., Any])
 INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -29,7 +30,7 @@ INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 What Python calls a function by has each argument taken apart, and takes longer to compile than many a function.
 """
-inner: Any = partial(numba.njit, **INNER)
+inner: Any = partial(_njit, **INNER)
 """Compiles a function that only compiled ones call, and keeps it as a part of these."""
 _log = logging.getLogger("espalier.kernels")
 
@@ -54,7 +55,7 @@ def folder_for_compiled(folder: Path, given: str, kind: str = "") -> Path | None
                 return place / state
     where = f"NUMBA_CACHE_DIR ({given})" if given else f"{folder} and the user's cache"
     _log.warning(
-        "compiled code cannot be kept: %s cannot be written, so each command compiles anew, for about 20 s; set "
+        "compiled code cannot be kept: %s cannot be written, so each command compiles anew, for about 15 s; set "
         "NUMBA_CACHE_DIR to a folder that can be written",
         where,
     )
@@ -124,7 +125,7 @@ class Compiler:
         """A decorator that compiles; `options` are those of `numba.njit`."""
 
         def decorate(function: _F) -> _F:
-            dispatcher: Any = numba.njit(**{"no_cfunc_wrapper": True, **options})(function)
+            dispatcher: Any = _njit(**{"no_cfunc_wrapper": True, **options})(function)
             if self.place is not None:
                 before, _config.CACHE_DIR = _config.CACHE_DIR, str(self.place)
                 try:

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from espalier.kernels.compilation.ahead import compile_ahead
+from espalier.kernels.compilation.ahead import Compilation, compile_ahead
 from espalier.kernels.cpu import HAS_VNNI
-from espalier.kernels.cpu.attention import CpuAttention
+from espalier.kernels.cpu.attention.paged import CpuAttention
+from espalier.kernels.cpu.attention.spans import spans_compilation
 from espalier.kernels.cpu.cache import copy_blocks_cpu, copy_compilation
 from espalier.kernels.cpu.decoder import CpuLayers
 from espalier.kernels.cpu.layer_weights import run_in_one_call
@@ -15,7 +16,6 @@ from espalier.kernels.cpu.products.int8_linear import pack_int8
 from espalier.kernels.cpu.products.linear import CpuLinear
 from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_quantized
 from espalier.kernels.cpu.sampling import draw_compilation, draw_tokens_cpu, filter_logits_cpu
-from espalier.kernels.cpu.spans import spans_compilation
 from espalier.kernels.cpu.threads import set_threads, usable_cores
 from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, TorchLayers
 from espalier.kernels.layout import KVLayout
@@ -39,8 +39,7 @@ class CpuBackend:
 
         if run_in_one_call(first):
             layers = CpuLayers(count, rest, shape, outer)
-            others = [spans_compilation(), draw_compilation(), layers.head_compilation(), copy_compilation()]
-            compile_ahead([layers.compilation(), *others], usable_cores())
+            compile_ahead(compilations(layers), usable_cores())
             return layers
         return TorchLayers(count, rest, shape, outer, CpuAttention)
 
@@ -85,3 +84,9 @@ def _pack(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits:
     if bits == 8 and HAS_VNNI:
         return pack_int8(values, scales.view(-1))
     return pack_quantized(values, scales, zeros, bits)
+
+
+def compilations(layers: CpuLayers) -> list[Compilation]:
+    """What is compiled before the first step of a model with these layers, what takes longest first."""
+    others = [spans_compilation(), draw_compilation(), layers.head_compilation(), copy_compilation()]
+    return [layers.compilation(), *others]

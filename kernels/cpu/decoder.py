@@ -13,7 +13,7 @@ import torch
 from espalier.kernels.batch import AttentionBatch, with_drawn
 from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.cpu import compiled
-from espalier.kernels.cpu.attention import (
+from espalier.kernels.cpu.attention.paged import (
     TOKENS_PER_ITEM,
     UNLIMITED,
     attend,
@@ -21,6 +21,7 @@ from espalier.kernels.cpu.attention import (
     flat_kv_pool,
     scratch_for,
 )
+from espalier.kernels.cpu.attention.spans import NO_SPANS, Geometry, Spans, find_spans, geometry_of
 from espalier.kernels.cpu.layer_weights import StackedLayers, StackedWeights
 from espalier.kernels.cpu.phases import (
     ROWS_PER_NORM,
@@ -51,7 +52,6 @@ from espalier.kernels.cpu.products.linear import (
     unit,
 )
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
-from espalier.kernels.cpu.spans import NO_SPANS, Geometry, Spans, find_spans, geometry_of
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
 from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import KVLayout, LayerKV
@@ -254,7 +254,7 @@ class CpuLayers(Layers):
     """`Layers` for float32 on CPU, with weights in float32 or int8.
 
     Attributes:
-        tokens_per_item: see `attention.TOKENS_PER_ITEM`.
+        tokens_per_item: see `paged.TOKENS_PER_ITEM`.
     """
 
     def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights) -> None:

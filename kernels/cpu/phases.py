@@ -7,10 +7,10 @@ import numpy as np
 
 from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
+from espalier.kernels.cpu.attention.spans import Geometry
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.products.int8_linear import Int8Rows
 from espalier.kernels.cpu.products.linear import PANEL, ROWS, multiply_panel, panels_of, store_row
-from espalier.kernels.cpu.spans import Geometry
 
 ROWS_PER_NORM = 8
 """Rows of one work item in phases with little work for each row."""
@@ -66,11 +66,11 @@ def norm_and_store_rows(
     item: int, rows: int, x: np.ndarray, x_stride: int, weight: np.ndarray, eps: np.float32, out: StoredRows
 ) -> None:
     """As `norm_rows`, but stored as the left side of a product."""
-    width, start = len(weight), np.int64(0)  # a plain 0 has a type of its own, for which all would be compiled as well
+    width = len(weight)
     normed = np.empty(width, np.float32)
     for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, rows)):
-        rms_norm(x, r * x_stride, weight, eps, normed, start)
-        store_row(normed, start, width, start, width, out, r)
+        rms_norm(x, r * x_stride, weight, eps, normed, 0)
+        store_row(normed, 0, width, 0, width, out, r)
 
 
 @inner

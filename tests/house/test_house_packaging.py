@@ -71,7 +71,7 @@ def test_wheel_holds_every_module_and_data_file_of_the_layers_and_nothing_else(w
         "espalier/v1/search_pb2.py",
         "espalier/v1/search_pb2.pyi",
         "espalier/v1/search_pb2_grpc.py",
-        "espalier/kernels/cpu/attention.py",
+        "espalier/kernels/cpu/attention/paged.py",
         "espalier/experiments/demo/benchmark.jsonl",
         *(
             f"espalier/experiments/demo/{role}/{file}"

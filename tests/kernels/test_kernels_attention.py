@@ -7,9 +7,9 @@ from paged_batch import PagedProblem, dense_attention, paged_attention_reference
 from espalier.kernels import attention
 from espalier.kernels.attention import GatheredAttention
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.cpu import attention as cpu_attention
-from espalier.kernels.cpu import spans
-from espalier.kernels.cpu.attention import CpuAttention
+from espalier.kernels.cpu.attention import paged as cpu_attention
+from espalier.kernels.cpu.attention import spans
+from espalier.kernels.cpu.attention.paged import CpuAttention
 from espalier.kernels.layout import LayerKV
 
 ODD_BATCHES = {

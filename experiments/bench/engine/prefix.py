@@ -15,7 +15,7 @@ from espalier.engine.models.model import Model, load_generator
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.experiments.bench.report import Show, nothing_shown
-from espalier.kernels.cpu.attention import TOKENS_PER_ITEM
+from espalier.kernels.cpu.attention.paged import TOKENS_PER_ITEM
 from espalier.kernels.cpu.decoder import CpuLayers
 
 SHARED = (0, 128, 512, 2048)

@@ -120,11 +120,11 @@ def _find_spans(
         chunks[part + 1] = chunks[part] + (longest + width - 1) // width
     chunk_spans = np.zeros(chunks[parts] + 1, np.int64)
     spans, places = np.empty((0, 5), np.int64), np.empty(0, np.int64)
-    found = nothing = np.int64(0)  # a plain 0 has a type of its own, for which `_find_chunk` would be compiled as well
+    found = chunk_spans[0]  # a plain 0 has a type of its own, for which `_find_chunk` would be compiled as well
     for writing in range(2):
         if writing:
             spans, places = np.empty((found, 5), np.int64), np.empty(found * chunk, np.int64)
-        found = nothing
+        found = chunk_spans[0]
         for part in range(parts):
             rows = slice(firsts[part], firsts[part + 1])
             for c in range(chunks[part], chunks[part + 1]):
@@ -140,7 +140,7 @@ def _find_spans(
 
 @inner
 def extremes(x: np.ndarray, first: int, last: int) -> tuple[int, int]:
-    """The least and the largest of at least one element; numpy's own functions take several times as long to compile."""
+    """The least and the largest of at least one element; numpy's functions take several times as long to compile."""
     least = most = x[first]
     for i in range(first + 1, last):
         least, most = min(least, x[i]), max(most, x[i])

@@ -21,10 +21,10 @@ from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
+from espalier.kernels.cpu.attention.spans import NO_SPANS, Geometry, Spans, extremes, find_spans, geometry_of
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
 from espalier.kernels.cpu.products.tiles import WIDE, multiply_add, multiply_add_chain, multiply_pair, prefetch
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
-from espalier.kernels.cpu.spans import NO_SPANS, Geometry, Spans, extremes, find_spans, geometry_of
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 from espalier.kernels.layout import LayerKV
 
