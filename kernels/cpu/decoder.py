@@ -373,10 +373,12 @@ class CpuLayers(Layers):
             ],
         )  # fmt: skip
 
-    def head_compilation(self) -> Compilation:
-        """What a product with a language head compiles, which has weights of the same kind as the layers."""
-        x, packs = (int8_rows(1, GROUP), True) if self._stacked.int8 else (stored_rows(1, 1), PACKS)
-        return product_compilation(x, packs, self._stacked.arrays.qkv)
+    def head_compilations(self) -> list[Compilation]:
+        """What products with heads compile: in float32, and for a language head in int8 where the layers are."""
+        floats = product_compilation(stored_rows(1, 1), PACKS, np.empty(0, np.float32))
+        if not self._stacked.int8:
+            return [floats]
+        return [product_compilation(int8_rows(1, GROUP), True, self._stacked.arrays.qkv), floats]
 
 
 def _writes(batch: AttentionBatch, rows: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
