@@ -10,6 +10,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.conversation import ChatMessage, conversation_text, history_violations
+from espalier.search.fairness import Account
 from espalier.search.schema import Option, from_values, text_violations, violations
 
 
@@ -300,7 +301,8 @@ class SubmitOptions:
     Attributes:
         priority: searches of a larger priority start first, may preempt searches of a smaller one for memory or a slot,
             and are preempted last.
-        caller: whose search it is; callers get equal shares of the models' time while several have searches running.
+        caller: whose search it is; callers get equal shares of the slots and of the models' time.
+        connection: the connection of a caller without a login; connections share what their caller gets.
         salt: cached prefixes are shared only between searches with the same salt. Use different salts for callers that
             must not observe each other's prompts through timing.
         waited: seconds that the search waited before submission; counted in its queue time and its time limit.
@@ -313,11 +315,17 @@ class SubmitOptions:
 
     priority: int = 0
     caller: str = ""
+    connection: str = ""
     salt: bytes = b""
     waited: float = 0.0
     timed_from_start: bool = False
     max_seconds: float = math.inf
     report_nodes: bool = False
+
+    @property
+    def account(self) -> Account:
+        """Who the search is charged to."""
+        return Account(self.caller, self.connection)
 
 
 USUAL = SubmitOptions()

@@ -22,7 +22,7 @@ class FairSharing:
     A step costs its tokens, which each account pays for its own, and a constant, the step cost, that all in the step
     share; both are weighed by the size of the model. Accounts that are too far ahead of another one are held back,
     unless the step is hardly shorter without them; no account pays for such a step. An account that has had no work for
-    a while has no credit from it.
+    a while has no credit from it. Accounts of one group get together what an account alone gets.
     """
 
     def __init__(self, model_bytes: Mapping[str, int], device_type: str) -> None:
@@ -36,22 +36,26 @@ class FairSharing:
         self._step_cost = _STEP_COST_CPU if device_type == "cpu" else _STEP_COST_GPU
         self._lead = _LEAD * self._step_cost
         self._accounts: dict[Hashable, Hashable] = {}  # of owners
+        self._groups: dict[Hashable, Hashable] = {}  # of accounts with owners
         self._paid: dict[Hashable, float] = {}  # by accounts
         self._floor = 0.0  # what the account that paid least had paid, of those with work; never falls
         self._active: frozenset[Hashable] = frozenset()
 
-    def assign(self, owner: Hashable, account: Hashable) -> None:
-        """Let `account` pay for the work of `owner` until `forget`."""
+    def assign(self, owner: Hashable, account: Hashable, group: Hashable | None = None) -> None:
+        """Let `account` pay for the work of `owner` until `forget`; it belongs to `group`, or is alone."""
         self._accounts[owner] = account
+        self._groups[account] = account if group is None else group
 
     def forget(self, owner: Hashable) -> None:
         """Forget an owner without work."""
-        self._accounts.pop(owner, None)
+        account = self._accounts.pop(owner, None)
+        if account not in self._accounts.values():
+            self._groups.pop(account, None)
 
     @property
     def contended(self) -> bool:
         """Whether several accounts have owners."""
-        return len(set(self._accounts.values())) > 1
+        return len(self._groups) > 1
 
     def ahead(self, owners: Collection[Hashable]) -> frozenset[Hashable]:
         """Those of `owners`, all with work, whose accounts are too far ahead of another one's."""
@@ -80,6 +84,8 @@ class FairSharing:
         tokens: Counter[Hashable] = Counter(self._accounts.get(branch.work.owner) for branch in plan.branches)
         for chunk in plan.chunks:
             tokens[self._accounts.get(chunk.target.work.owner)] += chunk.count
+        sizes = Counter(self._groups.values())
+        even = len(sizes) / max(1, len(self._groups))  # 1 over the mean size of a group
         for account, count in tokens.items():
             cost = self._weights[role] * (count + self._step_cost / len(tokens))
-            self._paid[account] += cost
+            self._paid[account] += cost * sizes.get(self._groups.get(account), 1) * even

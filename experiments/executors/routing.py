@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from espalier.engine.stats import RoleStats, total
+from espalier.search.fairness import Holdings, Shares
 from espalier.search.request import SearchRequest, SubmitOptions, estimated_tokens
 from espalier.search.result import Event
 from espalier.search.run.executor import Occupancy, Rejected
@@ -19,6 +20,8 @@ _CHARACTERS_PER_TOKEN = 2
 """Characters of a prompt that cost one token: four a token, which both models read."""
 _MOST_PIECES = 4096
 """Pieces of problems that are remembered for each worker, 256 KiB of text."""
+_MOST_HELD = 4
+"""Searches that a worker has at most, suspended ones included, in multiples of those that it runs."""
 _NOTHING = Occupancy(0, 0, {})
 
 
@@ -139,9 +142,14 @@ class WorkerState:
         return {role: total(each[role] for each in (self.held.stats, self.ended) if role in each) for role in roles}
 
     def has_room(self, search: Search, most: int) -> bool:
-        """Whether it may be given a search, beside which those of a smaller priority wait."""
-        others = sum(other.options.priority >= search.options.priority for other in self.running.values())
-        return others < most and len(self.running) < 2 * most
+        """Whether it may be given a search, beside which those of a smaller priority or of callers with more wait."""
+        priorities = [other.options.priority - search.options.priority for other in self.running.values()]
+        if sum(higher >= 0 for higher in priorities) < most and len(priorities) < 2 * most:
+            return True
+        account, accounts = search.options.account, [other.options.account for other in self.running.values()]
+        share, _ = Shares(most - sum(higher > 0 for higher in priorities), [*accounts, account]).of(account)
+        held, _ = Holdings(accounts).of(account)
+        return held < share and len(priorities) < _MOST_HELD * most
 
     def give(self, search: Search) -> None:
         """Note that it was given a search."""
@@ -167,7 +175,8 @@ def choose_worker(search: Search, workers: Iterable[WorkerState], most: int) -> 
     Args:
         search: the search.
         workers: all workers.
-        most: searches that a worker may have at once; as many again may have a smaller priority, and be suspended.
+        most: searches that a worker may have at once; more may have a smaller priority or a caller with more, and be
+            suspended.
     """
     free = [worker for worker in workers if worker.up and not worker.has_suspect and worker.has_room(search, most)]
     if search.suspect:

@@ -1,6 +1,5 @@
 """Runs many searches on one engine: queueing, admission, routing of finished work, and votes."""
 
-import bisect
 import itertools
 import math
 import secrets
@@ -16,6 +15,7 @@ from typing import Any
 from espalier.engine.engine import Engine
 from espalier.engine.errors import FatalError, InvalidRequestError, OwnersError, RequestTooLargeError, Violation
 from espalier.engine.interrupts import interrupts_held
+from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Done
 from espalier.prm.generative import GenerativeVerifier
@@ -51,6 +51,7 @@ from espalier.search.run.memory import (
     worst_case_blocks,
 )
 from espalier.search.run.search import RunningSearch, digests
+from espalier.search.run.search_queue import SearchQueue
 from espalier.search.voting.equivalence import Equivalence
 from espalier.search.voting.vote import VOTE_SECONDS, VoteResult, is_decided, select
 
@@ -108,8 +109,7 @@ class Orchestrator:
         self._equivalence = equivalence
         self._searches: dict[str, RunningSearch] = {}  # all unfinished searches, in order of arrival
         self._arrivals = itertools.count()
-        self._queue: list[RunningSearch] = []  # the waiting ones, the next one first
-        self._growing: list[RunningSearch] = []  # those with a reservation
+        self._queue = SearchQueue(clock)
         self._ended: list[RunningSearch] = []
         self._next_due = math.inf  # the earliest time at which a search has to be stopped
         self._voted: SimpleQueue[tuple[RunningSearch, Future[VoteResult]]] = SimpleQueue()
@@ -123,7 +123,7 @@ class Orchestrator:
     @property
     def running(self) -> int:
         """Number of running searches."""
-        return len(self._growing)
+        return len(self._queue.running)
 
     @property
     def voting(self) -> int:
@@ -222,7 +222,7 @@ class Orchestrator:
         search.arrival = next(self._arrivals)
         self._searches[search.search_id] = search
         self._next_due = min(self._next_due, search.deadline)
-        self._enqueue(search)
+        self._queue.add(search)
         return search.search_id
 
     def cancel(self, search_id: str) -> None:
@@ -258,7 +258,7 @@ class Orchestrator:
             for done in self._engine_step():
                 search = self._searches[str(done.work.owner)]
                 self._work_on(search, search.handle, done)
-            for search in [search for search in self._growing if search.resolved.options.report_nodes]:
+            for search in [search for search in self._queue.running if search.resolved.options.report_nodes]:
                 self._work_on(search, search.report_growth)
             self._take_votes()
         ended, self._ended = self._ended, []
@@ -327,8 +327,7 @@ class Orchestrator:
 
     def _give_back(self, search: RunningSearch) -> None:
         """Remove a search from the queue and free its reservation."""
-        if search in self._queue:
-            self._queue.remove(search)
+        self._queue.remove(search)
         if search.suspended:  # completed while suspended
             search.suspended = False
             self.engine.resume_owner(search.search_id)
@@ -340,7 +339,7 @@ class Orchestrator:
             self.engine.admission.release(search.reservation)
             self.engine.sharing.forget(search.search_id)
             search.reservation = None
-            self._growing.remove(search)
+            self._queue.end(search)
 
     # ---- votes
 
@@ -356,7 +355,7 @@ class Orchestrator:
 
     def _take_votes(self) -> None:
         """Finish the searches whose votes are counted; wait briefly if there is nothing else to do."""
-        idle = not (self._growing or self._queue or self._ended) and bool(self._searches)
+        idle = not (self._queue.running or len(self._queue) or self._ended) and bool(self._searches)
         while True:
             try:
                 search, future = self._voted.get(block=idle, timeout=_REST_SECONDS)
@@ -379,14 +378,9 @@ class Orchestrator:
 
     # ---- the queue
 
-    def _enqueue(self, search: RunningSearch) -> None:
-        """Insert a search into the queue, ordered by descending priority, then by arrival."""
-        bisect.insort(self._queue, search, key=lambda other: (-other.priority, other.arrival))
-
     def _admit(self) -> None:
         """Start searches in queue order. One that does not fit blocks those behind it, so that it cannot starve."""
-        while self._queue and self._reserve(search := self._queue[0]):
-            self._queue.remove(search)
+        while (search := self._queue.next()) and (self._reserve(search) or self._reserve_in_place_of_others(search)):
             if search.suspended:
                 search.suspended = False
                 self._work_on(search, self.engine.resume_owner, search.search_id)
@@ -394,32 +388,39 @@ class Orchestrator:
                 self._work_on(search, search.start)
 
     def _reserve(self, search: RunningSearch) -> bool:
-        """Reserve memory for a search; if necessary, suspend searches of lower priority, the last one first."""
-        admission = self.engine.admission
-        blocks, places = search.resolved.blocks, self.max_running - len(self._growing)
-        behind = [other for other in self._growing if other.priority < search.priority]
-        given = [other.reservation for other in behind if other.reservation]
-        if behind and (places + len(behind) < 1 or not admission.would_fit(blocks, given)):
-            behind = []  # suspending them does not help
-        behind.sort(key=lambda other: admission.rank(other.search_id))
-        while True:
-            if places > 0:
-                search.reservation = admission.try_reserve(blocks, search.search_id, search.priority)
-            if search.reservation:
-                self.engine.sharing.assign(search.search_id, search.resolved.options.caller)
-                self._growing.append(search)
-            if search.reservation or not behind:
-                return search.reservation is not None
-            self._suspend(behind.pop())
-            places += 1
+        """Take a slot and memory for a search that waits, if they are free."""
+        if self.running < self.max_running:
+            blocks = search.resolved.blocks
+            search.reservation = self.engine.admission.try_reserve(blocks, search.search_id, search.priority)
+        if search.reservation:
+            self.engine.sharing.assign(search.search_id, search.account, search.account.caller)
+            self._queue.start(search)
+        return search.reservation is not None
+
+    def _reserve_in_place_of_others(self, search: RunningSearch) -> bool:
+        """Reserve what a search needs and suspend those that give way to it; none if that would not suffice."""
+        free, given, victims = self.max_running - self.running, list[Reservation](), list[RunningSearch]()
+        for other in self._queue.giving_way(search):
+            assert other.reservation is not None
+            victims.append(other)
+            given.append(other.reservation)
+            if free + len(given) > 0 and self.engine.admission.would_fit(search.resolved.blocks, given):
+                break
+        else:
+            return False
+        for other in victims:
+            self._suspend(other)
+            if self._reserve(search):
+                return True
+        return False
 
     def _suspend(self, search: RunningSearch) -> None:
         """Return a running search to the queue without any memory."""
         self._work_on(search, self.engine.suspend, search.search_id)
         if search.reservation:  # else it has failed
-            self._release(search)
             search.suspended = True
-            self._enqueue(search)
+            self._queue.add(search)
+            self._release(search)
 
     # ---- resolving requests
 

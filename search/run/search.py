@@ -14,6 +14,7 @@ from espalier.prm.scorers.base import StepScorer
 from espalier.prm.verifier import Verifier
 from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand
+from espalier.search.fairness import Account
 from espalier.search.request import Vote
 from espalier.search.result import (
     Asked,
@@ -74,6 +75,7 @@ class RunningSearch:
         suspended: whether it was suspended for another search while running.
         cancelled: whether its cancellation was requested.
         arrival: its position in the order of submission.
+        since: when it last began to run or to wait, by its queue's clock.
         deadline: end of its time limit, by the meter's clock.
         vote_deadline: time after which its vote falls back to exact match.
     """
@@ -96,6 +98,7 @@ class RunningSearch:
         self.suspended = False
         self.cancelled = False
         self.arrival = 0
+        self.since = 0.0
         options = resolved.options
         self._latest = self.meter.clock() + options.max_seconds
         self.deadline = self._latest if options.timed_from_start else self._time_limit_from(self.meter.submitted)
@@ -125,6 +128,11 @@ class RunningSearch:
     def priority(self) -> int:
         """Searches of a larger priority run first."""
         return self.resolved.options.priority
+
+    @property
+    def account(self) -> Account:
+        """Who it is charged to."""
+        return self.resolved.options.account
 
     @property
     def vote(self) -> Vote:

@@ -6,10 +6,15 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
+from espalier.search.fairness import Account, Holdings, Shares
 from espalier.search.service.errors import BusyError
+
+MOST_HELD = 4
+"""Slots held at most, suspended searches included, in multiples of those that there are."""
 
 _CALLERS = 1024
 """Callers that are remembered before those with nothing to remember are dropped."""
+_NOBODY = Account()
 
 
 class TimeLimitReachedError(Exception):
@@ -20,7 +25,7 @@ class TimeLimitReachedError(Exception):
 class _Waiter:
     """A waiting call; `slot` is done when it may start, or fails when it must leave."""
 
-    caller: str
+    account: Account
     priority: int
     cost: float
     arrival: int
@@ -37,8 +42,12 @@ class CallQueue:
     up to the highest that waits, so that none waits for ever. When the queue is full, a caller with fewer waiting
     calls takes the place of the newest of the caller that has most.
 
-    A call does not wait for slots held at lower priorities: it is admitted as if they were free, and the orchestrator
-    suspends those searches. At most twice the number of slots is held in total.
+    Of a caller's calls, those of the connection that holds fewest slots go first.
+
+    A call does not wait for slots held at lower priorities, nor for those of others while its caller, or its
+    connection, holds less than its equal share: it is admitted as if they were free, and the orchestrator suspends
+    other searches. In total, callers hold at most `MOST_HELD` times the number of slots, and only those below their
+    share more than twice.
 
     gRPC's `maximum_concurrent_rpcs` would also refuse health checks, so admission happens in the handler.
 
@@ -49,6 +58,7 @@ class CallQueue:
     def __init__(self, slots: int, queue: int, wait_seconds: float) -> None:
         self.slots = slots
         self._held: Counter[int] = Counter()  # held slots by priority
+        self._holdings = Holdings()
         self._queue = queue
         self._wait_seconds = wait_seconds
         self._arrivals = itertools.count()
@@ -67,14 +77,14 @@ class CallQueue:
         return self._held.total()
 
     async def acquire(
-        self, priority: int = 0, at_most: float | None = None, caller: str = "", cost: float = 1.0
+        self, priority: int = 0, at_most: float | None = None, account: Account = _NOBODY, cost: float = 1.0
     ) -> float:
         """Acquire a slot, waiting for one if necessary; the caller must call `release` once.
 
         Args:
             priority: calls of a larger priority are admitted first, and ignore slots held at smaller ones.
             at_most: seconds after which the call's own time limit ends; None for none.
-            caller: who asks.
+            account: who asks.
             cost: estimated tokens of the search, in which callers' shares are counted.
 
         Returns:
@@ -85,12 +95,13 @@ class CallQueue:
             TimeLimitReachedError: `at_most` ended first.
         """
         start = time.monotonic()
-        if not any(waiter.caller == caller for waiter in self._waiters):
+        caller = account.caller
+        if not any(waiter.account.caller == caller for waiter in self._waiters):
             self._given[caller] = max(self._given.get(caller, 0.0), self._level)
         waiter = _Waiter(
-            caller, priority, cost, next(self._arrivals), start, asyncio.get_running_loop().create_future()
+            account, priority, cost, next(self._arrivals), start, asyncio.get_running_loop().create_future()
         )
-        if self._may_start(priority):
+        if self._may_start(waiter, self._shares(priority, account)):
             self._admit(waiter)
             return 0.0
         if len(self._waiters) >= self._queue:
@@ -105,7 +116,7 @@ class CallQueue:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             elif not waiter.slot.cancelled() and waiter.slot.exception() is None:  # assigned at the same moment
-                self.release(priority)
+                self.release(priority, account)
             if isinstance(error, TimeoutError):
                 if own:
                     raise TimeLimitReachedError from None
@@ -113,9 +124,10 @@ class CallQueue:
             raise
         return time.monotonic() - start
 
-    def release(self, priority: int = 0) -> None:
-        """Release a slot acquired with `priority`, and admit the next waiting calls."""
+    def release(self, priority: int = 0, account: Account = _NOBODY) -> None:
+        """Release a slot that `account` acquired with `priority`, and admit the next waiting calls."""
         self._held[priority] -= 1
+        self._holdings.remove(account)
         while (waiter := self._next()) is not None:
             self._waiters.remove(waiter)
             self._admit(waiter)
@@ -123,10 +135,12 @@ class CallQueue:
 
     def _admit(self, waiter: _Waiter) -> None:
         self._held[waiter.priority] += 1
-        self._level = max(self._level, self._given[waiter.caller])
-        self._given[waiter.caller] += waiter.cost
+        self._holdings.add(waiter.account)
+        caller = waiter.account.caller
+        self._level = max(self._level, self._given[caller])
+        self._given[caller] += waiter.cost
         if len(self._given) > _CALLERS:  # one at or below the level would join there again
-            waiting = {waiter.caller for waiter in self._waiters}
+            waiting = {waiter.account.caller for waiter in self._waiters}
             self._given = {name: own for name, own in self._given.items() if own > self._level or name in waiting}
 
     def _next(self) -> _Waiter | None:
@@ -135,11 +149,14 @@ class CallQueue:
         waiters = [waiter for waiter in self._waiters if not waiter.slot.done()]
         top = max((waiter.priority for waiter in waiters), default=0)
 
-        def place(waiter: _Waiter) -> tuple[float, float, int]:
+        def place(waiter: _Waiter) -> tuple[float, float, int, int]:
             risen = min(top, waiter.priority + int(now - waiter.since))
-            return -risen, self._given[waiter.caller], waiter.arrival
+            _, of_connection = self._holdings.of(waiter.account)
+            return -risen, self._given[waiter.account.caller], of_connection, waiter.arrival
 
-        return min((waiter for waiter in waiters if self._may_start(waiter.priority)), key=place, default=None)
+        shares = {priority: self._shares(priority) for priority in {waiter.priority for waiter in waiters}}
+        ready = (waiter for waiter in waiters if self._may_start(waiter, shares[waiter.priority]))
+        return min(ready, key=place, default=None)
 
     def _make_room_for(self, caller: str) -> None:
         """Send the newest waiting call of the caller that has most away, if `caller` has fewer.
@@ -147,16 +164,26 @@ class CallQueue:
         Raises:
             BusyError: it has not.
         """
-        waiting = Counter(waiter.caller for waiter in self._waiters)
+        waiting = Counter(waiter.account.caller for waiter in self._waiters)
         most = max(waiting.values(), default=0)
         full = BusyError(f"the server is busy and its queue of {self._queue} is full; try again later")
         if waiting[caller] + 1 >= most:
             raise full
-        newest = max((w for w in self._waiters if waiting[w.caller] == most), key=lambda waiter: waiter.arrival)
+        newest = max((w for w in self._waiters if waiting[w.account.caller] == most), key=lambda waiter: waiter.arrival)
         self._waiters.remove(newest)
         if not newest.slot.done():
             newest.slot.set_exception(full)
 
-    def _may_start(self, priority: int) -> bool:
-        before = sum(count for held, count in self._held.items() if held >= priority)
-        return before < self.slots and self._held.total() < 2 * self.slots
+    def _shares(self, priority: int, *others: Account) -> Shares:
+        """Shares of the slots not held at priorities above `priority`, of all that hold slots or wait, and `others`."""
+        above = sum(count for held, count in self._held.items() if held > priority)
+        accounts = (*self._holdings, *(waiter.account for waiter in self._waiters), *others)
+        return Shares(self.slots - above, accounts)
+
+    def _may_start(self, waiter: _Waiter, shares: Shares) -> bool:
+        total, more = self._held.total(), 2 * self.slots
+        if sum(count for held, count in self._held.items() if held >= waiter.priority) < self.slots and total < more:
+            return True
+        of_caller, own = shares.of(waiter.account)
+        held_of_caller, held = self._holdings.of(waiter.account)
+        return (held_of_caller < of_caller and total < MOST_HELD * self.slots) or (held < own and total < more)

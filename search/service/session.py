@@ -251,12 +251,13 @@ class Session:
         """Check a request, wait for a slot and submit it; what is left of its time limit runs from here."""
         if self._draining:
             raise NotReadyError(STOPPING)
+        account = call.account
         size = _PLAIN_BYTES + len(request.problem) + sum(len(message.content) for message in request.history)
-        await self._turns.run(call.account, size, partial(self._check, request, caller, priority, violations))
-        give_back: Callable[[], None] = partial(self._call_queue.release, priority)
+        await self._turns.run(account, size, partial(self._check, request, caller, priority, violations))
+        give_back: Callable[[], None] = partial(self._call_queue.release, priority, account)
         try:
             cost = estimated_tokens(request)
-            waited = await self._call_queue.acquire(priority, request.time_limit, caller.name, cost)
+            waited = await self._call_queue.acquire(priority, request.time_limit, account, cost)
         except TimeLimitReachedError:
             assert request.time_limit is not None
             waited, give_back = request.time_limit, self._late.release  # ended at once, with an empty result
@@ -272,7 +273,7 @@ class Session:
         try:
             salt = self._salts.of(caller)
             seconds = self._settings.search_seconds
-            options = SubmitOptions(priority, caller.name, salt, waited, max_seconds=seconds, report_nodes=report_nodes)
+            options = SubmitOptions(priority, *account, salt, waited, max_seconds=seconds, report_nodes=report_nodes)
             return self._engine_thread.submit(request, ended, progress, options)
         except BaseException:
             give_back()

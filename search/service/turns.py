@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 class _Waiter:
     """Work that waits; `turn` is done when it may start, or fails when it must leave."""
 
-    caller: str
+    caller: Hashable
     cost: float
     tag: float
     arrival: int
@@ -50,14 +50,16 @@ class Turns:
         self._arrivals = itertools.count()
         self._waiters: list[_Waiter] = []
         self._level = 0.0  # what a caller that asks all the time has been given in equal shares
-        self._asked: dict[str, float] = {}  # the level at which callers will have got all they asked for; if above it
+        self._asked: dict[
+            Hashable, float
+        ] = {}  # the level at which callers will have got all they asked for; if above it
 
     @property
     def waiting(self) -> int:
         """How much work waits."""
         return len(self._waiters)
 
-    async def run(self, caller: str, cost: float, work: Callable[[], T]) -> T:
+    async def run(self, caller: Hashable, cost: float, work: Callable[[], T]) -> T:
         """Do `work` on another thread once it is the caller's turn; returns or raises what it does.
 
         If the call is cancelled, work that has begun keeps its place until its end.
@@ -75,7 +77,7 @@ class Turns:
         done.add_done_callback(lambda _: self._give_back())
         return await asyncio.shield(done)
 
-    async def _take_place(self, caller: str, cost: float) -> None:
+    async def _take_place(self, caller: Hashable, cost: float) -> None:
         tag = max(self._level, self._asked.get(caller, 0.0)) + cost
         if self._free:
             self._free -= 1

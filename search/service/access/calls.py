@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from espalier.search.fairness import Account
 from espalier.search.result import SearchResult
 from espalier.search.service.access.callers import Caller
 from espalier.search.service.settings import LogFormat
@@ -51,9 +52,10 @@ class Call:
     span: Any = None
 
     @property
-    def account(self) -> str:
-        """Who shares are counted for: the caller's login, or without one the connection."""
-        return self.caller.name if self.caller and self.caller.login else self.connection
+    def account(self) -> Account:
+        """Who shares are counted for: the caller's login, or without one its host and the connection."""
+        assert self.caller is not None
+        return Account(self.caller.name, "" if self.caller.login else self.connection)
 
     def fail(self, code: str, reason: str) -> None:
         """Record how it failed; see `errors.Failure`."""

@@ -162,6 +162,36 @@ def test_a_caller_that_had_nothing_to_do_has_no_credit_from_that_time():
     assert not sharing.ahead({"busy", "other", "late"})
 
 
+def test_accounts_of_a_group_get_together_what_one_alone_gets():
+    sharing, owners = FairSharing({GENERATOR: 10}, "cpu"), ["one 1", "one 2", "one 3", "other"]
+    for owner in owners:
+        sharing.assign(owner, owner, owner.split()[0])
+    tokens = dict.fromkeys(owners, 0)
+    for _ in range(400):
+        held_back = sharing.ahead(owners)
+        for owner in set(owners) - held_back:
+            sharing.charge(GENERATOR, _step_of(owner, 100))
+            tokens[owner] += 100
+    group = [tokens[owner] for owner in owners[:3]]
+    assert sum(group) == pytest.approx(tokens["other"], rel=0.05)
+    assert max(group) == pytest.approx(min(group), rel=0.05)
+    for owner in owners:
+        sharing.forget(owner)
+    assert not sharing.contended
+
+
+def test_one_group_alone_pays_as_accounts_without_groups_do():
+    sharing = FairSharing({GENERATOR: 10}, "cpu")
+    for owner in ("one", "two"):
+        sharing.assign(owner, owner, "a group")
+    sharing.ahead(("one", "two"))
+    for _ in range(18):
+        sharing.charge(GENERATOR, _step_of("one", 1))
+    assert not sharing.ahead(("one", "two")), "18 tokens and 18 steps of 16: less than 320"
+    sharing.charge(GENERATOR, _step_of("one", 1))
+    assert sharing.ahead(("one", "two")) == {"one"}
+
+
 def _books(*owners: str) -> FairSharing:
     sharing = FairSharing({GENERATOR: 10, VERIFIER: 5}, "cpu")
     for owner in owners:

@@ -64,6 +64,20 @@ def test_searches_of_a_smaller_priority_do_not_fill_a_worker_for_those_of_a_larg
     assert chosen(replace(search("highest"), options=SubmitOptions(priority=3)), [one], most=2) is None, "twice as many"
 
 
+def test_searches_of_one_caller_do_not_fill_a_worker_for_those_of_another():
+    (one,) = workers(1)
+    many, few = (
+        lambda name, caller=caller: replace(search(name), options=SubmitOptions(caller=caller)) for caller in "ab"
+    )
+    for number in range(4):
+        one.give(many(f"many {number}"))
+    assert chosen(many("one more"), [one], most=4) is None
+    for number in range(2):
+        assert chosen(few("few"), [one], most=4) == 0
+        one.give(few(f"few {number}"))
+    assert chosen(few("few"), [one], most=4) is None, "half of four"
+
+
 def test_a_conversation_goes_to_the_worker_that_has_its_beginning():
     two = workers(2)
     history = (ChatMessage(ChatRole.USER, PROBLEM), ChatMessage(ChatRole.ASSISTANT, "It has 152. " * 20))

@@ -16,9 +16,8 @@ from espalier.search.algorithms import needs_verifier
 from espalier.search.algorithms.auto import AutoSearch
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest, Vote
 from espalier.search.result import CandidateDone, Event, SearchResult, StopReason
-from espalier.search.run.budget import Budget
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.run.usage import UsageMeter
+from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.tree import Node
 
 MOST = 2**62

@@ -8,6 +8,7 @@ from server_thread import PATIENCE, ServerThread
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.client import SearchClient
+from espalier.search.fairness import Account
 from espalier.search.request import SearchRequest
 from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
 from espalier.search.service.errors import BusyError
@@ -88,59 +89,120 @@ def test_nobody_waits_longer_for_a_slot_than_the_search_may_take():
         asyncio.run(scenario())
 
 
-async def served(calls: list[tuple[str, float]], slots: int = 1, priorities: dict[str, int] | None = None) -> list[str]:
-    """The order in which callers get slots: `calls` wait, each with its cost, behind `slots` that the first holds."""
-    of, order = priorities or {}, []
-    queue = CallQueue(slots=slots, queue=len(calls), wait_seconds=5)
-    for _ in range(slots):
-        await queue.acquire(caller=calls[0][0])
+async def one_slot_beyond_shares(*callers: str) -> CallQueue:
+    """A queue in which `callers` hold the slots of their shares, and further calls take turns at a single one."""
+    queue = CallQueue(slots=2 * len(callers) + 2, queue=99, wait_seconds=5)
+    for name in (*callers, "some other"):
+        await queue.acquire(account=Account(name), cost=0.0)
+        await queue.acquire(account=Account(name), cost=0.0)
+    return queue
+
+
+def open_the_slot(queue: CallQueue) -> None:
+    queue.release(account=Account("some other"))
+
+
+async def served(calls: list[tuple[str, float]]) -> list[str]:
+    """The order in which callers get a slot beyond their shares, which `calls` wait for, each with its cost."""
+    order = list[str]()
+    queue = await one_slot_beyond_shares(*dict.fromkeys(name for name, _ in calls))
 
     async def call(caller: str, cost: float) -> None:
-        await queue.acquire(of.get(caller, 0), caller=caller, cost=cost)
+        await queue.acquire(account=Account(caller), cost=cost)
         order.append(caller)
-        queue.release(of.get(caller, 0))
+        queue.release(account=Account(caller))
 
     tasks = []
     for caller, cost in calls:
         tasks.append(asyncio.create_task(call(caller, cost)))
         await asyncio.sleep(0)
-    for _ in range(slots):
-        queue.release()
+    open_the_slot(queue)
     await asyncio.gather(*tasks)
     return order
 
 
 def test_callers_take_turns_whoever_asked_more():
     order = asyncio.run(served([("crowd", 1.0)] * 6 + [("other", 1.0)] * 3))
-    assert order == ["other", "crowd", "other", "crowd", "other", "crowd", "crowd", "crowd", "crowd"]
+    assert order == ["crowd", "other", "crowd", "other", "crowd", "other", "crowd", "crowd", "crowd"]
 
 
 def test_a_turn_is_counted_in_tokens():
     order = asyncio.run(served([("large", 4.0)] * 3 + [("small", 1.0)] * 8))
-    assert order[:7] == ["small", "large", "small", "small", "small", "small", "large"]
+    assert order[:7] == ["large", "small", "small", "small", "small", "large", "small"]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 32])
+def test_a_caller_below_its_share_waits_for_no_slot_that_others_hold(slots: int):
+    async def scenario() -> dict[Account, int]:
+        queue, held = CallQueue(slots, queue=999, wait_seconds=5), dict[Account, int]()
+        tasks = []
+        for account in (Account("crowd"), Account("a host", "5000"), Account("a host", "5001"), Account("other")):
+            held[account] = 0
+
+            async def call(account: Account) -> None:
+                await queue.acquire(account=account)
+                held[account] += 1
+
+            tasks += [asyncio.create_task(call(account)) for _ in range(60)]
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        return held
+
+    held = list(asyncio.run(scenario()).values())
+    assert held == {1: [1, 1, 0, 1], 2: [2, 1, 1, 1], 32: [32, 16, 8, 11]}[slots]
+
+
+def test_connections_of_a_host_share_its_slots_and_their_number_takes_nothing_from_others():
+    many = [Account("a host", str(port)) for port in range(5000, 5100)]
+
+    async def scenario() -> None:
+        queue = CallQueue(slots=4, queue=999, wait_seconds=5)
+        tasks = [asyncio.create_task(queue.acquire(account=account)) for account in many]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert queue.held == 8, "their searches take turns"
+        assert await queue.acquire(account=Account("another host", "6000")) == 0.0
+        assert await queue.acquire(account=Account("another host", "6001")) == 0.0
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_calls_of_a_lower_priority_have_no_share_in_what_higher_ones_hold():
+    async def scenario() -> None:
+        queue = CallQueue(slots=2, queue=9, wait_seconds=5)
+        for _ in range(2):
+            await queue.acquire(1, account=Account("urgent"))
+        task = asyncio.create_task(queue.acquire(0, account=Account("patient")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not task.done()
+        queue.release(1, Account("urgent"))
+        await task
+
+    asyncio.run(scenario())
 
 
 def test_a_caller_who_was_idle_has_saved_nothing_up():
     async def scenario() -> list[str]:
-        queue, order = CallQueue(slots=1, queue=99, wait_seconds=5), []
-        await queue.acquire(caller="idle")
-        queue.release()
-        await queue.acquire(caller="busy")
+        queue, order = await one_slot_beyond_shares("busy", "idle"), list[str]()
+        open_the_slot(queue)
         for _ in range(20):
-            again = asyncio.create_task(queue.acquire(caller="busy"))
-            await asyncio.sleep(0)
-            queue.release()
-            await again
+            await queue.acquire(account=Account("busy"))
+            queue.release(account=Account("busy"))
+        await queue.acquire(account=Account("busy"))
 
         async def call(caller: str) -> None:
-            await queue.acquire(caller=caller)
+            await queue.acquire(account=Account(caller))
             order.append(caller)
-            queue.release()
+            queue.release(account=Account(caller))
 
         tasks = [asyncio.create_task(call(caller)) for caller in ["busy"] * 3 + ["idle"] * 3]
         while queue.waiting < len(tasks):
             await asyncio.sleep(0)
-        queue.release()
+        queue.release(account=Account("busy"))
         await asyncio.gather(*tasks)
         return order
 
@@ -157,7 +219,7 @@ def test_a_waiting_call_rises_to_the_highest_that_waits(monkeypatch):
         await queue.acquire(5)
 
         async def call(name: str, priority: int) -> None:
-            await queue.acquire(priority, caller=name)
+            await queue.acquire(priority)
             order.append(name)
             queue.release(priority)
 
@@ -175,24 +237,28 @@ def test_a_waiting_call_rises_to_the_highest_that_waits(monkeypatch):
 
 
 def test_in_a_full_queue_one_with_few_calls_takes_the_place_of_one_with_many():
+    crowd, other = Account("crowd"), Account("other")
+
     async def scenario() -> None:
         queue = CallQueue(slots=1, queue=3, wait_seconds=5)
-        await queue.acquire(caller="crowd")
-        crowd = [asyncio.create_task(queue.acquire(caller="crowd")) for _ in range(3)]
+        for account in (crowd, other):
+            await queue.acquire(account=account)
+        tasks = [asyncio.create_task(queue.acquire(account=crowd)) for _ in range(3)]
         while queue.waiting < 3:
             await asyncio.sleep(0)
         with pytest.raises(BusyError, match="queue of 3 is full"):
-            await queue.acquire(caller="crowd")
-        other = asyncio.create_task(queue.acquire(caller="other"))
+            await queue.acquire(account=crowd)
+        task = asyncio.create_task(queue.acquire(account=other))
         with pytest.raises(BusyError, match="queue of 3 is full"):
-            await crowd[2]
+            await tasks[2]
         with pytest.raises(BusyError):  # one each is a fair share of what is left beside two
-            await queue.acquire(caller="other")
-        queue.release()
-        await other
-        for task in crowd[:2]:
-            queue.release()
-            await task
+            await queue.acquire(account=other)
+        queue.release(account=other)
+        await task
+        for waiting in tasks[:2]:
+            queue.release(account=crowd)
+            await waiting
+        queue.release(account=other)
         assert queue.held == 1
         assert queue.waiting == 0
 
