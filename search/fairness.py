@@ -1,8 +1,14 @@
-"""Who shares with whom: callers share slots equally, and the connections of one caller share what it gets."""
+"""Who shares with whom: callers share equally, and the connections of one caller share what it gets."""
 
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+_Result = TypeVar("_Result")
+_REMEMBERED = 1024
+"""Accounts that are remembered before those with nothing to remember are dropped."""
 
 
 class Account(NamedTuple):
@@ -17,6 +23,10 @@ class Account(NamedTuple):
     connection: str = ""
 
 
+NOBODY = Account()
+"""The account of a process that works for itself alone."""
+
+
 class Holdings:
     """How much each account holds, and each caller with all its connections."""
 
@@ -26,6 +36,11 @@ class Holdings:
         self._by_caller: Counter[str] = Counter()
         for account in accounts:
             self.add(account)
+
+    @property
+    def total(self) -> int:
+        """What all hold together."""
+        return self._by_caller.total()
 
     def of(self, account: Account) -> tuple[int, int]:
         """What its caller holds, and what it holds itself: a sort key by which those with less come first."""
@@ -70,3 +85,94 @@ class Shares:
     def of(self, account: Account) -> tuple[float, float]:
         """The share of its caller, and its own; see `Holdings.of`."""
         return self._of_caller, self._of_caller / self._connections[account.caller]
+
+
+class Turns:
+    """A number of places that the threads of several accounts take turns at.
+
+    A place that is free goes to the caller that holds fewest, then to its account that holds fewest, then to the one
+    that has paid least. An account that comes back after a while has no credit from it.
+    """
+
+    def __init__(self, places: int, each: int) -> None:
+        """Make free places.
+
+        Args:
+            places: how many there are.
+            each: how many an account may hold at once. A caller with several may hold all places but one.
+        """
+        self._places, self._each = places, each
+        self._changed = threading.Condition()
+        self._held = Holdings()
+        self._waiting: list[tuple[Account, object]] = []  # in order of arrival
+        self._paid: dict[Account, float] = {}  # counted from where each last joined
+        self._level = 0.0  # what the one that took the last place had paid: where new ones join
+
+    def take(self, account: Account) -> None:
+        """Wait for a place; `give_back` must follow."""
+        with self._changed:
+            waiter = account, object()
+            self._paid[account] = max(self._paid.get(account, 0.0), self._level)
+            self._waiting.append(waiter)
+            self._changed.wait_for(lambda: self._next() is waiter)
+            self._waiting.remove(waiter)
+            self._held.add(account)
+            self._level = max(self._level, self._paid[account])
+            self._changed.notify_all()
+
+    def give_back(self, account: Account, cost: float) -> None:
+        """Give a place back, and charge what its use has cost."""
+        with self._changed:
+            self._held.remove(account)
+            self._paid[account] += cost
+            self._changed.notify_all()
+            if len(self._paid) > _REMEMBERED:  # one at or below the level would join there again
+                here = {*self._held, *(waiting for waiting, _ in self._waiting)}
+                self._paid = {name: paid for name, paid in self._paid.items() if paid > self._level or name in here}
+
+    def _next(self) -> tuple[Account, object] | None:
+        """The waiting one that may take a place now; None if none may."""
+        if self._held.total == self._places:
+            return None
+        ready = [waiter for waiter in self._waiting if self._may_take(waiter[0])]
+        return min(ready, key=lambda waiter: (self._held.of(waiter[0]), self._paid[waiter[0]]), default=None)
+
+    def _may_take(self, account: Account) -> bool:
+        of_caller, own = self._held.of(account)
+        return own < self._each and of_caller < max(1, self._places - 1)
+
+
+class AccountThreads:
+    """Threads for the work of several accounts: what one has to do never waits for another's."""
+
+    def __init__(self, each: int, name: str) -> None:
+        """Set how many threads an account gets, and the beginning of their names."""
+        self._each, self._name = each, name
+        self._lock = threading.Lock()
+        self._threads: dict[Account, tuple[ThreadPoolExecutor, int]] = {}  # with how much work each has
+
+    def submit(self, account: Account, work: Callable[[], _Result]) -> "Future[_Result]":
+        """Have work done on one of the account's threads."""
+        with self._lock:
+            threads, count = self._threads.get(account) or (ThreadPoolExecutor(self._each, self._name), 0)
+            self._threads[account] = threads, count + 1
+            future = threads.submit(work)
+        future.add_done_callback(lambda _: self._done(account, threads))
+        return future
+
+    def _done(self, account: Account, threads: ThreadPoolExecutor) -> None:
+        with self._lock:
+            mine, count = self._threads.get(account, (None, 0))
+            if mine is not threads:
+                return
+            self._threads[account] = threads, count - 1
+            if count == 1:
+                del self._threads[account]
+                threads.shutdown(wait=False)
+
+    def close(self) -> None:
+        """Wait for all work."""
+        with self._lock:
+            threads, self._threads = self._threads, {}
+        for each, _ in threads.values():
+            each.shutdown()

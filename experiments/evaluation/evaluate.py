@@ -22,7 +22,7 @@ from espalier.search.run.executor import Executor
 from espalier.search.voting.equality import is_right_within
 from espalier.search.voting.math_verify import Grade, Grader
 
-_Grades = list["Future[bool]"]
+_Grades = list["Future[Grade]"]
 """Grades of one answer, by each accepted answer."""
 _Key = tuple[str, int]
 """Id of a problem, and epoch."""

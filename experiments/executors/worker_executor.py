@@ -37,7 +37,7 @@ from espalier.search.result import Candidate, Event, Finished, SearchResult, Sta
 from espalier.search.run.executor import KvBlocks, Occupancy, Rejected
 from espalier.search.run.load import RuntimeSettings, model_names
 from espalier.search.voting.equivalence import make_equivalence
-from espalier.search.voting.vote import VOTE_SECONDS, VoteResult, select
+from espalier.search.voting.vote import VoteResult, select
 
 log = logging.getLogger("espalier.executors")
 
@@ -214,8 +214,7 @@ class WorkerExecutor:
 
     def vote(self, candidates: Sequence[Candidate], vote: Vote) -> VoteResult:
         """Select one of a finished search's candidates as its own vote would; counted in this process."""
-        end = time.monotonic() + VOTE_SECONDS
-        return select(candidates, vote, self._equivalence, lambda: time.monotonic() > end)
+        return select(candidates, vote, self._equivalence)
 
     def close(self) -> None:
         """End all workers."""

@@ -5,9 +5,9 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +29,7 @@ from espalier.search.algorithms import (
     verifier_advice,
     with_defaults,
 )
+from espalier.search.fairness import AccountThreads
 from espalier.search.request import (
     DEFAULT_MAX_TOKENS,
     EXACT_MATCH,
@@ -53,10 +54,10 @@ from espalier.search.run.memory import (
 from espalier.search.run.search import RunningSearch, digests
 from espalier.search.run.search_queue import SearchQueue
 from espalier.search.voting.equivalence import Equivalence
-from espalier.search.voting.vote import VOTE_SECONDS, VoteResult, is_decided, select
+from espalier.search.voting.vote import VoteResult, is_decided, select
 
 _VOTE_THREADS = 4
-"""Votes counted concurrently; each thread mostly waits for child processes."""
+"""Votes of one account counted concurrently; each thread mostly waits for child processes."""
 
 _REST_SECONDS = 0.01
 """Seconds that `step` waits when only votes are left; new searches wait as long."""
@@ -113,7 +114,7 @@ class Orchestrator:
         self._ended: list[RunningSearch] = []
         self._next_due = math.inf  # the earliest time at which a search has to be stopped
         self._voted: SimpleQueue[tuple[RunningSearch, Future[VoteResult]]] = SimpleQueue()
-        self._vote_threads = ThreadPoolExecutor(_VOTE_THREADS, "espalier-vote")
+        self._vote_threads = AccountThreads(_VOTE_THREADS, "espalier-vote")
 
     @property
     def busy(self) -> bool:
@@ -240,8 +241,7 @@ class Orchestrator:
 
     def vote(self, candidates: Sequence[Candidate], vote: Vote) -> VoteResult:
         """Select one of a finished search's candidates as its own vote would; returns once the vote is counted."""
-        end = self._clock() + VOTE_SECONDS
-        return select(candidates, vote, self._equivalence, lambda: self._clock() > end)
+        return select(candidates, vote, self._equivalence)
 
     def step(self) -> list[SearchResult]:
         """Admit queued searches, run one engine step, and return the searches that finished.
@@ -294,7 +294,7 @@ class Orchestrator:
         """
         try:
             action(*args)
-            if search.has_grown and search.vote_deadline == math.inf:
+            if search.has_grown and not search.released:
                 self._end_growth(search)
         except FatalError:
             raise
@@ -304,7 +304,7 @@ class Orchestrator:
         if search.result is not None:
             self._ended.append(search)
         else:
-            self._next_due = min(self._next_due, search.deadline, search.vote_deadline)
+            self._next_due = min(self._next_due, search.deadline)
 
     def _stop_cancelled_and_late(self) -> None:
         now = self._clock()
@@ -312,16 +312,16 @@ class Orchestrator:
             return
         self._next_due = math.inf
         for search in [search for search in self._searches.values() if search.result is None]:
-            if search.cancelled or now >= min(search.deadline, search.vote_deadline):
-                reason = StopReason.DEADLINE if now >= search.deadline else None
-                self._work_on(search, search.stop, StopReason.CANCELLED if search.cancelled else reason)
+            if search.cancelled or now >= search.deadline:
+                reason = StopReason.CANCELLED if search.cancelled else StopReason.DEADLINE
+                self._work_on(search, search.stop, reason)
             else:
-                self._next_due = min(self._next_due, search.deadline, search.vote_deadline)
+                self._next_due = min(self._next_due, search.deadline)
 
     def _end_growth(self, search: RunningSearch) -> None:
         """Release what a search with a complete tree holds, and start its vote."""
         self._give_back(search)
-        search.vote_deadline = self._clock() + VOTE_SECONDS
+        search.released = True
         if search.result is None:
             self._begin_vote(search)
 
@@ -350,7 +350,8 @@ class Orchestrator:
         if equivalence is None or search.cut_short or vote is Vote.NAIVE or is_decided(candidates, vote):
             search.end(select(candidates, vote))
             return
-        future = self._vote_threads.submit(select, candidates, vote, equivalence, lambda: search.result is not None)
+        arguments = candidates, vote, equivalence, lambda: search.result is not None, search.account
+        future = self._vote_threads.submit(search.account, partial(select, *arguments))
         future.add_done_callback(lambda future: self._voted.put((search, future)))
 
     def _take_votes(self) -> None:
@@ -368,10 +369,10 @@ class Orchestrator:
     def _close_votes(self) -> None:
         """Stop the threads of votes that are no longer needed, and their comparisons."""
         equivalence, threads = self._equivalence, self._vote_threads
-        self._vote_threads = ThreadPoolExecutor(_VOTE_THREADS, "espalier-vote")
+        self._vote_threads = AccountThreads(_VOTE_THREADS, "espalier-vote")
         if equivalence:
             equivalence.close()  # ends open comparisons
-        threads.shutdown()
+        threads.close()
         if equivalence:
             equivalence.close()  # a thread may have started another one meanwhile
         self._voted = SimpleQueue()

@@ -77,7 +77,7 @@ class RunningSearch:
         arrival: its position in the order of submission.
         since: when it last began to run or to wait, by its queue's clock.
         deadline: end of its time limit, by the meter's clock.
-        vote_deadline: time after which its vote falls back to exact match.
+        released: whether it has grown and what was set aside for it is given back.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RunningSearch:
         options = resolved.options
         self._latest = self.meter.clock() + options.max_seconds
         self.deadline = self._latest if options.timed_from_start else self._time_limit_from(self.meter.submitted)
-        self.vote_deadline = math.inf
+        self.released = False
         self._digests = digests(engine, verifier)
         self._warnings = generator.advice(resolved.request.problem)
         self._on_event = on_event
@@ -188,20 +188,19 @@ class RunningSearch:
         ended = self.meter.clock()
         self._next_look = ended + max(_PARTIAL_SECONDS, (ended - began) / _PARTIAL_SHARE)
 
-    def stop(self, reason: StopReason | None = None) -> None:
+    def stop(self, reason: StopReason) -> None:
         """Stop the search with its best answer so far; cancels its work and releases every block.
 
         A voting search gets its result immediately, by exact match. A running one leaves its vote to the caller; see
         `cut_short`.
 
         Args:
-            reason: why; None keeps the reason for which the tree was completed.
+            reason: why.
         """
         if self.candidates is not None:
-            self._reason = reason or self._reason
+            self._reason = reason
             self.end(select(self.candidates, self.vote))
             return
-        assert reason is not None
         self._tree.stop(Termination.BUDGET if reason is StopReason.BUDGET else Termination.CANCELLED)
         self._finish(reason)
 

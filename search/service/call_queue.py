@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from espalier.search.fairness import Account, Holdings, Shares
+from espalier.search.fairness import NOBODY, Account, Holdings, Shares
 from espalier.search.service.errors import BusyError
 
 MOST_HELD = 4
@@ -14,7 +14,6 @@ MOST_HELD = 4
 
 _CALLERS = 1024
 """Callers that are remembered before those with nothing to remember are dropped."""
-_NOBODY = Account()
 
 
 class TimeLimitReachedError(Exception):
@@ -77,7 +76,7 @@ class CallQueue:
         return self._held.total()
 
     async def acquire(
-        self, priority: int = 0, at_most: float | None = None, account: Account = _NOBODY, cost: float = 1.0
+        self, priority: int = 0, at_most: float | None = None, account: Account = NOBODY, cost: float = 1.0
     ) -> float:
         """Acquire a slot, waiting for one if necessary; the caller must call `release` once.
 
@@ -124,7 +123,7 @@ class CallQueue:
             raise
         return time.monotonic() - start
 
-    def release(self, priority: int = 0, account: Account = _NOBODY) -> None:
+    def release(self, priority: int = 0, account: Account = NOBODY) -> None:
         """Release a slot that `account` acquired with `priority`, and admit the next waiting calls."""
         self._held[priority] -= 1
         self._holdings.remove(account)

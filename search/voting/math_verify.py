@@ -1,18 +1,20 @@
-"""Compares answers with math-verify in child processes with time and memory limits; they run `equality`.
+"""Compares answers with math-verify in child processes with limits on CPU time and memory; they run `equality`.
 
 math-verify parses LaTeX with sympy, which may use unbounded time and memory. Its own timeout uses SIGALRM and works on
-the main thread only. Here, a child that exceeds its time limit is killed and replaced, and one that exceeds its memory
-limit gets a MemoryError.
+the main thread only. Here, a child that exceeds its limit of CPU time is killed, wherever it is, and replaced, and one
+that exceeds its memory limit gets a MemoryError. CPU time is what the child itself computes, so that no grade depends
+on what else the machine does.
 """
 
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, TimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from multiprocessing import get_context
 from multiprocessing.resource_tracker import ensure_running
@@ -26,20 +28,32 @@ from espalier.engine.child_processes import context_without_main, is_of_main
 from espalier.engine.interrupts import interrupts_held
 from espalier.search.voting.equality import is_right, is_same_value
 
-_TIMEOUT_SECONDS = 5.0
+_CPU_SECONDS = 5.0
+_WAITING = 24
+"""Seconds after which a comparison that only waits is given up, for each second of CPU time that it may take."""
 DEFAULT_MEMORY_BYTES = 2 * 2**30
 """Default memory limit of a grading process, in bytes."""
 
+_LIMITS_CPU_TIME = hasattr(signal, "setitimer")
+_WARMING = ("\\sqrt{8}", "2\\sqrt{2}"), ("x^2+x", "x(x+1)"), ("x<2", "(-\\infty,2)")
+"""Pairs that a child compares first: what they import and set up is no later answer's CPU time."""
 _TASKS_PER_CHILD = 1000
 """Answers after which a child process is replaced, because sympy's caches grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """Whether an answer equals the gold answer; `error` says why it could not be decided, else empty."""
+    """Whether an answer equals the gold answer.
+
+    Attributes:
+        correct: whether it does.
+        error: why it could not be decided, else empty.
+        cpu_seconds: CPU time that it took.
+    """
 
     correct: bool
     error: str = ""
+    cpu_seconds: float = field(default=0.0, compare=False)
 
 
 class Grader:
@@ -52,7 +66,7 @@ class Grader:
     def __init__(
         self,
         workers: int = 1,
-        timeout_seconds: float = _TIMEOUT_SECONDS,
+        cpu_seconds: float = _CPU_SECONDS,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         check: Callable[[str, str], bool] = is_right,
         rule: str = "",
@@ -61,7 +75,7 @@ class Grader:
 
         Args:
             workers: number of child processes.
-            timeout_seconds: time limit of one answer.
+            cpu_seconds: CPU time that one answer may take. Where processes cannot limit it, as on Windows, seconds.
             memory_bytes: memory limit of a child beyond what it uses before its first answer; not enforced on systems
                 without limits on the address space.
             check: whether an answer, its second argument, is right by the gold answer; it must be picklable.
@@ -69,10 +83,11 @@ class Grader:
         """
         self._check, self.rule = check, rule
         self._workers = workers
-        self._timeout = timeout_seconds
+        self._cpu_seconds = cpu_seconds
+        self._timeout = cpu_seconds * (_WAITING if _LIMITS_CPU_TIME else 1)
         self._memory = memory_bytes
         self._pool = self._new_pool()
-        self._asked: WeakSet[Future[bool]] = WeakSet()
+        self._asked: WeakSet[Future[Grade]] = WeakSet()
         self._lock = threading.Lock()  # guards the pool, which threads of several votes use
 
     def _new_pool(self) -> ProcessPool:
@@ -103,6 +118,10 @@ class Grader:
         else:
             self.stop()
 
+    def start(self) -> None:
+        """Start the child processes before the first answer."""
+        self.compare(*_WARMING[0])
+
     def stop(self) -> None:
         """Stop the child processes and their comparisons now; the next answer starts new ones."""
         with self._lock:
@@ -115,7 +134,7 @@ class Grader:
         for future in list(self._asked):  # the pool drops futures that it no longer resolves
             future.cancel()
 
-    def submit(self, gold: str, answer: str, check: Callable[[str, str], bool] | None = None) -> "Future[bool]":
+    def submit(self, gold: str, answer: str, check: Callable[[str, str], bool] | None = None) -> "Future[Grade]":
         """Start grading; pass the future to `resolve`. An empty answer is wrong without a child process.
 
         Args:
@@ -123,17 +142,17 @@ class Grader:
             answer: the answer.
             check: what to grade this answer by; None for the grader's own check.
         """
-        future: Future[bool] = Future()
+        future: Future[Grade] = Future()
         if not answer:
-            future.set_result(False)
+            future.set_result(Grade(False))
             return future
         return self._ask(check or self._check, gold, answer)
 
-    def compare(self, one: str, other: str) -> "Future[bool]":
+    def compare(self, one: str, other: str) -> "Future[Grade]":
         """Start comparing whether two answers have exactly the same value, for a vote; see `is_same_value`."""
         return self._ask(is_same_value, one, other)
 
-    def _ask(self, question: Callable[[str, str], bool], one: str, other: str) -> "Future[bool]":
+    def _ask(self, question: Callable[[str, str], bool], one: str, other: str) -> "Future[Grade]":
         with self._lock:
             try:
                 return self._schedule(question, one, other)
@@ -142,26 +161,29 @@ class Grader:
             try:
                 return self._schedule(question, one, other)
             except RuntimeError as error:
-                future: Future[bool] = Future()
+                future: Future[Grade] = Future()
                 future.set_exception(BrokenProcessPool(str(error)))
                 return future
 
-    def _schedule(self, question: Callable[[str, str], bool], one: str, other: str) -> "Future[bool]":
+    def _schedule(self, question: Callable[[str, str], bool], one: str, other: str) -> "Future[Grade]":
         # A queue whose `put` is interrupted may not wake its readers any more, and `stop` would wait forever.
         with interrupts_held(), _unseen_by_children():
-            future = self._pool.schedule(question, args=[one, other], timeout=self._timeout)
+            asked = [question, one, other, self._cpu_seconds]
+            future = self._pool.schedule(_answered, args=asked, timeout=self._timeout)
         self._asked.add(future)
         return future
 
-    def resolve(self, future: "Future[bool]") -> Grade:
+    def resolve(self, future: "Future[Grade]") -> Grade:
         """Wait for a grade; if the process died or exceeded a limit, the grade is wrong and has an error."""
         try:
-            return Grade(future.result())
+            return future.result()
         except TimeoutError:
-            return Grade(False, f"grading took more than {self._timeout:g} s")
+            return Grade(False, f"grading took more than {self._timeout:g} s", self._cpu_seconds)
         except MemoryError:
             return Grade(False, f"grading took more than {self._memory / 2**20:g} MiB of memory")
         except ProcessExpired as error:
+            if _LIMITS_CPU_TIME and error.exitcode == -signal.SIGPROF:
+                return Grade(False, f"grading took more than {self._cpu_seconds:g} s of CPU time", self._cpu_seconds)
             return Grade(False, f"the grading process died with exit code {error.exitcode}")
         except BrokenProcessPool as error:
             return Grade(False, f"grading processes cannot be kept running: {error}")
@@ -189,6 +211,19 @@ def _unseen_by_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _answered(question: Callable[[str, str], bool], one: str, other: str, cpu_seconds: float) -> Grade:
+    """Answer a question in a child process, which SIGPROF ends once it has taken its CPU time."""
+    start = time.process_time()
+    if _LIMITS_CPU_TIME:
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+    try:
+        same = bool(question(one, other))
+    finally:
+        if _LIMITS_CPU_TIME:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    return Grade(same, cpu_seconds=time.process_time() - start)
+
+
 def _prepare(memory_bytes: int) -> None:
     """Import sympy, which takes seconds, before the first answer's time limit starts; then limit the memory."""
     import logging
@@ -197,6 +232,8 @@ def _prepare(memory_bytes: int) -> None:
 
     # It warns about its disabled timeout with every answer, and logs whole answers.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    for one, other in _WARMING:
+        is_same_value(one, other)
     if sys.platform != "win32":
         _limit_memory(memory_bytes)
 

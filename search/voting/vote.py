@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from espalier.search.fairness import NOBODY, Account
 from espalier.search.request import EXACT_MATCH, Vote
 from espalier.search.result import Candidate
 from espalier.search.voting.answers import canonical, exact_match_key, is_number
@@ -12,7 +13,7 @@ from espalier.search.voting.equivalence import Equivalence
 from espalier.search.voting.reading import marks_agree, read
 
 VOTE_SECONDS = 60.0
-"""Seconds after which a vote falls back to exact match; adversarial answers could otherwise delay it for hours."""
+"""CPU seconds after which a vote falls back to exact match; adversarial answers could otherwise delay it for hours."""
 
 
 class VoteResult(NamedTuple):
@@ -27,6 +28,7 @@ def select(
     vote: Vote,
     equivalence: Equivalence | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    account: Account = NOBODY,
 ) -> VoteResult:
     """Select an answer by a vote of the candidates.
 
@@ -41,11 +43,13 @@ def select(
         candidates: complete paths, in an order that does not depend on timing.
         vote: how to count them.
         equivalence: compares answers, possibly slowly; None for exact match only.
-        stopped: checked before each comparison; once it returns True, the vote falls back to exact match.
+        stopped: checked before each comparison; once it returns True, the vote falls back to exact match. So it does
+            once its comparisons have taken `VOTE_SECONDS`.
+        account: who is charged for comparisons.
     """
     grader, group_of = EXACT_MATCH, dict[str, str]()
     if equivalence is not None and vote is not Vote.NAIVE and not is_decided(candidates, vote):
-        grader, group_of = _equal_answers(candidates, equivalence, stopped)
+        grader, group_of = _equal_answers(candidates, equivalence, stopped, account)
     answered = [candidate for candidate in candidates if candidate.answer]
     if not answered:
         return VoteResult(None, grader)
@@ -67,7 +71,7 @@ def is_decided(candidates: Sequence[Candidate], vote: Vote) -> bool:
 
 
 def _equal_answers(
-    candidates: Sequence[Candidate], equivalence: Equivalence, stopped: Callable[[], bool]
+    candidates: Sequence[Candidate], equivalence: Equivalence, stopped: Callable[[], bool], account: Account
 ) -> tuple[str, dict[str, str]]:
     """Return the name of what compared the answers, and for each canonical answer the one whose group it joins.
 
@@ -79,15 +83,17 @@ def _equal_answers(
     for candidate in candidates:
         if candidate.answer:
             answers.setdefault(canonical(candidate.answer), candidate.answer)
-    grader, group_of, founders = EXACT_MATCH, dict[str, str](), list[str]()
+    grader, group_of, founders, seconds = EXACT_MATCH, dict[str, str](), list[str](), 0.0
     for key, answer in answers.items():
         for founder in founders:
             if is_number(founder) and is_number(key):
                 continue
-            if stopped():
+            if stopped() or seconds >= VOTE_SECONDS:
                 return EXACT_MATCH, {}
             grader = equivalence.name
-            if equivalence.equal(answers[founder], answer):
+            found = equivalence.compare(answers[founder], answer, account)
+            seconds += found.cpu_seconds
+            if found.equal:
                 group_of[key] = founder
                 break
         else:

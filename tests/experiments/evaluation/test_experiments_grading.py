@@ -18,9 +18,27 @@ from espalier.search.voting.math_verify import Grade, Grader
 RUNAWAY = "x+10^{10^{10}}"  # sympy computes it digit by digit
 
 
-def eat(size: int) -> bool:
-    """Takes that many bytes of memory, as an answer may."""
-    return len(bytearray(size)) == size
+def eat(size: str, _: str) -> bool:
+    """Takes that many MiB of memory, as an answer may."""
+    return len(bytearray(int(size) * 2**20)) == int(size) * 2**20
+
+
+def leave(code: str, _: str) -> bool:
+    os._exit(int(code))
+
+
+def compute(seconds: str, _: str) -> bool:
+    """Computes for that many seconds of CPU time."""
+    start = time.process_time()
+    while time.process_time() < start + float(seconds):
+        pass
+    return True
+
+
+def wait(seconds: str, _: str) -> bool:
+    """Waits for that many seconds without computing."""
+    time.sleep(float(seconds))
+    return True
 
 
 def fail(*args: object, **options: object) -> None:
@@ -67,25 +85,46 @@ def test_what_is_certain_about_huge_answers_is_a_verdict_and_no_error(grader):
 
 
 def test_empty_answer_is_wrong_without_asking_a_child():
-    with Grader(timeout_seconds=1e-6) as grader:
+    with Grader(cpu_seconds=1e-6) as grader:
         assert grader.grade("3", "") == Grade(False)
 
 
 def test_answer_that_runs_away_is_killed_and_the_next_is_graded():
-    with Grader(timeout_seconds=2.0) as grader:
+    with Grader(cpu_seconds=2.0) as grader:
         assert grader.grade("3", "3") == Grade(True)  # the child is warm: only the answer itself takes time
         runaway, after = grader.submit("3", RUNAWAY), grader.submit("3", "3")
         grade = grader.resolve(runaway)
         assert not grade.correct
-        assert "2 s" in grade.error
+        assert grade.error == "grading took more than 2 s of CPU time"
+        assert grade.cpu_seconds == 2.0
         assert grader.resolve(after) == Grade(True)
 
 
-def test_child_that_dies_is_named_and_replaced(grader):
-    import os
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither CPU time limits nor SIGSTOP")
+def test_a_grade_does_not_depend_on_how_much_of_the_processor_others_leave_it():
+    """A child that is stopped for longer than its limit has used none of it."""
+    with Grader(cpu_seconds=1.0) as grader:
+        assert grader.grade("3", "3") == Grade(True)
+        (child,) = multiprocessing.active_children()
+        assert child.pid is not None
+        grades = [grader.submit(seconds, "3", compute) for seconds in ("0.5", "0.6", "9")]
+        os.kill(child.pid, signal.SIGSTOP)
+        time.sleep(1.6)
+        os.kill(child.pid, signal.SIGCONT)
+        inside, again, beyond = map(grader.resolve, grades)
+    assert inside == again == Grade(True)
+    assert inside.cpu_seconds == pytest.approx(0.5, abs=0.1)
+    assert beyond.error == "grading took more than 1 s of CPU time"
 
-    future = grader._pool.schedule(os._exit, args=[3], timeout=30)
-    grade = grader.resolve(future)
+
+def test_a_check_that_only_waits_is_given_up():
+    with Grader(cpu_seconds=0.05) as grader:
+        grades = [grader.submit(seconds, "3", wait) for seconds in ("0.2", "60")]
+        assert list(map(grader.resolve, grades)) == [Grade(True), Grade(False, "grading took more than 1.2 s")]
+
+
+def test_child_that_dies_is_named_and_replaced(grader):
+    grade = grader.resolve(grader.submit("3", "3", leave))
     assert not grade.correct
     assert "3" in grade.error
     assert grader.grade("3", "3") == Grade(True)
@@ -94,9 +133,8 @@ def test_child_that_dies_is_named_and_replaced(grader):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's address space for certain")
 def test_answer_that_eats_memory_is_cut_off_and_says_so_and_the_next_is_graded():
     with Grader(memory_bytes=200 * 2**20) as grader:
-        modest = grader._pool.schedule(eat, args=[100 * 2**20], timeout=30)
-        assert grader.resolve(modest) == Grade(True)
-        greedy, after = grader._pool.schedule(eat, args=[300 * 2**20], timeout=30), grader.submit("3", "3")
+        assert grader.resolve(grader.submit("100", "3", eat)) == Grade(True)
+        greedy, after = grader.submit("300", "3", eat), grader.submit("3", "3")
         assert grader.resolve(greedy) == Grade(False, "grading took more than 200 MiB of memory")
         assert grader.resolve(after) == Grade(True)
 
@@ -131,7 +169,7 @@ def test_when_no_child_can_be_started_at_all_grades_say_so(monkeypatch):
 
 
 def test_no_time_limit_passes_for_a_wrong_answer():
-    with Grader(timeout_seconds=6.5) as grader:  # math-verify has a limit of its own, of 5 s
+    with Grader(cpu_seconds=6.5) as grader:  # math-verify has a limit of its own, of 5 s
         grade = grader.grade("3", RUNAWAY)
     assert not grade.correct
     assert grade.error
@@ -152,7 +190,7 @@ def test_many_answers_are_graded_in_order_of_asking(grader):
 
 def test_leaving_on_an_error_does_not_wait_for_a_running_grade():
     def grade_and_fail() -> None:
-        with Grader(timeout_seconds=120.0) as grader:
+        with Grader(cpu_seconds=120.0) as grader:
             grader.grade("3", "3")
             future = grader.submit("3", RUNAWAY)
             while not future.running():

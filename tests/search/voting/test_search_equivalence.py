@@ -4,7 +4,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
@@ -12,12 +12,14 @@ import pytest
 from scripted_equivalence import ScriptedEquivalence
 from search_runs import BEAM, MAJORITY, crowd, outcome, run
 
-from espalier.search.request import AnswerEquivalence, SearchRequest
+from espalier.search.fairness import NOBODY, Account
+from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
 from espalier.search.result import CandidateDone, Event, Finished, SearchResult, StopReason
 from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting.answers import extract_answer
-from espalier.search.voting.equivalence import MathVerify, make_equivalence
+from espalier.search.voting.equivalence import Comparison, MathVerify, make_equivalence
+from espalier.search.voting.math_verify import Grade, Grader
 
 Make = Callable[..., Orchestrator]
 
@@ -115,16 +117,52 @@ def test_a_time_limit_ends_a_vote_by_exact_match(make_orchestrator: Make, monkey
 
 
 @pytest.mark.usefixtures("formulas")
-def test_a_vote_that_never_ends_is_ended_by_exact_match(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch):
-    orchestrator, now = make_orchestrator(equivalence=ScriptedEquivalence(at_once=False)), [0.0]
+def test_a_vote_that_would_compute_for_long_is_ended_by_exact_match(make_orchestrator: Make):
+    for seconds, expected in ((29.0, ("2\\sqrt{2}", "script 1")), (30.0, ("x+1", "exact-match"))):
+        equal = ScriptedEquivalence(lambda one, other: one != "x+1", cpu_seconds=seconds)
+        result = run(make_orchestrator(equivalence=equal), SPLIT).only
+        assert (result.answer, result.grader, result.stop_reason) == (*expected, StopReason.FINISHED)
+
+
+@pytest.mark.usefixtures("formulas")
+def test_a_vote_takes_any_time_that_others_make_it_wait(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch):
+    equivalence, now = ScriptedEquivalence(lambda one, other: one != "x+1", at_once=False), [0.0]
+    orchestrator = make_orchestrator(equivalence=equivalence)
     monkeypatch.setattr(orchestrator, "_clock", lambda: now[0])
-    orchestrator.submit(SPLIT)
+    orchestrator.submit(SPLIT, options=SubmitOptions(caller="somebody"))
     until_voting(orchestrator)
-    now[0] = 59.0
+    now[0] = 600.0
     assert orchestrator.step() == []
-    now[0] = 61.0
-    (result,) = orchestrator.step()
-    assert (result.answer, result.grader, result.stop_reason) == ("x+1", "exact-match", StopReason.FINISHED)
+    equivalence.let_go()
+    results: list[SearchResult] = []
+    while orchestrator.busy:
+        results += orchestrator.step()
+    assert [result.answer for result in results] == ["2\\sqrt{2}"]
+    assert set(equivalence.accounts) == {Account("somebody")}
+
+
+class Blocking(ScriptedEquivalence):
+    """Never answers what one caller asks."""
+
+    def compare(self, one: str, other: str, account: Account = NOBODY) -> Comparison:
+        return super().compare(one, other, account) if account.caller == "many" else Comparison(True)
+
+
+@pytest.mark.usefixtures("formulas")
+def test_votes_of_one_caller_do_not_wait_for_anothers(make_orchestrator: Make):
+    orchestrator = make_orchestrator(equivalence=Blocking(at_once=False), max_running=2)
+    for _ in range(12):
+        orchestrator.submit(SPLIT, options=SubmitOptions(caller="many"))
+    while orchestrator.voting < 12:
+        assert orchestrator.step() == []
+    few = {orchestrator.submit(SPLIT, options=SubmitOptions(caller="few")) for _ in range(6)}
+    ended = set[str]()
+    for _ in range(1000):
+        ended |= {result.search_id for result in orchestrator.step()}
+        if ended == few:
+            break
+    assert ended == few
+    orchestrator.close()
 
 
 @pytest.mark.usefixtures("formulas")
@@ -200,17 +238,16 @@ def test_math_verify_finds_equal_formulas_and_its_processes_end_with_the_orchest
 
 @pytest.mark.parametrize("error", [TimeoutError(), MemoryError(), BrokenProcessPool()])
 def test_a_question_that_fails_says_that_the_answers_differ(error: Exception, monkeypatch: pytest.MonkeyPatch):
-    failed = Future[bool]()
+    failed = Future[Grade]()
     failed.set_exception(error)
-    equivalence = MathVerify()
-    monkeypatch.setattr(equivalence._grader, "compare", lambda one, other: failed)
-    assert not equivalence.equal("x", "x")
+    monkeypatch.setattr(Grader, "compare", lambda self, one, other: failed)
+    assert not MathVerify().compare("x", "x").equal
 
 
 def test_closing_ends_a_question_that_is_asked_on_another_thread():
     equivalence, verdicts = MathVerify(), list[bool]()
     endless = "x^{9^{9^{9}}}", "x^{9^{9^{8}}}+1"
-    thread = threading.Thread(target=lambda: verdicts.append(equivalence.equal(*endless)))
+    thread = threading.Thread(target=lambda: verdicts.append(equivalence.compare(*endless).equal))
     thread.start()
     deadline = time.monotonic() + 60
     while thread.is_alive():
@@ -219,6 +256,39 @@ def test_closing_ends_a_question_that_is_asked_on_another_thread():
         thread.join(0.5)
     assert verdicts == [False]
     equivalence.close()
+
+
+RUNAWAY = "x+10^{10^{10}}", "x^2+10^{10^{9}}"
+"""Would be compared for hours."""
+
+
+def test_answers_that_run_away_do_not_hold_up_others_and_change_no_verdict():
+    equivalence, evil, good = MathVerify(), Account("evil"), Account("good")
+    try:
+        assert equivalence.compare("\\sqrt{8}", "2\\sqrt{2}", good).equal
+        with ThreadPoolExecutor(8) as pool:
+            runaways = [pool.submit(equivalence.compare, *RUNAWAY, evil) for _ in range(2)]
+            while not any(future.running() for future in runaways):
+                time.sleep(0.01)
+            for i in range(2, 8):
+                assert equivalence.compare(f"\\sqrt{{{i**3}}}", f"{i}\\sqrt{{{i}}}", good).equal
+                assert not equivalence.compare(f"\\sqrt{{{i}}}", f"\\sqrt{{{i + 1}}}", good).equal
+            assert not any(future.done() for future in runaways), "they have run for less than one of them may"
+            assert [future.result() for future in runaways] == [Comparison(False, 5.0)] * 2
+    finally:
+        equivalence.close()
+
+
+def test_closing_ends_comparisons_that_have_not_begun():
+    equivalence, evil = MathVerify(), Account("evil")
+    with ThreadPoolExecutor(8) as pool:
+        runaways = [pool.submit(equivalence.compare, *RUNAWAY, evil) for _ in range(8)]
+        deadline = time.monotonic() + 60
+        while not all(future.done() for future in runaways):
+            time.sleep(0.2)
+            equivalence.close()
+            assert time.monotonic() < deadline
+        assert not any(future.result().equal for future in runaways)
 
 
 def test_plain_numbers_start_no_process(make_orchestrator: Make):
