@@ -115,15 +115,18 @@ def test_calls_turned_away_are_counted_by_reason(start, fake, pool, tmp_path):
     server = start(max_searches=1, max_queue=0, callers=callers_file(tmp_path, ann="", bob="max_searches = 1"))
     with raw_stub(server.address) as stub:
         bob = bearer("bob")
-        held = pool.submit(stub.SolveProblem, pb.SolveProblemRequest(problem="hold"), PATIENCE, bob)
-        fake.submitted.get(timeout=PATIENCE)
+        hold = pb.SolveProblemRequest(problem="hold")
+        held = [pool.submit(stub.SolveProblem, hold, PATIENCE, login) for login in (bob, bearer("ann"))]
+        for _ in held:
+            fake.submitted.get(timeout=PATIENCE)
         solve_ = pb.SolveProblemRequest(problem="solve")
         for login in (bob, bearer("ann"), bearer("eve"), ()):
             with pytest.raises(grpc.RpcError):
                 stub.SolveProblem(solve_, PATIENCE, login)
         fake.release.set()
-        held.result(PATIENCE)
-    wait_until(lambda: scrape(server).series("espalier_searches_total", "outcome") == {"finished": 1})
+        for each in held:
+            each.result(PATIENCE)
+    wait_until(lambda: scrape(server).series("espalier_searches_total", "outcome") == {"finished": 2})
     failures = scrape(server).series("espalier_call_failures_total", "reason")
     assert {reason: count for reason, count in failures.items() if count} == {
         "quota": 1,

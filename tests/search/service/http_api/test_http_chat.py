@@ -4,6 +4,7 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import openai
@@ -294,14 +295,17 @@ def test_a_cancelled_task_cancels_its_search(serve, fake):
 
 def test_a_client_that_leaves_the_queue_takes_no_slot_with_it(serve, chat, fake):
     server = serve(max_searches=1)
-    with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(chat(server).chat.completions.create, model="espalier", messages=user("hold"))
-        fake.submitted.get(timeout=PATIENCE)
+    with ThreadPoolExecutor(2) as pool:  # two connections share the slot
+        hold = partial(chat(server).chat.completions.create, model="espalier", messages=user("hold"))
+        held = [pool.submit(hold) for _ in range(2)]
+        for _ in held:
+            fake.submitted.get(timeout=PATIENCE)
         with pytest.raises(openai.APITimeoutError):
             chat(server, timeout=0.2).chat.completions.create(model="espalier", messages=user())
         wait_until(lambda: server.info().waiting_calls == 0)
         fake.release.set()
-        held.result(PATIENCE)
+        for each in held:
+            each.result(PATIENCE)
     assert chat(server).chat.completions.create(model="espalier", messages=user()).espalier["answer"] == "42"
 
 
@@ -326,11 +330,14 @@ def test_a_silent_search_is_kept_alive_by_comments_that_clients_ignore(
 
 def test_both_doors_are_served_by_one_queue(serve, chat, fake):
     server = serve(max_searches=1, max_queue=0)
-    stream = chat(server).chat.completions.create(model="espalier", messages=user("hold"), stream=True)
-    next(iter(stream))
+    hold = partial(chat(server).chat.completions.create, model="espalier", messages=user("hold"), stream=True)
+    streams = [hold() for _ in range(2)]  # two connections share the slot
+    for stream in streams:
+        next(iter(stream))
     with SearchClient(server.address) as client:
         with pytest.raises(ServiceError, match="busy"):
             client.solve(SearchRequest("solve"), PATIENCE)
         fake.release.set()
-        list(stream)
+        for stream in streams:
+            list(stream)
         assert client.solve(SearchRequest("solve"), PATIENCE).answer == "42"
