@@ -1,10 +1,10 @@
 """The request for one search: the problem, the algorithm and its parameters."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
 from annotated_types import Interval
 
@@ -243,14 +243,62 @@ class SearchRequest:
         return asdict(self)
 
 
+class SearchFields(TypedDict, total=False):
+    """Keyword arguments that are fields of `SearchRequest`; a test holds that they are the same."""
+
+    algorithm: AlgorithmName | str
+    beam_width: int
+    expansion: int
+    vote: Vote | str | None
+    aggregation: Aggregation | str
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    max_steps: int
+    max_step_tokens: int
+    max_tokens: int | None
+    seed: int
+    lookahead_steps: int | None
+    simulations: int | None
+    exploration: float | None
+    rebase_temperature: float | None
+    iterations: int | None
+    confidence: float | None
+    generator_budget: int | None
+    verifier_budget: int | None
+    time_limit: float | None
+    merge_duplicates: bool
+    early_stop: EarlyStop | str
+    history: Sequence[ChatMessage | Mapping[str, str]]
+
+
 def make_request(problem: str | SearchRequest, given: Mapping[str, Any]) -> SearchRequest:
     """Build the request of one problem from its text or another request, and fields; enums may be given as strings.
 
     Raises:
+        TypeError: the problem is neither a text nor a request.
         InvalidRequestError: lists unknown fields and invalid values.
     """
+    if not isinstance(problem, str | SearchRequest):
+        raise TypeError(f"a problem is a text or a SearchRequest, not {_a(problem)}")
     base = {"problem": problem} if isinstance(problem, str) else problem.to_dict()
     return from_values(SearchRequest, base | dict(given))
+
+
+def several(problems: Iterable[str | SearchRequest]) -> Iterable[str | SearchRequest]:
+    """Return the problems of `solve_many`, which a single one is not.
+
+    Raises:
+        TypeError: a single text would be searched character by character.
+    """
+    if isinstance(problems, str | bytes | SearchRequest | Mapping) or not isinstance(problems, Iterable):
+        raise TypeError(f"solve_many takes a list of problems, not {_a(problems)}; for one problem call solve")
+    return problems
+
+
+def _a(value: object) -> str:
+    return "None" if value is None else f"an object of the type {type(value).__name__}"
 
 
 def validate(request: SearchRequest) -> None:

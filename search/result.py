@@ -1,7 +1,9 @@
 """What a search returns: events while it runs, then one result with its usage."""
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from html import escape
 from typing import Any
 
 from espalier.search.request import SearchRequest
@@ -220,6 +222,10 @@ class SearchResult:
             node_id = parents.get(node_id)
         return path
 
+    def _repr_html_(self) -> str:
+        """The result as notebooks show it: answer, votes and what the tree cost."""
+        return _html(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-serializable values, without `rounds` and `sampled`."""
         values = asdict(replace(self, rounds=(), sampled=()))
@@ -285,3 +291,38 @@ class Finished:
 
 
 Event = Started | StepDone | CandidateDone | Finished
+
+
+_SHOWN_ANSWERS = 8
+
+
+def _html(result: SearchResult) -> str:
+    """A result as HTML that needs no style sheet and no script; texts of models and callers are escaped."""
+    said = [f"score {result.score:.4g}"] if result.score is not None else []
+    said += [str(result.stop_reason), str(result.configuration.algorithm)]
+    lines = [f"<b>{escape(result.answer) or 'no answer'}</b> &ensp; {escape(', '.join(said))}"]
+    lines += [escape(f"{name}: {text}") for name, text in (("error", result.error),) if text]
+    lines += [escape(f"warning: {warning}") for warning in result.warnings]
+    rows = "".join(
+        f"<tr><td>{escape(answer) or '(none)'}</td><td>{paths}</td><td>{best}</td></tr>"
+        for answer, paths, best in _votes(result.candidates)[:_SHOWN_ANSWERS]
+    )
+    table = f"<table><tr><th>answer</th><th>paths</th><th>best score</th></tr>{rows}</table>" if rows else ""
+    usage = result.usage
+    depth = max((node.depth for node in result.nodes), default=0)
+    tree = [f"{len(result.nodes) - 1} in the tree, {depth} deep"] if result.nodes else []
+    tree = [f"{usage.nodes} steps sampled", *tree, f"{usage.pruned} pruned", f"{usage.duplicates} merged"]
+    cost = [f"{usage.generated_tokens} tokens sampled", f"{usage.verifier_tokens} read by the verifier"]
+    lines.append(escape(", ".join([*tree, *cost, f"{usage.seconds:.2f} s"])))
+    return "".join(f"<div>{line}</div>" for line in lines[:-1]) + table + f"<div><small>{lines[-1]}</small></div>"
+
+
+def _votes(candidates: tuple[Candidate, ...]) -> list[tuple[str, int, str]]:
+    """Each answer with the number of its paths and its best score; that of most paths first."""
+    paths, best = Counter[str](), dict[str, float | None]()
+    for candidate in candidates:
+        paths[candidate.answer] += candidate.multiplicity
+        scores = [score for score in (best.get(candidate.answer), candidate.score) if score is not None]
+        best[candidate.answer] = max(scores, default=None)
+    shown = {answer: "" if score is None else f"{score:.4g}" for answer, score in best.items()}
+    return [(answer, count, shown[answer]) for answer, count in paths.most_common()]

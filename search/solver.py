@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 from espalier.engine.errors import EspalierError, MisuseError
-from espalier.search.request import SearchRequest, SubmitOptions, make_request
+from espalier.search.request import SearchFields, SearchRequest, SubmitOptions, make_request, several
 from espalier.search.result import Event, SearchResult
-from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.run.load import RuntimeSettings, SolverSettings, load_orchestrator
 from espalier.search.schema import from_values
 
 OnProgress = Callable[[int, int, SearchResult], None]
@@ -41,7 +41,7 @@ class Solver:
         kv_memory: int | str | None = None,
         max_running: int = 64,
         on_bytes: Callable[[int, int], None] | None = None,
-        **settings: Any,
+        **settings: Unpack[SolverSettings],
     ) -> None:
         """Load both models.
 
@@ -79,7 +79,11 @@ class Solver:
         self.close()
 
     def solve(
-        self, problem: str | SearchRequest, *, on_event: Callable[[Event], None] | None = None, **request: Any
+        self,
+        problem: str | SearchRequest,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+        **request: Unpack[SearchFields],
     ) -> SearchResult:
         """Search for the answer to one problem.
 
@@ -99,7 +103,11 @@ class Solver:
         return result
 
     def solve_many(
-        self, problems: Iterable[str | SearchRequest], *, on_progress: OnProgress | None = None, **request: Any
+        self,
+        problems: Iterable[str | SearchRequest],
+        *,
+        on_progress: OnProgress | None = None,
+        **request: Unpack[SearchFields],
     ) -> list[SearchResult]:
         """Search for the answers to many problems concurrently.
 
@@ -115,10 +123,11 @@ class Solver:
             others.
 
         Raises:
+            TypeError: `problems` is a single problem, or holds what is none.
             InvalidRequestError: a request is invalid; no search has started.
             RequestTooLargeError: a search cannot fit; no search has started.
         """
-        return self._run([make_request(problem, request) for problem in problems], None, on_progress)
+        return self._run([make_request(problem, request) for problem in several(problems)], None, on_progress)
 
     def close(self) -> None:
         """Cancel running searches and release the models; closing twice is allowed."""

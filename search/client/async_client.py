@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
@@ -15,6 +15,7 @@ from espalier.search.client.base import (
     INFO_TIMEOUT,
     TIMEOUT,
     ClientBase,
+    ManyArguments,
     OnProgress,
 )
 from espalier.search.client.connection import Connection
@@ -29,7 +30,7 @@ from espalier.search.client.messages import (
     stream_message,
 )
 from espalier.search.client.retries import NO_RETRIES, Attempts
-from espalier.search.request import SearchRequest
+from espalier.search.request import SearchFields, SearchRequest, several
 from espalier.search.result import Event, SearchResult
 from espalier.search.service.grpc_api.convert import event_from_wire
 from espalier.search.service.session import ServerInfo
@@ -86,7 +87,7 @@ class AsyncSearchClient(ClientBase):
         priority: int = 0,
         *,
         request_id: str | None = None,
-        **fields: Any,
+        **fields: Unpack[SearchFields],
     ) -> SearchResult:
         """Run one search and wait for its result; see `SearchClient.solve`."""
         message = solve_message(request, fields, include_nodes, priority)
@@ -101,7 +102,7 @@ class AsyncSearchClient(ClientBase):
         priority: int = 0,
         *,
         request_id: str | None = None,
-        **fields: Any,
+        **fields: Unpack[SearchFields],
     ) -> AsyncGenerator[Event, None]:
         """Run one search and yield its events as they arrive; see `SearchClient.solve_stream`."""
         message = stream_message(request, fields, include_nodes, priority)
@@ -125,12 +126,16 @@ class AsyncSearchClient(ClientBase):
 
     @overload
     async def solve_many(
-        self, requests: Iterable[SearchRequest | str], *, return_errors: Literal[False] = ..., **arguments: Any
+        self,
+        requests: Iterable[SearchRequest | str],
+        *,
+        return_errors: Literal[False] = ...,
+        **arguments: Unpack[ManyArguments],
     ) -> list[SearchResult]: ...
 
     @overload
     async def solve_many(
-        self, requests: Iterable[SearchRequest | str], *, return_errors: bool, **arguments: Any
+        self, requests: Iterable[SearchRequest | str], *, return_errors: bool, **arguments: Unpack[ManyArguments]
     ) -> list[SearchResult | EspalierError]: ...
 
     async def solve_many(
@@ -143,11 +148,11 @@ class AsyncSearchClient(ClientBase):
         priority: int = 0,
         return_errors: bool = False,
         on_progress: OnProgress | None = None,
-        **fields: Any,
+        **fields: Unpack[SearchFields],
     ) -> Any:
         """Run many searches, several at a time, and return their results in order; see `SearchClient.solve_many`."""
         self._require_concurrency(concurrency)
-        messages = [solve_message(request, fields, include_nodes, priority) for request in requests]
+        messages = [solve_message(request, fields, include_nodes, priority) for request in several(requests)]
         places = asyncio.Semaphore(concurrency)
         done = 0
 

@@ -9,6 +9,7 @@ from espalier.engine.errors import EspalierError, MisuseError
 from espalier.search.client.connection import Connection, Tls
 from espalier.search.client.errors import typed_error
 from espalier.search.client.retries import USUAL_RETRIES, Attempts, RetryPolicy
+from espalier.search.request import SearchFields
 from espalier.search.result import SearchResult
 from espalier.search.service.grpc_api.interceptor import REQUEST_ID
 
@@ -24,6 +25,16 @@ CONCURRENCY = 16
 """Searches of `solve_many` in progress where the caller does not say: half of the least that a server runs."""
 OnProgress = Callable[[int, int, SearchResult | EspalierError], None]
 """Called with the number of finished searches, the number of all, and the outcome of the one that just finished."""
+
+
+class ManyArguments(SearchFields, total=False):
+    """Keyword arguments of `solve_many`, but `return_errors`."""
+
+    concurrency: int
+    timeout: float | None
+    include_nodes: bool
+    priority: int
+    on_progress: OnProgress | None
 
 
 class ClientBase(ABC):

@@ -1,11 +1,9 @@
 """What both clients send, and what they make of the answers."""
 
-from typing import Any
-
 from grpc_health.v1 import health_pb2
 
 from espalier.search.client.errors import ConnectionSettingsError
-from espalier.search.request import SearchRequest, make_request
+from espalier.search.request import SearchFields, SearchRequest, make_request
 from espalier.search.result import SearchResult
 from espalier.search.run.executor import KvBlocks, Occupancy
 from espalier.search.service.access.calls import request_id_of
@@ -17,20 +15,21 @@ HEALTH_REQUEST = health_pb2.HealthCheckRequest(service=pb.DESCRIPTOR.services_by
 
 
 def solve_message(
-    request: SearchRequest | str, fields: dict[str, Any], include_nodes: bool, priority: int
+    request: SearchRequest | str, fields: SearchFields, include_nodes: bool, priority: int
 ) -> pb.SolveProblemRequest:
     """Return the message of a search.
 
     Raises:
+        TypeError: `request` is neither a text nor a request.
         InvalidRequestError: a field is unknown, or its value cannot be sent; the server checks the rest.
     """
-    if fields or isinstance(request, str):  # a whole request is checked by the server alone, with its limits
+    if fields or not isinstance(request, SearchRequest):  # a whole one is checked by the server, with its limits
         request = make_request(request, fields)
     return request_to_wire(request, include_nodes, priority)
 
 
 def stream_message(
-    request: SearchRequest | str, fields: dict[str, Any], include_nodes: bool, priority: int
+    request: SearchRequest | str, fields: SearchFields, include_nodes: bool, priority: int
 ) -> pb.SolveProblemStreamRequest:
     """Return the message of a search that reports while it runs; see `solve_message`."""
     return pb.SolveProblemStreamRequest(request=solve_message(request, fields, include_nodes, priority))

@@ -3,13 +3,21 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from espalier.engine.errors import EspalierError
-from espalier.search.client.base import CONCURRENCY, HEALTH_TIMEOUT, INFO_TIMEOUT, TIMEOUT, ClientBase, OnProgress
+from espalier.search.client.base import (
+    CONCURRENCY,
+    HEALTH_TIMEOUT,
+    INFO_TIMEOUT,
+    TIMEOUT,
+    ClientBase,
+    ManyArguments,
+    OnProgress,
+)
 from espalier.search.client.calls import Calls
 from espalier.search.client.connection import Connection
 from espalier.search.client.errors import cancelled
@@ -23,7 +31,7 @@ from espalier.search.client.messages import (
     stream_message,
 )
 from espalier.search.client.retries import NO_RETRIES, Attempts
-from espalier.search.request import SearchRequest
+from espalier.search.request import SearchFields, SearchRequest, several
 from espalier.search.result import Event, SearchResult
 from espalier.search.service.grpc_api.convert import event_from_wire
 from espalier.search.service.session import ServerInfo
@@ -74,7 +82,7 @@ class SearchClient(ClientBase):
         priority: int = 0,
         *,
         request_id: str | None = None,
-        **fields: Any,
+        **fields: Unpack[SearchFields],
     ) -> SearchResult:
         """Run one search and wait for its result.
 
@@ -102,7 +110,7 @@ class SearchClient(ClientBase):
         priority: int = 0,
         *,
         request_id: str | None = None,
-        **fields: Any,
+        **fields: Unpack[SearchFields],
     ) -> Generator[Event, None, None]:
         """Run one search and yield its events as they arrive: `Started` first, `Finished` last.
 
@@ -129,12 +137,16 @@ class SearchClient(ClientBase):
 
     @overload
     def solve_many(
-        self, requests: Iterable[SearchRequest | str], *, return_errors: Literal[False] = ..., **arguments: Any
+        self,
+        requests: Iterable[SearchRequest | str],
+        *,
+        return_errors: Literal[False] = ...,
+        **arguments: Unpack[ManyArguments],
     ) -> list[SearchResult]: ...
 
     @overload
     def solve_many(
-        self, requests: Iterable[SearchRequest | str], *, return_errors: bool, **arguments: Any
+        self, requests: Iterable[SearchRequest | str], *, return_errors: bool, **arguments: Unpack[ManyArguments]
     ) -> list[SearchResult | EspalierError]: ...
 
     def solve_many(
@@ -147,7 +159,7 @@ class SearchClient(ClientBase):
         priority: int = 0,
         return_errors: bool = False,
         on_progress: OnProgress | None = None,
-        **fields: Any,
+        **fields: Unpack[SearchFields],
     ) -> Any:
         """Run many searches, several at a time.
 
@@ -167,10 +179,11 @@ class SearchClient(ClientBase):
 
         Raises:
             MisuseError: `concurrency` is below 1.
+            TypeError: `requests` is a single problem, or holds what is none.
             InvalidRequestError, ServiceError: see `solve`. Nothing has started if a request cannot even be sent.
         """
         self._require_concurrency(concurrency)
-        messages = [solve_message(request, fields, include_nodes, priority) for request in requests]
+        messages = [solve_message(request, fields, include_nodes, priority) for request in several(requests)]
         calls = Calls()
         with self._calls.running(calls), ThreadPoolExecutor(concurrency) as pool:
             searches = [pool.submit(self._solve, message, timeout, None, calls) for message in messages]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypedDict
 
 from annotated_types import Interval
 
@@ -150,6 +150,29 @@ class RuntimeSettings:
     def __post_init__(self) -> None:
         if self.verifier == AUTO:
             object.__setattr__(self, "verifier", _PAIR.get(self.generator, ""))
+
+
+class SolverSettings(TypedDict, total=False):
+    """Keyword arguments of `Solver` that are fields of `RuntimeSettings`; a test holds that they are the same."""
+
+    verifier_family: str | None
+    verifier_reference: str
+    verify_incremental: bool
+    load_format: LoadFormat | str
+    generator_quantization: Quantization | str
+    verifier_quantization: Quantization | str
+    offline: bool
+    cache_dir: Path | None
+    gpu_memory_utilization: float
+    reserved_share: float
+    block_size: int
+    max_batch_tokens: int
+    launch_ahead: bool
+    batch_invariant: bool
+    system_prompt: str | None
+    threads: int | None
+    answer_equivalence: AnswerEquivalence | str
+    grader_memory: int | str
 
 
 def check_settings(settings: RuntimeSettings) -> None:

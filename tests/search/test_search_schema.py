@@ -1,18 +1,24 @@
 """Requests and settings, declared once: their rules, and plain values read by them."""
 
+import inspect
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, get_type_hints
+from unittest.mock import ANY
 
 import pytest
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.request import SearchRequest
-from espalier.search.run.load import RuntimeSettings
-from espalier.search.schema import Option, declared, from_values, parse_size, size_text, violations
+from espalier.search.client import SearchClient
+from espalier.search.client.base import ManyArguments
+from espalier.search.request import SearchFields, SearchRequest
+from espalier.search.run.load import RuntimeSettings, SolverSettings
+from espalier.search.schema import Field, Option, declared, from_values, parse_size, size_text, violations
 from espalier.search.service.settings import ServerSettings
+from espalier.search.solver import Solver
 
 
 class Colour(StrEnum):
@@ -154,3 +160,37 @@ def test_anything_else_is_not_a_size_and_the_error_shows_how_to_write_one(text):
 @pytest.mark.parametrize("size", [0, 1, 1000, 1024, 1536, 2**20, 3 * 2**29, 2**40])
 def test_a_size_is_written_as_it_is_read(size):
     assert parse_size(size_text(size)) == size
+
+
+# --- typed keyword arguments ---------------------------------------------------------------------------------------
+
+
+def arguments_of(kind: type) -> dict[str, Any]:
+    """The types with which a declared dataclass's fields can be given by name."""
+    return {field.name: _argument(field) for field in declared(kind) if field.default is not MISSING}
+
+
+def _argument(field: Field) -> Any:
+    if field.item:
+        return Sequence[field.item | Mapping[str, str]]
+    of_text = issubclass(field.kind, StrEnum) or (field.option and field.option.parse)
+    given = field.kind | str if of_text else field.kind
+    return given | None if field.optional else given
+
+
+def test_keyword_arguments_of_searches_are_the_fields_of_requests():
+    assert get_type_hints(SearchFields) == arguments_of(SearchRequest)
+
+
+def test_keyword_arguments_of_the_solver_are_the_fields_of_its_settings():
+    named = inspect.signature(Solver.__init__).parameters
+    assert get_type_hints(SolverSettings) | dict.fromkeys(named, ANY) == {
+        **dict.fromkeys(named, ANY),
+        **{name: hint for name, hint in arguments_of(RuntimeSettings).items() if name not in named},
+    }
+
+
+def test_keyword_arguments_of_many_searches_are_those_of_the_method():
+    parameters = dict(inspect.signature(SearchClient.solve_many).parameters)
+    named = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY} - {"return_errors"}
+    assert get_type_hints(ManyArguments).keys() == get_type_hints(SearchFields).keys() | named

@@ -57,6 +57,13 @@ def test_another_generator_is_not_judged_by_a_verifier_that_was_made_for_the_bun
         assert alone.solve(PROBLEMS[0], algorithm="majority", beam_width=8).answer == "42"
 
 
+def test_what_is_no_problem_is_refused_at_once(solver: Solver) -> None:
+    with pytest.raises(TypeError, match="a text or a SearchRequest, not an object of the type int"):
+        solver.solve(12)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="not an object of the type str; for one problem call solve"):
+        solver.solve_many("abc")
+
+
 def test_no_problems_give_no_results(solver: Solver) -> None:
     assert solver.solve_many([]) == []
 

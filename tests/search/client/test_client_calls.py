@@ -42,6 +42,20 @@ def test_a_text_with_fields_is_a_request_and_fields_change_a_whole_one(start, co
         client.solve("solve", beam_with=2)
 
 
+def test_what_is_no_problem_is_refused_at_once(start, connect):
+    client = connect(start().address)
+    for wrong in (12, None, b"2+2", ["2+2"]):
+        with pytest.raises(TypeError, match="a problem is a text or a SearchRequest, not "):
+            client.solve(wrong)
+        with pytest.raises(TypeError, match="a problem is a text or a SearchRequest, not "):
+            next(iter(client.solve_stream(wrong)))
+        with pytest.raises(TypeError, match="a problem is a text or a SearchRequest, not "):
+            client.solve_many(["2+2", wrong])
+    for single in ("abc", b"abc", SOLVE, 12, None, {"problem": "2+2"}):
+        with pytest.raises(TypeError, match="takes a list of problems, not"):
+            client.solve_many(single)
+
+
 def test_a_stream_begins_with_the_start_and_ends_with_the_result(start, connect):
     events = list(connect(start().address).solve_stream(SOLVE, PATIENCE))
     assert isinstance(events[0], Started)
