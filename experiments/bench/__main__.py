@@ -212,6 +212,10 @@ def gpu(
     rehearse: Annotated[
         bool, typer.Option(help="Run everything with tiny models on the CPU; the figures mean nothing.")
     ] = False,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure only ceilings, attention, kernels, steps or searches; may be repeated."),
+    ] = None,
     beam_width: Annotated[int, typer.Option("-N", min=1, help="Beam width N.")] = 16,
     expansion: Annotated[int, typer.Option("-M", min=1, help="Expansion M.")] = 4,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of a problem.")] = 200,
@@ -225,7 +229,7 @@ def gpu(
     from espalier.experiments.bench.report import Report
 
     if model is None:
-        _measure_gpu(rehearse, json_path)
+        _measure_gpu(rehearse, part, json_path)
         return
     if model not in CARDS:
         raise typer.BadParameter(f"must be one of {', '.join(CARDS)}", param_hint="--model")
@@ -239,23 +243,25 @@ def gpu(
     Report(f"floor on {model}: beam search, N·M = {paths}, {sizes}", json_path).finish(of_searches, {})
 
 
-def _measure_gpu(rehearse: bool, json_path: Path | None) -> None:
+def _measure_gpu(rehearse: bool, parts: list[str] | None, json_path: Path | None) -> None:
     import torch
 
     from espalier.experiments.bench.report import Report
 
     if not rehearse and not torch.cuda.is_available():
         raise typer.BadParameter("no GPU is available; --model computes the floor on paper", param_hint="gpu")
-    from espalier.experiments.bench.gpu.measured import Bench, attention_rows, search_rows, step_rows
+    from espalier.experiments.bench.gpu.measured import PARTS, Bench
 
+    if unknown := [part for part in parts or [] if part not in PARTS]:
+        raise typer.BadParameter(f"{', '.join(unknown)}: must be of {', '.join(PARTS)}", param_hint="--part")
     bench = Bench(rehearse)
-    ceilings = {"copy, GB/s": bench.card.bandwidth / 1e9, "product, TFLOP/s": bench.card.matrix_rate / 1e12}
     name = "CPU, rehearsed" if rehearse else torch.cuda.get_device_name(0)
-    rows = {"ceilings": [ceilings], "attention": attention_rows(bench), "steps": step_rows(bench)}
-    rows["searches"] = search_rows(bench)
-    for part, found in rows.items():
+    for part, measure in PARTS.items():
+        if parts and part not in parts:
+            continue
         to = json_path.with_name(f"{json_path.stem}-{part}{json_path.suffix}") if json_path else None
-        Report(f"{part} on {name}", to).finish(found, {})
+        report = Report(f"{part} on {name}", to)
+        report.finish(measure(bench, report.show), {})
 
 
 @app.command()

@@ -1,20 +1,134 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one go and from source: correctness, then figures as JSON in the folder given.
-# `all.sh FOLDER --rehearse` runs the same on a CPU, in Triton's interpreter.
+# What needs a GPU, from source, in phases of less than eight minutes each; every phase leaves its results as they come.
+#
+#   tests/gpu/all.sh [--out FOLDER] [--rehearse] [PHASE ...]     all phases, where none is named
+#   tests/gpu/all.sh --help
+#
+# --out       folder for figures and logs; experiments/results where none is given.
+# --rehearse  the same on a CPU, in Triton's interpreter: tests of a GPU are skipped, figures mean nothing.
+#
+# A plain image will do, with PyTorch, Triton, pytest and what these bring. The first two phases need nothing else. The
+# others need what `missing` below finds missing: it is installed into a folder of its own, from the folder WHEELS where
+# that is set (for a machine without a network), from the index otherwise. WHEELS is filled beforehand by, for Python 3.12,
+#   pip download --no-deps --only-binary :all: --python-version 3.12 -d FOLDER $(tests/gpu/all.sh --needs)
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-out=$(mkdir -p "${1:-experiments/results}" && cd "${1:-experiments/results}" && pwd)
+
+declare -A phases=(
+    [kernels]="kernels beside the CPU's float32: attention, filters, draws"
+    [recorded]="recorded steps beside eager ones, bit by bit; compute-sanitizer where it is installed"
+    [compiled]="what the compiler makes of every kernel: registers, shared memory, occupancy"
+    [bandwidth]="copies, products, attention and the other kernels, as a share of a copy's bandwidth"
+    [steps]="decode steps and scoring, over their floors"
+    [rates]="searches a second at real sizes, launching ahead and not, beside transformers"
+    [searches]="whole searches of the demo beside the CPU's, waits for the device"
+    [faults]="engines in a row, no memory, weights that are no numbers, interrupts"
+)
+order=(kernels recorded compiled bandwidth steps rates searches faults)
+seconds=470
+# Imported by these phases, and in no usual image of PyTorch.
+needed=(annotated_types pydantic pydantic_core typing_inspection pebble)
+
+missing() {  # lines NAME==VERSION, as requirements.txt pins them
+    python - "${@}" <<'PYTHON'
+import re, sys
+from importlib import import_module
+from pathlib import Path
+
+def is_there(name):
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+pins = {}
+for line in Path("requirements.txt").read_text(encoding="utf-8").splitlines():
+    if found := re.match(r"([\w.-]+)==([^\s;]+)", line):
+        pins[found[1].lower().replace("-", "_")] = found[0]
+for name in sys.argv[1:]:
+    if name.startswith("+") or not is_there(name):
+        print(pins[name.removeprefix("+")])
+PYTHON
+}
+
+out=experiments/results rehearse= chosen=()
+while (($#)); do
+    case $1 in
+        --help | --list)
+            sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
+            for phase in "${order[@]}"; do printf '  %-10s %s\n' "$phase" "${phases[$phase]}"; done
+            exit ;;
+        --needs) missing "${needed[@]/#/+}"; exit ;;
+        --out) out=${2:?--out needs a folder}; shift ;;
+        --rehearse) rehearse=--rehearse ;;
+        *)
+            [[ -n ${phases[$1]:-} ]] || { echo "$1 is no phase; they are ${order[*]}" >&2; exit 2; }
+            chosen+=("$1") ;;
+    esac
+    shift
+done
+((${#chosen[@]})) || chosen=("${order[@]}")
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+
 links=$(mktemp -d)
 trap 'rm -rf "$links"' EXIT
-mkdir "$links/espalier"
+mkdir "$links/espalier" "$links/site"
 ln -s "$PWD"/proto/espalier/* "$links/espalier/"
 for layer in kernels engine prm search experiments; do ln -s "$PWD/$layer" "$links/espalier/$layer"; done
-export PYTHONPATH="$links${PYTHONPATH:+:$PYTHONPATH}"
-if [[ "${2:-}" == --rehearse ]]; then export TRITON_INTERPRET=1; else export TRITON_INTERPRET=0; fi
+export PYTHONPATH="$links:$links/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export TRITON_INTERPRET=$([[ $rehearse ]] && echo 1 || echo 0)
 
-{ nvidia-smi; python -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'; } \
-    > "$out/gpu-machine.txt" 2>&1
-failed=0
-python -m pytest -q -m gpu tests/gpu 2>&1 | tee "$out/gpu-tests.txt" || failed=1
-python -m espalier.experiments.bench gpu ${2:-} --json "$out/gpu.json" || failed=1
-exit $failed
+install_missing() {
+    local absent=()
+    mapfile -t absent < <(missing "${needed[@]}")
+    ((${#absent[@]})) || return 0
+    echo "installing ${absent[*]}"
+    python -m pip install --quiet --no-deps --disable-pip-version-check --target "$links/site" \
+        ${WHEELS:+--no-index --find-links "$WHEELS"} "${absent[@]}" && return
+    echo "missing: ${absent[*]}; put their wheels into a folder and name it by WHEELS (see --help)" >&2
+    return 1
+}
+
+tests() {  # without the conftest.py of all tests, which imports what is not needed here
+    python -m pytest -v -rs --tb=short -p no:cacheprovider --confcutdir tests/gpu "$@"
+}
+
+bench() {
+    python -m espalier.experiments.bench "$@"
+}
+
+run_phase() {
+    case $1 in
+        kernels)
+            nvidia-smi
+            python -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
+            tests tests/gpu/test_gpu_kernels.py ;;
+        recorded)
+            tests tests/gpu/test_gpu_recorded.py || return
+            command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer"; return 0; }
+            compute-sanitizer --error-exitcode 9 python -m pytest -q -p no:cacheprovider --confcutdir tests/gpu \
+                tests/gpu/test_gpu_recorded.py -k fewer_rows ;;
+        compiled) TRITON_INTERPRET=0 bench gpu-kernels --json "$out/gpu-kernels.json" ;;
+        bandwidth) bench gpu $rehearse --part ceilings --part attention --part kernels --json "$out/gpu.json" ;;
+        steps) bench gpu $rehearse --part steps --json "$out/gpu.json" ;;
+        rates) bench gpu $rehearse --part searches --json "$out/gpu.json" ;;
+        searches) tests tests/gpu/test_gpu_searches.py ;;
+        faults) tests tests/gpu/test_gpu_faults.py ;;
+    esac
+}
+export -f run_phase tests bench
+export out rehearse
+
+failed=()
+for phase in "${chosen[@]}"; do
+    echo "== $phase: ${phases[$phase]}"
+    if [[ $phase != kernels && $phase != recorded ]] && ! install_missing; then
+        failed+=("$phase")
+        continue
+    fi
+    timeout --kill-after=10 "$seconds" bash -c "run_phase $phase" 2>&1 | tee "$out/gpu-$phase.txt"
+    status=${PIPESTATUS[0]}
+    ((status == 0)) || failed+=("$phase ($status)")
+done
+((${#failed[@]} == 0)) || { echo "failed: ${failed[*]}" >&2; exit 1; }

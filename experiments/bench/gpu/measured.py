@@ -1,10 +1,11 @@
 """Kernels, decode steps, scoring and whole searches on a GPU, beside the time that bytes and products alone take.
 
-The weights are random: only sizes count; the vocabulary of searches is the demo's. `rehearse` runs all of it with tiny
-models on a CPU, where figures mean nothing.
+Each part shows its rows as they come. The weights are random: only sizes count; the vocabulary of searches is the
+demo's. `rehearse` runs all of it with tiny models on a CPU, where figures mean nothing.
 """
 
 import dataclasses
+import gc
 import json
 import shutil
 import statistics
@@ -20,22 +21,26 @@ from unittest import mock
 import numpy as np
 import torch
 from transformers import AutoTokenizer
+from triton import next_power_of_2
 
 from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.models.options import LoadFormat
 from espalier.experiments.bench.baselines.transformers_models import TransformersModels
 from espalier.experiments.bench.gpu.floor import Card, decode_seconds, scoring_seconds
 from espalier.experiments.bench.gpu.shapes import MODELS, PAIRS, ModelShape
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.demo import generator_path, verifier_path
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.rotary import inverse_frequencies
-from espalier.kernels.triton.attention import attend, rows_of_tiles
+from espalier.kernels.triton.attention import attend, merge_partials, rows_of_tiles
 from espalier.kernels.triton.backend import TritonBackend
-from espalier.kernels.triton.cache import TokenMajorLayout
+from espalier.kernels.triton.cache import TokenMajorLayout, norm_rotate_write
 from espalier.kernels.triton.plan import Costs, plan_attention
+from espalier.kernels.triton.pointwise import add_norm, gated
+from espalier.kernels.triton.sampling import draw_tokens, filter_logits
 from espalier.kernels.triton.steps import DeviceStep, StepTokens
 from espalier.search.request import AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
@@ -82,6 +87,20 @@ class Bench:
             times.append(before.elapsed_time(after) / 1e3)
         return statistics.median(times)
 
+    def kernel_seconds(self, run: Callable[[], object]) -> float:
+        """Median time of kernels alone: they are recorded as a graph, for launching them takes Python longer."""
+        if self.rehearse:
+            return self.seconds(run)
+        from triton.testing import do_bench_cudagraph
+
+        return do_bench_cudagraph(run, return_mode="median") / 1e3
+
+    def free_memory(self) -> None:
+        """Give back what nobody refers to any more, so that the next model or engine finds it."""
+        gc.collect()
+        if not self.rehearse:
+            torch.cuda.empty_cache()
+
     def layout(self, s: ModelShape, blocks: int) -> tuple[KVLayout, torch.Tensor]:
         """A layout, and a KV pool of random numbers with that many blocks."""
         one = TokenMajorLayout(s.layers, s.kv_heads, s.head_dim, _BLOCK_SIZE, self.dtype, 2**62)
@@ -99,7 +118,14 @@ def tables_of(rows: int, context: int, shared: int) -> np.ndarray:
     return tables
 
 
-def attention_rows(bench: Bench) -> list[dict[str, Any]]:
+def ceiling_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]]:
+    """What a copy and a product of large matrices reach."""
+    found = [{"copy, GB/s": bench.card.bandwidth / 1e9, "product, TFLOP/s": bench.card.matrix_rate / 1e12}]
+    show(found, {})
+    return found
+
+
+def attention_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]]:
     """Attention of one layer in a decode step: bytes a second, of those that must be read, as a share of a copy's."""
     s = _REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]
     s = dataclasses.replace(s, layers=1)
@@ -128,7 +154,7 @@ def attention_rows(bench: Bench) -> list[dict[str, Any]]:
 
         places = on_device.plans[0], on_device.positions, on_device.tables
         run = partial(attend, query, layer_kv, *places, s.head_dim**-0.5)
-        seconds = bench.seconds(run)
+        seconds = bench.kernel_seconds(run)
         needed = (shared + rows * (context - shared)) * s.kv_bytes_per_token
         found.append(
             {
@@ -138,6 +164,51 @@ def attention_rows(bench: Bench) -> list[dict[str, Any]]:
                 "share of a copy's %": 100 * needed / seconds / bench.card.bandwidth,
             }
         )
+        show(found, {})
+    return found
+
+
+def kernel_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]]:
+    """The other kernels of a step, once each: bytes a second, of those that must be moved, as a share of a copy's."""
+    s = _REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]
+    found: list[dict[str, Any]] = []
+
+    def measure(kernel: str, rows: int, run: Callable[[], object], moved: int) -> None:
+        seconds = bench.kernel_seconds(run)
+        share = 100 * moved / seconds / bench.card.bandwidth
+        found.append({"kernel": kernel, "rows": rows, "us": 1e6 * seconds, "share of a copy's %": share})
+        show(found, {})
+
+    def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(*shape, device=bench.device, dtype=dtype)
+
+    def full(rows: int, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.full((rows,), value, device=bench.device, dtype=dtype)
+
+    for rows in (1, 4) if bench.rehearse else (1, 64, 256):
+        logits, temperatures = 3 * random(rows, s.vocabulary), full(rows, 0.8)
+        for name, top_k, top_p in (("filter, top-k 50", 50, 1.0), ("filter, top-p 0.95", 0, 0.95)):
+            filters = full(rows, top_k, torch.int64), full(rows, top_p), full(rows, 0)
+            measure(name, rows, partial(filter_logits, logits, temperatures, *filters), 2 * logits.nbytes)
+        uniforms, each = full(rows, 0.5, torch.float64), torch.arange(rows, device=bench.device)
+        draw = partial(draw_tokens, logits, logits, temperatures, uniforms, each)
+        measure("draw", rows, draw, 2 * logits.nbytes)
+        hidden, weight = random(rows, s.hidden, dtype=bench.dtype), random(s.hidden, dtype=bench.dtype)
+        measure("add and norm", rows, partial(add_norm, hidden, hidden, weight, 1e-6), 4 * hidden.nbytes)
+        gate_up = random(rows, 2 * s.inner, dtype=bench.dtype)
+        measure("gate", rows, partial(gated, gate_up), 3 * gate_up.nbytes // 2)
+        layout, pool = bench.layout(dataclasses.replace(s, layers=1), rows)
+        qkv = random(rows, s.heads + 2 * s.kv_heads, s.head_dim, dtype=bench.dtype)
+        angles = random(rows, 1, s.head_dim // 2)
+        places = _BLOCK_SIZE * s.kv_heads * s.head_dim * (each % layout.blocks_per_slab)
+        rotate = partial(norm_rotate_write, qkv, angles, angles, None, 1e-6, places, layout.layer_view(pool, 0))
+        measure("rotate and write", rows, rotate, 2 * qkv.nbytes)
+        starts, nothing = torch.zeros(rows + 1, device=bench.device, dtype=torch.int32), full(1, 0, torch.int32)
+        partial_results, weights = random(1, s.heads, s.head_dim), random(1, s.heads)
+        output = random(rows, s.heads, s.head_dim, dtype=bench.dtype)
+        sizes = {"HEADS": s.heads, "HEAD_DIM": s.head_dim, "PADDED_DIM": max(16, next_power_of_2(s.head_dim))}
+        merge = partial(merge_partials[rows, s.heads], partial_results, weights, starts, nothing, output, **sizes)
+        measure("merge of nothing", rows, merge, starts.nbytes)
     return found
 
 
@@ -181,17 +252,19 @@ def batch_of(
     return torch.randint(3, 600, (rows * new,)), torch.from_numpy(positions), batch
 
 
-def step_rows(bench: Bench, context: int = 450, shared: int = 192) -> list[dict[str, Any]]:
+def step_rows(bench: Bench, show: Show = nothing_shown, context: int = 450, shared: int = 192) -> list[dict[str, Any]]:
     """Decode steps of generators and scoring by verifiers, whole forward passes, over their floors."""
     pairs = [(_REHEARSED, _REHEARSED)] if bench.rehearse else [(MODELS[a], MODELS[b]) for a, b in PAIRS]
     found = []
     for pair in pairs:
         for s, new in zip(pair, (1, 50), strict=True):
             layers = make_layers(bench, s)
-            most = 4 if bench.rehearse else 256 if new == 1 else 64
+            most = 4 if bench.rehearse else 512 if new == 1 else 40
             layout, pool = bench.layout(s, tables_of(most, context, shared).max() + 1)
             layer_kvs = [layout.layer_view(pool, index) for index in range(s.layers)]
-            for rows in (1, 4) if bench.rehearse else (1, 16, 64, 256) if new == 1 else (16, 64):
+            if new == 1:
+                layers.warm_up(layer_kvs)
+            for rows in (1, 4) if bench.rehearse else (1, 16, 64, 256, 512) if new == 1 else (5, 10, 20, 40):
                 arguments = batch_of(tables_of(rows, context, shared), context, new, layout.blocks_per_slab)
                 ids, positions, batch = arguments
 
@@ -214,6 +287,10 @@ def step_rows(bench: Bench, context: int = 450, shared: int = 192) -> list[dict[
                         "over floor": seconds / floor,
                     }
                 )
+                show(found, {})
+                del run
+            del layers, layer_kvs, pool
+            bench.free_memory()
     return found
 
 
@@ -266,10 +343,10 @@ class DeviceTime:
         return event
 
 
-def search_rows(bench: Bench) -> list[dict[str, Any]]:
+def search_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]]:
     """Beam searches of 64 candidates a round with random weights: rounds a second, and how busy the device is.
 
-    The last row is search-and-learn's way on transformers: one search at a time, whose paths the verifier reads anew
+    The first row is search-and-learn's way on transformers: one search at a time, whose paths the verifier reads anew
     after each step.
     """
     sizes = _SearchSizes(2, 2, 2, 4) if bench.rehearse else _SearchSizes()
@@ -280,11 +357,14 @@ def search_rows(bench: Bench) -> list[dict[str, Any]]:
         folders = [Path(folder) / role for role in ("generator", "verifier")]
         for source, target, s in zip((generator_path(), verifier_path()), folders, shapes, strict=True):
             write_checkpoint(source, target, s)
+        found = [_baseline(bench, sizes, folders)]
+        show(found, {})
         for searches in (1,) if bench.rehearse else (1, 8, 32):
-            found += [_searches(bench, sizes, folders, searches, ahead) for ahead in (False, True)]
-        found.append(_baseline(bench, sizes, folders))
-    for row in found:
-        row["over transformers"] = row["rounds/s"] / found[-1]["rounds/s"]
+            for ahead in (False, True):
+                bench.free_memory()  # of the models and the engine before
+                row = _searches(bench, sizes, folders, searches, ahead)
+                found.append(row | {"over transformers": row["rounds/s"] / found[0]["rounds/s"]})
+                show(found, {})
     return found
 
 
@@ -306,7 +386,8 @@ def _searches(bench: Bench, sizes: _SearchSizes, folders: list[Path], searches: 
         load_format=LoadFormat.DUMMY,
         device=bench.device.type,
         launch_ahead=ahead,
-        kv_memory=2**26 if bench.rehearse else None,
+        # Not what is left: beside another engine's remains, that would be another size for each row.
+        kv_memory=2**26 if bench.rehearse else torch.cuda.get_device_properties(0).total_memory // 2,
         answer_equivalence=AnswerEquivalence.EXACT_MATCH,
     )
     request = SearchRequest(
@@ -329,7 +410,9 @@ def _searches(bench: Bench, sizes: _SearchSizes, folders: list[Path], searches: 
         while orchestrator.busy:
             results += orchestrator.step()
         seconds = time.perf_counter() - start
+    reserved = 0 if bench.rehearse else torch.cuda.memory_reserved()
     orchestrator.close()
+    orchestrator.engine.close()
     rounds = sum(max((node.depth for node in result.nodes), default=0) for result in results)
     tokens = sum(r.usage.generator_tokens + r.usage.verifier_tokens for r in results)
     return {
@@ -338,6 +421,7 @@ def _searches(bench: Bench, sizes: _SearchSizes, folders: list[Path], searches: 
         "rounds/s": rounds / seconds,
         "computed tokens/s": tokens / seconds,
         "device busy %": 100 * device_time.seconds / seconds,
+        "reserved GiB": reserved / 2**30,
     }
 
 
@@ -359,4 +443,16 @@ def _baseline(bench: Bench, sizes: _SearchSizes, folders: list[Path]) -> dict[st
         "rounds/s": sizes.steps / seconds,
         "computed tokens/s": tokens / seconds,
         "device busy %": None,
+        "reserved GiB": None,
+        "over transformers": 1.0,
     }
+
+
+PARTS: dict[str, Callable[[Bench, Show], list[dict[str, Any]]]] = {
+    "ceilings": ceiling_rows,
+    "attention": attention_rows,
+    "kernels": kernel_rows,
+    "steps": step_rows,
+    "searches": search_rows,
+}
+"""What is measured, by name, in order."""
