@@ -77,6 +77,16 @@ class Backend(Protocol):
         """Float32 `[B, vocabulary]` to token ids and log-probabilities `[D]`; see `kernels.sampling.draw_tokens`."""
         ...
 
+    def warm_up(self, layout: KVLayout, kv_pool: torch.Tensor, vocabulary: int) -> None:
+        """Do once what would hold up the first copies of blocks and draws; nothing is stored in the KV pool yet.
+
+        Args:
+            layout: of the model's blocks.
+            kv_pool: uint8 KV pool.
+            vocabulary: tokens that are drawn from; 0 where none are.
+        """
+        ...
+
     def use_device(self, device: torch.device) -> None:
         """Make `device` the one that operations called on this thread run on; a thread begins with the first GPU."""
         ...

@@ -98,8 +98,13 @@ class Layers(Protocol):
         """One layer's weights as they were given."""
         ...
 
-    def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:
-        """Do once, before the first decode step over this KV pool, what would hold up such steps: nothing, usually."""
+    def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool) -> None:
+        """Do once, before the first step over this KV pool, what would hold up the first steps: nothing, usually.
+
+        Args:
+            layer_kvs: one `KVLayout.layer_view` per layer.
+            decodes: whether many steps are of one token to a sequence.
+        """
 
     def release(self, layer_kvs: Sequence[LayerKV]) -> None:
         """Let go of what `warm_up` made for this KV pool."""

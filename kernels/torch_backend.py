@@ -37,6 +37,9 @@ class TorchBackend:
     def quantized_packer(self) -> None:
         """See `Backend`."""
 
+    def warm_up(self, layout: KVLayout, kv_pool: torch.Tensor, vocabulary: int) -> None:
+        """See `Backend`; nothing would."""
+
     def use_device(self, device: torch.device) -> None:
         """See `Backend`; torch's operations run where their tensors are, whatever the thread's device."""
 

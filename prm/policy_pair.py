@@ -57,11 +57,11 @@ class PolicyPairDecoder(Decoder):
         second = self.second.forward(token_ids, positions, layer_kvs[layers:], batch, drawn)
         return torch.cat([first, second], dim=-1)
 
-    def warm_up(self, layer_kvs: list[LayerKV]) -> None:
+    def warm_up(self, layer_kvs: list[LayerKV], decodes: bool) -> None:
         """See `Decoder.warm_up`."""
         layers = self.first.config.num_layers
-        self.first.warm_up(layer_kvs[:layers])
-        self.second.warm_up(layer_kvs[layers:])
+        self.first.warm_up(layer_kvs[:layers], decodes)
+        self.second.warm_up(layer_kvs[layers:], decodes)
 
     def release(self, layer_kvs: list[LayerKV]) -> None:
         """See `Decoder.release`."""

@@ -48,9 +48,7 @@ class ModelRunner:
         self._layer_kvs = [layout.layer_view(kv_pool.bytes, i) for i in range(layout.num_layers)]
         self._sampler: tuple[DecodeRows, Sampler] | None = None
         self._drawn = _NOTHING  # by the step that was launched last
-        self._is_warm = False
-        if role == GENERATOR:
-            self._warm_up()
+        self._warm_up(draws=role == GENERATOR)
 
     def launch(self, table: SequenceTable, step: SchedulerOutput) -> BatchInFlight:
         """Start a step; `wait` gives its results.
@@ -66,8 +64,8 @@ class ModelRunner:
             raise MisuseError("the engine was closed")
         try:
             self._backend.use_device(self._device)  # whatever thread this is
-            if step.draws is not None and not self._is_warm:
-                self._warm_up()
+            if step.draws is not None and not self._draws_are_warm:
+                self._warm_up(draws=True)
             if plan.copies[0]:
                 self._copy_blocks(self.layout, self._kv_pool.bytes, *plan.copies)
             batch = build_batch(table, plan.rows, plan.first, plan.counts)
@@ -97,10 +95,11 @@ class ModelRunner:
         self.model.decoder.release(self._layer_kvs)
         self._layer_kvs, self._sampler, self._drawn = [], None, _NOTHING
 
-    def _warm_up(self) -> None:
-        """Record decode steps, where the backend does; most verifiers never take one."""
-        self.model.decoder.warm_up(self._layer_kvs)
-        self._is_warm = True
+    def _warm_up(self, draws: bool) -> None:
+        """Have the backend prepare steps: of a model that draws, and most verifiers do not, recorded ones too."""
+        self.model.decoder.warm_up(self._layer_kvs, decodes=draws)
+        self._backend.warm_up(self.layout, self._kv_pool.bytes, self.model.config.vocab_size if draws else 0)
+        self._draws_are_warm = draws
 
     def _device_error(self, error: Exception) -> DeviceError:
         """The error to raise for what torch says of a device that fails or has no memory left."""

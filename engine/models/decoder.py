@@ -64,9 +64,10 @@ class Decoder:
         """
         return self.layers.forward(token_ids, positions, layer_kvs, batch, drawn)
 
-    def warm_up(self, layer_kvs: list[LayerKV]) -> None:
+    @torch.inference_mode()
+    def warm_up(self, layer_kvs: list[LayerKV], decodes: bool) -> None:
         """Prepare what steps on these blocks reuse, so that no request waits for it; see `Layers.warm_up`."""
-        self.layers.warm_up(layer_kvs)
+        self.layers.warm_up(layer_kvs, decodes)
 
     def release(self, layer_kvs: list[LayerKV]) -> None:
         """Let go of what `warm_up` prepared for these blocks."""

@@ -53,6 +53,9 @@ class CpuBackend:
         """See `Backend`."""
         return _pack
 
+    def warm_up(self, layout: KVLayout, kv_pool: torch.Tensor, vocabulary: int) -> None:
+        """See `Backend`; what is compiled is kept from process to process."""
+
     def use_device(self, device: torch.device) -> None:
         """See `Backend`; there is one only."""
 

@@ -13,6 +13,7 @@ from espalier.kernels.triton.cache import TokenMajorLayout, copy_blocks
 from espalier.kernels.triton.layers import TritonLayers
 from espalier.kernels.triton.linear import FixedLinear
 from espalier.kernels.triton.plan import Costs
+from espalier.kernels.triton.pointwise import take_drawn
 from espalier.kernels.triton.recording import Recorder
 from espalier.kernels.triton.sampling import draw_tokens, filter_logits
 from espalier.kernels.triton.steps import fetch, to_device
@@ -52,6 +53,22 @@ class TritonBackend(TorchBackend):
     copy_blocks = staticmethod(copy_blocks)
     filter_logits = staticmethod(filter_logits)
     draw_tokens = staticmethod(draw_tokens)
+
+    def warm_up(self, layout: KVLayout, kv_pool: torch.Tensor, vocabulary: int) -> None:
+        """See `Backend`: Triton compiles a kernel when it is first launched.
+
+        It compiles it anew for numbers that are 1 or multiples of 16, and for addresses that are none.
+        """
+        for count in (1, 2):
+            copy_blocks(layout, kv_pool, [0] * count, [0] * count)
+        if not vocabulary:
+            return
+        zeros, first = torch.zeros(1, device=kv_pool.device), torch.zeros(1, dtype=torch.int64, device=kv_pool.device)
+        logits = torch.zeros((1, vocabulary), device=kv_pool.device)
+        left = filter_logits(logits, zeros, first, zeros + 1, zeros)
+        draw_tokens(logits, left, zeros, zeros.double(), first)
+        for count in (1, 16, 17):
+            take_drawn(torch.zeros(count, dtype=torch.int32, device=kv_pool.device), first)
 
     def use_device(self, device: torch.device) -> None:
         """See `Backend`: Triton launches on the thread's device, wherever tensors are."""

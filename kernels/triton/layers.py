@@ -91,16 +91,17 @@ class TritonLayers(Layers):
         on_device.load(step, drawn)
         return self._compute(on_device, layer_kvs)
 
-    def warm_up(self, layer_kvs: Sequence[LayerKV]) -> None:
-        """Record the steps of every number of tokens that are replayed, the largest first: they share its memory."""
-        if self._recorder is None:
+    def warm_up(self, layer_kvs: Sequence[LayerKV], decodes: bool) -> None:
+        """Record the steps of every number of tokens that are replayed, the largest first: they share its memory.
+
+        Where none are, compute one that is written nowhere, so that kernels are compiled.
+        """
+        if self._recorder is None or not decodes:
+            self._compute(self._empty_step(1, layer_kvs), layer_kvs)
             return
         recorded: dict[int, RecordedStep] = {}
         for tokens in reversed(LADDER):
-            room = room_of(tokens)
-            if not self._tiles[0]:
-                room = room._replace(narrow=0)
-            on_device = DeviceStep(room, len(self._windows), self._programs(layer_kvs), self._device)
+            on_device = self._empty_step(tokens, layer_kvs)
             compute = partial(self._compute, on_device, layer_kvs)
             recorded[tokens] = RecordedStep(on_device, *self._recorder(compute))
         self._recorded_steps[_pool_of(layer_kvs)] = recorded
@@ -116,6 +117,13 @@ class TritonLayers(Layers):
             return None
         smallest = recorded[LADDER[bisect_left(LADDER, tokens)]]
         return smallest if smallest.on_device.room.holds(step.room) else None
+
+    def _empty_step(self, tokens: int, layer_kvs: Sequence[LayerKV]) -> DeviceStep:
+        """A step with room for so many tokens, none of which is written anywhere."""
+        room = room_of(tokens)
+        if not self._tiles[0]:
+            room = room._replace(narrow=0)
+        return DeviceStep(room, len(self._windows), self._programs(layer_kvs), self._device)
 
     def _programs(self, layer_kvs: Sequence[LayerKV]) -> int:
         """Programs of each kv head that keep the device busy."""

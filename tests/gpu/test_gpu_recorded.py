@@ -58,7 +58,7 @@ def test_a_recorded_step_equals_the_eager_one_bit_by_bit(model: Model):
     pool, kvs = kv_of(make_step([(70, 1)] * 256, model.shape, TokenMajorLayout))
     before = pool.clone()
     recorded, eager = layers_of(model, recorded=True), layers_of(model, recorded=False)
-    recorded.warm_up(kvs)
+    recorded.warm_up(kvs, decodes=True)
     assert torch.equal(pool, before), "recording writes nowhere"
     for rows in (256, 8, 1):
         step = make_step([(70, 1)] * rows, model.shape, TokenMajorLayout)
@@ -73,7 +73,7 @@ def test_a_recorded_step_equals_the_eager_one_bit_by_bit(model: Model):
 def test_steps_of_fewer_rows_follow_larger_ones_whose_tokens_were_drawn_on_the_device():
     _, kvs = kv_of(make_step([(70, 1)] * 8, SMALL.shape, TokenMajorLayout))
     recorded, eager = layers_of(SMALL, recorded=True), layers_of(SMALL, recorded=False)
-    recorded.warm_up(kvs)
+    recorded.warm_up(kvs, decodes=True)
     drawn = torch.arange(11, 19)
     for rows in (8, 8, 7, 7, 1, 8, 3):
         step = make_step([(70, 1)] * rows, SMALL.shape, TokenMajorLayout)

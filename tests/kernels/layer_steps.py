@@ -57,7 +57,7 @@ class Step:
         """What the layers give, and the KV pool that they leave."""
         kv_pool = self.kv_pool.clone()
         kvs = [self.layout.layer_view(kv_pool, i) for i in range(LAYERS)]
-        layers.warm_up(kvs)
+        layers.warm_up(kvs, decodes=True)
         return layers.forward(self.token_ids, self.positions, kvs, self.batch), kv_pool.view(torch.float32)
 
     def only(self, sequence: int) -> "Step":

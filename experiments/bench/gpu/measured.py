@@ -263,7 +263,7 @@ def step_rows(bench: Bench, show: Show = nothing_shown, context: int = 450, shar
             layout, pool = bench.layout(s, tables_of(most, context, shared).max() + 1)
             layer_kvs = [layout.layer_view(pool, index) for index in range(s.layers)]
             if new == 1:
-                layers.warm_up(layer_kvs)
+                layers.warm_up(layer_kvs, decodes=True)
             for rows in (1, 4) if bench.rehearse else (1, 16, 64, 256, 512) if new == 1 else (5, 10, 20, 40):
                 arguments = batch_of(tables_of(rows, context, shared), context, new, layout.blocks_per_slab)
                 ids, positions, batch = arguments

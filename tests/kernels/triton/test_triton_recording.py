@@ -71,7 +71,7 @@ def test_tokens_that_were_just_drawn_are_filled_in_on_the_device(layers, recorde
     for sequences in ([(30, 1)] * 4, [(30, 5), (8, 1)]):
         step = make_step(sequences, SHAPE, TokenMajorLayout)
         kvs = [step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)]
-        layers.warm_up(kvs)
+        layers.warm_up(kvs, decodes=True)
         known, expected_ids = step.token_ids.clone(), step.token_ids.clone()
         known[1], known[3], expected_ids[1], expected_ids[3] = -1 - 2, -1, drawn[2], drawn[0]
         found = layers.forward(known, step.positions, kvs, step.batch, drawn).clone()
@@ -83,7 +83,7 @@ def test_tokens_that_were_just_drawn_are_filled_in_on_the_device(layers, recorde
 def test_steps_of_fewer_tokens_than_were_recorded_are_replayed_and_write_nothing_more(layers, recorder: StandIn):
     pool = make_step([(30, 1)] * 4, SHAPE, TokenMajorLayout)
     kvs = [pool.layout.layer_view(pool.kv_pool, i) for i in range(LAYERS)]
-    layers.warm_up(kvs)
+    layers.warm_up(kvs, decodes=True)
     for sequences in ([(30, 1)] * 4, [(70, 1), (7, 1), (1, 1)], [(5, 1)] * 4):
         step = make_step(sequences, SHAPE, TokenMajorLayout)
         before = torch.randn(pool.kv_pool.numel() // 4, generator=torch.Generator().manual_seed(3)).view(torch.uint8)
@@ -101,7 +101,7 @@ def test_a_step_replayed_over_a_larger_one_looks_up_no_token_of_that(layers, rec
     """Ids that stand for draws are negative: left in the room of a smaller step, they would be read as tokens."""
     pool = make_step([(30, 1)] * 4, SHAPE, TokenMajorLayout)
     kvs = [pool.layout.layer_view(pool.kv_pool, i) for i in range(LAYERS)]
-    layers.warm_up(kvs)
+    layers.warm_up(kvs, decodes=True)
     drawn = torch.tensor([7, 3, 11, 5])
     for rows in (4, 4, 3, 3, 3):
         step = make_step([(30, 1)] * rows, SHAPE, TokenMajorLayout)
@@ -127,7 +127,7 @@ def test_memory_that_is_copied_to_the_device_is_not_overwritten_before_that():
 def test_a_kv_pool_that_was_released_is_not_replayed_on(layers, recorder: StandIn):
     step = make_step([(30, 1)] * 4, SHAPE, TokenMajorLayout)
     kvs = [step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)]
-    layers.warm_up(kvs)
+    layers.warm_up(kvs, decodes=True)
     layers.release(kvs)
     layers.forward(step.token_ids, step.positions, kvs, step.batch)
     assert recorder.replayed == []
@@ -149,7 +149,7 @@ def test_every_number_of_tokens_can_be_recorded_at_start_the_largest_first(layer
     step = make_step([(40, 1)], SHAPE, TokenMajorLayout)
     kvs = [step.layout.layer_view(step.kv_pool, i) for i in range(LAYERS)]
     before = step.kv_pool.clone()
-    layers.warm_up(kvs)
+    layers.warm_up(kvs, decodes=True)
     assert recorder.recorded == [4, 2, 1]
     assert torch.equal(step.kv_pool, before), "tokens without a place are written nowhere"
     layers.forward(step.token_ids, step.positions, kvs, step.batch)
