@@ -93,7 +93,8 @@ class Bench:
             return self.seconds(run)
         from triton.testing import do_bench_cudagraph
 
-        return do_bench_cudagraph(run, return_mode="median") / 1e3
+        milliseconds: Any = do_bench_cudagraph(run, return_mode="median")
+        return milliseconds / 1e3
 
     def free_memory(self) -> None:
         """Give back what nobody refers to any more, so that the next model or engine finds it."""
