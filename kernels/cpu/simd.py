@@ -38,20 +38,25 @@ def caller(
             elif i - 1 not in starts:
                 passed.append(argument)
         returned = FLOAT if signature.return_type == types.float32 else ir.VoidType()
-        kind = ir.FunctionType(returned, [argument.type for argument in passed])
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        if function.is_declaration:
-            function.linkage = "linkonce_odr"
-            function.attributes.add("noinline")
-            body = ir.IRBuilder(function.append_basic_block())
-            if (value := write(body, function.args)) is None:
-                body.ret_void()
-            else:
-                body.ret(value)
-        result = builder.call(function, passed)
+        result = call_function(builder, name, returned, passed, write)
         return context.get_dummy_value() if returned != FLOAT else result
 
     return generate
+
+
+def call_function(builder: ir.IRBuilder, name: str, returned: Any, args: list[Any], write: Callable[..., Any]) -> Any:
+    """Call the function `name` of the module, which `write` writes unless the module has it already; see `caller`."""
+    kind = ir.FunctionType(returned, [argument.type for argument in args])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    if function.is_declaration:
+        function.linkage = "linkonce_odr"
+        function.attributes.add("noinline")
+        body = ir.IRBuilder(function.append_basic_block())
+        if (value := write(body, function.args)) is None:
+            body.ret_void()
+        else:
+            body.ret(value)
+    return builder.call(function, args)
 
 
 def loop(

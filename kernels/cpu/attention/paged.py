@@ -175,7 +175,7 @@ def _multiply_keys(
             left = keys_at + places[first + k] + h * of_block
             if pair:
                 right = keys_at + places[first + k + 1] + h * of_block
-                multiply_pair(scaled, x, head_dim, flat, left, right, logits, z, width, count, head_dim)
+                multiply_pair(count, scaled, x, head_dim, flat, left, right, logits, z, width, head_dim)
                 continue
             for q in range(count):
                 for i in range(z + q * width, z + q * width + block_size):

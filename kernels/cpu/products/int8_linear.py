@@ -12,9 +12,7 @@ Integers are summed without error and groups in their order, so a row does not d
 inner dimension is filled up to whole groups, with zeros on the left side.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -212,26 +210,33 @@ def _write_round_group(builder: ir.IRBuilder, args: Any) -> None:
     builder.store(start, start_at)
 
 
-def _make_tile(rows: int) -> Callable[..., None]:
-    """Returns a compiled-in function that adds the product of a few rows and one panel to what is there.
+def _by_row_of(size: int) -> tiles.Move:
+    """The move of a pointer to rows of `size` elements for each group."""
+
+    def move(builder: ir.IRBuilder, args: Any, rows: int) -> Any:
+        return builder.mul(args[7], ir.Constant(INDEX, size * rows))
+
+    return move
+
+
+@intrinsic
+def _multiply_add(
+    _: Any, r: Any, v: Any, v0: Any, s: Any, s0: Any, t: Any, t0: Any, w: Any, w0: Any, ws: Any, ws0: Any, o: Any,
+    o0: Any, so: Any, groups: Any,
+) -> Any:  # fmt: skip
+    """Add the product of some rows and one panel to what is there.
 
     Its arguments are flat arrays with the place of their first element, and the distance between rows where there is
     one; `groups` is also the distance between rows of scales and starts:
 
-        tile(values, values_start, scales, starts, row_start, weights, weights_start, weight_scales, panel_start,
-             out, out_start, out_stride, groups)
+        multiply_add(rows, values, values_start, scales, row_start, starts, row_start, weights, weights_start,
+                     weight_scales, panel_start, out, out_start, out_stride, groups)
     """
-
-    @intrinsic
-    def multiply_add(
-        _: Any, v: Any, v0: Any, s: Any, s0: Any, t: Any, t0: Any, w: Any, w0: Any, ws: Any, ws0: Any, o: Any, o0: Any,
-        so: Any, groups: Any,
-    ) -> Any:  # fmt: skip
-        place = types.intp
-        signature = types.void(v, place, s, place, t, place, w, place, ws, place, o, place, place, place)
-        return signature, caller(f"espalier_int8_tile_{rows}", (0, 2, 4, 6, 8, 10), partial(_write_tile, rows))
-
-    return multiply_add
+    moves = {0: _by_row_of(GROUP), 1: _by_row_of(1), 2: _by_row_of(1), 5: tiles.by_row(6)}
+    write = tiles.for_rows("espalier_int8_tile", (TALL, 4, 2, 1), _write_tile, moves)
+    place = types.intp
+    signature = types.void(place, v, place, s, place, t, place, w, place, ws, place, o, place, place, place)
+    return signature, caller("espalier_int8_tile_all", (1, 3, 5, 7, 9, 11), write)
 
 
 def _write_tile(rows: int, builder: ir.IRBuilder, args: Any) -> None:
@@ -279,9 +284,6 @@ def _write_tile(rows: int, builder: ir.IRBuilder, args: Any) -> None:
             store(builder, [fma(builder, sums[row * len(halves) + half], scale, load(builder, at, _FLOATS))], [at])
 
 
-_tall, _4, _2, _1 = (_make_tile(rows) for rows in (TALL, 4, 2, 1))
-
-
 @overload(store_row)
 def _store_int8_row(row: Any, start: Any, inner: Any, first: Any, count: Any, x: Any, r: Any) -> Any:
     def keep(row: Any, start: Any, inner: Any, first: Any, count: Any, x: Any, r: Any) -> None:
@@ -303,21 +305,11 @@ def _multiply_int8_panel(
         out_stride: Any, scratch: Any,
     ) -> None:  # fmt: skip
         (values, scales, starts), (weights, weight_scales) = x, panels
-        groups, w, ws, row = inner // GROUP, panel_at, panel_at // inner, 0
-        while row < rows:
-            v, s, z, room = (first + row) * inner, (first + row) * groups, out_start + row * out_stride, rows - row
-            if room >= TALL:
-                _tall(values, v, scales, s, starts, s, weights, w, weight_scales, ws, out, z, out_stride, groups)
-                row += TALL
-            elif room >= 4:
-                _4(values, v, scales, s, starts, s, weights, w, weight_scales, ws, out, z, out_stride, groups)
-                row += 4
-            elif room >= 2:
-                _2(values, v, scales, s, starts, s, weights, w, weight_scales, ws, out, z, out_stride, groups)
-                row += 2
-            else:
-                _1(values, v, scales, s, starts, s, weights, w, weight_scales, ws, out, z, out_stride, groups)
-                row += 1
+        groups, z = inner // GROUP, out_start
+        v, row, ws = first * inner, first * groups, panel_at // inner
+        _multiply_add(
+            rows, values, v, scales, row, starts, row, weights, panel_at, weight_scales, ws, out, z, out_stride, groups
+        )
 
     return add if _is(x, Int8Rows) and _is(panels, Int8Panels) else None
 

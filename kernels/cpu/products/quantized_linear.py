@@ -171,24 +171,26 @@ def _make_dequantizer(bits: int) -> Callable[..., None]:
     return dequantize
 
 
-def _make_tile(bits: int, rows: int) -> Callable[..., None]:
-    """Returns a compiled-in function that adds the product of a few rows and neighbouring columns of one group.
+def _make_product(bits: int) -> Callable[..., None]:
+    """Returns a compiled-in function that adds the product of some rows and neighbouring columns of one group.
 
-    As `tiles.make_tile` with the factors that `_make_dequantizer` writes, which stay in registers:
+    As a product of `tiles` with the factors that `_make_dequantizer` writes, which stay in registers:
 
-        tile(a, a_start, a_stride, values, values_start, zeros, zeros_start, scales, scales_start, out, out_start,
-             out_stride, count)
+        product(rows, a, a_start, a_stride, values, values_start, zeros, zeros_start, scales, scales_start,
+                out, out_start, out_stride, count)
     """
+    name = f"espalier_tile_of_{bits}_bits"
+    moves = {0: tiles.by_row(1), 5: tiles.by_row(6)}
+    write = tiles.for_rows(name, tiles.HEIGHTS, partial(_write_tile, bits), moves)
 
     @intrinsic
     def multiply_add(
-        _: Any, a: Any, a0: Any, sa: Any, v: Any, v0: Any, z: Any, z0: Any, s: Any, s0: Any, o: Any, o0: Any, so: Any,
-        n: Any,
+        _: Any, r: Any, a: Any, a0: Any, sa: Any, v: Any, v0: Any, z: Any, z0: Any, s: Any, s0: Any, o: Any, o0: Any,
+        so: Any, n: Any,
     ) -> Any:  # fmt: skip
         place = types.intp
-        signature = types.void(a, place, place, v, place, z, place, s, place, o, place, place, place)
-        name = f"espalier_tile_{rows}_of_{bits}_bits"
-        return signature, caller(name, (0, 3, 5, 7, 9), partial(_write_tile, bits, rows))
+        signature = types.void(place, a, place, place, v, place, z, place, s, place, o, place, place, place)
+        return signature, caller(f"{name}_all", (1, 4, 6, 8, 10), write)
 
     return multiply_add
 
@@ -245,8 +247,7 @@ def _factors(bits: int, builder: ir.IRBuilder, values: Any, zeros: Any, scales: 
 
 
 _dequantize_8, _dequantize_4 = _make_dequantizer(8), _make_dequantizer(4)
-_tall_8, _4_8, _2_8, _1_8 = (_make_tile(8, rows) for rows in (tiles.TALL, 4, 2, 1))
-_tall_4, _4_4, _2_4, _1_4 = (_make_tile(4, rows) for rows in (tiles.TALL, 4, 2, 1))
+_multiply_8, _multiply_4 = _make_product(8), _make_product(4)
 
 
 @inner
@@ -269,35 +270,13 @@ def _multiply_few(
     size = inner // groups
     for group in range(groups):
         its = (panel * groups + group) * PANEL
-        source, column, row = panel * inner + group * size, group * size, 0
-        while row < rows:
-            room = rows - row
-            a, z = (first + row) * inner + column, out_start + row * stride
-            at = source * (PANEL if whole else _HALF)
-            if room >= tiles.TALL:
-                if whole:
-                    _tall_8(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
-                else:
-                    _tall_4(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
-                row += tiles.TALL
-            elif room >= 4:
-                if whole:
-                    _4_8(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
-                else:
-                    _4_4(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
-                row += 4
-            elif room >= 2:
-                if whole:
-                    _2_8(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
-                else:
-                    _2_4(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
-                row += 2
-            else:
-                if whole:
-                    _1_8(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
-                else:
-                    _1_4(x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
-                row += 1
+        source, a, z = panel * inner + group * size, first * inner + group * size, out_start
+        if whole:
+            at = source * PANEL
+            _multiply_8(rows, x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
+        else:
+            at = source * _HALF
+            _multiply_4(rows, x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
 
 
 @inner

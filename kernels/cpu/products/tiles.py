@@ -13,7 +13,18 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from espalier.kernels.compilation.compiler import inner
-from espalier.kernels.cpu.simd import FLOAT, INDEX, caller, fma, intrinsic, load, loop, store, to_all_lanes
+from espalier.kernels.cpu.simd import (
+    FLOAT,
+    INDEX,
+    call_function,
+    caller,
+    fma,
+    intrinsic,
+    load,
+    loop,
+    store,
+    to_all_lanes,
+)
 
 _LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 TALL, WIDE = (8, 32) if _LARGE_REGISTERS else (4, 16)
@@ -28,93 +39,137 @@ TILE_ROWS = 1
 _BYTE = ir.IntType(8)
 
 
-def make_tile(rows: int, lanes: int) -> Callable[..., None]:
-    """Returns a compiled-in function that adds a product of `rows` by `lanes` outputs to what is there.
+HEIGHTS = (8, 4, 2, 1) if _LARGE_REGISTERS else (4, 2, 1)
+"""Rows of a tile, the most first."""
+Move = Callable[[ir.IRBuilder, Any, int], Any]
+"""How far one argument of a tile moves on for the next tile: a function of the arguments and the tile's rows."""
+
+
+def for_rows(
+    name: str, heights: tuple[int, ...], write: Callable[..., None], moves: dict[int, Move]
+) -> Callable[[ir.IRBuilder, Any], None]:
+    """Code for a product of any number of rows, which is its first argument, by tiles of `heights` rows.
+
+    Args:
+        name: of the function of a tile, to which its number of rows is appended.
+        heights: rows of a tile, the most first, the last one 1.
+        write: `write(rows, builder, arguments)` writes a tile's function; its arguments are those after the first.
+        moves: of those arguments that move on from tile to tile, how far.
+    """
+
+    def write_all(builder: ir.IRBuilder, args: Any) -> None:
+        left, *tile = args
+        values = [tile[index] for index in moves]
+        for height in heights:
+
+            def multiply(_: Any, values: list[Any], height: int = height) -> list[Any]:
+                passed = list(tile)
+                for index, value in zip(moves, values, strict=True):
+                    passed[index] = value
+                call_function(builder, f"{name}_{height}", ir.VoidType(), passed, partial(write, height))
+                distances = [move(builder, tile, height) for move in moves.values()]
+                return [_moved(builder, *pair) for pair in zip(values, distances, strict=True)]
+
+            rows = ir.Constant(INDEX, height)
+            values = loop(builder, builder.sdiv(left, rows), values, multiply)
+            left = builder.srem(left, rows)
+
+    return write_all
+
+
+def _moved(builder: ir.IRBuilder, value: Any, distance: Any) -> Any:
+    return builder.gep(value, [distance]) if isinstance(value.type, ir.PointerType) else builder.add(value, distance)
+
+
+def by_row(stride: int) -> Move:
+    """The move of a pointer to rows: argument `stride` is the distance from one to the next."""
+    return lambda builder, args, rows: builder.mul(args[stride], ir.Constant(INDEX, rows))
+
+
+def _make_product(lanes: int, heights: tuple[int, ...] = HEIGHTS) -> Callable[..., None]:
+    """Returns a compiled-in function that adds a product with `lanes` outputs a row to what is there.
 
     Its arguments are flat float32 arrays with the place of their first element and the distance between rows:
 
-        tile(a, a_start, a_stride, b, b_start, b_stride, out, out_start, out_stride, count)
+        product(rows, a, a_start, a_stride, b, b_start, b_stride, out, out_start, out_stride, count)
 
     For `i < rows` and `l < lanes`, `out[i, l] += sum of a[i, n] * b[n, l] for n < count`, in order of `n`, each a fused
     multiply-add. `b` and `out` are read and written `lanes` elements at a time. Nothing is checked.
     """
+    name = f"espalier_tile_{lanes}"
+    write = for_rows(name, heights, partial(_write_tile, lanes), {0: by_row(1), 4: by_row(5)})
 
     @intrinsic
     def multiply_add(
-        _: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, sb: Any, o: Any, o0: Any, so: Any, n: Any
+        _: Any, r: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, sb: Any, o: Any, o0: Any, so: Any, n: Any
     ) -> Any:
         place = types.intp
-        signature = types.void(a, place, place, b, place, place, o, place, place, place)
-        return signature, caller(f"espalier_tile_{rows}x{lanes}", (0, 3, 6), partial(_write_tile, rows, lanes))
+        signature = types.void(place, a, place, place, b, place, place, o, place, place, place)
+        return signature, caller(f"{name}_all", (1, 4, 7), write)
 
     return multiply_add
 
 
-def make_ahead_tile(rows: int, lanes: int) -> Callable[..., None]:
-    """As `make_tile`, for a `b` without gaps, with a prefetch of the part of `b` that is read next.
+@intrinsic
+def _multiply_ahead(
+    _: Any, r: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, o: Any, o0: Any, so: Any, n: Any, ahead: Any, step: Any
+) -> Any:
+    """As `_make_product`, for a `b` without gaps, with a prefetch of the part of `b` that is read next.
 
-        tile(a, a_start, a_stride, b, b_start, out, out_start, out_stride, count, ahead, step)
+        multiply(rows, a, a_start, a_stride, b, b_start, out, out_start, out_stride, count, ahead, step)
 
-    It prefetches `count * step` elements that lie `ahead` of `b_start`, `step` in each turn: many at once would delay
-    the loads of the current turn, which wait in the same queue.
+    Each tile prefetches `count * step` elements, of which the first one's lie `ahead` of `b_start`, `step` in each
+    turn: many at once would delay the loads of the current turn, which wait in the same queue.
     """
 
-    @intrinsic
-    def multiply_add(
-        _: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, o: Any, o0: Any, so: Any, n: Any, ahead: Any, step: Any
-    ) -> Any:
-        place = types.intp
-        signature = types.void(a, place, place, b, place, o, place, place, place, place, place)
-        name = f"espalier_ahead_tile_{rows}x{lanes}"
-        return signature, caller(name, (0, 3, 5), partial(_write_ahead_tile, rows, lanes))
+    def prefetched(builder: ir.IRBuilder, args: Any, _: int) -> Any:
+        return builder.mul(args[5], args[7])
 
-    return multiply_add
+    moves = {0: by_row(1), 3: by_row(4), 6: prefetched}
+    write = for_rows("espalier_ahead_tile", HEIGHTS, partial(_write_ahead_tile, WIDE), moves)
+    place = types.intp
+    signature = types.void(place, a, place, place, b, place, o, place, place, place, place, place)
+    return signature, caller("espalier_ahead_tile_all", (1, 4, 6), write)
 
 
-def make_pair_tile(rows: int, lanes: int) -> Callable[..., None]:
-    """As `make_tile`, for a `b` whose halves lie apart, each without gaps; writes `out` instead of adding to it.
+@intrinsic
+def multiply_pair(
+    _: Any, r: Any, a: Any, a0: Any, sa: Any, b: Any, left: Any, right: Any, o: Any, o0: Any, so: Any, n: Any
+) -> Any:
+    """As `_make_product`, for a `b` whose halves lie apart, each without gaps; writes `out` instead of adding to it.
 
-        tile(a, a_start, a_stride, b, left_start, right_start, out, out_start, out_stride, count)
+        multiply_pair(rows, a, a_start, a_stride, b, left_start, right_start, out, out_start, out_stride, count)
 
-    `lanes` are those of both halves together.
+    `WIDE` are the lanes of both halves together. The same bits as a product of each half added to zeros.
     """
-
-    @intrinsic
-    def multiply(
-        _: Any, a: Any, a0: Any, sa: Any, b: Any, left: Any, right: Any, o: Any, o0: Any, so: Any, n: Any
-    ) -> Any:
-        place = types.intp
-        signature = types.void(a, place, place, b, place, place, o, place, place, place)
-        return signature, caller(
-            f"espalier_pair_tile_{rows}x{lanes}", (0, 6), partial(_write_pair_tile, rows, lanes), (3,)
-        )
-
-    return multiply
+    moves = {0: by_row(1), 5: by_row(6)}
+    write = for_rows("espalier_pair_tile", HEIGHTS, partial(_write_pair_tile, WIDE), moves)
+    place = types.intp
+    signature = types.void(place, a, place, place, b, place, place, o, place, place, place)
+    return signature, caller("espalier_pair_tile_all", (1, 7), write, (4,))
 
 
-def make_chain_tile(rows: int, lanes: int) -> Callable[..., None]:
-    """As `make_tile`, for a `b` whose rows lie in separate blocks; the sums stay in registers throughout.
+@intrinsic
+def _multiply_chain(
+    _: Any, r: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, p: Any, p0: Any, k: Any, size: Any, last: Any, sb: Any,
+    o: Any, o0: Any, so: Any,
+) -> Any:  # fmt: skip
+    """As `_make_product`, for a `b` whose rows lie in separate blocks; the sums stay in registers throughout.
 
-        tile(a, a_start, a_stride, b, b_start, places, first, blocks, size, last, b_stride, out, out_start, out_stride)
+        multiply(rows, a, a_start, a_stride, b, b_start, places, first, blocks, size, last, b_stride,
+                 out, out_start, out_stride)
 
     `places[first : first + blocks]`, int64, are where each block begins, counted from `b_start`. A block has `size`
     rows, the last one `last` rows.
     """
-
-    @intrinsic
-    def multiply_add(
-        _: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, p: Any, p0: Any, k: Any, size: Any, last: Any, sb: Any,
-        o: Any, o0: Any, so: Any,
-    ) -> Any:  # fmt: skip
-        place = types.intp
-        signature = types.void(a, place, place, b, place, p, place, place, place, place, place, o, place, place)
-        name = f"espalier_chain_tile_{rows}x{lanes}"
-        return signature, caller(name, (0, 3, 5, 11), partial(_write_chain_tile, rows, lanes))
-
-    return multiply_add
+    moves = {0: by_row(1), 8: by_row(9)}
+    write = for_rows("espalier_chain_tile", HEIGHTS, partial(_write_chain_tile, WIDE), moves)
+    place = types.intp
+    signature = types.void(place, a, place, place, b, place, p, place, place, place, place, place, o, place, place)
+    return signature, caller("espalier_chain_tile_all", (1, 4, 6, 12), write)
 
 
-def _write_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
     a, a_stride, b, b_stride, out, out_stride, count = args
     vector = ir.VectorType(FLOAT, lanes)
     out_rows = rows_of(builder, out, out_stride, rows)
@@ -126,7 +181,7 @@ def _write_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None
     store(builder, sum_products(builder, sums, rows_of(builder, a, a_stride, rows), shared, count), out_rows)
 
 
-def _write_ahead_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_ahead_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
     a, a_stride, b, out, out_stride, count, ahead, step = args
     vector = ir.VectorType(FLOAT, lanes)
     out_rows = rows_of(builder, out, out_stride, rows)
@@ -142,7 +197,7 @@ def _write_ahead_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -
     store(builder, sum_products(builder, sums, rows_of(builder, a, a_stride, rows), shared, count), out_rows)
 
 
-def _write_pair_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_pair_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
     a, a_stride, b, left, right, out, out_stride, count = args
     vector, half = ir.VectorType(FLOAT, lanes), ir.VectorType(FLOAT, lanes // 2)
     both = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(lanes)))
@@ -157,7 +212,7 @@ def _write_pair_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) ->
     store(builder, sums, rows_of(builder, out, out_stride, rows))
 
 
-def _write_chain_tile(rows: int, lanes: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_chain_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
     a, a_stride, b, places, blocks, size, last, b_stride, out, out_stride = args
     vector = ir.VectorType(FLOAT, lanes)
     out_rows = rows_of(builder, out, out_stride, rows)
@@ -227,32 +282,7 @@ def prefetch(x: np.ndarray, start: int, count: int) -> None:
         _prefetch_line(x, i)
 
 
-_tall_wide, _4_wide, _2_wide, _1_wide = (
-    make_tile(TALL, WIDE),
-    make_tile(4, WIDE),
-    make_tile(2, WIDE),
-    make_tile(1, WIDE),
-)
-_tall_16, _4_16, _2_16, _1_16 = make_tile(TALL, 16), make_tile(4, 16), make_tile(2, 16), make_tile(1, 16)
-_4_1, _1_1 = make_tile(4, 1), make_tile(1, 1)
-_tall_pair, _4_pair, _2_pair, _1_pair = (
-    make_pair_tile(TALL, WIDE),
-    make_pair_tile(4, WIDE),
-    make_pair_tile(2, WIDE),
-    make_pair_tile(1, WIDE),
-)
-_tall_ahead, _4_ahead, _2_ahead, _1_ahead = (
-    make_ahead_tile(TALL, WIDE),
-    make_ahead_tile(4, WIDE),
-    make_ahead_tile(2, WIDE),
-    make_ahead_tile(1, WIDE),
-)
-_tall_chain, _4_chain, _2_chain, _1_chain = (
-    make_chain_tile(TALL, WIDE),
-    make_chain_tile(4, WIDE),
-    make_chain_tile(2, WIDE),
-    make_chain_tile(1, WIDE),
-)
+_add_wide, _add_16, _add_1 = _make_product(WIDE), _make_product(16), _make_product(1, (4, 1))
 
 
 @inner
@@ -274,40 +304,18 @@ def multiply_add(
     `a` is [rows, inner] with `a_stride` elements between rows, `b` [inner, columns] without gaps, and `out` [rows,
     columns] with `out_stride` between rows. Each output adds its products in order of the inner dimension.
     """
-    row = 0
-    while row < rows:
-        left = rows - row
-        x, y, column = a_start + row * a_stride, out_start + row * out_stride, 0
-        height = TALL if left >= TALL else (4 if left >= 4 else (2 if left >= 2 else 1))
-        while column < columns:
-            w, z, room = b_start + column, y + column, columns - column
-            if room >= WIDE:
-                if height > 4:
-                    _tall_wide(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
-                elif height == 4:
-                    _4_wide(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
-                elif height == 2:
-                    _2_wide(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
-                else:
-                    _1_wide(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
-                column += WIDE
-            elif room >= 16:
-                if height > 4:
-                    _tall_16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
-                elif height == 4:
-                    _4_16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
-                elif height == 2:
-                    _2_16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
-                else:
-                    _1_16(a, x, a_stride, b, w, columns, out, z, out_stride, inner)
-                column += 16
-            else:
-                for r in range(0, height - height % 4, 4):
-                    _4_1(a, x + r * a_stride, a_stride, b, w, columns, out, z + r * out_stride, out_stride, inner)
-                for r in range(height - height % 4, height):
-                    _1_1(a, x + r * a_stride, a_stride, b, w, columns, out, z + r * out_stride, out_stride, inner)
-                column += 1
-        row += height
+    column = 0
+    while columns - column >= WIDE:
+        w, z = b_start + column, out_start + column
+        _add_wide(rows, a, a_start, a_stride, b, w, columns, out, z, out_stride, inner)
+        column += WIDE
+    if columns - column >= 16:
+        w, z = b_start + column, out_start + column
+        _add_16(rows, a, a_start, a_stride, b, w, columns, out, z, out_stride, inner)
+        column += 16
+    for rest in range(column, columns):
+        w, z = b_start + rest, out_start + rest
+        _add_1(rows, a, a_start, a_stride, b, w, columns, out, z, out_stride, inner)
 
 
 @inner
@@ -388,59 +396,9 @@ def multiply_panel(
 ) -> None:
     """`multiply_columns` of all columns, with a prefetch of the panel that begins at `ahead`."""
     step = max(1, WIDE // ((rows + TALL - 1) // TALL))
-    row, distance = 0, _NEAR if rows <= TALL else ahead - panel_at
-    while row < rows:
-        room = rows - row
-        a, z = (first + row) * inner, out_start + row * out_stride
-        if room >= TALL:
-            _tall_ahead(x, a, inner, panels, panel_at, out, z, out_stride, inner, distance, step)
-            row += TALL
-        elif room >= 4:
-            _4_ahead(x, a, inner, panels, panel_at, out, z, out_stride, inner, distance, step)
-            row += 4
-        elif room >= 2:
-            _2_ahead(x, a, inner, panels, panel_at, out, z, out_stride, inner, distance, step)
-            row += 2
-        else:
-            _1_ahead(x, a, inner, panels, panel_at, out, z, out_stride, inner, distance, step)
-            row += 1
-        distance += inner * step
-
-
-@inner
-def multiply_pair(
-    a: np.ndarray,
-    a_start: int,
-    a_stride: int,
-    b: np.ndarray,
-    left: int,
-    right: int,
-    out: np.ndarray,
-    out_start: int,
-    out_stride: int,
-    rows: int,
-    inner: int,
-) -> None:
-    """Write `a @ b` to `out`, `WIDE` columns; the halves of `b`, [inner, WIDE / 2] each, lie at `left` and `right`.
-
-    Otherwise as `multiply_add`: the same bits as a product of each half added to zeros.
-    """
-    row = 0
-    while row < rows:
-        room = rows - row
-        x, z = a_start + row * a_stride, out_start + row * out_stride
-        if room >= TALL:
-            _tall_pair(a, x, a_stride, b, left, right, out, z, out_stride, inner)
-            row += TALL
-        elif room >= 4:
-            _4_pair(a, x, a_stride, b, left, right, out, z, out_stride, inner)
-            row += 4
-        elif room >= 2:
-            _2_pair(a, x, a_stride, b, left, right, out, z, out_stride, inner)
-            row += 2
-        else:
-            _1_pair(a, x, a_stride, b, left, right, out, z, out_stride, inner)
-            row += 1
+    distance = _NEAR if rows <= TALL else ahead - panel_at
+    a, z = first * inner, out_start
+    _multiply_ahead(rows, x, a, inner, panels, panel_at, out, z, out_stride, inner, distance, step)
 
 
 @inner
@@ -461,7 +419,7 @@ def multiply_add_chain(
     rows: int,
     columns: int,
 ) -> None:
-    """As `multiply_add`, the rows of `b` in blocks of `size`, `last` in the last one: see `make_chain_tile`."""
+    """As `multiply_add`, the rows of `b` in blocks of `size`, `last` in the last one: see `_multiply_chain`."""
     if columns % WIDE:
         for k in range(blocks):
             inner = last if k == blocks - 1 else size
@@ -470,19 +428,8 @@ def multiply_add_chain(
                 a, at, a_stride, b, b_start + places[first + k], out, out_start, out_stride, rows, inner, columns
             )
         return
-    row = 0
-    while row < rows:
-        room = rows - row
-        height = TALL if room >= TALL else (4 if room >= 4 else (2 if room >= 2 else 1))
-        x = a_start + row * a_stride
-        for column in range(0, columns, WIDE):
-            z, w = out_start + row * out_stride + column, b_start + column
-            if height > 4:
-                _tall_chain(a, x, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride)
-            elif height == 4:
-                _4_chain(a, x, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride)
-            elif height == 2:
-                _2_chain(a, x, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride)
-            else:
-                _1_chain(a, x, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride)
-        row += height
+    for column in range(0, columns, WIDE):
+        z, w = out_start + column, b_start + column
+        _multiply_chain(
+            rows, a, a_start, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride
+        )
