@@ -144,8 +144,10 @@ def _forward(
     tiles, few = (rows + ROWS - 1) // ROWS, (rows + ROWS_PER_NORM - 1) // ROWS_PER_NORM
     some, packed = (rows + ROWS_PER_ROTATION - 1) // ROWS_PER_ROTATION, few if packs else 0
     attend_items, attend_scratch = len(spans.items), scratch_for(geometry, spans)
-    scratch, sums = unit.scratch(), aligned(2 * ROWS * PANEL)
-    halves, nothing = (sums[: ROWS * PANEL], sums[ROWS * PANEL :]), sums[:0]
+    scratch, room = unit.scratch(), aligned((2 * ROWS + 1) * PANEL)
+    sums = room[: ROWS * PANEL], room[ROWS * PANEL : 2 * ROWS * PANEL], room[2 * ROWS * PANEL :]
+    nothing = room[:0]
+    sums[2][:] = np.float32(0.0)
     unit.configure()
     denormals = flush_denormals()
     phase = 0
@@ -225,7 +227,7 @@ def _forward(
         while item < tiles * gated_parts:
             at = layer * 2 * gated_count * PANEL * width
             gated_part(
-                item, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gated, halves, scratch
+                item, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gated, sums, scratch
             )
             item = complete_and_fetch(counters, phase)
         barrier(counters, phase, tiles * gated_parts)
@@ -361,8 +363,8 @@ class CpuLayers(Layers):
                 attend_compilation(step.geometry),
                 part_compilation(buffers.normed, weights.qkv),
                 compilation(
-                    gated_part, 0, 0, 0, buffers.normed, 0, 0, weights.gate_up, 0, 0, buffers.gated, (floats, floats),
-                    floats,
+                    gated_part, 0, 0, 0, buffers.normed, 0, 0, weights.gate_up, 0, 0, buffers.gated,
+                    (floats, floats, floats), floats,
                 ),
                 compilation(
                     rotate_and_store, 0, buffers.qkv, head_norms, step.eps, step.rotary, flat, 0, 0, step.geometry,

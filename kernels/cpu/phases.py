@@ -137,26 +137,25 @@ def gated_part(
     panels_at: int,
     num_panels: int,
     out: StoredRows,
-    halves: tuple[np.ndarray, np.ndarray],
+    sums: tuple[np.ndarray, np.ndarray, np.ndarray],
     scratch: np.ndarray,
 ) -> None:
     """Store one work item's share of silu(gate) * up as the left side of the next product.
 
-    Arguments as `multiply_part`, up's panels after gate's; `halves` have room for ROWS rows of a panel's sums.
+    Arguments as `multiply_part`, up's panels after gate's; `sums` have room for ROWS rows of a panel's
+    sums, twice, and PANEL zeros.
     """
     first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
-    count, size, (gate, up) = min(ROWS, rows - first), inner * PANEL, halves
+    count, size, (gate, up, zeros) = min(ROWS, rows - first), inner * PANEL, sums
     for panel in range(start, end):
-        gate[: count * PANEL] = np.float32(0.0)
-        up[: count * PANEL] = np.float32(0.0)
         following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
         gate_at, up_at, next_at = (
             panels_at + panel * size,
             panels_at + (num_panels + panel) * size,
             panels_at + following * size,
         )
-        multiply_panel(x, first, count, inner, panels, gate_at, up_at, gate, 0, PANEL, scratch)
-        multiply_panel(x, first, count, inner, panels, up_at, next_at, up, 0, PANEL, scratch)
+        multiply_panel(x, first, count, inner, panels, gate_at, up_at, zeros, 0, 0, gate, 0, PANEL, scratch)
+        multiply_panel(x, first, count, inner, panels, up_at, next_at, zeros, 0, 0, up, 0, PANEL, scratch)
         silu_times(gate, up, count * PANEL)
         for r in range(count):
             store_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)

@@ -214,40 +214,43 @@ def _by_row_of(size: int) -> tiles.Move:
     """The move of a pointer to rows of `size` elements for each group."""
 
     def move(builder: ir.IRBuilder, args: Any, rows: int) -> Any:
-        return builder.mul(args[7], ir.Constant(INDEX, size * rows))
+        return builder.mul(args[9], ir.Constant(INDEX, size * rows))
 
     return move
 
 
 @intrinsic
 def _multiply_add(
-    _: Any, r: Any, v: Any, v0: Any, s: Any, s0: Any, t: Any, t0: Any, w: Any, w0: Any, ws: Any, ws0: Any, o: Any,
-    o0: Any, so: Any, groups: Any,
+    _: Any, r: Any, v: Any, v0: Any, s: Any, s0: Any, t: Any, t0: Any, w: Any, w0: Any, ws: Any, ws0: Any, b: Any,
+    b0: Any, sb: Any, o: Any, o0: Any, so: Any, groups: Any,
 ) -> Any:  # fmt: skip
-    """Add the product of some rows and one panel to what is there.
+    """Write the product of some rows and one panel, added to what `terms` has in its rows.
 
     Its arguments are flat arrays with the place of their first element, and the distance between rows where there is
     one; `groups` is also the distance between rows of scales and starts:
 
         multiply_add(rows, values, values_start, scales, row_start, starts, row_start, weights, weights_start,
-                     weight_scales, panel_start, out, out_start, out_stride, groups)
+                     weight_scales, panel_start, terms, terms_start, terms_stride, out, out_start, out_stride, groups)
     """
-    moves = {0: _by_row_of(GROUP), 1: _by_row_of(1), 2: _by_row_of(1), 5: tiles.by_row(6)}
+    moves = {0: _by_row_of(GROUP), 1: _by_row_of(1), 2: _by_row_of(1), 5: tiles.by_row(6), 7: tiles.by_row(8)}
     write = tiles.for_rows("espalier_int8_tile", (TALL, 4, 2, 1), _write_tile, moves)
     place = types.intp
-    signature = types.void(place, v, place, s, place, t, place, w, place, ws, place, o, place, place, place)
-    return signature, caller("espalier_int8_tile_all", (1, 3, 5, 7, 9, 11), write)
+    signature = types.void(
+        place, v, place, s, place, t, place, w, place, ws, place, b, place, place, o, place, place, place
+    )
+    return signature, caller("espalier_int8_tile_all", (1, 3, 5, 7, 9, 11, 14), write)
 
 
 def _write_tile(rows: int, builder: ir.IRBuilder, args: Any) -> None:
-    values, scales, starts, weights, weight_scales, out, out_stride, groups = args
+    values, scales, starts, weights, weight_scales, terms, terms_stride, out, out_stride, groups = args
     halves = range(PANEL // _LANES)
 
     def rows_of(place: Any, stride: Any) -> list[Any]:
         return [_at(builder, place, builder.mul(stride, ir.Constant(INDEX, row))) for row in range(rows)]
 
     value_rows = rows_of(values, builder.mul(groups, ir.Constant(INDEX, GROUP)))
-    scale_rows, start_rows, out_rows = rows_of(scales, groups), rows_of(starts, groups), rows_of(out, out_stride)
+    scale_rows, start_rows = rows_of(scales, groups), rows_of(starts, groups)
+    out_rows, first_terms = rows_of(out, out_stride), rows_of(terms, terms_stride)
 
     def add_group(group: Any, sums: list[Any]) -> list[Any]:
         integers = []
@@ -279,9 +282,10 @@ def _write_tile(rows: int, builder: ir.IRBuilder, args: Any) -> None:
     sums = loop(builder, groups, [nothing] * (rows * len(halves)), add_group)
     for half in halves:
         scale = load(builder, _at(builder, weight_scales, half * _LANES), _FLOATS)
-        for row, place in enumerate(out_rows):
-            at = _at(builder, place, half * _LANES)
-            store(builder, [fma(builder, sums[row * len(halves) + half], scale, load(builder, at, _FLOATS))], [at])
+        for row, (place, first) in enumerate(zip(out_rows, first_terms, strict=True)):
+            term = load(builder, _at(builder, first, half * _LANES), _FLOATS)
+            total = fma(builder, sums[row * len(halves) + half], scale, term)
+            store(builder, [total], [_at(builder, place, half * _LANES)])
 
 
 @overload(store_row)
@@ -297,19 +301,20 @@ def _store_int8_row(row: Any, start: Any, inner: Any, first: Any, count: Any, x:
 
 @overload(multiply_panel)
 def _multiply_int8_panel(
-    x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
-    out_stride: Any, scratch: Any,
+    x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, terms: Any, terms_start: Any,
+    terms_stride: Any, out: Any, out_start: Any, out_stride: Any, scratch: Any,
 ) -> Any:  # fmt: skip
     def add(
-        x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
-        out_stride: Any, scratch: Any,
+        x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, terms: Any, terms_start: Any,
+        terms_stride: Any, out: Any, out_start: Any, out_stride: Any, scratch: Any,
     ) -> None:  # fmt: skip
         (values, scales, starts), (weights, weight_scales) = x, panels
-        groups, z = inner // GROUP, out_start
+        groups, b, z = inner // GROUP, terms_start, out_start
         v, row, ws = first * inner, first * groups, panel_at // inner
         _multiply_add(
-            rows, values, v, scales, row, starts, row, weights, panel_at, weight_scales, ws, out, z, out_stride, groups
-        )
+            rows, values, v, scales, row, starts, row, weights, panel_at, weight_scales, ws, terms, b, terms_stride,
+            out, z, out_stride, groups,
+        )  # fmt: skip
 
     return add if _is(x, Int8Rows) and _is(panels, Int8Panels) else None
 

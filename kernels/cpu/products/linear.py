@@ -75,12 +75,15 @@ def multiply_panel(
     panels: Any,
     panel_at: int,
     ahead: int,
+    terms: np.ndarray,
+    terms_start: int,
+    terms_stride: int,
     out: np.ndarray,
     out_start: int,
     out_stride: int,
     scratch: np.ndarray,
 ) -> None:
-    """Add the product of some rows and one panel to `out`, in compiled code, by what `x` and `panels` are stored as.
+    """Write the product of some rows and one panel to `out`, in compiled code, by what `x` and `panels` are stored as.
 
     Args:
         x: rows of `inner` elements as `store_row` stores them.
@@ -90,6 +93,10 @@ def multiply_panel(
         panels: the weights; those of the panel begin at `panel_at`.
         panel_at: see `panels`.
         ahead: where the panel begins that is read next, which is prefetched.
+        terms: flat float32, what sums begin with: rows of PANEL, `terms_stride` apart, from `terms_start` on. Either
+            what is in `out`, or one row, with a distance of 0.
+        terms_start: see `terms`.
+        terms_stride: see `terms`.
         out: flat float32, rows `out_stride` apart, from `out_start` on.
         out_start: see `out`.
         out_stride: see `out`.
@@ -105,16 +112,30 @@ def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x
 
 @overload(multiply_panel)
 def _multiply_float_panel(
-    x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
-    out_stride: Any, scratch: Any,
+    x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, terms: Any, terms_start: Any,
+    terms_stride: Any, out: Any, out_start: Any, out_stride: Any, scratch: Any,
 ) -> Any:  # fmt: skip
-    def add(
-        x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, out: Any, out_start: Any,
-        out_stride: Any, scratch: Any,
+    def on_vectors(
+        x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, terms: Any, terms_start: Any,
+        terms_stride: Any, out: Any, out_start: Any, out_stride: Any, scratch: Any,
     ) -> None:  # fmt: skip
-        unit.multiply_panel(x, first, rows, inner, panels, panel_at, ahead, out, out_start, out_stride, scratch)
+        tiles.multiply_panel(
+            x, first, rows, inner, panels, panel_at, ahead, terms, terms_start, terms_stride, out, out_start, out_stride
+        )
 
-    return add if isinstance(panels, types.Array) else None
+    def on_amx(
+        x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, terms: Any, terms_start: Any,
+        terms_stride: Any, out: Any, out_start: Any, out_stride: Any, scratch: Any,
+    ) -> None:  # fmt: skip
+        if terms_stride == 0:  # its tiles add to what is in `out`
+            for r in range(rows):
+                at = out_start + r * out_stride
+                sums, given = out[at : at + PANEL], terms[terms_start : terms_start + PANEL]
+                for i in range(PANEL):
+                    sums[i] = given[i]
+        amx.multiply_panel(x, first, rows, inner, panels, panel_at, ahead, out, out_start, out_stride, scratch)
+
+    return (on_amx if HAS_AMX else on_vectors) if isinstance(panels, types.Array) else None
 
 
 @overload(store_row)
@@ -166,13 +187,8 @@ def multiply_part(
     first, stride, size = item // parts * ROWS, num_panels * PANEL, inner * PANEL
     start, end = panels_of(item, parts, num_panels)
     for panel in range(start, end):
-        terms = bias[panel * PANEL : (panel + 1) * PANEL]
-        if len(terms):
-            for r in range(first, min(first + ROWS, rows)):
-                at = r * stride + panel * PANEL
-                sums = out[at : at + PANEL]
-                for i in range(PANEL):
-                    sums[i] = terms[i]
+        place = first * stride + panel * PANEL
+        terms, terms_at, terms_stride = (bias, panel * PANEL, 0) if len(bias) else (out, place, stride)
         following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
         multiply_panel(
             x,
@@ -182,8 +198,11 @@ def multiply_part(
             panels,
             panels_at + panel * size,
             panels_at + following * size,
+            terms,
+            terms_at,
+            terms_stride,
             out,
-            first * stride + panel * PANEL,
+            place,
             stride,
             scratch,
         )

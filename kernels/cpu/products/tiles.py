@@ -112,24 +112,27 @@ def _make_product(lanes: int, heights: tuple[int, ...] = HEIGHTS) -> Callable[..
 
 @intrinsic
 def _multiply_ahead(
-    _: Any, r: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, o: Any, o0: Any, so: Any, n: Any, ahead: Any, step: Any
-) -> Any:
+    _: Any, r: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, t: Any, t0: Any, st: Any, o: Any, o0: Any, so: Any,
+    n: Any, ahead: Any, step: Any,
+) -> Any:  # fmt: skip
     """As `_make_product`, for a `b` without gaps, with a prefetch of the part of `b` that is read next.
 
-        multiply(rows, a, a_start, a_stride, b, b_start, out, out_start, out_stride, count, ahead, step)
+        multiply(rows, a, a_start, a_stride, b, b_start, terms, terms_start, terms_stride,
+                 out, out_start, out_stride, count, ahead, step)
 
+    Sums begin with `terms`, rows of `lanes`, and are written to `out`, which may be the same.
     Each tile prefetches `count * step` elements, of which the first one's lie `ahead` of `b_start`, `step` in each
     turn: many at once would delay the loads of the current turn, which wait in the same queue.
     """
 
     def prefetched(builder: ir.IRBuilder, args: Any, _: int) -> Any:
-        return builder.mul(args[5], args[7])
+        return builder.mul(args[7], args[9])
 
-    moves = {0: by_row(1), 3: by_row(4), 6: prefetched}
+    moves = {0: by_row(1), 3: by_row(4), 5: by_row(6), 8: prefetched}
     write = for_rows("espalier_ahead_tile", HEIGHTS, partial(_write_ahead_tile, WIDE), moves)
     place = types.intp
-    signature = types.void(place, a, place, place, b, place, o, place, place, place, place, place)
-    return signature, caller("espalier_ahead_tile_all", (1, 4, 6), write)
+    signature = types.void(place, a, place, place, b, place, t, place, place, o, place, place, place, place, place)
+    return signature, caller("espalier_ahead_tile_all", (1, 4, 6, 9), write)
 
 
 @intrinsic
@@ -182,10 +185,10 @@ def _write_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None
 
 
 def _write_ahead_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
-    a, a_stride, b, out, out_stride, count, ahead, step = args
+    a, a_stride, b, terms, terms_stride, out, out_stride, count, ahead, step = args
     vector = ir.VectorType(FLOAT, lanes)
     out_rows = rows_of(builder, out, out_stride, rows)
-    sums = [load(builder, place, vector) for place in out_rows]
+    sums = [load(builder, place, vector) for place in rows_of(builder, terms, terms_stride, rows)]
     half = builder.sdiv(step, ir.Constant(INDEX, 2))
 
     def shared(n: Any) -> Any:
@@ -389,16 +392,23 @@ def multiply_panel(
     panels: np.ndarray,
     panel_at: int,
     ahead: int,
+    terms: np.ndarray,
+    terms_start: int,
+    terms_stride: int,
     out: np.ndarray,
     out_start: int,
     out_stride: int,
-    _terms: np.ndarray,
 ) -> None:
-    """`multiply_columns` of all columns, with a prefetch of the panel that begins at `ahead`."""
+    """`multiply_columns` of all columns, with a prefetch of the panel that begins at `ahead`.
+
+    What is in `terms` is added to, rows `terms_stride` apart, from `terms_start` on, instead of what is in `out`.
+    """
     step = max(1, WIDE // ((rows + TALL - 1) // TALL))
     distance = _NEAR if rows <= TALL else ahead - panel_at
-    a, z = first * inner, out_start
-    _multiply_ahead(rows, x, a, inner, panels, panel_at, out, z, out_stride, inner, distance, step)
+    a, t, z = first * inner, terms_start, out_start
+    _multiply_ahead(
+        rows, x, a, inner, panels, panel_at, terms, t, terms_stride, out, z, out_stride, inner, distance, step
+    )
 
 
 @inner
