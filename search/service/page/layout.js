@@ -2,7 +2,7 @@
 // and Tilford, 1981); a step stands level with the middle of its children that lead somewhere. Positions are those of all
 // nodes known so far, so that nothing moves in a replay.
 
-const LABELLED_COLUMN = 104; // a column narrower than this has no text
+const LABELLED_COLUMN = 84; // a column narrower than this has no text
 const WIDEST_COLUMN = 190;
 const NARROWEST_COLUMN = 26;
 const LEFT = 16;
@@ -13,12 +13,12 @@ const BARE_ROW = 19; // without text
 const THIN_ROW = 9; // of a leaf that leads nowhere, in a tree that is too high
 const TALLEST = 620; // height up to which all leaves have their text
 
-// Whether text fits beside all steps without much scrolling.
+// Whether text fits beside all steps without scrolling to the side: answers stand there.
 export function labelsFit(marks, width) {
   const steps = [...marks.values()];
   const depth = Math.max(1, ...steps.map((mark) => mark.node.depth));
   const complete = steps.filter((mark) => mark.kind === "complete").length;
-  return depth * LABELLED_COLUMN <= 1.25 * (width - LEFT - RIGHT) && complete * ROW <= 4 * TALLEST;
+  return depth * LABELLED_COLUMN <= width - LEFT - RIGHT && complete * ROW <= 4 * TALLEST;
 }
 
 // Lays out marks of `Search.marksAt`.

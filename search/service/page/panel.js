@@ -82,6 +82,10 @@ export class Panel {
     const steps = Math.max(search.nodes.size - 1, 0);
     setText(this.element.querySelector(".usage"), search.usage ? costs(search.usage).join(" · ") : counted(steps, "step"));
     setText(this.element.querySelector(".own-problem"), search.problem);
+    const warnings = this.element.querySelector(".warnings");
+    const said = search.ended?.warnings ?? [];
+    warnings.hidden = !said.length;
+    setText(warnings, said.join("\n"));
   }
 }
 

@@ -57,6 +57,15 @@ def test_a_tree_grows_with_the_events_of_its_search(page, server):
     assert page.steps() == known(events[:3]), "it can be replayed at once"
 
 
+def test_warnings_of_a_result_are_shown_as_text(page, server):
+    *before, last = server.plays["beam"]
+    server.plays["beam"] = [*before, last.replace('"answer":', '"warnings":["never taught <b>noon</b>"],"answer":', 1)]
+    page.click("#start")
+    wait_for_end(page)
+    assert page.text(".warnings") == "never taught <b>noon</b>"
+    assert page.one(".warnings").is_displayed()
+
+
 def test_paths_to_the_end_grow_step_by_step(page, server):
     server.hold()
     page.run("document.querySelector('[name=algorithm]').value = 'best-of-n'")

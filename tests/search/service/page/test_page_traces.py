@@ -330,6 +330,34 @@ def test_colours_follow_the_score(open_traces):
     assert high[2] > 2 * high[0], "high scores are teal"
 
 
+def test_pruned_steps_are_hollow_and_keep_the_colour_of_their_score(open_traces):
+    recorded = trace("beam")
+    one, other = [node for node in recorded["nodes"] if node["termination"] == "pruned"][:2]
+    one["score"], other["score"] = 0.0, 1.0
+    page = open_traces(recorded)
+    low, high = (page.rgb(f'[data-id="{node["node_id"]}"] .dot', "stroke") for node in (one, other))
+    assert low[0] > 2 * low[2], "low scores are brown"
+    assert high[2] > 2 * high[0], "high scores are teal"
+    hollow = page.rgb(f'[data-id="{one["node_id"]}"] .dot', "fill")
+    assert hollow == page.rgb(".drawing", "background-color") != page.rgb(".chosen:not(.root) .dot", "fill")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("name", ["beam", "best-of-n"])
+def test_all_answers_can_be_seen_without_scrolling_to_the_side(open_traces, browser, name, width):
+    browser.view(width, 900)
+    page = open_traces(name)
+    frame, left, right = page.run(
+        """
+        const frame = document.querySelector(".scroll").getBoundingClientRect();
+        const boxes = [...document.querySelectorAll(".answer rect, .root .dot")].map((e) => e.getBoundingClientRect());
+        return [[frame.left, frame.right], Math.min(...boxes.map((b) => b.left)), Math.max(...boxes.map((b) => b.right))];
+        """
+    )
+    assert frame[0] <= left
+    assert right <= frame[1]
+
+
 def test_a_search_without_scores_is_plain(open_traces):
     recorded = trace("best-of-n")
     for node in recorded["nodes"]:
