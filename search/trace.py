@@ -99,7 +99,8 @@ def read_trace(file: Path) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8-sig")
         trace = json.loads(text, parse_constant=_refuse)
     except (OSError, ValueError, RecursionError) as error:
-        raise TraceError(f"cannot read a trace from {file}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise TraceError(f"cannot read a trace from {file}: {why}") from error
     if not isinstance(trace, dict) or trace.get("schema") != SCHEMA:
         raise TraceError(f"{file} is no trace: its schema is not {SCHEMA!r}")
     if trace.get("version") != VERSION:

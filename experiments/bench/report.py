@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+
+_WIDEST = 10_000
 
 Show = Callable[[Sequence[Mapping[str, Any]], Mapping[str, float]], None]
 """Takes all rows and ratios that a benchmark has so far, each time that there are new ones; see `Report.show`."""
@@ -37,10 +39,14 @@ class Report:
 
     def finish(self, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float]) -> None:
         """Print all rows as a table, and the ratios, and write them as complete."""
-        table = Table(*rows[0], title=self.title)
+        table = Table(*(Column(name, overflow="fold") for name in rows[0]), title=self.title)
         for row in rows:
             table.add_row(*map(cell, row.values()))
-        self._console.print(table)
+        console = self._console
+        if not console.is_terminal:  # nothing there wraps lines or cuts figures
+            most = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+            console = Console(width=max(console.width, most))
+        console.print(table)
         for name, ratio in ratios.items():
             self._print(f"{name}  {ratio:.2f}x")
         self._write(rows, ratios, complete=True)

@@ -75,7 +75,8 @@ def read_grid(path: Path) -> list[dict[str, list[Any]]]:
     try:
         found = read_file_values(path)
     except (OSError, ValueError) as error:
-        raise EspalierError(f"--grid: cannot read {str(path)!r}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise EspalierError(f"--grid: cannot read {str(path)!r}: {why}") from None
     if isinstance(found, dict) and list(found) == ["cells"]:
         found = found["cells"]
     entries = found if isinstance(found, list) else [found]

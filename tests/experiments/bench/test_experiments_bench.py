@@ -306,6 +306,14 @@ def test_a_benchmark_that_is_cut_short_leaves_what_it_has_measured(bench, tmp_pa
     assert not document["complete"]
 
 
+def test_no_name_or_figure_is_cut_where_a_table_is_wider_than_the_terminal(capsys):
+    names = [f"column{number}ofmanycolumns" for number in range(12)]
+    Report("some title").finish([dict.fromkeys(names, 1.25)], {})
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert shown.count("1.25") == len(names)
+
+
 def test_a_pipe_gets_one_document(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

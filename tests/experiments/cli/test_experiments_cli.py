@@ -160,6 +160,8 @@ def test_wrong_value_names_its_option(espalier, arguments, option):
             "self, confidence and lowest-confidence need neither",
         ),
         ([*SOLVE, "--endpoint", "127.0.0.1:9"], "no server at 127.0.0.1:9; start one with: espalier serve"),
+        (["view", "nowhere.json"], "cannot read a trace from nowhere.json: No such file or directory"),
+        (["sweep", "--grid", "nowhere.yaml"], "--grid: cannot read 'nowhere.yaml': No such file or directory"),
         (["eval", "--benchmark", "nowhere.jsonl"], "neither a file, a folder, a hub id"),
         (["serve", "--host", "0.0.0.0"], "--insecure-bind"),
         (["serve", "--port", 0, "--generator", "nope"], "not one of demo-generator, demo-verifier"),
