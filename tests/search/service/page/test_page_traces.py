@@ -351,7 +351,8 @@ def test_all_answers_can_be_seen_without_scrolling_to_the_side(open_traces, brow
         """
         const frame = document.querySelector(".scroll").getBoundingClientRect();
         const boxes = [...document.querySelectorAll(".answer rect, .root .dot")].map((e) => e.getBoundingClientRect());
-        return [[frame.left, frame.right], Math.min(...boxes.map((b) => b.left)), Math.max(...boxes.map((b) => b.right))];
+        const [left, right] = [boxes.map((box) => box.left), boxes.map((box) => box.right)];
+        return [[frame.left, frame.right], Math.min(...left), Math.max(...right)];
         """
     )
     assert frame[0] <= left
