@@ -404,11 +404,13 @@ def service_fairness(
     searches: Annotated[int, typer.Option(min=1, help="Small searches beside each crowd.")] = 20,
     json_path: JsonPath = None,
 ) -> None:
-    """How long a caller's small search waits beside callers with many, compared with its fair share."""
+    """How long a caller's small search waits and takes beside what others ask, compared with its fair share."""
     from espalier.experiments.bench.report import Report
-    from espalier.experiments.bench.service.fairness import run
+    from espalier.experiments.bench.service import fairness, neighbours
 
-    Report("waits of a caller with one small search", json_path).finish(run(searches), {})
+    report = Report("one caller's small searches beside others", json_path)
+    rows = neighbours.run(searches, report.show, fairness.run(searches, report.show))
+    report.finish(rows, {})
 
 
 @app.command()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import count, cycle
 from typing import Any
 
+from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.bench.service.server_process import logins, serving
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
@@ -38,16 +39,24 @@ CROWDS = {
 }
 
 
-def run(searches: int) -> list[dict[str, Any]]:
+def run(searches: int, show: Show = nothing_shown) -> list[dict[str, Any]]:
     """Measure the waits of one caller's small searches, one after the other, beside each crowd.
 
     A fair share is a turn for each caller: of the next `callers + 1` slots that are free one is the small caller's, so
     it waits at most until that many searches have ended.
 
+    Args:
+        searches: small searches beside each crowd.
+        show: gets the rows so far.
+
     Returns:
         A row for each crowd: median and longest wait in seconds, the median of the fair ones, and that of the ratios.
     """
-    return [{"crowd": name, **_measure(crowd, searches)} for name, crowd in CROWDS.items()]
+    rows = list[dict[str, Any]]()
+    for name, crowd in CROWDS.items():
+        rows.append({"beside": name, **_measure(crowd, searches)})
+        show(rows, {})
+    return rows
 
 
 def _measure(crowd: Crowd, searches: int) -> dict[str, Any]:
@@ -67,10 +76,12 @@ def _measure(crowd: Crowd, searches: int) -> dict[str, Any]:
                 time.sleep(0.1)
     fair = [sorted(end for end in ended if end > start)[crowd.callers] - start for start in asked]
     return {
-        "median wait s": statistics.median(waits),
-        "longest wait s": max(waits),
-        "fair wait s": statistics.median(fair),
+        "measured": "wait",
+        "median s": statistics.median(waits),
+        "longest s": max(waits),
+        "fair s": statistics.median(fair),
         "median over fair": statistics.median(wait / most for wait, most in zip(waits, fair, strict=True)),
+        "same answers": "",
     }
 
 

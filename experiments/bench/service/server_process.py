@@ -48,13 +48,13 @@ def logins(count: int) -> Iterator[tuple[Path, list[str]]]:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[ServerProcess]:
-    """Run `espalier serve` on a free port until the end.
+def serving(*options: str, module: str = "espalier.experiments.cli.main") -> Iterator[ServerProcess]:
+    """Run `espalier serve` on a free port until the end, or `serve` of another module that has it.
 
     Raises:
         EspalierError: it ended before it was ready, or while it served.
     """
-    command = [sys.executable, "-m", "espalier.experiments.cli.main", "serve", "--port", "0", *options]
+    command = [sys.executable, "-m", module, "serve", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         assert process.stdout

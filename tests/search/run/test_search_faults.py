@@ -23,6 +23,7 @@ from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting import vote as voting
 from espalier.search.voting.answers import extract_answer
+from espalier.search.voting.equivalence import Comparison
 
 Make = Callable[..., Orchestrator]
 SECRET = "secret of /home/someone/weights"
@@ -287,7 +288,7 @@ def test_an_equivalence_that_raises_ends_the_search_that_asked(
     words = {"0": "x+1", "1": "2\\sqrt{2}", "2": "\\sqrt{8}"}
     monkeypatch.setattr(running, "extract_answer", lambda text: words.get(extract_answer(text), ""))
     equivalence, fault = ScriptedEquivalence(), Fault(number, RuntimeError(SECRET))
-    monkeypatch.setattr(equivalence, "equal", fault.before(equivalence.equal, lambda *_: True))
+    monkeypatch.setattr(equivalence, "compare", fault.before(equivalence.compare, lambda *_: Comparison(True)))
     orchestrator = make_orchestrator(equivalence=equivalence)
     victim = replace(MAJORITY, seed=1)
     assert victim.vote is None
