@@ -84,7 +84,7 @@ class ScriptedEngine:
         def open_(owner: str, problem: str, salt: bytes, history: tuple[()]) -> tuple[Row, int]:
             return self.row("generator", length=PROMPT), PROMPT
 
-        return SimpleNamespace(open=open_, generate=self._generate)
+        return SimpleNamespace(open=open_, generate=self._generate, advice=lambda _: ())
 
     def _generate(
         self,
