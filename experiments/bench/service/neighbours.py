@@ -60,7 +60,8 @@ LOADS: dict[str, Load] = {
 def run(searches: int, show: Show = nothing_shown, rows: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
     """Measure one caller's small searches, one after the other, alone and beside each load of another caller.
 
-    A fair share is half of the machine, so that a search takes twice as long as alone.
+    A fair share is half of the machine, so that a search takes twice as long as alone; that is measured before and
+    after each load, as others may use the machine.
 
     Args:
         searches: small searches beside each load.
@@ -83,10 +84,19 @@ def run(searches: int, show: Show = nothing_shown, rows: list[dict[str, Any]] | 
                 with _loaded(server, tokens[1], load):
                     time.sleep(_SETTLING)
                     took, found = _measure(server, tokens[0], searches)
+                _settle(server, tokens[0])
+                before, (alone, _) = alone, _measure(server, tokens[0], searches)
                 same = sum(one == other for one, other in zip(answers, found, strict=True))
-                rows.append(_row(name, took, 2 * statistics.median(alone), same, searches))
+                rows.append(_row(name, took, 2 * statistics.median(before + alone), same, searches))
                 show(rows, {})
     return rows
+
+
+def _settle(server: ServerProcess, token: str) -> None:
+    """Wait until the searches of a load that has left have ended."""
+    with SearchClient(server.address, token=token) as client:
+        while (info := client.server_info()).occupancy.running or info.admitted_calls:
+            time.sleep(0.1)
 
 
 def _row(beside: str, took: list[float], fair: float, same: int, searches: int) -> dict[str, Any]:
