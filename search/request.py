@@ -11,7 +11,7 @@ from annotated_types import Interval
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.conversation import ChatMessage, conversation_text, history_violations
 from espalier.search.fairness import Account
-from espalier.search.schema import Option, from_values, text_violations, violations
+from espalier.search.schema import CodeName, Option, from_values, text_violations, violations
 
 
 class AlgorithmName(StrEnum):
@@ -106,7 +106,8 @@ class SearchRequest:
 
     problem: str
     algorithm: Annotated[
-        AlgorithmName, Option("Which search; search/algorithms/README.md says what each does.", short="-a")
+        AlgorithmName | CodeName,
+        Option("Which search; search/algorithms/README.md says what each does, and how to write one.", short="-a"),
     ] = AlgorithmName.BEAM
     beam_width: Annotated[
         int,
@@ -284,6 +285,16 @@ def make_request(problem: str | SearchRequest, given: Mapping[str, Any]) -> Sear
         raise TypeError(f"a problem is a text or a SearchRequest, not {_a(problem)}")
     base = {"problem": problem} if isinstance(problem, str) else problem.to_dict()
     return from_values(SearchRequest, base | dict(given))
+
+
+def with_own_code(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of a request with `algorithm="MODULE:CLASS"` as the name of code to load.
+
+    For the fields that whoever runs this process gives, and those of the sweep that it resumes; never for those of a
+    request over the wire.
+    """
+    name = fields.get("algorithm")
+    return {**fields, "algorithm": CodeName(name)} if isinstance(name, str) and ":" in name else dict(fields)
 
 
 def several(problems: Iterable[str | SearchRequest]) -> Iterable[str | SearchRequest]:

@@ -40,6 +40,15 @@ _NAME = 80
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
+class CodeName(str):
+    """The name of code to load, `MODULE:NAME`, from an option or an argument in Python.
+
+    Only for these is code loaded. What comes over the wire is plain text and stays so.
+    """
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """The command-line side of a field.
@@ -66,6 +75,7 @@ class Field:
         default: its default, MISSING without one.
         bounds: range of a number; None for any.
         option: None for a field without a flag.
+        own: whether a `CodeName` stands for a value, too; text never does.
     """
 
     name: str
@@ -74,6 +84,7 @@ class Field:
     default: Any
     bounds: Interval | None
     option: Option | None
+    own: bool = False
 
     @property
     def flag(self) -> str:
@@ -112,7 +123,7 @@ class Field:
         """Return what is wrong with a value, None if it is valid."""
         from pydantic import ValidationError
 
-        if value is None and self.optional:
+        if (value is None and self.optional) or (self.own and isinstance(value, CodeName)):
             return None
         if self.item:
             return _list_violation(self.item, value)
@@ -266,10 +277,10 @@ def _field(name: str, annotation: Any, default: Any) -> Field:
     kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     options = get_args(kind)
     of_type = {type(item): item for item in metadata}
-    optional = type(None) in options
-    (kind,) = [k for k in options if k is not type(None)] if optional else [kind]
+    optional, own = type(None) in options, CodeName in options
+    (kind,) = [k for k in options if k not in (type(None), CodeName)] if optional or own else [kind]
     if of_type.get(Option) and not (
         kind in _KINDS or kind is Path or (isinstance(kind, type) and issubclass(kind, StrEnum))
     ):
         raise TypeError(f"{name} is {kind}; an option is {', '.join(k.__name__ for k in _KINDS)}, a Path or a StrEnum")
-    return Field(name, kind, optional, default, of_type.get(Interval), of_type.get(Option))
+    return Field(name, kind, optional, default, of_type.get(Interval), of_type.get(Option), own)

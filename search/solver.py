@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from espalier.engine.errors import EspalierError, MisuseError
-from espalier.search.request import SearchFields, SearchRequest, SubmitOptions, make_request, several
+from espalier.search.request import SearchFields, SearchRequest, SubmitOptions, make_request, several, with_own_code
 from espalier.search.result import Event, SearchResult
 from espalier.search.run.load import RuntimeSettings, SolverSettings, load_orchestrator
 from espalier.search.schema import from_values
@@ -97,7 +97,7 @@ class Solver:
             RequestTooLargeError: the search cannot fit into a model's context or the KV pool.
             EspalierError: the search failed; the message says why.
         """
-        (result,) = self._run([make_request(problem, request)], on_event, None)
+        (result,) = self._run([make_request(problem, with_own_code(request))], on_event, None)
         if result.error:
             raise EspalierError(result.error)
         return result
@@ -127,7 +127,8 @@ class Solver:
             InvalidRequestError: a request is invalid; no search has started.
             RequestTooLargeError: a search cannot fit; no search has started.
         """
-        return self._run([make_request(problem, request) for problem in several(problems)], None, on_progress)
+        fields = with_own_code(request)
+        return self._run([make_request(problem, fields) for problem in several(problems)], None, on_progress)
 
     def close(self) -> None:
         """Cancel running searches and release the models; closing twice is allowed."""

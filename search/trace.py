@@ -35,7 +35,7 @@ from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.search.algorithms import make_algorithm
-from espalier.search.request import SearchRequest
+from espalier.search.request import SearchRequest, with_own_code
 from espalier.search.result import Asked, SearchResult, Told
 from espalier.search.schema import from_values
 from espalier.search.trace_schema import wrong_field
@@ -119,8 +119,12 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
 
 
-def replay(trace: dict[str, Any]) -> int:
+def replay(trace: dict[str, Any], algorithm: str = "") -> int:
     """Pass the recorded inputs of a trace to its algorithm and check that it makes the same decisions.
+
+    Args:
+        trace: from `read_trace`.
+        algorithm: the trace's MODULE:CLASS, for a search of the user's own; no code is loaded because a file names it.
 
     Returns:
         The number of rounds.
@@ -129,6 +133,15 @@ def replay(trace: dict[str, Any]) -> int:
         TraceError: a decision differs, or the trace is inconsistent.
     """
     try:
+        recorded = trace["configuration"]["algorithm"]
+        if algorithm and algorithm != recorded:
+            raise TraceError(f"--algorithm {algorithm}: the trace is of {recorded}")
+        if ":" in recorded and not algorithm:
+            raise TraceError(
+                f"the trace is of {recorded}, which is no built-in search; load it by --algorithm {recorded}"
+            )
+        if algorithm:
+            trace = {**trace, "configuration": with_own_code(trace["configuration"])}
         return _Replay(trace).run()
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError, EspalierError) as error:
         if isinstance(error, TraceError):

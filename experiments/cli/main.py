@@ -36,7 +36,7 @@ from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.algorithms import verifier_advice
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.run.load import RuntimeSettings, on_gpu
-from espalier.search.schema import declared
+from espalier.search.schema import CodeName, declared
 from espalier.search.service.access.callers import CallerEntry
 from espalier.search.service.settings import LogFormat, ServerSettings, default_searches
 
@@ -119,6 +119,10 @@ def solve(
     if endpoint:
         local = {field.name for field in declared(RuntimeSettings)} | {"trace", "profile"}
         _refuse(context, local, "only for searches in this process; leave out --endpoint")
+        if isinstance(request.algorithm, CodeName):
+            raise opt.OptionError(
+                f"--algorithm {request.algorithm}: a server runs its own searches; leave out --endpoint"
+            )
     else:
         remote = {field.name for field in declared(ConnectionOptions)} | {"timeout", "priority"}
         _refuse(context, remote, "only for a server's searches; give --endpoint")
@@ -166,12 +170,16 @@ def solve(
 @app.command("replay")
 def replay_command(
     file: Annotated[Path, typer.Argument(help="A trace written by `espalier solve --trace`.")],
+    algorithm: Annotated[
+        str,
+        typer.Option("--algorithm", "-a", help="Load the trace's search from MODULE:CLASS of yours.", metavar="NAME"),
+    ] = "",
 ) -> None:
     """Check that a recorded search makes the same decisions when replayed; needs no model."""
     from espalier.search.trace import read_trace, replay
 
     trace = read_trace(file)
-    rounds = replay(trace)
+    rounds = replay(trace, algorithm)
     print(
         f"{trace['configuration']['algorithm']}: the same decisions in all {rounds} rounds, {len(trace['nodes'])} nodes"
     )

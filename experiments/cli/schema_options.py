@@ -13,7 +13,7 @@ from espalier.engine.errors import InvalidRequestError
 from espalier.experiments.cli.options import OptionError
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, check_settings
-from espalier.search.schema import CONFIG_SUFFIXES, Field, declared, parse_size, read_file_values, violations
+from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, parse_size, read_file_values, violations
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,31 @@ def flags_by_field(*kinds: type) -> dict[str, str]:
 
 def _parameter(field: Field, kind: type) -> inspect.Parameter:
     of = field.kind | None if field.optional else field.kind
-    annotation = Annotated[of, _typer_option(field, kind)]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+    option = _typer_option(field, kind)
+    if field.own:
+        option = _typer_option(field, kind, **_choice_or_code(field.kind))
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[of, option]
+    )
+
+
+def _choice_or_code(kind: Any) -> dict[str, Any]:
+    """An option's settings that take one of an enum's values, or MODULE:CLASS."""
+    names = list(map(str, kind))
+
+    def read(given: str) -> Any:
+        if ":" in given:
+            return CodeName(given)
+        if given not in names:
+            known = ", ".join(map(repr, names))
+            raise typer.BadParameter(f"{given!r} is not one of {known}, and not MODULE:CLASS of yours.")
+        return kind(given)
+
+    return {
+        "parser": read,
+        "metavar": f"<{'|'.join(names)}|MODULE:CLASS>",
+        "autocompletion": lambda incomplete: [name for name in names if name.startswith(incomplete)],
+    }
 
 
 def _list_parameter(field: Field, lists: Lists) -> inspect.Parameter:
@@ -140,15 +163,14 @@ def _list_parameter(field: Field, lists: Lists) -> inspect.Parameter:
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
-def _typer_option(field: Field, kind: Any) -> Any:
+def _typer_option(field: Field, kind: Any, **given: Any) -> Any:
     assert field.option is not None
     parse, prefix = field.option.parse, getattr(kind, "env_prefix", None)
     flag = field.flag
     if field.kind is bool and field.default:
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
-    given: dict[str, Any] = {}
     if parse is not None:
-        given = {"parser": _parser(parse), "metavar": "SIZE"}
+        given |= {"parser": _parser(parse), "metavar": "SIZE"}
         if field.default is not None:
             given["show_default"] = field.show(field.default)
     text = field.option.help

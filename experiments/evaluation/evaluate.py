@@ -16,6 +16,7 @@ from espalier.experiments.evaluation.folder_lock import folder_lock
 from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of, tree_record
 from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
+from espalier.search.algorithms import own_code
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
 from espalier.search.run.executor import Executor
@@ -46,11 +47,18 @@ def run_configuration(
 ) -> dict[str, Any]:
     """Return what a run's samples depend on, for its `config.json`.
 
-    The search with every default filled in, the models' digests, and the grader's rule if it is not math-verify.
+    The search with every default filled in, a digest of its code if it is the user's own, the models' digests, and the
+    grader's rule if it is not math-verify.
     """
-    search = search_fields(executor.effective(request))
+    effective = executor.effective(request)
     graded = {"grader": grader.rule} if grader and grader.rule else {}
-    return {"benchmark": benchmark, **search, **executor.describe_models(), **graded}
+    return {
+        "benchmark": benchmark,
+        **search_fields(effective),
+        **own_code(effective),
+        **executor.describe_models(),
+        **graded,
+    }
 
 
 def left_open(request: SearchRequest) -> list[str]:

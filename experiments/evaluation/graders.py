@@ -1,15 +1,12 @@
 """How answers are graded: by math-verify, or by another rule that a run names."""
 
 import re
-import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
+from espalier.search.algorithms.own_code import load_code
 from espalier.search.voting.math_verify import DEFAULT_MEMORY_BYTES, Grader
 from espalier.search.voting.notation.numerals import number_in
 
@@ -58,16 +55,10 @@ def _check(name: str) -> Check:
         raise EspalierError(
             f"--grader: {name!r} is none of {DEFAULT}, {', '.join(_CHECKS)}, numeric:TOLERANCE, MODULE:FUNCTION"
         )
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # also that of the child processes, which import the module by its name
     try:
-        check = getattr(import_module(kind), argument)
-    except (ImportError, AttributeError) as error:
+        check = load_code(name)
+    except EspalierError as error:
         raise EspalierError(f"--grader {name}: {error}") from error
-    except Exception as error:  # whatever somebody's module does when it is imported
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {error}"
-        raise EspalierError(f"--grader {name}: importing {kind} failed, {at.filename}:{at.lineno}: {what}") from error
     if not callable(check):
         raise EspalierError(f"--grader {name}: it is no function")
     return partial(_asked, check)

@@ -14,7 +14,7 @@ from espalier.engine.errors import EspalierError
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.step_record import StepRecord
 from espalier.experiments.study.closed_form import KNOWN, PathLengths, TreeShape, blocks_by_round
-from espalier.search.request import SearchRequest, SubmitOptions
+from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
 from espalier.search.run.orchestrator import Orchestrator
 
@@ -189,7 +189,11 @@ def _estimate_of(orchestrator: Orchestrator, problem: str, result: SearchResult)
     request, prompts = result.configuration, orchestrator.prompt_tokens(problem)
     depth = max(node.depth for node in steps)
     tree = TreeShape(
-        request.algorithm, request.beam_width, request.expansion, depth, min(0.99, usage.duplicates / usage.nodes)
+        AlgorithmName(request.algorithm),
+        request.beam_width,
+        request.expansion,
+        depth,
+        min(0.99, usage.duplicates / usage.nodes),
     )
     lengths = {
         GENERATOR: PathLengths(prompts[GENERATOR], fmean(node.tokens for node in steps), pending_tokens=1, varying=True)

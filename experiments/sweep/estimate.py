@@ -116,7 +116,7 @@ def _estimate(
     left: int,
     kv: tuple[int, int],
 ) -> Estimate:
-    alike = [each for each in held if each.searched and each.request.algorithm is request.algorithm]
+    alike = [each for each in held if each.searched and each.request.algorithm == request.algorithm]
     source = (
         own if own and own.searched else min(alike, key=lambda each: _distance(each.request, request), default=None)
     )

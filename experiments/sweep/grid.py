@@ -12,7 +12,7 @@ from typing import Any
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.search.algorithms import unused_fields
 from espalier.search.request import SearchRequest, validate
-from espalier.search.schema import CONFIG_SUFFIXES, Field, declared, from_values, read_file_values
+from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, from_values, read_file_values
 
 N_AND_M = ("beam_width", "expansion")
 FIELDS: Mapping[str, Field] = {field.name: field for field in declared(SearchRequest) if field.option}
@@ -51,6 +51,8 @@ def read_values(field: Field, given: Any) -> list[Any]:
 def _value(field: Field, part: Any) -> Any:
     if isinstance(part, str):
         part = part.strip()
+        if field.own and ":" in part:
+            return CodeName(part)
         if issubclass(field.kind, StrEnum) and part not in list(field.kind):
             raise ValueError(f"{part!r} is not one of {', '.join(repr(str(value)) for value in field.kind)}")
         try:

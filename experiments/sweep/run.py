@@ -30,9 +30,9 @@ from espalier.experiments.sweep.grid import (
     settings_of,
     varied_fields,
 )
-from espalier.search.request import SearchRequest
+from espalier.search.request import SearchRequest, with_own_code
 from espalier.search.run.executor import Executor
-from espalier.search.schema import from_values
+from espalier.search.schema import CodeName, from_values
 from espalier.search.voting.math_verify import Grader
 
 CELLS, TABLE = "cells.json", "sweep.csv"
@@ -189,7 +189,7 @@ def held_requests(folder: Path) -> list[tuple[Path, SearchRequest]]:
         try:
             stored = json.loads(config.read_text(encoding="utf-8"))
             values = {name: value for name, value in stored.items() if name in FIELDS and value is not None}
-            request = from_values(SearchRequest, {"problem": "-", **values})
+            request = from_values(SearchRequest, {"problem": "-", **with_own_code(values)})
         except (OSError, ValueError, AttributeError, EspalierError) as error:
             if _CELL.match(path.name):
                 raise EspalierError(f"{config} is damaged: {error}; name another --out") from error
@@ -277,10 +277,10 @@ def _in_order(cells: Iterable[Cell], varied: Sequence[str]) -> list[Cell]:
     names = column_names(varied)
     ordinal = {name: {value: i for i, value in enumerate(_choices(name))} for name in names}
 
-    def key(cell: Cell) -> list[tuple[bool, Any]]:
+    def key(cell: Cell) -> list[tuple[bool, bool, Any]]:
         values = [(name, cell.settings[name]) for name in names]
         return [
-            (value is not None, 0 if value is None else ordinal.get(name, {}).get(value, value))
+            (value is not None, isinstance(value, CodeName), 0 if value is None else ordinal[name].get(value, value))
             for name, value in values
         ]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import TypeVar
 
 from espalier.search.algorithms.adaptive import AdaptivePaths
@@ -12,10 +13,12 @@ from espalier.search.algorithms.dvts import DiverseTreeSearch
 from espalier.search.algorithms.independent import IndependentPaths
 from espalier.search.algorithms.lookahead import LookaheadSearch
 from espalier.search.algorithms.mcts import MonteCarloSearch
+from espalier.search.algorithms.own import code_digest, make_own, own_class, own_defaults
 from espalier.search.algorithms.particle import ParticleSearch
 from espalier.search.algorithms.rebase import RewardBalancedSearch
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.run.memory import MemoryEstimate
+from espalier.search.schema import CodeName
 from espalier.search.tree import Node
 
 T = TypeVar("T")
@@ -45,14 +48,14 @@ class Entry:
 
 def with_defaults(request: SearchRequest) -> SearchRequest:
     """Fill in the request's vote and the fields that its algorithm uses, where they are None."""
-    entry = _TABLE[request.algorithm]
+    entry = _entry(request)
     missing = {name: value for name, value in entry.usual.items() if getattr(request, name) is None}
     return replace(request, vote=request.vote or entry.vote, **missing)
 
 
 def needs_verifier(request: SearchRequest) -> bool:
     """Whether the search uses the verifier's scores."""
-    return _TABLE[request.algorithm].scored(with_defaults(request))
+    return _entry(request).scored(with_defaults(request))
 
 
 def without_verifier() -> list[str]:
@@ -70,8 +73,7 @@ def verifier_advice() -> str:
 
 def unused_fields(request: SearchRequest) -> frozenset[str]:
     """Names of the fields that do not change this search, because its algorithm does not use them."""
-    of_algorithms = {name for entry in _TABLE.values() for name in entry.usual}
-    unused = of_algorithms - _TABLE[request.algorithm].usual.keys()
+    unused = _fields_of_some() - _entry(request).usual.keys()
     match request.algorithm:
         case AlgorithmName.GREEDY:
             unused |= {"beam_width", "expansion", "temperature", "top_k", "top_p", "min_p", "seed"}
@@ -99,7 +101,7 @@ def stops_early(request: SearchRequest) -> bool:
 
 def answers_suffice(request: SearchRequest) -> bool:
     """Whether the search uses no scores, or only those of complete answers."""
-    return _TABLE[request.algorithm].answers_suffice or not needs_verifier(request)
+    return _entry(request).answers_suffice or not needs_verifier(request)
 
 
 def algorithms_for_answers() -> list[str]:
@@ -109,12 +111,41 @@ def algorithms_for_answers() -> list[str]:
 
 def memory_estimate(request: SearchRequest) -> tuple[MemoryEstimate, ...]:
     """Upper bounds on what the search holds of either model, one for each of its peaks."""
-    return _TABLE[request.algorithm].estimate(with_defaults(request))
+    return _entry(request).estimate(with_defaults(request))
 
 
 def make_algorithm(request: SearchRequest, root: Node) -> SearchAlgorithm:
     """Create the algorithm of a resolved request, starting at `root`."""
-    return _TABLE[request.algorithm].make(with_defaults(request), root)
+    return _entry(request).make(with_defaults(request), root)
+
+
+def own_code(request: SearchRequest) -> dict[str, str]:
+    """Digest of the code of a search of the user's own, by a name for it; empty for the others."""
+    return {"algorithm_code": code_digest(request.algorithm)} if isinstance(request.algorithm, CodeName) else {}
+
+
+def _entry(request: SearchRequest) -> Entry:
+    """The entry of the request's algorithm; code is loaded for a `CodeName` only."""
+    return _own(request.algorithm) if isinstance(request.algorithm, CodeName) else _TABLE[request.algorithm]
+
+
+@cache
+def _own(name: CodeName) -> Entry:
+    its = own_class(name)
+    vote, usual = own_defaults(name, _fields_of_some())
+    return Entry(
+        partial(make_own, name),
+        getattr(its, "memory", _open_children),
+        vote,
+        (lambda request: True) if its.uses_scores else _scored_by_its_vote,
+        usual,
+        bool(getattr(its, "answers_suffice", False)),
+    )
+
+
+def _fields_of_some() -> set[str]:
+    """Optional fields of a request that only some algorithms use."""
+    return {name for entry in _TABLE.values() for name in entry.usual}
 
 
 def _given(value: T | None) -> T:

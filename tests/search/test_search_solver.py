@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,26 @@ def drained(solver: Solver) -> Iterator[None]:
 
 def test_one_problem_is_solved_by_the_bundled_pair(solver: Solver) -> None:
     assert solver.solve(PROBLEMS[0], **SMALL).answer == "42"
+
+
+def test_a_search_of_the_callers_own_is_named_by_module_and_class(
+    solver: Solver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "callers_search.py").write_text(
+        "from espalier.search.algorithms.independent import IndependentPaths\n"
+        "class Pair(IndependentPaths):\n"
+        "    uses_scores = False\n"
+        "    def __init__(self, request, root): super().__init__(root, 2, False)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    one = solver.solve(PROBLEMS[0], algorithm="callers_search:Pair", **SMALL)
+    (same,) = solver.solve_many(PROBLEMS[:1], algorithm="callers_search:Pair", **SMALL)
+    assert sum(candidate.multiplicity for candidate in one.candidates) == 2
+    assert str(one.configuration.algorithm) == "callers_search:Pair"
+    assert same.candidates == one.candidates
+    with pytest.raises(InvalidRequestError, match="callers_search:Triple: module 'callers_search' has no attribute"):
+        solver.solve(PROBLEMS[0], algorithm="callers_search:Triple")
 
 
 def test_many_problems_come_back_in_order_and_as_each_alone(solver: Solver) -> None:

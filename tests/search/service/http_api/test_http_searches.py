@@ -74,6 +74,7 @@ def test_a_search_may_have_a_history_and_a_priority(serve, http, fake):
         ({"problem": 3}, "problem"),
         ({"problem": "x", "nonsense": 3}, "nonsense"),
         ({"problem": "x", "beam_width": 0}, "beam_width"),
+        ({"problem": "x", "algorithm": "antigravity:Search"}, "algorithm"),
         ({"problem": "x", "priority": 1}, "priority"),
         ({"problem": "x", "priority": 1.5}, "priority"),
         ({"problem": "x", "stream": "no"}, "stream"),

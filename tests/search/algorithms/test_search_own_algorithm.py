@@ -1,0 +1,242 @@
+"""Searches of the user's own, MODULE:CLASS: what a class must have, and who can name one."""
+
+import copy
+import pickle
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from espalier.engine.errors import EspalierError, InvalidRequestError
+from espalier.search.algorithms import (
+    answers_suffice,
+    make_algorithm,
+    memory_estimate,
+    needs_verifier,
+    own_code,
+    unused_fields,
+    with_defaults,
+)
+from espalier.search.algorithms.base import Expand
+from espalier.search.request import AlgorithmName, SearchRequest, Vote, make_request, validate, with_own_code
+from espalier.search.run.memory import MemoryEstimate
+from espalier.search.schema import CodeName, from_values
+from espalier.search.service.grpc_api.convert import request_from_wire, request_to_wire
+from espalier.search.tree import Node, Termination
+from espalier.v1 import search_pb2 as pb
+
+METHODS = """
+    def ask(self): return []
+    def tell(self, nodes): pass
+    def finished(self): return True
+    def kept(self): return []
+"""
+MODULE = f"""
+from espalier.search.run.memory import MemoryEstimate
+
+class Plain:
+    uses_scores = True
+    def __init__(self, request, root): self.request, self.root = request, root
+{METHODS}
+class Unscored(Plain):
+    uses_scores = False
+
+class Told(Plain):
+    vote = "naive"
+    usual = {{"exploration": 2.0}}
+    answers_suffice = True
+    @staticmethod
+    def memory(request): return (MemoryEstimate(paths=7),)
+
+class Keeping(Plain):
+    def tell(self, nodes):
+        assert self.request.vote == "weighted" and self.root.path == ()
+
+class Scripted(Plain):
+    asked, keeps = [], []
+    def ask(self): return self.asked
+    def tell(self, nodes): pass
+    def kept(self): return self.keeps
+    def finished(self): return self.nothing
+
+class Half:
+    def ask(self): return []
+    def finished(self): return True
+
+class Alone(Plain):
+    def __init__(self, root): pass
+
+class BadVote(Plain):
+    vote = "loudest"
+
+class BadUsual(Plain):
+    usual = {{"beam_width": 3}}
+
+class Failing(Plain):
+    def __init__(self, request, root): raise ZeroDivisionError("of mine")
+
+def function(request, root): pass
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def my_searches(tmp_path_factory):
+    """A module of the user's in the current folder."""
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "my_searches.py").write_text(MODULE)
+    (folder / "my_broken.py").write_text("import math\n\nmath.sqrt(-1)\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [*sys.path])
+        yield folder
+        sys.modules.pop("my_searches", None)
+
+
+def request(name: str, **fields) -> SearchRequest:
+    return SearchRequest("-", CodeName(f"my_searches:{name}"), **fields)
+
+
+def test_a_class_that_says_nothing_more_is_a_scored_search_of_n_times_m_children():
+    plain = request("Plain", beam_width=2, expansion=3)
+    validate(plain)
+    assert needs_verifier(plain)
+    assert with_defaults(plain) == replace(plain, vote=Vote.WEIGHTED)
+    assert memory_estimate(plain) == (MemoryEstimate(paths=6, steps=6),)
+    assert not answers_suffice(plain)
+    assert {"exploration", "early_stop"} <= unused_fields(plain)
+    assert not {"beam_width", "expansion", "aggregation"} & unused_fields(plain)
+
+
+def test_the_constructor_gets_the_request_with_its_defaults_and_the_root():
+    root = Node(0, None, ())
+    made = make_algorithm(request("Keeping"), root)
+    assert made.uses_scores
+    assert list(made.kept()) == [root]
+    made.tell([])
+    assert made.finished()
+
+
+def test_a_class_without_scores_votes_by_majority_and_needs_no_verifier_unless_its_vote_does():
+    assert with_defaults(request("Unscored")).vote is Vote.MAJORITY
+    assert not needs_verifier(request("Unscored"))
+    assert "aggregation" in unused_fields(request("Unscored"))
+    assert needs_verifier(request("Unscored", vote=Vote.WEIGHTED))
+
+
+def test_a_class_may_tell_its_vote_its_fields_its_memory_and_which_scores_it_reads():
+    told = request("Told")
+    assert with_defaults(told) == replace(told, vote=Vote.NAIVE, exploration=2.0)
+    assert with_defaults(request("Told", exploration=1.0)).exploration == 1.0
+    assert "exploration" not in unused_fields(told)
+    assert memory_estimate(told) == (MemoryEstimate(paths=7),)
+    assert answers_suffice(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "my_searches:Half",
+            "lacks the method tell, the method kept, the class attribute uses_scores, True or False, a co",
+        ),
+        ("my_searches:Alone", "lacks a constructor that takes a request and a root"),
+        ("my_searches:function", "must be a class"),
+        ("my_searches:BadVote", "its vote must be one of naive, weighted, majority, is 'loudest'"),
+        ("my_searches:BadUsual", "its usual must be a dict with defaults of confidence, exploration, iterations"),
+        ("my_searches:Nothing", "has no attribute 'Nothing'"),
+        ("my_searches:", "has no attribute ''"),
+        ("no_such_module:Search", "No module named 'no_such_module'"),
+        (":Search", "Empty module name"),
+        ("my_broken:Search", "my_broken.py:3: ValueError: math domain error"),
+    ],
+)
+def test_what_a_class_lacks_is_said_in_one_line(name: str, said: str):
+    with pytest.raises(InvalidRequestError) as caught:
+        needs_verifier(SearchRequest("-", CodeName(name)))
+    (violation,) = caught.value.violations
+    assert violation.field == "algorithm"
+    assert violation.description.startswith(f"{name}: ")
+    assert said in violation.description
+    assert "\n" not in violation.description
+
+
+def test_a_constructor_that_fails_is_named_with_its_line():
+    with pytest.raises(
+        InvalidRequestError, match=r"my_searches:Failing: creating it failed, .*: ZeroDivisionError: of m"
+    ):
+        make_algorithm(request("Failing"), Node(0, None, ()))
+
+
+def test_what_breaks_the_contract_fails_the_search_and_is_told():
+    root = Node(0, None, ())
+    children = [Node(1 + i, root, (i,)) for i in range(3)]
+    ended = Node(9, root, (3,), termination=Termination.EOS)
+    plan = request("Scripted", beam_width=1, expansion=2)
+    made = make_algorithm(plan, root)
+    its = sys.modules["my_searches"].Scripted
+    its.asked = []
+    with pytest.raises(EspalierError, match="--algorithm my_searches:Scripted: is not finished and asks for nothing"):
+        made.ask()
+    its.asked = [Expand(root, 3)]
+    with pytest.raises(
+        EspalierError, match=r"asks for 3 children in a round, and without its own `memory` may at most 2"
+    ):
+        made.ask()
+    its.asked = [Expand(root, 2)]
+    assert made.ask() == its.asked
+    its.keeps = children
+    with pytest.raises(EspalierError, match="keeps 3 open paths"):
+        made.tell(children)
+    its.keeps = [children[0], ended]
+    made.tell(children)
+    for node in (root, children[1], ended):
+        its.asked = [Expand(node, 1)]
+        with pytest.raises(EspalierError, match="no Expand of a node that it kept and that has not ended"):
+            made.ask()
+    with pytest.raises(
+        EspalierError, match=r"finished failed, .*: AttributeError: 'Scripted' object has no attribute 'noth"
+    ):
+        made.finished()
+    its.keeps = None
+    with pytest.raises(EspalierError, match=r"kept failed, .*NoneType"):
+        made.tell(children)
+
+
+def test_text_never_loads_code(my_searches: Path):
+    (my_searches / "my_trap.py").write_text("raise SystemExit('loaded')\n")
+    name = "my_trap:Search"
+    usual = "must be one of greedy, chain"
+    with pytest.raises(InvalidRequestError, match=usual):
+        from_values(SearchRequest, {"problem": "-", "algorithm": name})
+    with pytest.raises(InvalidRequestError, match=usual):
+        make_request("-", {"algorithm": name})
+    with pytest.raises(InvalidRequestError, match=usual):
+        validate(SearchRequest("-", name))  # pyright: ignore[reportArgumentType] - as a caller in Python may
+    with pytest.raises(KeyError):
+        needs_verifier(SearchRequest("-", name))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidRequestError, match="algorithm: cannot be sent"):
+        request_to_wire(SearchRequest("-", CodeName(name)))
+    _, violations = request_from_wire(pb.SolveProblemRequest(problem="-", algorithm=99))  # pyright: ignore[reportArgumentType]
+    assert [violation.field for violation in violations] == ["algorithm"]
+    assert "my_trap" not in sys.modules
+
+
+def test_a_name_is_code_where_whoever_runs_the_process_gives_it():
+    made = make_request("-", with_own_code({"algorithm": "my_searches:Plain"}))
+    assert isinstance(made.algorithm, CodeName)
+    assert make_request("-", with_own_code({"algorithm": "dvts"})).algorithm is AlgorithmName.DVTS
+    assert with_own_code({"seed": 1}) == {"seed": 1}
+
+
+def test_a_name_stays_one_in_copies_and_in_other_processes():
+    plain = request("Plain")
+    for same in (make_request(plain, {}), pickle.loads(pickle.dumps(plain)), copy.deepcopy(plain)):
+        assert same == plain
+        assert isinstance(same.algorithm, CodeName)
+
+
+def test_the_code_of_a_search_has_a_digest_and_built_in_ones_have_none():
+    (digest,) = own_code(request("Plain")).values()
+    assert len(digest) == 64
+    assert own_code(SearchRequest("-")) == {}
