@@ -24,7 +24,7 @@ class Worker:
                 [sys.executable, "-P", "-m", __name__, str(its.fileno())],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # a script may have changed its path
                 pass_fds=[its.fileno()],
-                start_new_session=True,  # Ctrl+C is for the other one
+                process_group=0,  # Ctrl+C is for the other one
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
