@@ -196,12 +196,21 @@ def host(
 
 
 @app.command()
-def gpu_kernels(json_path: JsonPath = None) -> None:
+def gpu_kernels(
+    architecture: Annotated[
+        list[str] | None, typer.Option(help="Only for this architecture, like sm_90; may be repeated.")
+    ] = None,
+    json_path: JsonPath = None,
+) -> None:
     """Registers, shared memory, occupancy and instructions of each kernel for GPUs; needs triton, and no GPU."""
-    from espalier.experiments.bench.gpu.kernels import run
+    from espalier.experiments.bench.gpu.kernels import ARCHITECTURES, run
     from espalier.experiments.bench.report import Report
 
-    Report("kernels for GPUs, compiled", json_path).finish(*run())
+    if unknown := set(architecture or ()) - ARCHITECTURES.keys():
+        raise typer.BadParameter(
+            f"{min(unknown)} is not one of {', '.join(ARCHITECTURES)}", param_hint="--architecture"
+        )
+    Report("kernels for GPUs, compiled", json_path).finish(*run(architecture or tuple(ARCHITECTURES)))
 
 
 @app.command()

@@ -222,6 +222,8 @@ def test_pool_benchmark_sets_aside_as_much_as_it_is_told(bench, tmp_path, monkey
     from espalier.experiments.bench.engine import pool
 
     monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=4 M=4"]})
+    for shares in ("SPLITS", "_SHARES"):
+        monkeypatch.setattr(pool, shares, {"shared": None} if shares == "_SHARES" else {})
     in_flight = []
     for share in (0.0, 1.0):
         file = tmp_path / "pool.json"

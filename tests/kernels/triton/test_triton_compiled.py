@@ -1,4 +1,4 @@
-"""Every kernel compiled for two architectures, in a process without the interpreter: what the compiler makes of it."""
+"""Every kernel compiled in a process without the interpreter: what the compiler makes of it."""
 
 import json
 import os
@@ -15,17 +15,18 @@ MOST_SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
 """Bytes of shared memory that a program may ask for."""
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module", params=[pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("compiled")
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, "-m", "espalier.experiments.bench", "gpu-kernels", "--json", str(folder / "found.json")]
+    command = [sys.executable, "-m", "espalier.experiments.bench", "gpu-kernels"]
+    command += ["--architecture", request.param, "--json", str(folder / "found.json")]
     subprocess.run(command, env=environment, check=True, capture_output=True)
     return json.loads((folder / "found.json").read_text())["rows"]
 
 
 def test_every_kernel_compiles_without_spills_within_shared_memory(compiled: list[dict[str, Any]]):
-    assert {row["architecture"] for row in compiled} == set(MOST_SHARED)
+    assert len({row["architecture"] for row in compiled}) == 1
     for row in compiled:
         assert row["spilled bytes"] == 0, row
         assert row["shared bytes"] <= MOST_SHARED[row["architecture"]], row
@@ -53,7 +54,8 @@ def test_every_kernel_of_the_folder_is_compiled(compiled: list[dict[str, Any]]):
 
 def test_the_committed_table_is_what_the_compiler_makes(compiled: list[dict[str, Any]]):
     record = json.loads(RECORD.read_text())
+    rows = [row for row in record["rows"] if row["architecture"] == compiled[0]["architecture"]]
     named = [{name: row[name] for name in ("kernel", "model", "architecture")} for row in compiled]
-    assert [{name: row[name] for name in named[0]} for row in record["rows"]] == named
+    assert [{name: row[name] for name in named[0]} for row in rows] == named
     if record["machine"]["packages"]["triton"] == version("triton"):
-        assert record["rows"] == compiled
+        assert rows == compiled
