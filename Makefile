@@ -32,8 +32,11 @@ $(VENV)/.tests: tests/requirements.txt $(STAMP)
 demo: $(STAMP)  ## solve one problem by beam search with the bundled models, on CPU
 	$(BIN)/espalier solve
 
+# One process more than cores, as many tests wait for processes of their own.
+WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
+
 test: $(VENV)/.tests  ## the whole suite but the markers slow and browser, on up to four cores
-	$(BIN)/python -m pytest -m "not slow and not browser" --numprocesses logical --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -m "not slow and not browser" --numprocesses $(WORKERS) --dist worksteal
 
 test-slow: $(VENV)/.tests  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow
