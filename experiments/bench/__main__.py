@@ -24,8 +24,6 @@ VllmPython = Annotated[
 SearchAndLearnFolder = Annotated[
     Path | None,
     typer.Option(
-        exists=True,
-        file_okay=False,
         help="Folder `src` of search-and-learn, whose own code then takes part on vLLM, with both models in float32 "
         "and in int8.",
     ),

@@ -51,6 +51,8 @@ def running_peers(
     peers: dict[str, Peer] = {}
     remarks: list[str] = []
     wanted = only or tuple(TITLES)
+    if search_and_learn and not (search_and_learn / "sal").is_dir():
+        raise EspalierError(f"--search-and-learn {search_and_learn}: it has no folder sal; name search-and-learn's src")
     with ExitStack() as stack:
         vllm = None
         if {"vllm", "original", "original-int8"} & {*wanted}:

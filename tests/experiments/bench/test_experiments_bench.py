@@ -126,8 +126,8 @@ def test_search_benchmark_refuses_an_unknown_peer(bench):
 
 @pytest.mark.parametrize(
     ("options", "remedy"),
-    [(["--peers", "vllm"], "--vllm-python"), (["--search-and-learn", "."], "--vllm-python")],
-    ids=["no vLLM", "no vLLM for its own code"],
+    [(["--peers", "vllm"], "--vllm-python"), (["--search-and-learn", "."], "has no folder sal")],
+    ids=["no vLLM", "no search-and-learn"],
 )
 def test_search_benchmark_without_the_peer_that_was_asked_for_says_so(bench, options, remedy):
     ran = bench("search", "--vllm-python", "none", *options)

@@ -309,6 +309,14 @@ def test_search_and_learns_own_code_takes_part_in_both_precisions(stand_in, sear
     assert "@1/transformers" not in ran.output
 
 
+def test_search_and_learns_own_code_needs_vllm(search_and_learn):
+    with (
+        pytest.raises(EspalierError, match="--vllm-python"),
+        running_peers(NO_VLLM, search_and_learn, (), candidates=4),
+    ):
+        pass
+
+
 def test_a_vllm_that_cannot_run_int8_leaves_its_row_out_and_says_why(stand_in, search_and_learn, tmp_path):
     file = tmp_path / "vllm.py"
     refusal = """
