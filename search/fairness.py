@@ -1,4 +1,4 @@
-"""Who shares with whom: callers share equally, and the connections of one caller share what it gets."""
+"""Fair shares: callers share equally, and the connections of one caller share what it gets."""
 
 import threading
 from collections import Counter

@@ -29,7 +29,7 @@ _KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "t
 CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 """Formats of files with values of fields."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
-MOST_ITEMS = 1024
+MAX_ITEMS = 1024
 """Longest list whose items are looked at."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
@@ -205,8 +205,8 @@ def _items(kind: type, name: str, values: Any, wrong: list[Violation]) -> Any:
     """A list's items as instances of `kind`; what is wrong with them goes to `wrong`."""
     if not isinstance(values, list | tuple):
         return values
-    if len(values) > MOST_ITEMS:
-        wrong.append(Violation(name, f"must be at most {MOST_ITEMS} items, is {len(values)}"))
+    if len(values) > MAX_ITEMS:
+        wrong.append(Violation(name, f"must be at most {MAX_ITEMS} items, is {len(values)}"))
         return ()
     items = []
     for index, value in enumerate(values):

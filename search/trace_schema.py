@@ -1,4 +1,4 @@
-"""What the fields of a trace must be, and how its parts must fit together; see `trace`."""
+"""Types of a trace's fields, and checks that its parts fit together; see `trace`."""
 
 import math
 from collections.abc import Iterator

@@ -20,7 +20,7 @@ _CHARACTERS_PER_TOKEN = 2
 """Characters of a prompt that cost one token: four a token, which both models read."""
 _MOST_PIECES = 4096
 """Pieces of problems that are remembered for each worker, 256 KiB of text."""
-_MOST_HELD = 4
+_MAX_HELD = 4
 """Searches that a worker has at most, suspended ones included, in multiples of those that it runs."""
 _NOTHING = Occupancy(0, 0, {})
 
@@ -149,7 +149,7 @@ class WorkerState:
         account, accounts = search.options.account, [other.options.account for other in self.running.values()]
         share, _ = Shares(most - sum(higher > 0 for higher in priorities), [*accounts, account]).of(account)
         held, _ = Holdings(accounts).of(account)
-        return held < share and len(priorities) < _MOST_HELD * most
+        return held < share and len(priorities) < _MAX_HELD * most
 
     def give(self, search: Search) -> None:
         """Note that it was given a search."""

@@ -20,7 +20,7 @@ from espalier.kernels.compilation.compiler import is_compiled, kept_in
 from espalier.kernels.compilation.progress import Progress
 from espalier.kernels.compilation.worker import Worker
 
-_MOST_PROCESSES = 4
+_MAX_PROCESSES = 4
 """With more it would not end sooner: the largest function takes as long as the rest shared out among so many."""
 
 
@@ -71,7 +71,7 @@ def compile_ahead(wanted: Sequence[Compilation], cores: int) -> None:
         place = kept_in(missing[0].function)
         with Progress(sys.stderr, once=place is not None) as progress, _locked(place):
             queue = _Queue(missing, progress)
-            with _workers(min(cores, _MOST_PROCESSES, queue.total) - 1 if place else 0, queue):
+            with _workers(min(cores, _MAX_PROCESSES, queue.total) - 1 if place else 0, queue):
                 while one := queue.take():
                     one.run()
                     queue.complete(one)

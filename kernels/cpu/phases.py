@@ -1,4 +1,4 @@
-"""What the phases of a decoder's forward pass do for one work item: some rows of a result, or a part of a product."""
+"""Work items of the phases of a decoder's forward pass: some rows of a result, or a part of a product."""
 
 import math
 from typing import Any, NamedTuple

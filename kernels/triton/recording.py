@@ -10,7 +10,7 @@ from espalier.kernels.triton.steps import DeviceStep, Room, StepTokens
 
 LADDER = (1, 2, 4, *range(8, 257, 8))
 """Numbers of tokens that steps are recorded for; a step takes the next one, with tokens that are written nowhere."""
-_MOST_ITEMS = 1024
+_MAX_ITEMS = 1024
 
 Recorder = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
 """Records what a function does on the device; returns what does it again, and what the function returned, which that
@@ -34,7 +34,7 @@ class RecordedStep:
 
 def room_of(tokens: int) -> Room:
     """Room for steps of so many tokens of any usual context; a step that needs more is not replayed."""
-    items = tokens + _MOST_ITEMS
+    items = tokens + _MAX_ITEMS
     return Room(tokens, items, items, 4 * items, 4 * items, 256 * tokens + 4096)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from espalier.search.fairness import NOBODY, Account, Holdings, Shares
 from espalier.search.service.errors import BusyError
 
-MOST_HELD = 4
+MAX_HELD = 4
 """Slots held at most, suspended searches included, in multiples of those that there are."""
 
 _CALLERS = 1024
@@ -45,7 +45,7 @@ class CallQueue:
 
     A call does not wait for slots held at lower priorities, nor for those of others while its caller, or its
     connection, holds less than its equal share: it is admitted as if they were free, and the orchestrator suspends
-    other searches. In total, callers hold at most `MOST_HELD` times the number of slots, and only those below their
+    other searches. In total, callers hold at most `MAX_HELD` times the number of slots, and only those below their
     share more than twice.
 
     gRPC's `maximum_concurrent_rpcs` would also refuse health checks, so admission happens in the handler.
@@ -185,4 +185,4 @@ class CallQueue:
             return True
         of_caller, own = shares.of(waiter.account)
         held_of_caller, held = self._holdings.of(waiter.account)
-        return (held_of_caller < of_caller and total < MOST_HELD * self.slots) or (held < own and total < more)
+        return (held_of_caller < of_caller and total < MAX_HELD * self.slots) or (held < own and total < more)

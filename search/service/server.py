@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from espalier.search.run.executor import Executor
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import AccessLog, Call
-from espalier.search.service.call_queue import MOST_HELD
+from espalier.search.service.call_queue import MAX_HELD
 from espalier.search.service.engine_thread import EngineThread, Search
 from espalier.search.service.errors import BindError
 from espalier.search.service.grpc_api.credentials import reloading_credentials
@@ -78,7 +78,7 @@ class Server:
         """
         self._settings = settings
         most = settings.max_searches or MOST_SEARCHES
-        self.engine = EngineThread(load, MOST_HELD * most + 2 * settings.max_queue + 1, settings.event_buffer)
+        self.engine = EngineThread(load, MAX_HELD * most + 2 * settings.max_queue + 1, settings.event_buffer)
         self.session = Session(self.engine, settings, self._on_search_end)
         self.metrics = Metrics()
         self.metrics.registry.register(EngineMetrics(self.engine, self.session, settings))

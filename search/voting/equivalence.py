@@ -11,7 +11,7 @@ from espalier.search.request import AnswerEquivalence
 from espalier.search.voting.math_verify import DEFAULT_MEMORY_BYTES, Grade, Grader
 
 _MOST_WORKERS = 4  # each imports sympy on first use and takes about 100 MB
-_MOST_PROCESSES = 8
+_MAX_PROCESSES = 8
 """Processes of all callers together."""
 
 log = logging.getLogger("espalier.search")
@@ -55,7 +55,7 @@ class MathVerify:
     def __init__(self, memory_bytes: int = DEFAULT_MEMORY_BYTES, workers: int = 1) -> None:
         """Set the number of processes of an account, and the memory limit of each in bytes; see `Grader`."""
         self._memory_bytes = memory_bytes
-        self._turns = Turns(max(_MOST_PROCESSES, workers + 1), workers)
+        self._turns = Turns(max(_MAX_PROCESSES, workers + 1), workers)
         self._lock = threading.Lock()  # guards what follows
         self._graders: list[Grader] = []  # of one process each
         self._idle: list[Grader] = []  # the one to use next is the last

@@ -1,4 +1,4 @@
-"""What ends a turn, and what a prompt begins with: by everything that a checkpoint says, and with its source.
+"""End tokens of a turn and first tokens of a prompt, by everything that a checkpoint says, each with its source.
 
 A token ends what a model generates if one of these says so. None overrules another: makers forget one place or two, and
 a token that ends a text in one place means nothing else in another.

@@ -1,4 +1,4 @@
-"""How long one caller's small searches take beside what another caller asks, and whether they answer the same."""
+"""Seconds and answers of one caller's small searches, alone and beside another caller's load."""
 
 import statistics
 import threading

@@ -37,7 +37,7 @@ from espalier.search.result import (
     StopReason,
     Usage,
 )
-from espalier.search.schema import MOST_ITEMS
+from espalier.search.schema import MAX_ITEMS
 from espalier.v1 import search_pb2 as pb
 
 _DATACLASSES: dict[str, type] = {
@@ -248,8 +248,8 @@ def _from_message(message: Any, violations: list[Violation] | None = None) -> An
         if field.attribute not in kind.__dataclass_fields__:
             continue  # a property
         item = getattr(message, field.name)
-        if violations is not None and field.repeated and len(item) > MOST_ITEMS:
-            violations.append(Violation(field.name, f"must be at most {MOST_ITEMS} items, is {len(item)}"))
+        if violations is not None and field.repeated and len(item) > MAX_ITEMS:
+            violations.append(Violation(field.name, f"must be at most {MAX_ITEMS} items, is {len(item)}"))
             continue
         left_out = not message.HasField(field.name) if field.has_presence else field.word and item == 0
         if left_out and field.attribute not in without_default:
