@@ -108,6 +108,22 @@ def test_a_free_place_goes_to_the_one_that_holds_fewest(working: Callable[..., W
     assert work.order.count(ONE) == 3
 
 
+def test_who_holds_fewer_places_goes_first_whatever_it_has_paid(working: Callable[..., Work]):
+    three = Account("three")
+    work = working(3, each=2)
+    turns = work._turns
+    turns.take(TWO)
+    turns.give_back(TWO, 9.0)
+    for account in (ONE, three, three):
+        turns.take(account)
+    work.ask(ONE)
+    work.ask(TWO)
+    turns.give_back(three, 1.0)
+    assert work.got(1) == [TWO]
+    turns.give_back(three, 1.0)
+    assert work.got(2) == [TWO, ONE]
+
+
 @pytest.mark.parametrize("connections", [1, 3])
 def test_no_caller_holds_every_place(connections: int, working: Callable[..., Work]):
     work = working(3, each=1)
