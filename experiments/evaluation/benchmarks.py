@@ -14,7 +14,7 @@ A problem is a text, or a conversation: a list of messages with `role` and `cont
 An id that occurs again gets a number behind it, as in `a1#2`.
 
 A gold answer is a number, or LaTeX without dollars. In a worked solution, it is found as a model's answer is, in the
-last box, as in MATH, or after the last `####`, as in GSM8K; see `search.voting.answers`. A list holds several accepted
+last box, as in MATH, or after the last `####`, as in GSM8K; see `search.grading.answers`. A list holds several accepted
 answers, any of which is right.
 
 So GSM8K, MATH-500, AIME and AMC are read as they are, and data for reinforcement learning with verl. A record with
@@ -53,8 +53,8 @@ from espalier.experiments.evaluation.benchmark_files import (
     value_at,
 )
 from espalier.search.conversation import ChatMessage
-from espalier.search.voting.answers import doubt_of, extract_gold
-from espalier.search.voting.boxes import boxed
+from espalier.search.grading.answers import doubt_of, extract_gold
+from espalier.search.grading.boxes import boxed
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "problem": ("problem", "Body+Question", "question", "prompt"),

@@ -17,11 +17,11 @@ from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample, refused_sample, sample_of, tree_record
 from espalier.experiments.evaluation.summary import Summary, search_fields, summarise
 from espalier.search.algorithms import own_code
+from espalier.search.grading.equality import is_right_within
+from espalier.search.grading.math_verify import Grade, Grader
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
 from espalier.search.run.executor import Executor
-from espalier.search.voting.equality import is_right_within
-from espalier.search.voting.math_verify import Grade, Grader
 
 _Grades = list["Future[Grade]"]
 """Grades of one answer, by each accepted answer."""

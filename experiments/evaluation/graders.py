@@ -7,8 +7,8 @@ from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.search.algorithms.own_code import load_code
-from espalier.search.voting.math_verify import DEFAULT_MEMORY_BYTES, Grader
-from espalier.search.voting.notation.numerals import number_in
+from espalier.search.grading.math_verify import DEFAULT_MEMORY_BYTES, Grader
+from espalier.search.grading.notation.numerals import number_in
 
 Check = Callable[[str, str], bool]
 """Whether an answer, the second text, is right by the gold answer, the first."""
@@ -22,7 +22,7 @@ _INTEGER = re.compile(r"\d+")
 def make_grader(name: str = DEFAULT, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Grader:
     """A grader by its name; what it checks runs in child processes with limits of time and memory.
 
-    - `math-verify`: equal values, formulas and sets; see `voting.equality`.
+    - `math-verify`: equal values, formulas and sets; see `grading.equality`.
     - `exact`: the same text, but for blanks around it.
     - `choice`: the same letter, as in `(B)`, `B.` or `B: because`.
     - `numeric` or `numeric:TOLERANCE`: numbers that differ by no more than a share of the gold one (default 1e-6).

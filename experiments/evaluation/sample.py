@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import Any
 
 from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.search.grading.math_verify import Grade
 from espalier.search.request import SearchRequest
 from espalier.search.result import NodeRecord, SearchResult, StopReason
 from espalier.search.run.usage import UsageMeter
-from espalier.search.voting.math_verify import Grade
 
 REFUSED = "refused"
 """Stop reason of a problem that was not searched."""

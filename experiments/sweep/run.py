@@ -30,10 +30,10 @@ from espalier.experiments.sweep.grid import (
     settings_of,
     varied_fields,
 )
+from espalier.search.grading.math_verify import Grader
 from espalier.search.request import SearchRequest, with_own_code
 from espalier.search.run.executor import Executor
 from espalier.search.schema import CodeName, from_values
-from espalier.search.voting.math_verify import Grader
 
 CELLS, TABLE = "cells.json", "sweep.csv"
 """File names of a sweep's tables."""

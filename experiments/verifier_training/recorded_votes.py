@@ -20,11 +20,11 @@ from espalier.experiments.evaluation.graders import make_grader
 from espalier.experiments.evaluation.run_folder import read_samples
 from espalier.experiments.prm_evaluation.metrics import auc_within
 from espalier.experiments.report.runs import TREES, load_runs, read_lines
+from espalier.search.grading.answers import extract_answer
+from espalier.search.grading.math_verify import Grader
 from espalier.search.request import Aggregation, AlgorithmName, Vote
 from espalier.search.result import Candidate
 from espalier.search.tree import aggregate
-from espalier.search.voting.answers import extract_answer
-from espalier.search.voting.math_verify import Grader
 from espalier.search.voting.vote import select
 
 _AUCS = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9)

@@ -20,9 +20,9 @@ from espalier.engine.work import Generate, Generated, Sampling, StopCause, strea
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
 from espalier.experiments.verifier_training.tree_file import StepRecord, TreeRecord
+from espalier.search.grading.answers import extract_answer
+from espalier.search.grading.boxes import last_boxed
 from espalier.search.run.generator import Generator
-from espalier.search.voting.answers import extract_answer
-from espalier.search.voting.boxes import last_boxed
 
 VALUED_AT_ONCE = 4
 """Steps of a problem whose continuations are sampled at the same time; they bound its memory."""

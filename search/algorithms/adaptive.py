@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from espalier.search.algorithms.base import Expand, path_score
+from espalier.search.grading.answers import exact_match_key, extract_answer
 from espalier.search.request import Aggregation, Vote
 from espalier.search.tree import Node
-from espalier.search.voting.answers import exact_match_key, extract_answer
 from espalier.search.voting.decided import leader_and_rival
 
 

@@ -14,13 +14,13 @@ from espalier.prm.scorers.base import StepScorer, StepScoring
 from espalier.prm.verifier import Verification, Verifier
 from espalier.search.algorithms import needs_verifier, stops_early
 from espalier.search.algorithms.base import Expand, viable
+from espalier.search.grading.boxes import last_boxed
 from espalier.search.loops import is_degenerate
 from espalier.search.result import Candidate
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import ResolvedRequest
 from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.tree import Node, Termination
-from espalier.search.voting.boxes import last_boxed
 from espalier.search.voting.decided import make_gate
 
 

@@ -15,6 +15,7 @@ from espalier.prm.verifier import Verifier
 from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand
 from espalier.search.fairness import Account
+from espalier.search.grading.answers import extract_answer
 from espalier.search.request import Vote
 from espalier.search.result import (
     Asked,
@@ -39,7 +40,6 @@ from espalier.search.run.generator import Generator
 from espalier.search.run.memory import ResolvedRequest
 from espalier.search.run.usage import UsageMeter
 from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
-from espalier.search.voting.answers import extract_answer
 from espalier.search.voting.vote import VoteResult, select
 
 log = logging.getLogger("espalier.search")

@@ -1,1 +1,1 @@
-"""From candidates to an answer: answers are extracted, normalized, compared and voted on."""
+"""Votes: from candidates to an answer."""

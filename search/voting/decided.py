@@ -4,10 +4,10 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
+from espalier.search.grading.answers import exact_match_key, is_number
 from espalier.search.request import EarlyStop, SearchRequest, Vote
 from espalier.search.result import Candidate
 from espalier.search.tree import Node
-from espalier.search.voting.answers import exact_match_key, is_number
 
 Weight = TypeVar("Weight", int, float)
 _ROUNDING = 1e-6

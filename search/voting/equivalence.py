@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from typing import NamedTuple, Protocol
 
 from espalier.search.fairness import NOBODY, Account, Turns
+from espalier.search.grading.math_verify import DEFAULT_MEMORY_BYTES, Grade, Grader
 from espalier.search.request import AnswerEquivalence
-from espalier.search.voting.math_verify import DEFAULT_MEMORY_BYTES, Grade, Grader
 
 _MOST_WORKERS = 4  # each imports sympy on first use and takes about 100 MB
 _MAX_PROCESSES = 8

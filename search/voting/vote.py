@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from espalier.search.fairness import NOBODY, Account
+from espalier.search.grading.answers import canonical, exact_match_key, is_number
+from espalier.search.grading.reading import marks_agree, read
 from espalier.search.request import EXACT_MATCH, Vote
 from espalier.search.result import Candidate
-from espalier.search.voting.answers import canonical, exact_match_key, is_number
 from espalier.search.voting.equivalence import Equivalence
-from espalier.search.voting.reading import marks_agree, read
 
 VOTE_SECONDS = 60.0
 """CPU seconds after which a vote falls back to exact match; adversarial answers could otherwise delay it for hours."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from espalier.search.voting.math_verify import DEFAULT_MEMORY_BYTES, Grader
+from espalier.search.grading.math_verify import DEFAULT_MEMORY_BYTES, Grader
 
 
 class Ran(NamedTuple):

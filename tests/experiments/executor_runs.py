@@ -7,10 +7,10 @@ from typing import Any
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.evaluation.evaluate import evaluate
 from espalier.experiments.evaluation.sample import Sample
+from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.executor import Executor
 from espalier.search.run.load import RuntimeSettings
-from espalier.search.voting.math_verify import Grader
 
 RUNTIME = RuntimeSettings(kv_memory=2**28, threads=1, max_running=4)
 REQUEST = SearchRequest("-", AlgorithmName.BEAM, 2, 2)

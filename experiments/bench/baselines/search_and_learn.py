@@ -23,9 +23,9 @@ from transformers import AutoTokenizer
 
 from espalier.experiments.bench.baselines.transformers_models import TransformersModels
 from espalier.experiments.bench.baselines.vllm_process import VllmProcess
+from espalier.search.grading.answers import extract_answer
 from espalier.search.request import AlgorithmName, Vote
 from espalier.search.result import Candidate
-from espalier.search.voting.answers import extract_answer
 from espalier.search.voting.vote import select
 
 _DELIMITER = "\n\n"

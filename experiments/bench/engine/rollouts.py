@@ -16,8 +16,8 @@ from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.experiments.verifier_training.rollouts import sample_trees
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeRecord
+from espalier.search.grading.math_verify import Grader
 from espalier.search.run.load import RuntimeSettings, load_generator_alone
-from espalier.search.voting.math_verify import Grader
 
 _SOLUTIONS = 16
 _MOST_TOKENS = 256

@@ -12,9 +12,9 @@ from espalier.experiments.evaluation.evaluate import evaluate, run_configuration
 from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.statistics import mean_interval
 from espalier.experiments.evaluation.summary import Summary
+from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
-from espalier.search.voting.math_verify import Grader
 
 _ANY = SearchRequest("-")
 CONTESTANTS = {

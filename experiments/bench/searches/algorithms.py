@@ -13,10 +13,10 @@ from espalier.experiments.evaluation.evaluate import evaluate, run_configuration
 from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.evaluation.statistics import mean_interval
+from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.voting.math_verify import Grader
 
 CEILING = "pass@N"
 """Not an algorithm: whether any of best-of-N's paths is right (pass@N)."""

@@ -15,9 +15,9 @@ from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.bench.searches.peers import GENERATOR, TITLES, VERIFIER
 from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
 from espalier.experiments.evaluation.statistics import paired_interval, wilson_interval
+from espalier.search.grading.answers import canonical
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
-from espalier.search.voting.answers import canonical
 
 IN_FLIGHT = (1, 8, 32)
 _WARM_UP_PROBLEMS = 32

@@ -4,9 +4,9 @@ from functools import partial
 from typing import Any
 
 from espalier.experiments.cli import main as cli
+from espalier.search.grading.answers import extract_answer
 from espalier.search.run import search
 from espalier.search.tree import Node
-from espalier.search.voting.answers import extract_answer
 
 ROOTS, TOWERS = 10**6, 2 * 10**6
 """First seeds of searches that answer with square roots, and with towers of powers."""

@@ -227,8 +227,8 @@ def test_environment_names_the_models(espalier, monkeypatch):
 def test_grader_memory_reaches_what_compares_answers(espalier, monkeypatch, tmp_path, command):
     """From the line, else from the environment, else as `RuntimeSettings` has it."""
     from espalier.experiments.cli import loading
+    from espalier.search.grading import math_verify as grading
     from espalier.search.service import server
-    from espalier.search.voting import math_verify as grading
 
     seen: list[int] = []
 
@@ -248,7 +248,7 @@ def test_grader_memory_reaches_what_compares_answers(espalier, monkeypatch, tmp_
 
 
 def test_grader_memory_is_that_of_who_grades_an_evaluation_too(espalier, monkeypatch):
-    from espalier.search.voting.math_verify import Grader
+    from espalier.search.grading.math_verify import Grader
 
     made: list[int] = []
     begin = Grader.__init__
@@ -292,7 +292,7 @@ def test_solve_json_is_the_whole_result_and_nothing_else(espalier):
 
 
 def test_votes_of_the_demo_start_no_process(espalier, monkeypatch):
-    from espalier.search.voting.math_verify import Grader
+    from espalier.search.grading.math_verify import Grader
 
     monkeypatch.setattr(Grader, "submit", None)  # who calls it fails
     for algorithm in ("best-of-n", "majority", "beam"):

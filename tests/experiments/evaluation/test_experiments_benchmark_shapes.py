@@ -10,7 +10,7 @@ from espalier.experiments.evaluation.benchmarks import BenchmarkError, Problem, 
 from espalier.experiments.evaluation.evaluate import _grade, _submit
 from espalier.experiments.evaluation.graders import make_grader
 from espalier.experiments.evaluation.sample import refused_sample
-from espalier.search.voting.math_verify import Grader
+from espalier.search.grading.math_verify import Grader
 
 QUESTION = "Let $a$ and $b$ be positive. Find $a+b$."
 

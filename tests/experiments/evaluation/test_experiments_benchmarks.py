@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from espalier.experiments.evaluation.benchmarks import BenchmarkError, Problem, load_benchmark
-from espalier.search.voting.answers import extract_answer
-from espalier.search.voting.equality import is_right
-from espalier.search.voting.math_verify import Grader
+from espalier.search.grading.answers import extract_answer
+from espalier.search.grading.equality import is_right
+from espalier.search.grading.math_verify import Grader
 
 COPIES = Path(__file__).resolve().parents[4] / "shared" / "benchmarks"
 MATH = {"problem": "1+1?", "solution": "2", "answer": "2", "subject": "Algebra", "level": 3, "unique_id": "a/1.json"}

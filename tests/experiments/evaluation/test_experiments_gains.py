@@ -7,10 +7,10 @@ import pytest
 
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.experiments.evaluation.statistics import mean_interval
+from espalier.search.grading.answers import canonical
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.voting.answers import canonical
 
 PROBLEMS, SEEDS = 150, (11, 12)
 MAJORITY = SearchRequest("-", AlgorithmName.MAJORITY, beam_width=16)

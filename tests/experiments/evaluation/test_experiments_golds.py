@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from espalier.experiments.evaluation.benchmarks import BenchmarkError, load_benchmark
-from espalier.search.voting.answers import extract_answer, extract_gold
+from espalier.search.grading.answers import extract_answer, extract_gold
 
 
 @pytest.fixture

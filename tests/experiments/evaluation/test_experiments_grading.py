@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pebble import ProcessPool
 
-from espalier.search.voting.math_verify import Grade, Grader
+from espalier.search.grading.math_verify import Grade, Grader
 
 RUNAWAY = "x+10^{10^{10}}"  # sympy computes it digit by digit
 
@@ -207,7 +207,7 @@ def test_leaving_on_an_error_does_not_wait_for_a_running_grade():
 SEES_CTRL_C = """
 import multiprocessing, os, signal
 from pathlib import Path
-from espalier.search.voting.math_verify import Grader
+from espalier.search.grading.math_verify import Grader
 
 def sees_ctrl_c(child):
     status = dict(line.split(":\\t", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())

@@ -15,9 +15,9 @@ from espalier.experiments.evaluation.run_folder import RunFolder
 from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.evaluation.statistics import wilson_interval
 from espalier.experiments.evaluation.summary import Summary, summarise
+from espalier.search.grading.math_verify import Grade, Grader
 from espalier.search.request import AlgorithmName
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.voting.math_verify import Grade, Grader
 
 PROBLEMS = [Problem(f"p/{i}", f"What is {i}+1?", str(i % 3), 1 + i % 2) for i in range(4)]
 TOO_LONG = Problem("long", "word " * 600, "1", 5)

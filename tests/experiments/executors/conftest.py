@@ -4,8 +4,8 @@ import pytest
 from executor_runs import RUNTIME, Samples, run
 
 from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
+from espalier.search.grading.math_verify import Grader
 from espalier.search.run.load import load_orchestrator
-from espalier.search.voting.math_verify import Grader
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,8 @@ from espalier.experiments.verifier_training.rollouts import sample_trees
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.experiments.verifier_training.training import train_head
 from espalier.prm.scorers.trunk_head import add_trunk_head
+from espalier.search.grading.math_verify import Grader
 from espalier.search.run.generator import Generator
-from espalier.search.voting.math_verify import Grader
 
 SETTINGS = RolloutSettings(solutions=6, temperature=1.0, max_steps=4, max_step_tokens=12, max_tokens=40)
 TRUNK = {"name": "talker", "digest": "d"}

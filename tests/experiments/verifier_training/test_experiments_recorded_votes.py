@@ -15,9 +15,9 @@ from espalier.experiments.verifier_training.recorded_votes import (
     share_right,
     simulated,
 )
+from espalier.search.grading.math_verify import Grader
 from espalier.search.request import Vote
 from espalier.search.result import Candidate
-from espalier.search.voting.math_verify import Grader
 
 
 def path(number: int, right: bool, answer: str) -> RecordedPath:

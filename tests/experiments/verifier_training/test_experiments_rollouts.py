@@ -15,8 +15,8 @@ from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
 from espalier.experiments.verifier_training.rollouts import sample_trees, write_rollouts
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeFile, TreeRecord, read_trees, write_tree
+from espalier.search.grading.math_verify import Grader
 from espalier.search.run.generator import Generator
-from espalier.search.voting.math_verify import Grader
 
 PROBLEMS = [
     Problem(str(i), f"Tom has {i} coins. How many has he?", answer, None) for i, answer in enumerate("0121", start=3)

@@ -8,9 +8,9 @@ from scripted_tree import BOXED, EOS, LENGTH, Step, drive
 
 from espalier.search.algorithms import adaptive as module
 from espalier.search.algorithms.adaptive import AdaptivePaths, leader_stays_first
+from espalier.search.grading.answers import extract_answer
 from espalier.search.request import Aggregation, Vote
 from espalier.search.result import Candidate
-from espalier.search.voting.answers import extract_answer
 from espalier.search.voting.decided import leader_and_rival
 from espalier.search.voting.vote import select
 

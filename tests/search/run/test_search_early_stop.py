@@ -11,11 +11,11 @@ from scripted_engine import begin
 from search_runs import BEST_OF_N, MAJORITY, crowd, outcome, run
 
 from espalier.search.algorithms import with_defaults
+from espalier.search.grading.answers import canonical
 from espalier.search.request import Aggregation, AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.trace import replay, trace_of
-from espalier.search.voting.answers import canonical
 
 Make = Callable[..., Orchestrator]
 STOPS = [EarlyStop.DECIDED, EarlyStop.FRUGAL]

@@ -16,13 +16,13 @@ from espalier.engine.models.decoder import Decoder
 from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.prm.verifier import Verification
 from espalier.search import algorithms
+from espalier.search.grading.answers import extract_answer
 from espalier.search.request import SearchRequest, SubmitOptions, Vote
 from espalier.search.result import CandidateDone, Event, Finished, SearchResult, Started, StepDone, StopReason
 from espalier.search.run import orchestrator as running_all
 from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.voting import vote as voting
-from espalier.search.voting.answers import extract_answer
 from espalier.search.voting.equivalence import Comparison
 
 Make = Callable[..., Orchestrator]

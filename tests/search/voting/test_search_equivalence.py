@@ -13,13 +13,13 @@ from scripted_equivalence import ScriptedEquivalence
 from search_runs import BEAM, MAJORITY, crowd, outcome, run
 
 from espalier.search.fairness import NOBODY, Account
+from espalier.search.grading.answers import extract_answer
+from espalier.search.grading.math_verify import Grade, Grader
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
 from espalier.search.result import CandidateDone, Event, Finished, SearchResult, StopReason
 from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
-from espalier.search.voting.answers import extract_answer
 from espalier.search.voting.equivalence import Comparison, MathVerify, make_equivalence
-from espalier.search.voting.math_verify import Grade, Grader
 
 Make = Callable[..., Orchestrator]
 

@@ -4,8 +4,8 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from espalier.search.voting.notation.decoration import visible
-from espalier.search.voting.notation.styles import function
+from espalier.search.grading.notation.decoration import visible
+from espalier.search.grading.notation.styles import function
 
 _SIGNS = {
     "π": "\\pi ",

@@ -8,9 +8,9 @@ number at the end of the text is not taken for an answer.
 import re
 from collections.abc import Iterator
 
-from espalier.search.voting.boxes import boxed, closes_all_braces
-from espalier.search.voting.reading import MAX_PARSED, bare, is_words, read
-from espalier.search.voting.statements import MAX_PLACES, few_words, phrase, statements, without_reason
+from espalier.search.grading.boxes import boxed, closes_all_braces
+from espalier.search.grading.reading import MAX_PARSED, bare, is_words, read
+from espalier.search.grading.statements import MAX_PLACES, few_words, phrase, statements, without_reason
 
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 # Texts may be long and repetitive, so repetitions are possessive (`++`): no backtracking.

@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
-from espalier.search.voting.notation import languages
+from espalier.search.grading.notation import languages
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _DECIMAL = re.compile(_DIGITS)

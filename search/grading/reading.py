@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from espalier.search.voting.notation import languages
-from espalier.search.voting.notation.decoration import undressed
-from espalier.search.voting.notation.latex import plain
-from espalier.search.voting.notation.numerals import SCALES, long_decimal, number_in, number_text
-from espalier.search.voting.notation.styles import upright
-from espalier.search.voting.notation.units import product_unit, symbol, unit_of, units_agree
+from espalier.search.grading.notation import languages
+from espalier.search.grading.notation.decoration import undressed
+from espalier.search.grading.notation.latex import plain
+from espalier.search.grading.notation.numerals import SCALES, long_decimal, number_in, number_text
+from espalier.search.grading.notation.styles import upright
+from espalier.search.grading.notation.units import product_unit, symbol, unit_of, units_agree
 
 MAX_PARSED = 400
 """Maximum characters of an answer that is parsed; a longer one is kept as plain text, unless it is a decimal."""

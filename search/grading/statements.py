@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from espalier.search.voting.notation import languages
-from espalier.search.voting.notation.decoration import undressed
-from espalier.search.voting.reading import bare, read, without_remark
+from espalier.search.grading.notation import languages
+from espalier.search.grading.notation.decoration import undressed
+from espalier.search.grading.reading import bare, read, without_remark
 
 _ORNAMENT = "\u2190-\u2794\u2798-\u2bff\ufe0f\u20e3\U0001f000-\U0001f51e\U0001f520-\U0001faff"
 """Arrows, check marks, emoji and other symbols, but for signs and the keycap of ten."""

@@ -2,9 +2,9 @@
 
 import pytest
 
-from espalier.search.voting.answers import canonical, exact_match_key, extract_answer
-from espalier.search.voting.equality import _parsed, is_right, is_same_value
-from espalier.search.voting.magnitudes import differ
+from espalier.search.grading.answers import canonical, exact_match_key, extract_answer
+from espalier.search.grading.equality import _parsed, is_right, is_same_value
+from espalier.search.grading.magnitudes import differ
 
 TOWER = "9^{9^{9^{9}}}"
 ROOT = "1.41421356237309504880168872420969807856967187537694807317667973799"

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.search.voting.answers import canonical, extract_answer
-from espalier.search.voting.boxes import last_boxed
+from espalier.search.grading.answers import canonical, extract_answer
+from espalier.search.grading.boxes import last_boxed
 
 
 @pytest.mark.parametrize(

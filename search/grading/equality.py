@@ -53,10 +53,10 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from espalier.search.voting.magnitudes import differ
-from espalier.search.voting.notation.numerals import is_decimal, rounds_to
-from espalier.search.voting.notation.units import units_agree
-from espalier.search.voting.reading import Reading, as_foreign_number, as_measure, read, without_blanks
+from espalier.search.grading.magnitudes import differ
+from espalier.search.grading.notation.numerals import is_decimal, rounds_to
+from espalier.search.grading.notation.units import units_agree
+from espalier.search.grading.reading import Reading, as_foreign_number, as_measure, read, without_blanks
 
 _READINGS = 256
 """Parsed formulas cached in a child process: a vote compares each with many, and parsing costs as much as comparing."""

@@ -13,8 +13,8 @@ it were no longer the answer, so there is none.
 import re
 from typing import NamedTuple
 
-from espalier.search.voting.notation import languages
-from espalier.search.voting.reading import bare, read
+from espalier.search.grading.notation import languages
+from espalier.search.grading.reading import bare, read
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BRACE = re.compile(r"(?<!\\)[{}]")

@@ -26,7 +26,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from espalier.engine.child_processes import context_without_main, is_of_main
 from espalier.engine.interrupts import interrupts_held
-from espalier.search.voting.equality import is_right, is_same_value
+from espalier.search.grading.equality import is_right, is_same_value
 
 _CPU_SECONDS = 5.0
 _WAITING = 24

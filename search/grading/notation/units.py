@@ -2,7 +2,7 @@
 
 import re
 
-from espalier.search.voting.notation import languages
+from espalier.search.grading.notation import languages
 
 _NAMES = {
     "nm": "nm nanometer nanometre",

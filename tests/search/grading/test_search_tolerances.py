@@ -2,7 +2,7 @@
 
 import pytest
 
-from espalier.search.voting.equality import is_right_within
+from espalier.search.grading.equality import is_right_within
 
 
 @pytest.mark.parametrize(

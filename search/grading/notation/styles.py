@@ -2,7 +2,7 @@ r"""Reads what LaTeX sets in another font: letters and names of functions as pla
 
 import re
 
-from espalier.search.voting.notation.units import symbol, upright_unit
+from espalier.search.grading.notation.units import symbol, upright_unit
 
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _FORMULA_GROUP = re.compile(r"\\text(?=\{\s*-?\s*\\(?:frac|sqrt)(?![A-Za-z]))")

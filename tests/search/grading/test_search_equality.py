@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.search.voting import equality
-from espalier.search.voting.answers import canonical, exact_match_key, extract_answer
-from espalier.search.voting.equality import is_right, is_same_value
-from espalier.search.voting.reading import read
+from espalier.search.grading import equality
+from espalier.search.grading.answers import canonical, exact_match_key, extract_answer
+from espalier.search.grading.equality import is_right, is_same_value
+from espalier.search.grading.reading import read
 
 LINES = (Path(__file__).parent / "answer_pairs.jsonl").read_text(encoding="utf-8").split("\n")
 PAIRS = [json.loads(line) for line in LINES if line]

@@ -1,0 +1,1 @@
+"""Answers: extracted from texts, parsed, normalized and compared."""
