@@ -34,9 +34,11 @@ demo: $(STAMP)  ## solve one problem by beam search with the bundled models, on 
 
 # One process more than cores, as many tests wait for processes of their own.
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
+# A test that hangs prints the stacks of its threads, then ends its process and fails by name.
+HANGS := -o faulthandler_timeout=240 --timeout 300 --timeout-method thread
 
 test: $(VENV)/.tests  ## the whole suite but the markers slow and browser, on up to four cores
-	$(BIN)/python -m pytest -m "not slow and not browser" --numprocesses $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -m "not slow and not browser" $(HANGS) --numprocesses $(WORKERS) --dist worksteal
 
 test-slow: $(VENV)/.tests  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow
@@ -46,7 +48,7 @@ test-gpu:  ## what needs a GPU: tests and figures, with the machine's own Python
 
 test-browser: $(VENV)/.tests  ## the page, in a headless Chromium (Debian: chromium, chromium-driver)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r tests/search/service/page/requirements.txt
-	$(BIN)/python -m pytest -m browser
+	$(BIN)/python -m pytest -m browser $(HANGS)
 
 lint: $(VENV)/.tests  ## style, types, layers
 	$(BIN)/ruff check .
