@@ -231,9 +231,10 @@ def gpu(
     json_path: JsonPath = None,
 ) -> None:
     """Decode steps and searches on a GPU at real sizes, against the time that bytes and products alone take."""
-    from espalier.experiments.bench.gpu.floor import CARDS, search_rows, step_rows
-    from espalier.experiments.bench.gpu.shapes import MODELS, PAIRS
+    from espalier.experiments.bench.gpu.floor import search_rows, step_rows
     from espalier.experiments.bench.report import Report
+    from espalier.experiments.planning.known_models import MODELS, PAIRS
+    from espalier.experiments.planning.roofline import CARDS
 
     if model is None:
         _measure_gpu(rehearse, part, json_path)

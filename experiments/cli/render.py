@@ -12,7 +12,7 @@ from rich.tree import Tree
 
 from espalier.experiments.evaluation.sample import Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.experiments.evaluation.summary import Summary
-from espalier.experiments.sweep.estimate import LONGEST, Estimate
+from espalier.experiments.planning.sweep_cost import LONGEST, Estimate
 from espalier.experiments.sweep.grid import settings_text
 from espalier.experiments.sweep.run import Cell
 from espalier.search.result import NodeRecord, SearchResult, StopReason

@@ -9,7 +9,7 @@ Importing this package imports no third-party code.
 
 from pathlib import Path
 
-__all__ = ["benchmark_path", "generator_path", "verifier_path"]
+__all__ = ["benchmark_path", "generator_path", "planted_errors_path", "verifier_path"]
 
 _HERE = Path(__file__).resolve().parent
 
@@ -27,3 +27,8 @@ def verifier_path() -> Path:
 def benchmark_path() -> Path:
     """Returns the benchmark: JSON lines in MATH-500's record format."""
     return _HERE / "benchmark.jsonl"
+
+
+def planted_errors_path() -> Path:
+    """Returns the folder of solutions with planted errors: a file a subset, in ProcessBench's record format."""
+    return _HERE / "planted_errors"

@@ -1,1 +1,1 @@
-"""Memory and time of searches: on paper, and measured."""
+"""Memory and time of searches, measured."""

@@ -13,7 +13,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.step_record import StepRecord
-from espalier.experiments.study.closed_form import KNOWN, PathLengths, TreeShape, blocks_by_round
+from espalier.experiments.planning.closed_form import KNOWN, PathLengths, TreeShape, blocks_by_round
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
 from espalier.search.run.orchestrator import Orchestrator

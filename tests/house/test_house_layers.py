@@ -160,3 +160,14 @@ def test_no_modules_of_a_layer_import_one_another_in_a_circle(layer: str):
 
 def test_the_search_for_circles_finds_late_ones():
     assert circles({"a": {"b", "numpy"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
+def test_nothing_that_ships_imports_what_is_for_a_checkout_only():
+    only = ("espalier.experiments.bench", "espalier.experiments.demo.recipe")
+    found = {}
+    for name in layered_sources():
+        if not (module := module_name(name)).startswith(only):
+            names = imports(ast.parse((ROOT / name).read_text(encoding="utf-8")), module, name.endswith("__init__.py"))
+            if bad := [each for each in names if each.startswith(only)]:
+                found[name] = bad
+    assert found == {}

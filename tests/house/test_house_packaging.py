@@ -22,6 +22,7 @@ ALLOWED_AT_THE_TOP = {
     *("proto", "kernels", "engine", "prm", "search", "experiments", "tests", ".ci"),
     *(
         "pyproject.toml",
+        "setup.py",
         "requirements.txt",
         "Makefile",
         "README.md",
@@ -32,6 +33,8 @@ ALLOWED_AT_THE_TOP = {
     ),
 }
 CHECKPOINT_BYTES = 20_000_000
+OF_A_CHECKOUT = "experiments/bench/", "experiments/demo/recipe/"
+"""Folders of an editable install that no wheel holds."""
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +60,16 @@ def wheel_names(wheel: Path) -> set[str]:
 
 def test_wheel_holds_every_module_and_data_file_of_the_layers_and_nothing_else(wheel_names):
     # Figures, pictures, READMEs and what containers and proxies read are for users of the repository, not for programs.
-    for_readers = "experiments/results/", "experiments/deploy/", "README.md"
+    for_readers = "experiments/results/", "experiments/deploy/", "README.md", *OF_A_CHECKOUT
     shipped = [name for name in checkout() if not any(part in str(name) for part in for_readers)]
     expected = {str(path) for name in shipped if (path := installed_path(name))}
     assert wheel_names == expected
+
+
+@pytest.mark.parametrize("folder", OF_A_CHECKOUT)
+def test_benchmarks_and_the_recipe_are_in_the_checkout_and_in_no_wheel(wheel_names, folder):
+    assert any(name.startswith(folder) for name in sources())
+    assert [name for name in wheel_names if name.startswith(f"espalier/{folder}")] == []
 
 
 @pytest.mark.parametrize(
@@ -73,6 +82,7 @@ def test_wheel_holds_every_module_and_data_file_of_the_layers_and_nothing_else(w
         "espalier/v1/search_pb2_grpc.py",
         "espalier/kernels/cpu/attention/paged.py",
         "espalier/experiments/demo/benchmark.jsonl",
+        "espalier/experiments/demo/planted_errors/demo-test.jsonl",
         *(
             f"espalier/experiments/demo/{role}/{file}"
             for role in ("generator", "verifier")

@@ -1,4 +1,4 @@
-"""Rooms stay small enough to be read: about ten source files in a folder, and a README that names each of them."""
+"""Rooms have a README that names each of their files."""
 
 import re
 from collections import Counter
@@ -6,14 +6,6 @@ from pathlib import PurePosixPath
 
 import pytest
 from house_files import LAYERS, ROOT, sources
-
-MOST_FILES = 10
-LARGER_ROOMS = {
-    "experiments/cli/commands": 12,  # a file for each command
-    "experiments/demo/recipe": 12,  # no part of what runs
-}
-"""Rooms that may hold more, with how many and why."""
-
 
 ONE_FILE_AN_ENTRY = {"prm/families", "search/algorithms"}
 """Rooms with a file for each entry of a table; their READMEs show the table."""
@@ -27,13 +19,6 @@ def rooms() -> Counter[str]:
         for file in files
         if file.parts[0] in LAYERS and file.name not in ("__init__.py", "__main__.py")
     )
-
-
-def test_a_room_holds_about_ten_files() -> None:
-    found = rooms()
-    larger = {room: count for room, count in found.items() if count > LARGER_ROOMS.get(room, MOST_FILES)}
-    assert larger.keys() <= ONE_FILE_AN_ENTRY, larger
-    assert [room for room in LARGER_ROOMS if found[room] <= MOST_FILES] == [], "these need no exception any more"
 
 
 def listed(text: str) -> set[str]:

@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from espalier.experiments.bench.gpu.shapes import MODELS, ModelShape
+from espalier.experiments.planning.known_models import MODELS, ModelShape
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
 from espalier.kernels.triton import attention, cache, linear, pointwise, sampling
 from espalier.kernels.triton.plan import FIELDS, TILE

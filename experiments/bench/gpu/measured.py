@@ -26,10 +26,10 @@ from triton import next_power_of_2
 from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.models.options import LoadFormat
 from espalier.experiments.bench.baselines.transformers_models import TransformersModels
-from espalier.experiments.bench.gpu.floor import Card, decode_seconds, scoring_seconds
-from espalier.experiments.bench.gpu.shapes import MODELS, PAIRS, ModelShape
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.demo import generator_path, verifier_path
+from espalier.experiments.planning.known_models import MODELS, PAIRS, ModelShape
+from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights

@@ -73,6 +73,7 @@ def eval_prm_command(
 
     from espalier.experiments.cli.loading import bytes_progress
     from espalier.experiments.cli.progress import count_progress
+    from espalier.experiments.demo import planted_errors_path
     from espalier.experiments.evaluation.provenance import describe_models
     from espalier.experiments.prm_evaluation.report import make_records, summarize
     from espalier.experiments.prm_evaluation.score_folder import ScoreFolder
@@ -81,14 +82,12 @@ def eval_prm_command(
     from espalier.experiments.prm_evaluation.solutions import choose, read_solutions
     from espalier.search.run.load import load_verifier_alone
 
+    path = Path(benchmark)
     if benchmark == "demo":
-        from espalier.experiments.prm_evaluation.demo_errors import TUNING, demo_solutions
-
         if form is Format.PRMBENCH:
             raise typer.BadParameter("demo is in ProcessBench's format", param_hint="--format")
-        found, solutions, tune_on = Format.PROCESSBENCH, demo_solutions(), tune_on or TUNING
-    else:
-        found, solutions = read_solutions(Path(benchmark), form)
+        path, tune_on = planted_errors_path(), tune_on or "demo-tuning"
+    found, solutions = read_solutions(path, form)
     subsets = sorted({solution.subset for solution in solutions})
     if tune_on and tune_on not in subsets:
         raise typer.BadParameter(f"no subset {tune_on!r}; there are {', '.join(subsets)}", param_hint="--tune-on")

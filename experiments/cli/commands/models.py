@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from espalier.engine.models.config import DecoderConfig
-    from espalier.experiments.cli.commands.inspection import HeadInspection, Inspection
+    from espalier.experiments.planning.inspection import HeadInspection, Inspection
 
 app = CommandLine(help="Look at checkpoints.", no_args_is_help=True)
 
@@ -58,7 +58,7 @@ def inspect_command(
     CPU) unless --dtype is given. Give --verifier-family for verifiers whose class may also be a generator's.
     """
     from espalier.engine.models.hub import HubSettings
-    from espalier.experiments.cli.commands.inspection import (
+    from espalier.experiments.planning.inspection import (
         Inspection,
         inspect_checkpoint,
         inspect_trunk_head,
@@ -118,7 +118,7 @@ def _table(inspection: "Inspection | HeadInspection") -> "Table":
 
 
 def _rows(inspection: "Inspection | HeadInspection") -> list[tuple[str, str]]:
-    from espalier.experiments.cli.commands.inspection import HeadInspection
+    from espalier.experiments.planning.inspection import HeadInspection
 
     if isinstance(inspection, HeadInspection):
         return [
@@ -172,7 +172,7 @@ def _decoder(config: "DecoderConfig") -> str:
 
 
 def _plain(inspection: "Inspection | HeadInspection") -> dict[str, object]:
-    from espalier.experiments.cli.commands.inspection import HeadInspection
+    from espalier.experiments.planning.inspection import HeadInspection
 
     if isinstance(inspection, HeadInspection):
         return {**asdict(inspection), "folder": str(inspection.folder), "role": "verifier", "family": "trunk-head"}

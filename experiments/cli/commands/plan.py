@@ -15,7 +15,7 @@ from espalier.search.request import AlgorithmName, SearchRequest, validate
 from espalier.search.run.load import AUTO, RuntimeSettings
 
 if TYPE_CHECKING:
-    from espalier.experiments.bench.gpu.floor import Card
+    from espalier.experiments.planning.roofline import Card
 
 _DEVICE = "Device"
 _LENGTHS = "Problem"
@@ -104,17 +104,17 @@ def plan_command(
 
     from espalier.engine.models.hub import HubSettings
     from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
-    from espalier.experiments.bench.gpu.shapes import MODELS
-    from espalier.experiments.cli.commands.inspection import verifier_checkpoint
-    from espalier.experiments.study.closed_form import PathLengths, TreeShape
-    from espalier.experiments.study.devices import (
+    from espalier.experiments.planning.closed_form import PathLengths, TreeShape
+    from espalier.experiments.planning.devices import (
         CARD_MEMORY,
         CPU,
         card_named,
         cpu_kv_memory,
         planned_model,
     )
-    from espalier.experiments.study.plan import kv_pool_bytes, search_plan, speed_plan
+    from espalier.experiments.planning.inspection import verifier_checkpoint
+    from espalier.experiments.planning.known_models import MODELS
+    from espalier.experiments.planning.plan import kv_pool_bytes, search_plan, speed_plan
     from espalier.prm.scorers import SELF
     from espalier.search.algorithms import needs_verifier
     from espalier.search.run.load import DTYPES
@@ -194,7 +194,7 @@ def plan_command(
 
 def _speed(card: "Card | None", bandwidth: float | None, matrix_rate: float | None) -> "Card | None":
     """The device's speed; None if nothing is known of it."""
-    from espalier.experiments.bench.gpu.floor import Card
+    from espalier.experiments.planning.roofline import Card
 
     if card is None:
         if (bandwidth is None) != (matrix_rate is None):

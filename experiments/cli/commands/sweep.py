@@ -165,9 +165,9 @@ def _estimate(
     from rich.console import Console
 
     from espalier.engine.models.hub import HubSettings
-    from espalier.experiments.cli.commands.inspection import inspect_checkpoint, verifier_checkpoint
     from espalier.experiments.cli.render import show_estimates
-    from espalier.experiments.sweep.estimate import estimates
+    from espalier.experiments.planning.inspection import inspect_checkpoint, verifier_checkpoint
+    from espalier.experiments.planning.sweep_cost import estimates
     from espalier.prm.scorers import SELF
     from espalier.search.run.load import resolve_dtype
 

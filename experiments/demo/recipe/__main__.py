@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from espalier.experiments.demo import benchmark_path
+from espalier.experiments.demo import benchmark_path, planted_errors_path
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 _HERE = benchmark_path().parent
@@ -25,10 +25,12 @@ def _with_steps(plan: Any, steps: int | None) -> Any:
 
 @app.command()
 def problems(seed: Seed = 0) -> None:
-    """Write the benchmark: 500 held-out problems."""
+    """Write the benchmark, 500 held-out problems, and solutions of others with planted errors."""
     from espalier.experiments.demo.problems import write_benchmark
+    from espalier.experiments.demo.recipe.planted_errors import write_planted_errors
 
     typer.echo(f"{write_benchmark(benchmark_path(), seed)} problems in {benchmark_path()}")
+    write_planted_errors(planted_errors_path())
 
 
 @app.command()

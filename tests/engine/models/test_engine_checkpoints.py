@@ -15,7 +15,7 @@ from espalier.engine.models.config import parse_decoder_config
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
-from espalier.experiments.cli.commands.inspection import inspect_checkpoint
+from espalier.experiments.planning.inspection import inspect_checkpoint
 
 QWEN2 = {
     "model_type": "qwen2",

@@ -22,7 +22,7 @@ from espalier.engine.models.chat import template
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
 from espalier.engine.work import Sampling
-from espalier.experiments.cli.commands.inspection import inspect_checkpoint
+from espalier.experiments.planning.inspection import inspect_checkpoint
 from espalier.prm.families import load_verifier
 from espalier.search.run.generator import Generator, system_prompt_of
 

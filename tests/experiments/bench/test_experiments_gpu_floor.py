@@ -4,8 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from espalier.experiments.bench.__main__ import app
-from espalier.experiments.bench.gpu.floor import CARDS, Card, decode_seconds, scoring_seconds, search_rows, step_rows
-from espalier.experiments.bench.gpu.shapes import MODELS
+from espalier.experiments.bench.gpu.floor import search_rows, step_rows
+from espalier.experiments.planning.known_models import MODELS
+from espalier.experiments.planning.roofline import CARDS, Card, decode_seconds, scoring_seconds
 
 QWEN, PRM = MODELS["Qwen2.5-1.5B"], MODELS["Qwen2.5-Math-PRM-7B"]
 FREE_LAUNCHES = Card(bandwidth=1e12, matrix_rate=1e15, kernel_seconds=0.0)

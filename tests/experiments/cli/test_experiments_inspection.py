@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Outline
 from espalier.engine.models.options import LoadFormat, Quantization
-from espalier.experiments.cli.commands.inspection import inspect_checkpoint, paths_that_fit
+from espalier.experiments.planning.inspection import inspect_checkpoint, paths_that_fit
 from espalier.prm.families import identify
 
 QWEN_1_5B = {

@@ -9,10 +9,17 @@ import time
 
 import pytest
 
-from espalier.experiments.prm_evaluation.demo_errors import TEST, demo_records, demo_solutions
+from espalier.experiments.demo import planted_errors_path
+from espalier.experiments.demo.recipe.planted_errors import SUBSETS, demo_records, write_planted_errors
 from espalier.experiments.prm_evaluation.scoring import Scored, SolutionScorer
 from espalier.experiments.prm_evaluation.solutions import Solution, choose, read_solutions
 from espalier.search.run.load import RuntimeSettings, load_verifier_alone
+
+TEST = SUBSETS[1]
+
+
+def demo_solutions() -> list[Solution]:
+    return read_solutions(planted_errors_path())[1]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +85,14 @@ def test_planted_errors_are_labelled_by_the_oracle_and_always_the_same():
     assert records == demo_records(TEST, 40)
     assert sum(each["label"] >= 0 for each in records) == 20
     assert {each["final_answer_correct"] for each in records if each["label"] < 0} == {True}
+
+
+def test_the_bundled_solutions_are_those_that_the_recipe_writes(tmp_path):
+    write_planted_errors(tmp_path)
+    bundled = planted_errors_path()
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
+        f.name: f.read_text() for f in bundled.iterdir()
+    }
 
 
 def test_the_bundled_verifier_finds_planted_errors(espalier, tmp_path):

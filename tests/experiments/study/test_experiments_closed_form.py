@@ -9,7 +9,7 @@ from study.fixed_steps import problem_of, write_pair
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
-from espalier.experiments.study.closed_form import PathLengths, TreeShape, blocks_by_round
+from espalier.experiments.planning.closed_form import PathLengths, TreeShape, blocks_by_round
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import Event, StepDone, StopReason
 from espalier.search.run.load import RuntimeSettings, load_orchestrator

@@ -8,9 +8,9 @@ from study.fixed_steps import write_pair
 from typer.testing import CliRunner
 
 from espalier.engine.models.options import Quantization
-from espalier.experiments.cli.commands.inspection import inspect_checkpoint
 from espalier.experiments.cli.main import app
-from espalier.experiments.study.devices import planned_model
+from espalier.experiments.planning.devices import planned_model
+from espalier.experiments.planning.inspection import inspect_checkpoint
 
 QWEN = ["--generator", "Qwen2.5-1.5B", "--verifier", "Qwen2.5-Math-PRM-7B"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from espalier.engine.memory.device_memory import plan_memory
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
-from espalier.experiments.bench.gpu.floor import Card, decode_seconds, scoring_seconds
-from espalier.experiments.study.closed_form import HeldBlocks, PathLengths, TreeShape, blocks_by_round
-from espalier.experiments.study.devices import PlannedModel
+from espalier.experiments.planning.closed_form import HeldBlocks, PathLengths, TreeShape, blocks_by_round
+from espalier.experiments.planning.devices import PlannedModel
+from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
 from espalier.search.algorithms import memory_estimate
 from espalier.search.request import SearchRequest
 from espalier.search.run.memory import PathLimits, verifier_limits, worst_case_blocks

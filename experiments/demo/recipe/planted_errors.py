@@ -1,16 +1,16 @@
 """Solutions of fresh demo problems with planted errors, in ProcessBench's format."""
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 from espalier.experiments.demo.problems import LEVELS, make_problem
 from espalier.experiments.demo.recipe.corruptions import slipped_steps
 from espalier.experiments.demo.recipe.oracle import label_steps
-from espalier.experiments.prm_evaluation.solutions import Solution
 
-TUNING = "demo-tuning"
-"""Subset on which the threshold is chosen."""
-TEST = "demo-test"
+SUBSETS = ("demo-tuning", "demo-test")
+"""The threshold is chosen on the first."""
 _PER_SUBSET = 200
 
 
@@ -40,13 +40,9 @@ def demo_records(subset: str, count: int = _PER_SUBSET, seed: int = 0) -> list[d
     return records
 
 
-def demo_solutions() -> list[Solution]:
-    """The solutions of both subsets, always the same ones."""
-    return [
-        Solution(
-            each["id"], each["problem"], tuple(each["steps"]), (each["label"],) if each["label"] >= 0 else (),
-            subset, each["generator"],
-        )
-        for subset in (TUNING, TEST)
-        for each in demo_records(subset)
-    ]  # fmt: skip
+def write_planted_errors(folder: Path) -> None:
+    """Write a file of records for each subset, always the same ones."""
+    folder.mkdir(exist_ok=True)
+    for subset in SUBSETS:
+        lines = (json.dumps(record) + "\n" for record in demo_records(subset))
+        (folder / f"{subset}.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -11,8 +11,8 @@ from espalier.engine.models.config import DecoderConfig, parse_decoder_config
 from espalier.engine.models.hub import HubSettings
 from espalier.engine.models.options import Quantization
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
-from espalier.experiments.bench.gpu.floor import CARDS, Card
-from espalier.experiments.bench.gpu.shapes import MODELS, ModelShape
+from espalier.experiments.planning.known_models import MODELS, ModelShape
+from espalier.experiments.planning.roofline import CARDS, Card
 
 CARD_MEMORY = {"a100": 80 * 10**9, "h100": 80 * 10**9, "h200": 141 * 10**9}
 """Bytes by the data sheet."""
@@ -62,7 +62,7 @@ def planned_model(
         shape = replace(MODELS[name], item_bytes=dtype.itemsize, quantization=quantization)
         embedding = 0 if shape.outputs == shape.vocabulary else shape.vocabulary * shape.hidden * shape.item_bytes
         return PlannedModel(shape, _config_of(shape), shape.weight_bytes + embedding)
-    from espalier.experiments.cli.commands.inspection import inspect_checkpoint
+    from espalier.experiments.planning.inspection import inspect_checkpoint
 
     found = inspect_checkpoint(name, dtype, quantization, family, reference, hub, as_verifier=role == VERIFIER)
     c = found.config

@@ -1,0 +1,1 @@
+"""Memory and time of searches on paper, before anything runs."""
