@@ -132,7 +132,7 @@ def solve(
     if not as_json:
         console.print(Text.assemble(("problem  ", "bold"), text, "\n"))
     if endpoint:
-        from espalier.search.client.base import TIMEOUT
+        from espalier.search.client.async_client import TIMEOUT
 
         with retries_shown(), connection.connect(endpoint) as client:
             result = client.solve(request, timeout or TIMEOUT, include_nodes=True, priority=priority)

@@ -10,7 +10,8 @@ from espalier.engine.stats import RoleStats, total
 from espalier.search.fairness import Holdings, Shares
 from espalier.search.request import SearchRequest, SubmitOptions, estimated_tokens
 from espalier.search.result import Event
-from espalier.search.run.executor import Occupancy, Rejected
+from espalier.search.run.executor import Rejected
+from espalier.search.server_info import Occupancy
 
 _DEATHS_IN_COMPANY = 3
 """Workers that may die while they run a search before it runs alone on one, to find out whether it is the cause."""

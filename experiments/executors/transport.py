@@ -6,7 +6,8 @@ from typing import Any, Protocol
 from espalier.engine.errors import EspalierError
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import Event
-from espalier.search.run.executor import Occupancy, Rejected
+from espalier.search.run.executor import Rejected
+from espalier.search.server_info import Occupancy
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ from espalier.experiments.executors.transport import (
 )
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import Candidate, Event, Finished, SearchResult, Started, StopReason, Usage
-from espalier.search.run.executor import KvBlocks, Occupancy, Rejected
+from espalier.search.run.executor import Rejected
 from espalier.search.run.load import RuntimeSettings, model_names
+from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.voting.equivalence import make_equivalence
 from espalier.search.voting.vote import VoteResult, select
 

@@ -15,7 +15,7 @@ from espalier.search.client.connection import Tls
 from espalier.search.client.errors import ConnectionSettingsError, ServiceError
 from espalier.search.client.retries import NO_RETRIES, RetryPolicy
 from espalier.search.client.search_client import SearchClient
-from espalier.search.service.session import ServerInfo
+from espalier.search.server_info import ServerInfo
 
 __all__ = [
     "NO_RETRIES",

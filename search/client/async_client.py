@@ -1,7 +1,10 @@
 """The asyncio client of the gRPC service."""
 
 import asyncio
+import logging
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
@@ -9,17 +12,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
 from espalier.engine.errors import EspalierError, MisuseError
-from espalier.search.client.base import (
-    CONCURRENCY,
-    HEALTH_TIMEOUT,
-    INFO_TIMEOUT,
-    TIMEOUT,
-    ClientBase,
-    ManyArguments,
-    OnProgress,
-)
-from espalier.search.client.connection import Connection
-from espalier.search.client.errors import cancelled
+from espalier.search.client.connection import Connection, Tls
+from espalier.search.client.errors import cancelled, typed_error
 from espalier.search.client.messages import (
     HEALTH_REQUEST,
     info_of,
@@ -29,41 +23,94 @@ from espalier.search.client.messages import (
     solve_message,
     stream_message,
 )
-from espalier.search.client.retries import NO_RETRIES, Attempts
+from espalier.search.client.retries import DEFAULT_RETRIES, NO_RETRIES, Attempts, RetryPolicy
 from espalier.search.request import SearchFields, SearchRequest, several
 from espalier.search.result import Event, SearchResult
+from espalier.search.server_info import ServerInfo
+from espalier.search.service.access.request_ids import REQUEST_ID
 from espalier.search.service.grpc_api.convert import event_from_wire
-from espalier.search.service.session import ServerInfo
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
 
+log = logging.getLogger("espalier.client")
+
 T = TypeVar("T")
 
+TIMEOUT = 600.0
+"""Seconds to wait for a result where the caller does not say: twice what a server lets a search run."""
+INFO_TIMEOUT = 30.0
+HEALTH_TIMEOUT = 5.0
+_NOTICED = 1.0
+"""Seconds from which a wait for the next attempt is logged as INFO, not DEBUG."""
+CONCURRENCY = 16
+"""Searches of `solve_many` in progress where the caller does not say: half of the least that a server runs."""
+OnProgress = Callable[[int, int, SearchResult | EspalierError], None]
+"""Called with the number of finished searches, the number of all, and the outcome of the one that just finished."""
 
-class AsyncSearchClient(ClientBase):
-    """Sends searches to one server; the methods and arguments of `SearchClient`, as coroutines.
+
+class ManyArguments(SearchFields, total=False):
+    """Keyword arguments of `solve_many`, but `return_errors` and `on_progress`."""
+
+    concurrency: int
+    timeout: float | None
+    include_nodes: bool
+    priority: int
+
+
+class AsyncSearchClient:
+    """Sends searches to one server; see `SearchClient` for the one that blocks.
 
     Create it in a coroutine, and use it on the same event loop. A cancelled task ends its search on the server. Leave
     an iteration early with `contextlib.aclosing`, else its search ends only when the garbage is collected.
+
+    Attributes:
+        endpoint: HOST:PORT of the server.
+        retry: when failed calls are tried again.
 
     Example:
         async with AsyncSearchClient("127.0.0.1:50051") as client:
             print((await client.solve("What is 6 * 7?", beam_width=4, expansion=4)).answer)
     """
 
-    def _open(self, connection: Connection) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        token: str | None = None,
+        tls: Tls | bool = False,
+        insecure_token: bool = False,
+        retry: RetryPolicy = DEFAULT_RETRIES,
+    ) -> None:
+        """Create a client; it connects on the first call.
+
+        Args:
+            endpoint: the server, HOST:PORT.
+            token: login, as `espalier token` prints it; None for none, or for one by certificate.
+            tls: which certificates to trust and to show. True trusts those that the system trusts; False does without
+                encryption.
+            insecure_token: send `token` to another machine even without encryption.
+            retry: when to try a failed call again; `NO_RETRIES` for never.
+
+        Raises:
+            ConnectionSettingsError: an argument cannot be used, or `token` would be readable on its way.
+        """
+        connection = Connection(endpoint, token, Tls() if tls is True else tls or None, insecure_token)
+        self.endpoint = endpoint
+        self.retry = retry
+        self._login = connection.login
+        self._process = os.getpid()
+        self._closed = False
+        self._closing = asyncio.Event()
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             raise MisuseError("an AsyncSearchClient is created in a coroutine; elsewhere use SearchClient") from None
-        endpoint, options = connection.endpoint, connection.options
         if connection.tls is None:
-            self._channel = grpc.aio.insecure_channel(endpoint, options)
+            self._channel = grpc.aio.insecure_channel(endpoint, connection.options)
         else:
-            self._channel = grpc.aio.secure_channel(endpoint, connection.tls.credentials(), options)
+            self._channel = grpc.aio.secure_channel(endpoint, connection.tls.credentials(), connection.options)
         self._stub: Any = SearchServiceStub(self._channel)  # pyright: ignore[reportArgumentType] - takes both kinds
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
-        self._closing = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,6 +119,17 @@ class AsyncSearchClient(ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def require_usable(self) -> None:
+        """Raise if no call is possible.
+
+        Raises:
+            MisuseError: the client is closed, or this process is a fork of the one that created it.
+        """
+        if self._closed:
+            raise MisuseError("the client is closed; create a new one")
+        if os.getpid() != self._process:  # gRPC's threads do not survive a fork: a call would wait for ever
+            raise MisuseError("the client was created before this process was forked; create one in each process")
 
     async def close(self) -> None:
         """Cancel the searches in progress and close the connection; closing twice is allowed."""
@@ -89,7 +147,21 @@ class AsyncSearchClient(ClientBase):
         request_id: str | None = None,
         **fields: Unpack[SearchFields],
     ) -> SearchResult:
-        """Run one search and wait for its result; see `SearchClient.solve`."""
+        """Run one search and wait for its result.
+
+        Args:
+            request: the problem and how to search it, or the problem's text.
+            timeout: seconds to wait for the result in all, retries included, after which the server cancels the
+                search; None waits without limit.
+            include_nodes: whether the result includes the search tree.
+            priority: in [-100, 100]; the server runs searches of a larger priority first.
+            request_id: the caller's id of the call, for the server's log; None makes one.
+            **fields: fields of `SearchRequest`, such as `algorithm="dvts", beam_width=4, seed=7`.
+
+        Raises:
+            InvalidRequestError: a field breaks a rule or a limit of the server; lists every such field.
+            ServiceError: the call failed for any other reason.
+        """
         message = solve_message(request, fields, include_nodes, priority)
         attempts = Attempts(self.retry, timeout)
         return await self._unary(self._stub.SolveProblem, message, result_of, attempts, request_id)
@@ -104,7 +176,11 @@ class AsyncSearchClient(ClientBase):
         request_id: str | None = None,
         **fields: Unpack[SearchFields],
     ) -> AsyncGenerator[Event, None]:
-        """Run one search and yield its events as they arrive; see `SearchClient.solve_stream`."""
+        """Run one search and yield its events as they arrive: `Started` first, `Finished` last.
+
+        Closing the iterator cancels the search. It is tried again only as long as it has yielded nothing. Takes the
+        arguments of `solve`, and raises its errors during iteration.
+        """
         message = stream_message(request, fields, include_nodes, priority)
         request_id = request_id_to_send(request_id)
         attempts = Attempts(self.retry, timeout)
@@ -122,7 +198,7 @@ class AsyncSearchClient(ClientBase):
                 failed = error
             finally:
                 call.cancel()
-            await self._wait(self._delay_after(attempts, failed))
+            await self._wait_after(attempts, failed)
 
     @overload
     async def solve_many(
@@ -130,35 +206,71 @@ class AsyncSearchClient(ClientBase):
         requests: Iterable[SearchRequest | str],
         *,
         return_errors: Literal[False] = ...,
+        on_progress: OnProgress | None = ...,
         **arguments: Unpack[ManyArguments],
     ) -> list[SearchResult]: ...
 
     @overload
     async def solve_many(
-        self, requests: Iterable[SearchRequest | str], *, return_errors: bool, **arguments: Unpack[ManyArguments]
+        self,
+        requests: Iterable[SearchRequest | str],
+        *,
+        return_errors: bool,
+        on_progress: OnProgress | None = ...,
+        **arguments: Unpack[ManyArguments],
     ) -> list[SearchResult | EspalierError]: ...
 
     async def solve_many(
         self,
         requests: Iterable[SearchRequest | str],
         *,
+        return_errors: bool = False,
+        on_progress: OnProgress | None = None,
+        **arguments: Unpack[ManyArguments],
+    ) -> Any:
+        """Run many searches, several at a time.
+
+        Args:
+            requests: requests, or problems' texts.
+            return_errors: whether a failed search has its error in the place of its result, and the others go on.
+                Else the first error cancels the others and is raised.
+            on_progress: called when a search finishes.
+            **arguments: `concurrency`, the searches in progress at once; `timeout` of each search, from its own start;
+                `include_nodes` and `priority`, as for `solve`; fields of `SearchRequest`, applied to all.
+
+        Returns:
+            The results, in the order of `requests`.
+
+        Raises:
+            MisuseError: `concurrency` is below 1.
+            TypeError: `requests` is a single problem, or holds what is none.
+            InvalidRequestError, ServiceError: see `solve`. Nothing has started if a request cannot even be sent.
+        """
+        outcomes = Outcomes(on_progress)
+        async with aclosing(self.outcomes(requests, return_errors, **arguments)) as finished:
+            async for outcome in finished:
+                outcomes.add(*outcome)
+        return outcomes.in_order()
+
+    async def outcomes(
+        self,
+        requests: Iterable[SearchRequest | str],
+        return_errors: bool,
+        *,
         concurrency: int = CONCURRENCY,
         timeout: float | None = TIMEOUT,
         include_nodes: bool = False,
         priority: int = 0,
-        return_errors: bool = False,
-        on_progress: OnProgress | None = None,
         **fields: Unpack[SearchFields],
-    ) -> Any:
-        """Run many searches, several at a time, and return their results in order; see `SearchClient.solve_many`."""
-        self._require_concurrency(concurrency)
+    ) -> AsyncGenerator[tuple[int, int, SearchResult | EspalierError], None]:
+        """Run many searches and yield place, number of all, and outcome of each as it finishes; see `solve_many`."""
+        if concurrency < 1:
+            raise MisuseError(f"concurrency must be at least 1, is {concurrency}")
         messages = [solve_message(request, fields, include_nodes, priority) for request in several(requests)]
-        places = asyncio.Semaphore(concurrency)
-        done = 0
+        slots = asyncio.Semaphore(concurrency)
 
-        async def one(message: pb.SolveProblemRequest) -> SearchResult | EspalierError:
-            nonlocal done
-            async with places:
+        async def one(place: int, message: pb.SolveProblemRequest) -> tuple[int, int, SearchResult | EspalierError]:
+            async with slots:
                 attempts = Attempts(self.retry, timeout)
                 try:
                     outcome = await self._unary(self._stub.SolveProblem, message, result_of, attempts, None)
@@ -166,26 +278,28 @@ class AsyncSearchClient(ClientBase):
                     if not return_errors:
                         raise
                     outcome = error
-            done += 1
-            if on_progress:
-                on_progress(done, len(messages), outcome)
-            return outcome
+            return place, len(messages), outcome
 
-        searches = [asyncio.create_task(one(message)) for message in messages]
+        searches = [asyncio.create_task(one(*numbered)) for numbered in enumerate(messages)]
         try:
-            return await asyncio.gather(*searches)
+            for search in asyncio.as_completed(searches):
+                yield await search
         finally:
             for search in searches:
                 search.cancel()
             await asyncio.gather(*searches, return_exceptions=True)
 
     async def server_info(self, timeout: float | None = INFO_TIMEOUT) -> ServerInfo:
-        """Return what the server serves, and what it holds now; see `SearchClient.server_info`."""
+        """Return what the server serves, and what it holds now; raises `ServiceError` as `solve` does."""
         attempts = Attempts(self.retry, timeout)
         return await self._unary(self._stub.GetServerInfo, pb.GetServerInfoRequest(), info_of, attempts, None)
 
     async def health(self, timeout: float | None = HEALTH_TIMEOUT) -> bool:
-        """Return whether the server accepts searches; see `SearchClient.health`."""
+        """Return whether the server accepts searches: it does not while it loads or drains. Asks once.
+
+        Raises:
+            ServiceError: it cannot be reached.
+        """
         return await self._unary(self._health.Check, HEALTH_REQUEST, serves, Attempts(NO_RETRIES, timeout), None)
 
     async def _unary(
@@ -197,19 +311,20 @@ class AsyncSearchClient(ClientBase):
             try:
                 return read(await call)
             except (grpc.RpcError, ValueError) as error:
-                failed = self._typed(error, request_id)
+                failed = typed_error(error, self.endpoint, request_id)
             except asyncio.CancelledError:
                 self._require_own_end(request_id)
                 raise
             finally:
                 call.cancel()
-            await self._wait(self._delay_after(attempts, failed))
+            await self._wait_after(attempts, failed)
 
     def _start(self, method: Callable[..., Any], message: Any, attempts: Attempts, request_id: str) -> Any:
-        self._require_usable()
+        self.require_usable()
         if asyncio.get_running_loop() is not self._loop:
             raise MisuseError("the client was created on another event loop; create one on each")
-        return method(message, timeout=attempts.left(), metadata=self._metadata(request_id))
+        metadata = (*self._login, (REQUEST_ID, request_id))
+        return method(message, timeout=attempts.left(), metadata=metadata)
 
     async def _events(self, call: Any, request_id: str) -> AsyncIterator[Event]:
         """The events of a call; raises typed errors."""
@@ -219,7 +334,7 @@ class AsyncSearchClient(ClientBase):
                 if event is not None:
                     yield event
         except (grpc.RpcError, ValueError) as error:
-            raise self._typed(error, request_id) from None
+            raise typed_error(error, self.endpoint, request_id) from None
         except asyncio.CancelledError:
             self._require_own_end(request_id)
             raise
@@ -234,11 +349,37 @@ class AsyncSearchClient(ClientBase):
         if self._closed and task is not None and not task.cancelling():
             raise cancelled(request_id) from None
 
-    async def _wait(self, seconds: float) -> None:
-        """Wait; raises `ServiceError` CANCELLED as soon as the client is closed."""
+    async def _wait_after(self, attempts: Attempts, error: EspalierError) -> None:
+        """Wait for the next attempt of a call that failed.
+
+        Raises:
+            EspalierError: `error`, if there is no next attempt.
+            ServiceError: CANCELLED, as soon as the client is closed.
+        """
+        delay = attempts.delay_after(error)
+        level = logging.INFO if delay >= _NOTICED else logging.DEBUG
+        log.log(level, "%s; attempt %d of %d in %.1f s", error, attempts.failed + 1, self.retry.attempts, delay)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(delay):
                 await self._closing.wait()
         except TimeoutError:
             return
         raise cancelled()
+
+
+class Outcomes:
+    """The outcomes of many searches, in the order of their requests."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self._on_progress = on_progress
+        self._by_place: dict[int, SearchResult | EspalierError] = {}
+
+    def add(self, place: int, total: int, outcome: SearchResult | EspalierError) -> None:
+        """Add one, and tell of the progress."""
+        self._by_place[place] = outcome
+        if self._on_progress:
+            self._on_progress(len(self._by_place), total, outcome)
+
+    def in_order(self) -> list[SearchResult | EspalierError]:
+        """Return all of them."""
+        return [self._by_place[place] for place in sorted(self._by_place)]

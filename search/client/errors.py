@@ -39,8 +39,6 @@ def typed_error(error: Exception, endpoint: str, request_id: str = "") -> Espali
     if isinstance(error, ValueError):
         text = f"the server at {endpoint} speaks a newer espalier.v1: {error}"
         return ServiceError("UNKNOWN", text, request_id=request_id)
-    if isinstance(error, grpc.FutureCancelledError):
-        return cancelled(request_id)
     call: Any = error  # gRPC's errors are calls: they have a code, details and metadata
     violations, retry_seconds, from_server = _details(call)
     if violations:

@@ -5,10 +5,9 @@ from grpc_health.v1 import health_pb2
 from espalier.search.client.errors import ConnectionSettingsError
 from espalier.search.request import SearchFields, SearchRequest, make_request
 from espalier.search.result import SearchResult
-from espalier.search.run.executor import KvBlocks, Occupancy
-from espalier.search.service.access.calls import request_id_of
+from espalier.search.server_info import KvBlocks, Occupancy, ServerInfo
+from espalier.search.service.access.request_ids import request_id_of
 from espalier.search.service.grpc_api.convert import request_to_wire, result_from_wire
-from espalier.search.service.session import ServerInfo
 from espalier.v1 import search_pb2 as pb
 
 HEALTH_REQUEST = health_pb2.HealthCheckRequest(service=pb.DESCRIPTOR.services_by_name["SearchService"].full_name)

@@ -56,7 +56,7 @@ class RetryPolicy:
         return max(backoff, told or 0.0)
 
 
-USUAL_RETRIES = RetryPolicy()
+DEFAULT_RETRIES = RetryPolicy()
 NO_RETRIES = RetryPolicy(attempts=1)
 
 

@@ -1,64 +1,80 @@
-"""The blocking client of the gRPC service."""
+"""The blocking client of the gRPC service: the asyncio client, on an event loop in a thread of its own."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from concurrent.futures import Future
+from contextlib import closing
+from functools import wraps
+from threading import RLock, Thread, current_thread
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
-
-import grpc
-from grpc_health.v1 import health_pb2_grpc
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from espalier.engine.errors import EspalierError
-from espalier.search.client.base import (
-    CONCURRENCY,
-    HEALTH_TIMEOUT,
-    INFO_TIMEOUT,
-    TIMEOUT,
-    ClientBase,
-    ManyArguments,
-    OnProgress,
-)
-from espalier.search.client.calls import Calls
-from espalier.search.client.connection import Connection
+from espalier.search.client.async_client import AsyncSearchClient, ManyArguments, OnProgress, Outcomes
+from espalier.search.client.connection import Tls
 from espalier.search.client.errors import cancelled
-from espalier.search.client.messages import (
-    HEALTH_REQUEST,
-    info_of,
-    request_id_to_send,
-    result_of,
-    serves,
-    solve_message,
-    stream_message,
-)
-from espalier.search.client.retries import NO_RETRIES, Attempts
-from espalier.search.request import SearchFields, SearchRequest, several
-from espalier.search.result import Event, SearchResult
-from espalier.search.service.grpc_api.convert import event_from_wire
-from espalier.search.service.session import ServerInfo
-from espalier.v1 import search_pb2 as pb
-from espalier.v1.search_pb2_grpc import SearchServiceStub
+from espalier.search.client.retries import DEFAULT_RETRIES, RetryPolicy
+from espalier.search.request import SearchRequest
+from espalier.search.result import SearchResult
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SearchClient(ClientBase):
+def _blocking(
+    method: Callable[Concatenate[AsyncSearchClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["SearchClient", P], T]:
+    """The method of `SearchClient` that waits for a coroutine of `AsyncSearchClient`."""
+
+    @wraps(method)
+    def call(self: "SearchClient", *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._thread.run(lambda client: method(client, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncSearchClient, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate["SearchClient", P], Generator[T, None, None]]:
+    """The method of `SearchClient` that iterates over an asynchronous generator of `AsyncSearchClient`."""
+
+    @wraps(method)
+    def call(self: "SearchClient", *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+        yield from self._thread.iterate(lambda client: method(client, *args, **kwargs))
+
+    return call
+
+
+class SearchClient:
     """Sends searches to one server. Thread-safe; call `close`, or use it as a context manager.
 
     A process that is forked from the one that created it cannot use it: create one in each.
+
+    Attributes:
+        endpoint: HOST:PORT of the server.
+        retry: when failed calls are tried again.
 
     Example:
         with SearchClient("127.0.0.1:50051") as client:
             print(client.solve("What is 6 * 7?", beam_width=4, expansion=4).answer)
     """
 
-    def _open(self, connection: Connection) -> None:
-        if connection.tls is None:
-            self._channel = grpc.insecure_channel(connection.endpoint, connection.options)
-        else:
-            self._channel = grpc.secure_channel(connection.endpoint, connection.tls.credentials(), connection.options)
-        self._stub: Any = SearchServiceStub(self._channel)
-        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
-        self._calls = Calls()
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        token: str | None = None,
+        tls: Tls | bool = False,
+        insecure_token: bool = False,
+        retry: RetryPolicy = DEFAULT_RETRIES,
+    ) -> None:
+        """Create a client; it connects on the first call. Arguments and errors are those of `AsyncSearchClient`."""
+        self._thread = _ClientThread(
+            lambda: AsyncSearchClient(endpoint, token=token, tls=tls, insecure_token=insecure_token, retry=retry)
+        )
+        self.endpoint, self.retry = endpoint, retry
+        self._finalizer = weakref.finalize(self, self._thread.stop)
 
     def __enter__(self) -> Self:
         return self
@@ -70,70 +86,12 @@ class SearchClient(ClientBase):
 
     def close(self) -> None:
         """Cancel the searches in progress and close the connection; closing twice is allowed."""
-        self._closed = True
-        self._calls.cancel()
-        self._channel.close()
+        self._finalizer()
 
-    def solve(
-        self,
-        request: SearchRequest | str,
-        timeout: float | None = TIMEOUT,
-        include_nodes: bool = False,
-        priority: int = 0,
-        *,
-        request_id: str | None = None,
-        **fields: Unpack[SearchFields],
-    ) -> SearchResult:
-        """Run one search and wait for its result.
-
-        Args:
-            request: the problem and how to search it, or the problem's text.
-            timeout: seconds to wait for the result in all, retries included, after which the server cancels the
-                search; None waits without limit.
-            include_nodes: whether the result includes the search tree.
-            priority: in [-100, 100]; the server runs searches of a larger priority first.
-            request_id: the caller's id of the call, for the server's log; None makes one.
-            **fields: fields of `SearchRequest`, such as `algorithm="dvts", beam_width=4, seed=7`.
-
-        Raises:
-            InvalidRequestError: a field breaks a rule or a limit of the server; lists every such field.
-            ServiceError: the call failed for any other reason.
-        """
-        message = solve_message(request, fields, include_nodes, priority)
-        return self._solve(message, timeout, request_id, self._calls)
-
-    def solve_stream(
-        self,
-        request: SearchRequest | str,
-        timeout: float | None = TIMEOUT,
-        include_nodes: bool = False,
-        priority: int = 0,
-        *,
-        request_id: str | None = None,
-        **fields: Unpack[SearchFields],
-    ) -> Generator[Event, None, None]:
-        """Run one search and yield its events as they arrive: `Started` first, `Finished` last.
-
-        Closing the generator cancels the search. It is tried again only as long as it has yielded nothing. Takes the
-        arguments of `solve`, and raises its errors during iteration.
-        """
-        message = stream_message(request, fields, include_nodes, priority)
-        request_id = request_id_to_send(request_id)
-        attempts = Attempts(self.retry, timeout)
-        while True:
-            begun = False
-            call = self._start(self._stub.SolveProblemStream, message, attempts, request_id)
-            with self._calls.running(call):
-                try:
-                    for event in self._events(call, request_id):
-                        begun = True
-                        yield event
-                    return
-                except EspalierError as error:
-                    if begun:
-                        raise
-                    failed = error
-            self._calls.wait(self._delay_after(attempts, failed))
+    solve = _blocking(AsyncSearchClient.solve)
+    solve_stream = _iterating(AsyncSearchClient.solve_stream)
+    server_info = _blocking(AsyncSearchClient.server_info)
+    health = _blocking(AsyncSearchClient.health)
 
     @overload
     def solve_many(
@@ -141,116 +99,119 @@ class SearchClient(ClientBase):
         requests: Iterable[SearchRequest | str],
         *,
         return_errors: Literal[False] = ...,
+        on_progress: OnProgress | None = ...,
         **arguments: Unpack[ManyArguments],
     ) -> list[SearchResult]: ...
 
     @overload
     def solve_many(
-        self, requests: Iterable[SearchRequest | str], *, return_errors: bool, **arguments: Unpack[ManyArguments]
+        self,
+        requests: Iterable[SearchRequest | str],
+        *,
+        return_errors: bool,
+        on_progress: OnProgress | None = ...,
+        **arguments: Unpack[ManyArguments],
     ) -> list[SearchResult | EspalierError]: ...
 
     def solve_many(
         self,
         requests: Iterable[SearchRequest | str],
         *,
-        concurrency: int = CONCURRENCY,
-        timeout: float | None = TIMEOUT,
-        include_nodes: bool = False,
-        priority: int = 0,
         return_errors: bool = False,
         on_progress: OnProgress | None = None,
-        **fields: Unpack[SearchFields],
+        **arguments: Unpack[ManyArguments],
     ) -> Any:
-        """Run many searches, several at a time.
+        """Run many searches, several at a time; see `AsyncSearchClient.solve_many`.
 
-        Args:
-            requests: requests, or problems' texts.
-            concurrency: searches in progress at once.
-            timeout: of each search, from its own start; see `solve`.
-            include_nodes: see `solve`.
-            priority: see `solve`.
-            return_errors: whether a failed search has its error in the place of its result, and the others go on.
-                Else the first error cancels the others and is raised.
-            on_progress: called on this thread when a search finishes.
-            **fields: fields of `SearchRequest`, applied to all.
+        `on_progress` is called on the thread of the caller.
+        """
+        outcomes = Outcomes(on_progress)
+        with closing(self._outcomes(requests, return_errors, **arguments)) as finished:
+            for outcome in finished:
+                outcomes.add(*outcome)
+        return outcomes.in_order()
 
-        Returns:
-            The results, in the order of `requests`.
+    _outcomes = _iterating(AsyncSearchClient.outcomes)
+
+
+class _ClientThread:
+    """A client of asyncio on the event loop of a thread of its own."""
+
+    def __init__(self, make: Callable[[], AsyncSearchClient]) -> None:
+        """Start the thread, and create the client there; raises what `make` raises."""
+        self._lock = RLock()  # a collected generator may come to `_post` again while its thread holds it
+        self._open = True
+        self._stopping = asyncio.Event()
+        made: Future[AsyncSearchClient] = Future()
+        self._thread = Thread(target=lambda: asyncio.run(self._serve(make, made)), name="espalier-client", daemon=True)
+        self._thread.start()
+        self._client = made.result()
+
+    async def _serve(self, make: Callable[[], AsyncSearchClient], made: "Future[AsyncSearchClient]") -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            client = make()
+        except Exception as error:
+            made.set_exception(error)
+            return
+        made.set_result(client)
+        await self._stopping.wait()
+        await client.close()
+        while calls := asyncio.all_tasks() - {asyncio.current_task()}:  # they end with errors that say so
+            await asyncio.wait(calls)
+
+    def run(self, call: Callable[[AsyncSearchClient], Coroutine[Any, Any, T]]) -> T:
+        """Wait for a coroutine; what ends the wait early, such as an interrupt, cancels it.
 
         Raises:
-            MisuseError: `concurrency` is below 1.
-            TypeError: `requests` is a single problem, or holds what is none.
-            InvalidRequestError, ServiceError: see `solve`. Nothing has started if a request cannot even be sent.
+            MisuseError: see `AsyncSearchClient.require_usable`.
+            Exception: what the coroutine raises.
         """
-        self._require_concurrency(concurrency)
-        messages = [solve_message(request, fields, include_nodes, priority) for request in several(requests)]
-        calls = Calls()
-        with self._calls.running(calls), ThreadPoolExecutor(concurrency) as pool:
-            searches = [pool.submit(self._solve, message, timeout, None, calls) for message in messages]
-            try:
-                for done, search in enumerate(as_completed(searches), 1):
-                    error = search.exception()
-                    if error and not (return_errors and isinstance(error, EspalierError)):
-                        raise error
-                    if on_progress:
-                        on_progress(done, len(searches), error or search.result())
-            finally:  # also on an interrupt; leaving the pool waits for its threads
-                calls.cancel()
-                pool.shutdown(wait=False, cancel_futures=True)
-        return [search.exception() or search.result() for search in searches]
+        self._client.require_usable()
+        return self._wait(lambda: call(self._client))
 
-    def server_info(self, timeout: float | None = INFO_TIMEOUT) -> ServerInfo:
-        """Return what the server serves, and what it holds now; raises `ServiceError` as `solve` does."""
-        attempts = Attempts(self.retry, timeout)
-        return self._unary(self._stub.GetServerInfo, pb.GetServerInfoRequest(), info_of, attempts, None, self._calls)
+    def iterate(self, call: Callable[[AsyncSearchClient], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
+        """Iterate over an asynchronous generator, which ends when this one is closed or collected."""
+        self._client.require_usable()
+        items: Any = call(self._client)
 
-    def health(self, timeout: float | None = HEALTH_TIMEOUT) -> bool:
-        """Return whether the server accepts searches: it does not while it loads or drains. Asks once.
+        async def following() -> T:
+            return await anext(items)
 
-        Raises:
-            ServiceError: it cannot be reached.
-        """
-        attempts = Attempts(NO_RETRIES, timeout)
-        return self._unary(self._health.Check, HEALTH_REQUEST, serves, attempts, None, self._calls)
+        async def close() -> None:
+            while items.ag_running:  # until what an interrupt has cancelled has ended
+                await asyncio.sleep(0)
+            await items.aclose()
 
-    def _solve(
-        self, message: pb.SolveProblemRequest, timeout: float | None, request_id: str | None, calls: Calls
-    ) -> SearchResult:
-        attempts = Attempts(self.retry, timeout)
-        return self._unary(self._stub.SolveProblem, message, result_of, attempts, request_id, calls)
-
-    def _unary(
-        self,
-        method: Any,
-        message: Any,
-        read: Callable[[Any], T],
-        attempts: Attempts,
-        request_id: str | None,
-        calls: Calls,
-    ) -> T:
-        request_id = request_id_to_send(request_id)
-        while True:
-            call = self._start(method.future, message, attempts, request_id)
-            with calls.running(call):
+        try:
+            while True:
                 try:
-                    return read(call.result())
-                except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
-                    failed = self._typed(error, request_id)
-            calls.wait(self._delay_after(attempts, failed))
+                    item = self._wait(following)
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            self._post(close)  # without waiting for it: the collector may run on the event loop's thread
 
-    def _start(self, method: Callable[..., Any], message: Any, attempts: Attempts, request_id: str) -> Any:
-        self._require_usable()
+    def _wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        future = self._post(work)
+        if future is None:
+            raise cancelled()
         try:
-            return method(message, timeout=attempts.left(), metadata=self._metadata(request_id))
-        except ValueError:  # another thread has closed the channel since
-            raise cancelled(request_id) from None
+            return future.result()
+        finally:
+            future.cancel()
 
-    def _events(self, call: Any, request_id: str) -> Iterator[Event]:
-        """The events of a call; raises typed errors."""
-        try:
-            for response in call:
-                event = event_from_wire(response)
-                if event is not None:
-                    yield event
-        except (grpc.RpcError, ValueError) as error:
-            raise self._typed(error, request_id) from None
+    def _post(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "Future[T] | None":
+        """Start a coroutine; None if the client is closed."""
+        with self._lock:
+            return asyncio.run_coroutine_threadsafe(work(), self._loop) if self._open else None
+
+    def stop(self) -> None:
+        """End all calls, close the client and end the thread."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                self._loop.call_soon_threadsafe(self._stopping.set)
+        if current_thread() is not self._thread:
+            self._thread.join()

@@ -1,12 +1,12 @@
 """What runs searches: an orchestrator in this process, or workers in other ones."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from espalier.engine.stats import RoleStats
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import Candidate, Event, SearchResult
+from espalier.search.server_info import Occupancy
 from espalier.search.voting.vote import VoteResult
 
 
@@ -16,32 +16,6 @@ class Rejected:
 
     search_id: str
     error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class KvBlocks:
-    """Blocks of one model's KV: held by searches, kept for later ones, and free of those that the model holds."""
-
-    live: int
-    cached: int
-    free: int
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """What an executor holds at one moment.
-
-    Attributes:
-        running: searches that run.
-        waiting: searches that wait for memory or a slot.
-        kv_blocks: blocks by role; those of all workers where there are several, as each last reported.
-        stats: the engine's counters by role; of all workers, those that have ended included.
-    """
-
-    running: int
-    waiting: int
-    kv_blocks: dict[str, KvBlocks]
-    stats: dict[str, RoleStats] = field(default_factory=dict)
 
 
 class Executor(Protocol):

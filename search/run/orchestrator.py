@@ -41,7 +41,6 @@ from espalier.search.request import (
     validate,
 )
 from espalier.search.result import Candidate, Event, SearchResult, StopReason
-from espalier.search.run.executor import KvBlocks, Occupancy
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import (
     PathLimits,
@@ -53,6 +52,7 @@ from espalier.search.run.memory import (
 )
 from espalier.search.run.search import RunningSearch, digests
 from espalier.search.run.search_queue import SearchQueue
+from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.voting.equivalence import Equivalence
 from espalier.search.voting.vote import VoteResult, is_decided, select
 

@@ -21,7 +21,8 @@ from typing import NamedTuple
 from espalier.engine.errors import FatalError
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StepDone
-from espalier.search.run.executor import Executor, Occupancy, Rejected
+from espalier.search.run.executor import Executor, Rejected
+from espalier.search.server_info import Occupancy
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
 

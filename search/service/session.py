@@ -9,7 +9,6 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import TypeVar
@@ -17,7 +16,7 @@ from typing import TypeVar
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.request import MAX_PRIORITY, SearchRequest, SubmitOptions, estimated_tokens, validate
 from espalier.search.result import Event, Finished, SearchResult, StepDone, StopReason
-from espalier.search.run.executor import Occupancy
+from espalier.search.server_info import ServerInfo
 from espalier.search.service.access.callers import Caller
 from espalier.search.service.access.calls import Call
 from espalier.search.service.access.quotas import Quotas
@@ -43,33 +42,6 @@ _SMALL_ENTRIES = 128
 """The same of nodes and steps in what is written."""
 _PLAIN_BYTES = 1024
 """Bytes of text that take as long to check as everything else of a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """What a server serves, and what it holds now.
-
-    Attributes:
-        version: of Espalier.
-        models: what results depend on besides the request; see `Orchestrator.describe_models`.
-        model_names: names of the models by role; empty from an older server.
-        kv_memory_bytes: size of the KV pool; of one worker's where there are several.
-        occupancy: searches and blocks.
-        admitted_calls: calls that hold a slot.
-        waiting_calls: calls that wait for one.
-        max_searches: slots.
-        max_queue: calls that may wait.
-    """
-
-    version: str
-    models: dict[str, str]
-    kv_memory_bytes: int
-    occupancy: Occupancy
-    admitted_calls: int
-    waiting_calls: int
-    max_searches: int
-    max_queue: int
-    model_names: dict[str, str] = field(default_factory=dict)
 
 
 class Session:

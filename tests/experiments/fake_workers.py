@@ -20,7 +20,8 @@ from espalier.experiments.executors.transport import (
 )
 from espalier.search.request import SearchRequest
 from espalier.search.result import Event, Finished, SearchResult, StopReason, Usage
-from espalier.search.run.executor import KvBlocks, Occupancy, Rejected
+from espalier.search.run.executor import Rejected
+from espalier.search.server_info import KvBlocks, Occupancy
 
 DESCRIPTION = WorkerDescription("1.2.3", {"generator": "ab", "verifier": "cd"}, 2**20, {"cores": 1})
 IDLE = {"generator": KvBlocks(0, 3, 7), "verifier": KvBlocks(0, 1, 9)}

@@ -12,8 +12,8 @@ import pytest
 from annotated_types import Interval
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.search.client import SearchClient
-from espalier.search.client.base import ManyArguments
+from espalier.search.client import AsyncSearchClient
+from espalier.search.client.async_client import ManyArguments
 from espalier.search.request import SearchFields, SearchRequest
 from espalier.search.run.load import RuntimeSettings, SolverSettings
 from espalier.search.schema import Field, Option, declared, from_values, parse_size, size_text, violations
@@ -191,6 +191,6 @@ def test_keyword_arguments_of_the_solver_are_the_fields_of_its_settings():
 
 
 def test_keyword_arguments_of_many_searches_are_those_of_the_method():
-    parameters = dict(inspect.signature(SearchClient.solve_many).parameters)
-    named = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY} - {"return_errors"}
+    parameters = dict(inspect.signature(AsyncSearchClient.outcomes).parameters)
+    named = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
     assert get_type_hints(ManyArguments).keys() == get_type_hints(SearchFields).keys() | named

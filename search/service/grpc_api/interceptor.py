@@ -18,7 +18,8 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from espalier.search.service.access.callers import Callers
-from espalier.search.service.access.calls import Call, request_id_of
+from espalier.search.service.access.calls import Call
+from espalier.search.service.access.request_ids import REQUEST_ID, request_id_of
 from espalier.search.service.errors import (
     MessageTooLargeError,
     NotOfferedError,
@@ -31,8 +32,6 @@ from espalier.search.service.session import Session
 
 log = logging.getLogger("espalier.service")
 
-REQUEST_ID = "x-request-id"
-"""Metadata that carries a caller's id of a call; sent back in the trailing metadata."""
 CALL: ContextVar[Call] = ContextVar("call")
 """The call that a handler works for."""
 _Decode = Callable[[bytes], Any]

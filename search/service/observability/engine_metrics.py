@@ -22,7 +22,7 @@ from prometheus_client.utils import floatToGoString
 
 from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.stats import Histogram
-from espalier.search.run.executor import KvBlocks
+from espalier.search.server_info import KvBlocks
 from espalier.search.service.engine_thread import EngineState, EngineThread, ExecutorReport
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.session import Session

@@ -22,8 +22,9 @@ from espalier.experiments.executors.transport import Run
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, Started, StepDone, StopReason
-from espalier.search.run.executor import KvBlocks, Rejected
+from espalier.search.run.executor import Rejected
 from espalier.search.run.load import RuntimeSettings
+from espalier.search.server_info import KvBlocks
 
 RUNTIME = RuntimeSettings(max_running=4, answer_equivalence=AnswerEquivalence.EXACT_MATCH)
 MOST = 5  # max_running and an eighth more, at least one

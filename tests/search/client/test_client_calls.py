@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import pytest
-from both_clients import AsyncInThread
 from scripted_orchestrator import CANDIDATE, DIGESTS, GRADER, NAMES, NODES
 from server_thread import PATIENCE, wait_until
 
@@ -16,7 +15,7 @@ from espalier.engine.errors import EspalierError, InvalidRequestError, MisuseErr
 from espalier.search.client import NO_RETRIES, ConnectionSettingsError, SearchClient, ServerInfo, ServiceError
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import Finished, SearchResult, Started
-from espalier.search.run.executor import KvBlocks, Occupancy
+from espalier.search.server_info import KvBlocks, Occupancy
 
 SOLVE, HOLD = SearchRequest("solve"), SearchRequest("hold")
 
@@ -184,6 +183,16 @@ def test_asking_for_a_search_in_process_imports_no_grpc():
     assert done.stdout == "False\n"
 
 
+def test_a_client_imports_nothing_that_runs_searches():
+    code = "import sys, espalier.search.client; print(*[name for name in sys.modules if name.startswith('espalier.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    modules = done.stdout.split()
+    rooms = ("engine.", "kernels", "prm", "search.run", "search.voting", "search.grading", "search.service.session")
+    found = {name for name in modules if name.removeprefix("espalier.").startswith(rooms)}
+    assert found <= {"espalier.engine.errors", "espalier.engine.stats"}
+    assert len(modules) <= 32
+
+
 # ---- many searches
 
 
@@ -256,8 +265,7 @@ def test_one_client_serves_many_threads(start):
 
 def test_a_closed_client_says_so(start, connect):
     client = connect(start().address)
-    inner = client.client if isinstance(client, AsyncInThread) else client
-    inner._closed = True
+    client.close()
     calls = (lambda: client.solve(SOLVE), lambda: next(client.solve_stream(SOLVE)), client.health, client.server_info)
     for call in calls:
         with pytest.raises(MisuseError, match="closed"):

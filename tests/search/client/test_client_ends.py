@@ -75,6 +75,20 @@ def test_dropping_the_iterator_cancels_the_search(start, fake):
         assert fake.cancelled.get(timeout=PATIENCE)
 
 
+def test_a_dropped_client_ends_its_thread_and_not_before_its_iterators(start):
+    events = SearchClient(start().address).solve_stream("solve")
+    assert [type(event).__name__ for event in events][-1] == "Finished"
+    del events
+    gc.collect()
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "espalier-client"])
+
+
+def test_a_program_that_never_closes_its_client_ends(start):
+    code = f"from espalier import SearchClient\nclient = SearchClient('{start().address}')\nprint(client.health())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 @pytest.mark.parametrize(
     "call", ["client.solve('hold')", "list(client.solve_stream('hold'))", "client.solve_many(['hold'] * 9)"]
 )

@@ -13,7 +13,7 @@ from server_thread import PATIENCE, wait_until
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, MisuseError, Violation
 from espalier.search.client import NO_RETRIES, RetryPolicy, ServiceError
-from espalier.search.client.retries import USUAL_RETRIES, Attempts
+from espalier.search.client.retries import DEFAULT_RETRIES, Attempts
 from espalier.search.result import Finished, Started
 from espalier.search.service.errors import Failure
 
@@ -45,17 +45,17 @@ def test_no_attempt_comes_before_the_time_that_the_server_says():
 
 @pytest.mark.parametrize("code", ["INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED", "UNAUTHENTICATED", "NOT_FOUND"])
 def test_what_stays_wrong_is_not_tried_again(code: str):
-    assert USUAL_RETRIES.delay(1, error(code, 1)) is None
+    assert DEFAULT_RETRIES.delay(1, error(code, 1)) is None
 
 
 def test_a_server_that_is_busy_is_tried_again_only_if_it_says_when():
-    assert USUAL_RETRIES.delay(1, error("RESOURCE_EXHAUSTED")) is None
-    assert USUAL_RETRIES.delay(1, error("RESOURCE_EXHAUSTED", 1)) == 1
+    assert DEFAULT_RETRIES.delay(1, error("RESOURCE_EXHAUSTED")) is None
+    assert DEFAULT_RETRIES.delay(1, error("RESOURCE_EXHAUSTED", 1)) == 1
     assert RetryPolicy(codes=frozenset({"RESOURCE_EXHAUSTED"})).delay(1, error("RESOURCE_EXHAUSTED")) is not None
 
 
 def test_a_wrong_request_is_never_tried_again_and_no_policy_may_say_so():
-    assert USUAL_RETRIES.delay(1, InvalidRequestError([Violation("seed", "is odd")])) is None
+    assert DEFAULT_RETRIES.delay(1, InvalidRequestError([Violation("seed", "is odd")])) is None
     for name in ("codes", "codes_with_delay"):
         with pytest.raises(MisuseError, match="INVALID_ARGUMENT"):
             RetryPolicy(**{name: frozenset({"INVALID_ARGUMENT"})})

@@ -33,7 +33,7 @@ from espalier.search.result import (
     StopReason,
     Usage,
 )
-from espalier.search.run.executor import KvBlocks, Occupancy
+from espalier.search.server_info import KvBlocks, Occupancy
 
 SECRET = "secret of /home/someone/weights"
 

@@ -12,8 +12,8 @@ from server_thread import PATIENCE, wait_until
 
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import StepDone, StopReason
+from espalier.search.server_info import ServerInfo
 from espalier.search.service.http_api.searches import SearchEndpoints
-from espalier.search.service.session import ServerInfo
 
 Sent = tuple[str, dict[str, Any]]
 

@@ -1,0 +1,58 @@
+"""State of an executor and of a server, as `GetServerInfo` reports it."""
+
+from dataclasses import dataclass, field
+
+from espalier.engine.stats import RoleStats
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """Blocks of one model's KV: held by searches, kept for later ones, and free of those that the model holds."""
+
+    live: int
+    cached: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """What an executor holds at one moment.
+
+    Attributes:
+        running: searches that run.
+        waiting: searches that wait for memory or a slot.
+        kv_blocks: blocks by role; those of all workers where there are several, as each last reported.
+        stats: the engine's counters by role; of all workers, those that have ended included.
+    """
+
+    running: int
+    waiting: int
+    kv_blocks: dict[str, KvBlocks]
+    stats: dict[str, RoleStats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server serves, and what it holds now.
+
+    Attributes:
+        version: of Espalier.
+        models: what results depend on besides the request; see `Orchestrator.describe_models`.
+        model_names: names of the models by role; empty if the server does not report them.
+        kv_memory_bytes: size of the KV pool; of one worker's where there are several.
+        occupancy: searches and blocks.
+        admitted_calls: calls that hold a slot.
+        waiting_calls: calls that wait for one.
+        max_searches: slots.
+        max_queue: calls that may wait.
+    """
+
+    version: str
+    models: dict[str, str]
+    kv_memory_bytes: int
+    occupancy: Occupancy
+    admitted_calls: int
+    waiting_calls: int
+    max_searches: int
+    max_queue: int
+    model_names: dict[str, str] = field(default_factory=dict)
