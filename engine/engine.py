@@ -1,8 +1,7 @@
 """The engine: two models, one KV pool, one batch at a time."""
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Mapping
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -14,12 +13,13 @@ from espalier.engine.execution.runner import BatchInFlight, ModelRunner
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.memory.blocks import BlockPool
 from espalier.engine.memory.pool import KVPool
-from espalier.engine.memory.sequences import Sequence, SequenceTable
+from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.model import Model
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling.admission import Admission
 from espalier.engine.scheduling.fair_sharing import FairSharing
 from espalier.engine.scheduling.preemption import Preemption
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, GeneratorFirst, RoleLoad, RolePolicy
+from espalier.engine.scheduling.role_policy import GeneratorFirst, RoleLoad, RolePolicy
 from espalier.engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from espalier.engine.stats import SECOND_BOUNDS, Histogram, RoleStats
 from espalier.engine.step_record import StepRecord, Times, record_of
@@ -144,7 +144,7 @@ class Engine:
         """The model of a role."""
         return self._runners[role].model
 
-    def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> Sequence:
+    def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> KVSequence:
         """A new sequence of `role`'s model; its tokens are computed with the first work on it.
 
         Full blocks of a prompt that was computed before, under the same `salt`, are taken from the prefix cache. All
@@ -159,7 +159,7 @@ class Engine:
             raise MisuseError(f"the engine has no {role}")
         return self.schedulers[role].open(token_ids, salt, owner)
 
-    def fork(self, sequence: Sequence, count: int) -> list[Sequence]:
+    def fork(self, sequence: KVSequence, count: int) -> list[KVSequence]:
         """Fork `count` sequences that share every block; a partial last block is copied on the first write.
 
         Raises:
@@ -170,7 +170,7 @@ class Engine:
         table = self._settled_table(sequence)
         return [table.fork(sequence) for _ in range(count)]
 
-    def length(self, sequence: Sequence) -> int:
+    def length(self, sequence: KVSequence) -> int:
         """How many tokens a sequence has, computed or not.
 
         Raises:
@@ -178,7 +178,7 @@ class Engine:
         """
         return int(self._settled_table(sequence).lengths[sequence.row])
 
-    def token_ids(self, sequence: Sequence) -> list[int]:
+    def token_ids(self, sequence: KVSequence) -> list[int]:
         """The tokens of a sequence, computed or not.
 
         Raises:
@@ -186,7 +186,7 @@ class Engine:
         """
         return self._settled_table(sequence).token_ids(sequence)
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: KVSequence) -> None:
         """Release a sequence; blocks that no other sequence shares become free.
 
         Once its tokens are computed it may be released while children are sampled from it: they have their own.
@@ -366,7 +366,7 @@ class Engine:
         self._in_flight = [batch for batch in self._in_flight if batch[0] != role]
         self.schedulers[role].drop_all_kv()
 
-    def footprint(self, sequences: Several[Sequence]) -> Footprint:
+    def footprint(self, sequences: Sequence[KVSequence]) -> Footprint:
         """How many blocks `sequences` hold together.
 
         Raises:
@@ -448,18 +448,18 @@ class Engine:
         """Let the work of `owner`, suspended by `suspend`, go on as soon as there is room to compute its KV again."""
         self._preemption.resume_owner(owner)
 
-    def _scheduler(self, sequence: Sequence) -> Scheduler:
+    def _scheduler(self, sequence: KVSequence) -> Scheduler:
         if (scheduler := self.schedulers.get(sequence.role)) is None:
             raise MisuseError(f"a {sequence.role} sequence is of another engine")
         return scheduler
 
-    def _table(self, sequence: Sequence) -> SequenceTable:
+    def _table(self, sequence: KVSequence) -> SequenceTable:
         """The table of a live sequence of this engine."""
         table = self._scheduler(sequence).table
         table.require_live(sequence)
         return table
 
-    def _settled_table(self, sequence: Sequence) -> SequenceTable:
+    def _settled_table(self, sequence: KVSequence) -> SequenceTable:
         """The table of a live sequence of this engine, in which no token of the sequence stands for a draw."""
         table = self._table(sequence)
         if self._scheduler(sequence).works_on(sequence):

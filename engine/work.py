@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Generate:
     """
 
     owner: Hashable
-    sequence: Sequence
+    sequence: KVSequence
     samplings: tuple[Sampling, ...]
     max_tokens: int
     delimiter: str = "\n\n"
@@ -100,7 +100,7 @@ class Generated:
 
     work: Generate
     indices: tuple[int, ...]
-    sequence: Sequence
+    sequence: KVSequence
     token_ids: list[int]
     text: str
     log_probabilities: list[float]
@@ -129,7 +129,7 @@ class Score:
     """
 
     owner: Hashable
-    sequence: Sequence
+    sequence: KVSequence
     token_ids: tuple[int, ...]
     score_positions: tuple[int, ...]
     targets: tuple[int, ...] = ()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 
@@ -180,7 +180,7 @@ class Verdict(NamedTuple):
     the tag passed to the scoring call.
     """
 
-    sequence: Sequence
+    sequence: KVSequence
     score: float | None
     late_tokens: int = 0
     tag: Any = None
@@ -189,5 +189,5 @@ class Verdict(NamedTuple):
 class Scoring(NamedTuple):
     """A step being scored: its sequence, and the number of tokens that it adds to its parent's."""
 
-    sequence: Sequence
+    sequence: KVSequence
     num_tokens: int

@@ -7,7 +7,7 @@ import torch
 from espalier.engine.engine import Engine
 from espalier.engine.errors import ScoreMismatchError
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.role_policy import VERIFIER
+from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Score, Scored
 from espalier.prm.base import PrmFamily, StepPath
 

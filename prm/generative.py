@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from espalier.engine.engine import Engine
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.role_policy import VERIFIER
+from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, stream_key
 from espalier.prm.base import PrmFamily, Scoring, ScoringInput, StepPath, Verdict
 
@@ -113,9 +113,9 @@ class _Rationales:
         tag: tag of the scoring call.
     """
 
-    sequence: Sequence
+    sequence: KVSequence
     path: StepPath
-    text: Sequence
+    text: KVSequence
     unwritten: int
     unread: int
     spent: int
@@ -143,7 +143,7 @@ class GenerativeVerification:
         problem: str,
         salt: bytes,
         seed: int,
-        root: Sequence,
+        root: KVSequence,
     ) -> None:
         self.root = root
         self.prompt_tokens = engine.length(root)
@@ -153,7 +153,7 @@ class GenerativeVerification:
         self._problem = problem
         self._salt = salt
         self._seed = seed
-        self._opened: set[Sequence] = set()  # sequences of texts and verdicts
+        self._opened: set[KVSequence] = set()  # sequences of texts and verdicts
 
     def prefill(self) -> None:
         """Submit the computation of the problem, which texts then take from the prefix cache."""
@@ -161,7 +161,7 @@ class GenerativeVerification:
 
     def score(
         self,
-        parent: Sequence,
+        parent: KVSequence,
         steps: tuple[str, ...],
         max_tokens: int,
         in_place: bool = False,
@@ -233,6 +233,6 @@ class GenerativeVerification:
         self._opened.add(sequence)
         self._engine.submit(Score(self._owner, sequence, ids, (len(ids) - 1,), tag=(rationale, len(done.indices))))
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: KVSequence) -> None:
         self._opened.discard(sequence)
         self._engine.release(sequence)

@@ -7,8 +7,8 @@ from typing import Any
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, RequestTooLargeError
-from espalier.engine.memory.sequences import Sequence
-from espalier.engine.scheduling.role_policy import VERIFIER
+from espalier.engine.memory.sequences import KVSequence
+from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Score, Scored
 from espalier.prm.base import PrmFamily, Scoring, ScoringInput, StepPath, Verdict
 from espalier.prm.full_rescore import Check
@@ -83,7 +83,7 @@ class _Step:
         tag: tag of the scoring call.
     """
 
-    sequence: Sequence
+    sequence: KVSequence
     path: StepPath
     probe: Score | None
     before: float | None
@@ -101,7 +101,7 @@ class Verification:
     """
 
     def __init__(
-        self, verifier: Verifier, owner: Hashable, problem: str, salt: bytes, root: Sequence, prompt_tokens: int
+        self, verifier: Verifier, owner: Hashable, problem: str, salt: bytes, root: KVSequence, prompt_tokens: int
     ) -> None:
         self.root = root
         self.prompt_tokens = prompt_tokens
@@ -111,7 +111,7 @@ class Verification:
         self._owner = owner
         self._problem = problem
         self._salt = salt
-        self._probes: set[Sequence] = set()
+        self._probes: set[KVSequence] = set()
         self._checks: deque[tuple[Verdict, StepPath]] = deque()
         self._check: Check | None = None
 
@@ -121,7 +121,7 @@ class Verification:
 
     def score(
         self,
-        parent: Sequence,
+        parent: KVSequence,
         steps: tuple[str, ...],
         max_tokens: int,
         in_place: bool = False,
@@ -201,7 +201,7 @@ class Verification:
         self._checks.clear()
         self._check = None
 
-    def _relative(self, parent: Sequence, reading: ScoringInput) -> tuple[ScoringInput, bool]:
+    def _relative(self, parent: KVSequence, reading: ScoringInput) -> tuple[ScoringInput, bool]:
         """Make a whole input relative to the parent's ids; also returns whether these are a prefix of it."""
         if not reading.whole:
             return reading, True
@@ -212,7 +212,7 @@ class Verification:
         ids, score_positions = reading.token_ids[start:], tuple(i - start for i in reading.score_positions)
         return ScoringInput(ids, score_positions, reading.num_probe_tokens, targets=reading.targets), True
 
-    def _reopened(self, token_ids: tuple[int, ...], taken_over: Sequence | None) -> Sequence:
+    def _reopened(self, token_ids: tuple[int, ...], taken_over: KVSequence | None) -> KVSequence:
         """Open a new sequence for a path whose parent's ids are not a prefix of its own.
 
         Full blocks that are in the prefix cache are reused.

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from espalier.engine.engine import Engine
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 
@@ -22,7 +22,7 @@ def drain(engine: Engine) -> list[Done]:
 
 
 def read(
-    engine: Engine, sequence: Sequence, token_ids: list[int], score_positions: list[int] | None = None
+    engine: Engine, sequence: KVSequence, token_ids: list[int], score_positions: list[int] | None = None
 ) -> np.ndarray:
     """Append tokens and return what the head gives at each of them, or at `score_positions`."""
     at = tuple(range(len(token_ids))) if score_positions is None else tuple(score_positions)
@@ -33,7 +33,7 @@ def read(
 
 
 def generate(
-    engine: Engine, sequence: Sequence, *samplings: Sampling, tokens: int = 8, **work: object
+    engine: Engine, sequence: KVSequence, *samplings: Sampling, tokens: int = 8, **work: object
 ) -> list[Generated]:
     """Sample children of one sequence; in order of index, those drawn alike once."""
     engine.submit(Generate("sampler", sequence, samplings, tokens, **work))
@@ -41,7 +41,7 @@ def generate(
     return sorted(done, key=lambda d: d.indices)
 
 
-def release(engine: Engine, *sequences: Sequence) -> None:
+def release(engine: Engine, *sequences: KVSequence) -> None:
     for sequence in sequences:
         engine.release(sequence)
 

@@ -13,8 +13,8 @@ from espalier.engine.execution.sampling import Sampler
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.model import Head, Model
+from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.requests import DecodeRows
-from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.scheduling.scheduler import SchedulerOutput, StepResults
 from espalier.kernels.layout import KVLayout
 

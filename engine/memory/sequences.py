@@ -11,7 +11,7 @@ from espalier.engine.memory.prefix_cache import chain_hashes
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class KVSequence:
     """Handle of one sequence: a row of its model's `SequenceTable`, valid until released.
 
     A fork has the owner of the sequence that it was forked from.
@@ -52,7 +52,7 @@ class SequenceTable:
         self._seeds: dict[int, bytes] = {}  # by row; hashed into its prefixes
         self._unhashed: dict[int, list[bytes]] = {}  # by row; hashes of its blocks while the prefix cache lacks some
         self._preempted: set[int] = set()  # rows whose KV was freed and not looked up in the cache since
-        self._of_owner: dict[Hashable, dict[Sequence, None]] = {}  # in order of arrival
+        self._of_owner: dict[Hashable, dict[KVSequence, None]] = {}  # in order of arrival
         self.block_size = pool.layout.block_size
         self.tokens = np.zeros((rows, columns), dtype=np.int32)
         self.blocks = np.zeros((rows, -(-columns // self.block_size)), dtype=np.int32)
@@ -75,18 +75,18 @@ class SequenceTable:
         """How many tokens of all live sequences have their KV in blocks; shared ones count for each sequence."""
         return sum(int(self.computed[sequence.row]) for owned in self._of_owner.values() for sequence in owned)
 
-    def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> Sequence:
+    def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> KVSequence:
         """A new sequence that holds `token_ids`, of which only blocks from the prefix cache count as computed.
 
         Args:
             role: the model's role.
             token_ids: its tokens.
             salt: prefixes are shared with sequences of the same salt only.
-            owner: see `Sequence`.
+            owner: see `KVSequence`.
         """
         row = self._take_row()
         self.lengths[row] = self.computed[row] = self.num_blocks[row] = 0
-        sequence = self._own(Sequence(role, row, owner), self._cache_seed + salt)
+        sequence = self._own(KVSequence(role, row, owner), self._cache_seed + salt)
         self.append(sequence, token_ids)
         if self.pool.keeps_prefixes:
             self.pool.lookups += len(token_ids) // self.block_size
@@ -150,11 +150,11 @@ class SequenceTable:
         tables = [self.block_table(sequence) for sequence in self._of_owner.get(owner, ())]
         return len(np.unique(np.concatenate(tables))) if tables else 0
 
-    def of_owner(self, owner: Hashable) -> list[Sequence]:
+    def of_owner(self, owner: Hashable) -> list[KVSequence]:
         """An owner's live sequences."""
         return list(self._of_owner.get(owner, ()))
 
-    def require_live(self, sequence: Sequence) -> None:
+    def require_live(self, sequence: KVSequence) -> None:
         """Raise MisuseError unless `sequence` is one of this table's that was not released."""
         if sequence in self._of_owner.get(sequence.owner, ()):
             return
@@ -168,7 +168,7 @@ class SequenceTable:
         """Owners with live sequences."""
         return set(self._of_owner)
 
-    def _own(self, sequence: Sequence, seed: bytes) -> Sequence:
+    def _own(self, sequence: KVSequence, seed: bytes) -> KVSequence:
         self._seeds[sequence.row] = seed
         self._of_owner.setdefault(sequence.owner, {})[sequence] = None
         return sequence
@@ -183,7 +183,7 @@ class SequenceTable:
         if len(known) < len(hashes):
             self._unhashed[row] = hashes
 
-    def append(self, sequence: Sequence, token_ids: list[int]) -> None:
+    def append(self, sequence: KVSequence, token_ids: list[int]) -> None:
         """Add tokens at the end, to be computed later."""
         start = int(self.lengths[sequence.row])
         self.reserve_columns(start + len(token_ids))
@@ -207,7 +207,7 @@ class SequenceTable:
         self.pool.free(self.blocks[row, blocks : self.num_blocks[row]][::-1])
         self.num_blocks[row] = blocks
 
-    def fork(self, sequence: Sequence, length: int | None = None) -> Sequence:
+    def fork(self, sequence: KVSequence, length: int | None = None) -> KVSequence:
         """A sequence with the same tokens, or the first `length`; it shares every block, the partial tail included."""
         source, row = sequence.row, self._take_row()
         length = int(self.lengths[source]) if length is None else length
@@ -219,9 +219,9 @@ class SequenceTable:
         self.pool.share(self.blocks[row, :blocks])
         if source in self._preempted:
             self._preempted.add(row)
-        return self._own(Sequence(sequence.role, row, sequence.owner), self._seeds[source])
+        return self._own(KVSequence(sequence.role, row, sequence.owner), self._seeds[source])
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: KVSequence) -> None:
         """Drop the references of a sequence; blocks without others become free or cached."""
         sequence.released = True
         self._unhashed.pop(sequence.row, None)
@@ -234,11 +234,11 @@ class SequenceTable:
         self.pool.free(self.block_table(sequence)[::-1])
         self._free_rows.append(sequence.row)
 
-    def token_ids(self, sequence: Sequence) -> list[int]:
+    def token_ids(self, sequence: KVSequence) -> list[int]:
         """The sequence's tokens."""
         return self.tokens[sequence.row, : self.lengths[sequence.row]].tolist()
 
-    def block_table(self, sequence: Sequence) -> np.ndarray:
+    def block_table(self, sequence: KVSequence) -> np.ndarray:
         """The sequence's block ids, int32 `[num_blocks]`, a view."""
         return self.blocks[sequence.row, : self.num_blocks[sequence.row]]
 

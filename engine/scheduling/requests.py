@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Generate, Sampling, Score, Work
 
 
@@ -55,7 +55,7 @@ class RunningRequest:
 
     work: Generate
     indices: list[int]
-    sequence: Sequence
+    sequence: KVSequence
     start: int
     shared: int = 0
     extra_tokens: int = 0

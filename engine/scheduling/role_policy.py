@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-GENERATOR, VERIFIER = "generator", "verifier"
+from espalier.engine.roles import GENERATOR, VERIFIER
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from espalier.engine.errors import MisuseError, NumericalError
-from espalier.engine.memory.sequences import Sequence, SequenceTable
+from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.model import Model
 from espalier.engine.scheduling.branches import Branches, Draws
 from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, StepPlan
@@ -102,7 +102,7 @@ class Scheduler:
         """Owners with waiting or running work, paused or not."""
         return {target.work.owner for target in (*self._waiting, *self._branches.running)}
 
-    def open(self, token_ids: list[int], salt: bytes, owner: Hashable) -> Sequence:
+    def open(self, token_ids: list[int], salt: bytes, owner: Hashable) -> KVSequence:
         """A new sequence; see `Engine.open`.
 
         Raises:
@@ -113,7 +113,7 @@ class Scheduler:
         self._model.require_embedded(self.role, token_ids)
         return self.table.open(self.role, token_ids, salt, owner)
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: KVSequence) -> None:
         """Drop a sequence.
 
         Raises:
@@ -124,7 +124,7 @@ class Scheduler:
             raise MisuseError(f"work waits or runs on a {self.role} sequence that is released; cancel its owner first")
         self.table.release(sequence)
 
-    def works_on(self, sequence: Sequence) -> bool:
+    def works_on(self, sequence: KVSequence) -> bool:
         """Whether work waits on a sequence, or runs in place on it."""
         return sequence.row in self._busy_rows
 

@@ -10,7 +10,7 @@ from espalier.engine.errors import EspalierError
 from espalier.engine.models.config import DecoderConfig, parse_decoder_config
 from espalier.engine.models.hub import HubSettings
 from espalier.engine.models.options import Quantization
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.experiments.planning.known_models import MODELS, ModelShape
 from espalier.experiments.planning.roofline import CARDS, Card
 

@@ -16,7 +16,7 @@ from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import linear_bytes
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.models.weights import GGUF, named_files, weight_lists
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.base import PrmFamily, StepPath, special_tokens_in
 from espalier.prm.families import FamilyMatch, families_of, identify, known_classes, load_verifier
 from espalier.prm.policy_pair import PolicyPairDecoder

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from espalier.engine.memory.device_memory import plan_memory
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.experiments.planning.closed_form import HeldBlocks, PathLengths, TreeShape, blocks_by_round
 from espalier.experiments.planning.devices import PlannedModel
 from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds

@@ -12,8 +12,8 @@ from espalier.engine.errors import (
     PoolExhaustedError,
     RequestTooLargeError,
 )
-from espalier.engine.memory.sequences import Sequence as TokenSequence
-from espalier.engine.scheduling.role_policy import VERIFIER
+from espalier.engine.memory.sequences import KVSequence
+from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done
 from espalier.experiments.prm_evaluation.solutions import Solution
 from espalier.prm.generative import GenerativeVerification
@@ -35,7 +35,7 @@ class Scored:
 class _Running:
     solution: Solution
     verification: Verification | GenerativeVerification
-    sequence: TokenSequence
+    sequence: KVSequence
     scores: list[float] = field(default_factory=list)
 
 

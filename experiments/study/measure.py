@@ -11,7 +11,7 @@ import numpy as np
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.step_record import StepRecord
 from espalier.experiments.planning.closed_form import KNOWN, PathLengths, TreeShape, blocks_by_round
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from espalier.engine.engine import Engine
-from espalier.engine.memory.sequences import Sequence as EngineSequence
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.memory.sequences import KVSequence
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Score, Scored
 from espalier.experiments.verifier_training.tree_file import TreeRecord
 
@@ -99,7 +99,7 @@ def _states(engine: Engine, tree: TreeRecord) -> Iterator[tuple[int, np.ndarray]
     children: dict[int | None, list[int]] = {}
     for index, step in enumerate(tree.steps):
         children.setdefault(step.parent, []).append(index)
-    places: dict[EngineSequence, int | None] = {root: None}
+    places: dict[KVSequence, int | None] = {root: None}
     last: dict[int | None, np.ndarray] = {}  # the state at the end of each step that is computed
     try:
         while engine.busy:

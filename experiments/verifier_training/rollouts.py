@@ -9,8 +9,8 @@ from typing import Any
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, NoEmbeddingError, RequestTooLargeError
 from espalier.engine.models.options import Quantization
+from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.admission import Reservation
-from espalier.engine.scheduling.role_policy import GENERATOR
 from espalier.engine.work import Generated
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from espalier.engine.engine import Engine
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Generate, Generated, Sampling, StopCause, stream_key
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
@@ -41,7 +41,7 @@ class _Step:
 
     parent: "_Step | None"
     draws: tuple[int, ...]
-    sequence: Sequence | None
+    sequence: KVSequence | None
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)

@@ -17,7 +17,7 @@ from espalier.engine.errors import CheckpointError, NoEmbeddingError, name_token
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.options import LoadFormat
-from espalier.engine.scheduling.role_policy import VERIFIER
+from espalier.engine.roles import VERIFIER
 from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
 from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, thinkprm, token_classifier, universal, yes_no
 from espalier.prm.families.detect import fits, rope_theta

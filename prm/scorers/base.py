@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import ScoreMismatchError
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generated, Score, Scored
 from espalier.prm.full_rescore import tolerance_of
 

@@ -1,13 +1,12 @@
 """Expands the tree of one search: samples the requested steps and has each of them scored."""
 
-from collections.abc import Callable, Collection
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from espalier.engine.engine import Engine, Footprint
 from espalier.engine.errors import NoEmbeddingError, ScoreMismatchError
-from espalier.engine.memory.sequences import Sequence
-from espalier.engine.scheduling.role_policy import VERIFIER
+from espalier.engine.memory.sequences import KVSequence
+from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Generated, Sampling, StopCause, stream_key
 from espalier.prm.generative import GenerativeVerification
 from espalier.prm.scorers.base import StepScorer, StepScoring
@@ -34,8 +33,8 @@ class NodeState:
     """
 
     to_end: bool
-    generator: Sequence | None = None
-    verifier: Sequence | None = None
+    generator: KVSequence | None = None
+    verifier: KVSequence | None = None
     verified: bool = False
     expected: int = 0
     unscored_children: list[Node] = field(default_factory=list)
@@ -118,7 +117,7 @@ class TreeExpander:
             if self._budget.covers_the_problem:
                 begun.prefill()
 
-    def begin_round(self, asked: Several[Expand]) -> bool:
+    def begin_round(self, asked: Sequence[Expand]) -> bool:
         """Start sampling the expansions; returns False, without sampling, if the budgets lack a token for each path."""
         self.outstanding = sum(expand.children for expand in asked)
         if not self._budget.deal(self.outstanding):
@@ -364,7 +363,7 @@ class TreeExpander:
     def _has_score(self, node: Node) -> bool:
         return node.complete if self._whole_answers else bool(node.text.strip()) and viable(node)
 
-    def _verifier_room(self, sequence: Sequence) -> int:
+    def _verifier_room(self, sequence: KVSequence) -> int:
         limits = self._resolved.verifier_limits
         assert limits is not None
         return min(limits.prompt_tokens + limits.path_tokens - self._engine.length(sequence), limits.step_tokens)

@@ -1,7 +1,6 @@
 """The generator's side of a search: prompts, sampling defaults, and generation of steps."""
 
-from collections.abc import Callable, Hashable
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from espalier.engine.engine import Engine
@@ -14,12 +13,12 @@ from espalier.engine.errors import (
     Violation,
     name_tokens,
 )
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.text_files import require
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Sampling
 from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
 
@@ -44,7 +43,7 @@ def system_prompt_of(checkpoint: Checkpoint) -> str:
 
 
 def render_prompt(
-    tokenizer: TextTokenizer, system_prompt: str, problem: str, history: Several[ChatMessage] = ()
+    tokenizer: TextTokenizer, system_prompt: str, problem: str, history: Sequence[ChatMessage] = ()
 ) -> str:
     """Render the prompt: through the chat template, or as plain text and a blank line without one.
 
@@ -134,8 +133,8 @@ class Generator:
         return self._engine.model(GENERATOR)
 
     def open(
-        self, owner: Hashable, problem: str, salt: bytes = b"", history: Several[ChatMessage] = ()
-    ) -> tuple[Sequence, int]:
+        self, owner: Hashable, problem: str, salt: bytes = b"", history: Sequence[ChatMessage] = ()
+    ) -> tuple[KVSequence, int]:
         """Open a generator sequence that holds the prompt; returns it and its length in tokens.
 
         `owner` and `salt` are those of `Engine.open`, `problem` and `history` those of `render_prompt`.
@@ -149,7 +148,7 @@ class Generator:
             raise RequestTooLargeError(f"the prompt has {len(ids)} tokens and the generator's context is {limit}")
         return self._engine.open(GENERATOR, ids, salt, owner), len(ids)
 
-    def prompt_ids(self, problem: str, history: Several[ChatMessage] = ()) -> list[int]:
+    def prompt_ids(self, problem: str, history: Sequence[ChatMessage] = ()) -> list[int]:
         """Return the prompt's token ids; see `render_prompt`.
 
         Raises:
@@ -171,7 +170,7 @@ class Generator:
     def generate(
         self,
         owner: Hashable,
-        parent: Sequence,
+        parent: KVSequence,
         samplings: tuple[Sampling, ...],
         max_tokens: int,
         in_place: bool,

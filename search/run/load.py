@@ -211,7 +211,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     """
     check_settings(settings)
     from espalier.engine.models.model import load_generator
-    from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+    from espalier.engine.roles import GENERATOR, VERIFIER
     from espalier.prm.families import identify, load_verifier, verifier_of_generator
     from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
     from espalier.prm.verifier import Verifier
@@ -257,7 +257,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
 
 def model_names(settings: RuntimeSettings) -> dict[str, str]:
     """Names of the models by role: as they are given, but of a path its last part, which tells nobody of folders."""
-    from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+    from espalier.engine.roles import GENERATOR, VERIFIER
 
     given = {GENERATOR: settings.generator, VERIFIER: settings.verifier}
     return {role: Path(name).resolve().name if Path(name).exists() else name for role, name in given.items() if name}
@@ -299,7 +299,7 @@ def load_generator_alone(
     """
     check_settings(settings)
     from espalier.engine.models.model import load_generator
-    from espalier.engine.scheduling.role_policy import GENERATOR
+    from espalier.engine.roles import GENERATOR
 
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
@@ -347,7 +347,7 @@ def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int]
         CheckpointError: there is no verifier; it is missing, unsupported or incomplete; or the device is not available.
     """
     check_settings(settings)
-    from espalier.engine.scheduling.role_policy import VERIFIER
+    from espalier.engine.roles import VERIFIER
     from espalier.prm.families import load_verifier
     from espalier.prm.families.yes_no import INFO as YES_NO
     from espalier.prm.scorers.trunk_head import is_trunk_head
@@ -383,7 +383,7 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     """Open the checkpoints by role before loading any, so that errors in either are raised at once."""
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.hub import HubSettings, locate
-    from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+    from espalier.engine.roles import GENERATOR, VERIFIER
 
     hub = HubSettings(settings.offline, settings.cache_dir)
     done = 0
@@ -413,7 +413,7 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
 def _require_memory(opened: dict[str, Checkpoint], settings: RuntimeSettings) -> None:
     """Raise CheckpointError if the weights of the opened checkpoints do not fit into the free memory."""
     from espalier.engine.memory.host_memory import free_memory, model_bytes, require_host_memory
-    from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+    from espalier.engine.roles import GENERATOR, VERIFIER
     from espalier.prm.scorers.trunk_head import is_trunk_head
 
     dtype = resolve_dtype(settings.dtype, settings.device)

@@ -15,8 +15,8 @@ from typing import Any
 from espalier.engine.engine import Engine
 from espalier.engine.errors import FatalError, InvalidRequestError, OwnersError, RequestTooLargeError, Violation
 from espalier.engine.interrupts import interrupts_held
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling.admission import Reservation
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Done
 from espalier.prm.generative import GenerativeVerifier
 from espalier.prm.scorers.base import StepScorer

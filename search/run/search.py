@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from espalier.engine.engine import Engine, Footprint
+from espalier.engine.roles import VERIFIER
 from espalier.engine.scheduling.admission import Reservation
-from espalier.engine.scheduling.role_policy import VERIFIER
 from espalier.engine.work import Done
 from espalier.prm.scorers.base import StepScorer
 from espalier.prm.verifier import Verifier

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from espalier.engine.engine import Footprint
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.search.request import SearchRequest
 from espalier.search.result import Usage
 from espalier.search.tree import Node, Termination

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from espalier.engine.engine import Engine, EngineSettings
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling import fair_sharing
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 
 OWNERS = ("first", "second", "third")
@@ -41,7 +41,7 @@ class Alone:
         self.engine = Engine(models, EngineSettings(2**22, block_size=16, prefix_cache=False))
         self.known: dict[tuple, object] = {}
 
-    def run(self, sequence: Sequence, work: Generate | Score) -> Done:
+    def run(self, sequence: KVSequence, work: Generate | Score) -> Done:
         self.engine.submit(work)
         done: list[Done] = []
         while self.engine.busy:
@@ -101,8 +101,8 @@ class EngineMachine(RuleBasedStateMachine):
             assert reservation is not None
             self.reservations.append(reservation)
             self.engine.sharing.assign(owner, owner)
-        self.texts: dict[Sequence, list[int]] = {}
-        self.working: dict[Sequence, Generate | Score] = {}
+        self.texts: dict[KVSequence, list[int]] = {}
+        self.working: dict[KVSequence, Generate | Score] = {}
         for number, owner in enumerate(OWNERS):  # together more than there is room for
             for prompt in (20 * number, 20 * number + 10):
                 self.open_one(GENERATOR, owner, prompt, 50, b"")
@@ -116,7 +116,7 @@ class EngineMachine(RuleBasedStateMachine):
     def count(self) -> None:
         EngineMachine.rules += 1
 
-    def idle(self, role: str | None = None) -> list[Sequence]:
+    def idle(self, role: str | None = None) -> list[KVSequence]:
         found = [s for s in self.texts if s not in self.working and role in (None, s.role)]
         return sorted(found, key=lambda s: (s.role, s.row))
 
@@ -193,7 +193,7 @@ class EngineMachine(RuleBasedStateMachine):
             if self.room_for(sequence.owner, GENERATOR, [len(self.texts[sequence]) + tokens] * samplings):
                 self.submit(sequence, Generate(sequence.owner, sequence, drawn, tokens, in_place=in_place, head=head))
 
-    def submit(self, sequence: Sequence, work: Generate | Score) -> None:
+    def submit(self, sequence: KVSequence, work: Generate | Score) -> None:
         self.engine.submit(work)
         self.working[sequence] = work
 

@@ -8,9 +8,9 @@ from engine_driver import drain, read, release
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError, MisuseError, NoEmbeddingError
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.work import Generate, Sampling, Score
 
 Make = Callable[..., Engine]
@@ -44,7 +44,7 @@ def engine(make_engine: Make) -> Engine:
 
 
 @pytest.fixture
-def sequence(engine: Engine) -> Iterator[Sequence]:
+def sequence(engine: Engine) -> Iterator[KVSequence]:
     opened = engine.open(GENERATOR, [9, 10, 11], owner="me")
     yield opened
     engine.cancel("me")
@@ -52,11 +52,11 @@ def sequence(engine: Engine) -> Iterator[Sequence]:
         release(engine, opened)
 
 
-def generate(sequence: Sequence, tokens: int = 40, **work: object) -> Generate:
+def generate(sequence: KVSequence, tokens: int = 40, **work: object) -> Generate:
     return Generate("me", sequence, (GREEDY,), tokens, "", **work)  # type: ignore[arg-type]
 
 
-def test_releasing_twice_is_refused(engine: Engine, sequence: Sequence):
+def test_releasing_twice_is_refused(engine: Engine, sequence: KVSequence):
     release(engine, sequence)
     with refused(engine, "already released"):
         engine.release(sequence)
@@ -86,7 +86,7 @@ def test_releasing_under_a_score_is_refused_and_its_values_come_as_ever(engine: 
     release(engine, sequence, other)
 
 
-def test_a_sequence_whose_children_are_on_their_own_may_go(engine: Engine, sequence: Sequence):
+def test_a_sequence_whose_children_are_on_their_own_may_go(engine: Engine, sequence: KVSequence):
     engine.submit(Generate("me", sequence, (GREEDY,), 5, ""))
     engine.step()
     release(engine, sequence)
@@ -96,7 +96,7 @@ def test_a_sequence_whose_children_are_on_their_own_may_go(engine: Engine, seque
 
 
 @pytest.mark.parametrize("ended", ["score", "in place", "cancelled"])
-def test_a_sequence_takes_new_work_once_the_last_has_ended(ended: str, engine: Engine, sequence: Sequence):
+def test_a_sequence_takes_new_work_once_the_last_has_ended(ended: str, engine: Engine, sequence: KVSequence):
     work = Score("me", sequence, (5,), ()) if ended == "score" else generate(sequence, 3, in_place=True)
     engine.submit(work)
     if ended == "cancelled":
@@ -134,7 +134,7 @@ def test_a_handle_that_is_not_alive_here_is_of_no_use(use: str, whose: str, make
         release(other, sequence)
 
 
-def test_a_handle_whose_row_was_taken_again_is_of_no_use(engine: Engine, sequence: Sequence):
+def test_a_handle_whose_row_was_taken_again_is_of_no_use(engine: Engine, sequence: KVSequence):
     release(engine, sequence)
     heir = engine.open(GENERATOR, [9, 10], owner="me")
     assert heir.row == sequence.row

@@ -12,7 +12,7 @@ from espalier.engine.errors import DeviceError, NumericalError, PoolExhaustedErr
 from espalier.engine.execution.runner import ModelRunner
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, stream_key
 from espalier.experiments.demo import generator_path
 

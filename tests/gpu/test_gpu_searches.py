@@ -78,7 +78,7 @@ def test_a_steady_decode_step_waits_for_the_device_once(launch_ahead: bool):
     from espalier.engine.engine import Engine, EngineSettings
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.model import load_generator
-    from espalier.engine.scheduling.role_policy import GENERATOR
+    from espalier.engine.roles import GENERATOR
     from espalier.engine.work import Generate, Sampling, stream_key
     from espalier.experiments.demo import generator_path
 

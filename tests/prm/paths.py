@@ -3,7 +3,7 @@
 from engine_driver import drain
 
 from espalier.engine.engine import Engine
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Scored
 from espalier.prm.base import Verdict
 from espalier.prm.generative import GenerativeVerification
@@ -34,9 +34,9 @@ def begin(engine: Engine, verifier: Verifier, problem: str = PROBLEM) -> Verific
     return verification
 
 
-def settle(engine: Engine, verification: Verification | GenerativeVerification) -> dict[Sequence, float]:
+def settle(engine: Engine, verification: Verification | GenerativeVerification) -> dict[KVSequence, float]:
     """Run until every step that is being scored has its score."""
-    scores: dict[Sequence, float] = {}
+    scores: dict[KVSequence, float] = {}
     while engine.busy:
         for done in engine.step():
             if (verdict := verification.take(done)) is not None:
@@ -49,11 +49,11 @@ def settle(engine: Engine, verification: Verification | GenerativeVerification) 
 def score_step(
     engine: Engine,
     verification: Verification | GenerativeVerification,
-    parent: Sequence,
+    parent: KVSequence,
     *steps: str,
     in_place: bool = False,
     before: float | None = None,
-) -> tuple[float, Sequence]:
+) -> tuple[float, KVSequence]:
     """Score the newest of `steps` and nothing else."""
     scoring = verification.score(parent, steps, 10_000, in_place, before)
     assert scoring is not None

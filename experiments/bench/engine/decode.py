@@ -16,7 +16,7 @@ from espalier.engine.models.config import parse_decoder_config
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.experiments.bench.baselines.dense_loop import DenseLoop
 from espalier.experiments.bench.baselines.llama_cpp_loop import LlamaCppLoop

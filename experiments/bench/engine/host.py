@@ -12,7 +12,7 @@ from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
 from espalier.engine.models.model import Model, load_generator
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Sampling, stream_key
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.kernels.backend import Backend

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from espalier.engine.errors import PoolTooSmallError
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest

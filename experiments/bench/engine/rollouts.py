@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from espalier.engine.engine import Engine
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.hub import locate
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, Score, stream_key
 from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
 from espalier.experiments.bench.report import Show, nothing_shown
@@ -109,7 +109,7 @@ def _forked(engine: Engine, trees: list[TreeRecord], count: int, merge: bool) ->
     sequences = {(tree.problem_id, i): s for tree in trees for i, s in _computed(engine, tree).items()}
     own = engine.stats()[GENERATOR].computed_tokens - before
     start = time.perf_counter()
-    forks: list[Sequence] = []
+    forks: list[KVSequence] = []
     for tree in trees:
         for index in _open_steps(tree):
             (fork,) = engine.fork(sequences[tree.problem_id, index], 1)
@@ -125,7 +125,7 @@ def _forked(engine: Engine, trees: list[TreeRecord], count: int, merge: bool) ->
 def _prompted(engine: Engine, trees: list[TreeRecord], count: int, merge: bool) -> tuple[float, int]:
     """Seconds of the continuations, each step's whole text a prompt; see `_forked`."""
     start = time.perf_counter()
-    opened: list[Sequence] = []
+    opened: list[KVSequence] = []
     for tree in trees:
         for index in _open_steps(tree):
             opened.append(engine.open(GENERATOR, _ids(tree, index), owner="bench"))
@@ -152,9 +152,9 @@ def _ids(tree: TreeRecord, index: int) -> list[int]:
     return [*tree.prompt_token_ids, *(token for i in tree.lineage(index) for token in tree.steps[i].token_ids)]
 
 
-def _computed(engine: Engine, tree: TreeRecord) -> dict[int, Sequence]:
+def _computed(engine: Engine, tree: TreeRecord) -> dict[int, KVSequence]:
     """A sequence for each step that goes on, its last token not computed yet, as after sampling."""
-    held: dict[int, Sequence] = {}
+    held: dict[int, KVSequence] = {}
     root = engine.open(GENERATOR, tree.prompt_token_ids, owner="bench")
     engine.submit(Score("bench", root, (), ()))
     _drain(engine)
@@ -167,7 +167,7 @@ def _computed(engine: Engine, tree: TreeRecord) -> dict[int, Sequence]:
     return held
 
 
-def _continue(engine: Engine, sequence: Sequence, tree: TreeRecord, index: int, count: int, merge: bool) -> None:
+def _continue(engine: Engine, sequence: KVSequence, tree: TreeRecord, index: int, count: int, merge: bool) -> None:
     keys = (stream_key(0, tree.problem, (index, i)) for i in range(count))
     samplings = tuple(Sampling(1.0, key=key) for key in keys)
     engine.submit(Generate("bench", sequence, samplings, _MOST_TOKENS, delimiter="", merge_equal=merge))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
 from espalier.search.request import AlgorithmName, AnswerEquivalence, EarlyStop, SearchRequest, Vote

@@ -103,7 +103,7 @@ def plan_command(
     import torch
 
     from espalier.engine.models.hub import HubSettings
-    from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+    from espalier.engine.roles import GENERATOR, VERIFIER
     from espalier.experiments.planning.closed_form import PathLengths, TreeShape
     from espalier.experiments.planning.devices import (
         CARD_MEMORY,

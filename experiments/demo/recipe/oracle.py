@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.engine.engine import Engine
-from espalier.engine.memory.sequences import Sequence as TokenSequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import load_generator
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, StopCause, stream_key
 from espalier.experiments.demo.problems import DELIMITER, MAX_OPERATIONS, Problem
 from espalier.experiments.demo.recipe.networks import GENERATOR as GENERATOR_FOLDER
@@ -145,7 +145,7 @@ class _Search:
         self._beam_width, self._expansion = beam_width, expansion
         prompt = engine.model(GENERATOR).tokenizer.encode(chat_prompt(problem.text))
         root = engine.open(GENERATOR, prompt, owner=self)
-        self.beam: list[tuple[BeamPath, TokenSequence]] = [(BeamPath(count=beam_width), root)]
+        self.beam: list[tuple[BeamPath, KVSequence]] = [(BeamPath(count=beam_width), root)]
 
     def sample(self) -> None:
         """Ask for the next step of every unfinished path."""

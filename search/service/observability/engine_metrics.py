@@ -20,7 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.stats import Histogram
 from espalier.search.server_info import KvBlocks
 from espalier.search.service.engine_thread import EngineState, EngineThread, ExecutorReport

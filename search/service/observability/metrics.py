@@ -6,7 +6,7 @@ The registry is the server's own, so that a process can hold several servers.
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.search.result import Usage
 from espalier.search.service.access.calls import Call
 from espalier.search.service.engine_thread import Search

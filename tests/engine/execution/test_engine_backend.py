@@ -15,7 +15,7 @@ from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.models import decoder
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
 from espalier.kernels.attention import Attend
 from espalier.kernels.layers import Layers

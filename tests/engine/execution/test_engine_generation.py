@@ -6,7 +6,7 @@ from engine_driver import drain, generate, release, scripted
 
 from espalier.engine.engine import Engine
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, Score, StopCause
 
 GREEDY = Sampling(temperature=0.0)

@@ -8,7 +8,7 @@ import torch
 
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.errors import MisuseError, NumericalError
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, Score, Scored, StopCause
 
 PROMPT = [5, 9, 2, 14, 3, 8, 11]

@@ -9,10 +9,10 @@ from engine_driver import drain, release
 
 from espalier.engine.engine import Engine, EngineSettings
 from espalier.engine.execution.runner import ModelRunner
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored
 
 
@@ -25,7 +25,7 @@ def engine_of(models: dict[str, Model], ahead: bool = True) -> Engine:
     return Engine(models, EngineSettings(2**20, 4, max_batch_tokens=5, launch_ahead=ahead))
 
 
-def submit_both(engine: Engine, owner: str = "search") -> list[Sequence]:
+def submit_both(engine: Engine, owner: str = "search") -> list[KVSequence]:
     """Two children of a generator sequence, and six scores of a verifier sequence, read over two steps."""
     generator, verifier = (engine.open(role, list(range(20, 40)), owner=owner) for role in (GENERATOR, VERIFIER))
     engine.submit(Generate(owner, generator, (Sampling(key=1), Sampling(key=2)), 3, ""))
@@ -33,7 +33,7 @@ def submit_both(engine: Engine, owner: str = "search") -> list[Sequence]:
     return [generator, verifier]
 
 
-def release_all(engine: Engine, opened: list[Sequence], done: list[Done]) -> None:
+def release_all(engine: Engine, opened: list[KVSequence], done: list[Done]) -> None:
     release(engine, *opened, *(d.sequence for d in done if isinstance(d, Generated)))
     engine.check_drained()
 

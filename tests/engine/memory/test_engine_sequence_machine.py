@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tiny_pools import BLOCK_SIZE, check, tiny_pools
 
-from espalier.engine.memory.sequences import Sequence, SequenceTable
+from espalier.engine.memory.sequences import KVSequence, SequenceTable
 
 ROLES = st.sampled_from(["generator", "verifier"])
 
@@ -24,15 +24,15 @@ class SequenceMachine(RuleBasedStateMachine):
         self.tables = {
             role: SequenceTable(pool, rows=2, columns=5, cache_seed=role.encode()) for role, pool in self.pools.items()
         }
-        self.texts: dict[Sequence, list[int]] = {}  # tokens of every live sequence
-        self.computed: dict[Sequence, int] = {}
+        self.texts: dict[KVSequence, list[int]] = {}  # tokens of every live sequence
+        self.computed: dict[KVSequence, int] = {}
         self.memory: dict[tuple[str, int], dict[int, int]] = {}  # (role, block) -> offset -> token
         self.names = itertools.count(1)
 
     def fresh(self, count: int) -> list[int]:
         return [next(self.names) for _ in range(count)]
 
-    def pick(self, data: st.DataObject) -> Sequence:
+    def pick(self, data: st.DataObject) -> KVSequence:
         return data.draw(st.sampled_from(sorted(self.texts, key=lambda s: (s.role, s.row))))
 
     @rule(role=ROLES, tokens=st.integers(0, 11))
@@ -110,7 +110,7 @@ class SequenceMachine(RuleBasedStateMachine):
             table.computed[sequence.row] = start + count
             table.register(sequence.row, start + count)
 
-    def check_copies(self, chosen: list[Sequence], pool: object, sources: list[int], destinations: list[int]) -> None:
+    def check_copies(self, chosen: list[KVSequence], pool: object, sources: list[int], destinations: list[int]) -> None:
         partial = [s for s in chosen if self.computed[s] % BLOCK_SIZE]
         assert len(sources) == len(destinations) <= len(partial), "only partial tails are copied"
         assert not set(sources) & set(destinations)

@@ -7,7 +7,7 @@ from engine_driver import drain, release
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import PoolExhaustedError
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Sampling, Score
 
 Make = Callable[..., Engine]

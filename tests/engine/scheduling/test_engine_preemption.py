@@ -7,12 +7,12 @@ import pytest
 from engine_driver import drain, release
 
 from espalier.engine.engine import Engine
-from espalier.engine.memory.sequences import Sequence
+from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.scheduling.planner import BlockedWork
 from espalier.engine.scheduling.preemption import Preemption
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
 from espalier.engine.work import Generate, Sampling, Score
 
 Make = Callable[..., Engine]
@@ -42,25 +42,25 @@ def admit(engine: Engine, owner: str, generator_slabs: int, verifier_slabs: int)
     return reservation
 
 
-def prefill(engine: Engine, role: str, owner: str, tokens: int, start: int = 0) -> Sequence:
+def prefill(engine: Engine, role: str, owner: str, tokens: int, start: int = 0) -> KVSequence:
     sequence = engine.open(role, [5 + start + i % 40 for i in range(tokens)], owner=owner)
     engine.submit(Score(owner, sequence, (), ()))
     return sequence
 
 
-def decode(engine: Engine, role: str, owner: str, prompt: int, tokens: int) -> Sequence:
+def decode(engine: Engine, role: str, owner: str, prompt: int, tokens: int) -> KVSequence:
     sequence = engine.open(role, [5 + i % 40 for i in range(prompt)], owner=owner)
     engine.submit(Generate(owner, sequence, (Sampling(temperature=0.0),), tokens, "", in_place=True))
     return sequence
 
 
-def finish(engine: Engine, sequences: list[Sequence], reservations: list[Reservation]) -> None:
+def finish(engine: Engine, sequences: list[KVSequence], reservations: list[Reservation]) -> None:
     release(engine, *sequences)
     for reservation in reservations:
         engine.admission.release(reservation)
 
 
-def interleave(engine: Engine, role: str, slabs: int) -> list[Sequence]:
+def interleave(engine: Engine, role: str, slabs: int) -> list[KVSequence]:
     """Slabs full of blocks of `second`, but for one of `first` in each; the sequences of `first` come first."""
     owners = ["first", *["second"] * (engine.schedulers[role].pool.layout.blocks_per_slab - 1)] * slabs
     sequences = [prefill(engine, role, owner, 4, start=i) for i, owner in enumerate(owners)]
@@ -173,7 +173,7 @@ def test_a_prompt_opened_by_one_that_is_preempted_keeps_no_cached_block_from_the
 # The policy alone: nothing is computed.
 
 
-def hold(engine: Engine, works: Mapping[str, bool], blocks: int = 2, role: str = GENERATOR) -> list[Sequence]:
+def hold(engine: Engine, works: Mapping[str, bool], blocks: int = 2, role: str = GENERATOR) -> list[KVSequence]:
     """Owners that hold so many blocks each, with work or without."""
     sequences = [prefill(engine, role, owner, 4 * blocks, start=i) for i, owner in enumerate(works)]
     drain(engine)

@@ -1,6 +1,7 @@
 import pytest
 
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER, GeneratorFirst, RoleLoad
+from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.engine.scheduling.role_policy import GeneratorFirst, RoleLoad
 
 IDLE = RoleLoad(0, 0)
 

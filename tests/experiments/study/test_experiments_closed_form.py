@@ -8,7 +8,7 @@ import pytest
 from study.fixed_steps import problem_of, write_pair
 
 from espalier.engine.errors import InvalidRequestError
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.experiments.planning.closed_form import PathLengths, TreeShape, blocks_by_round
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.result import Event, StepDone, StopReason

@@ -13,7 +13,7 @@ from search_runs import ADAPTIVE, BEAM, BEST_OF_N, GREEDY, MAJORITY, MCTS, outco
 
 from espalier.engine.errors import DeviceError, FatalError, NumericalError, PoolExhaustedError
 from espalier.engine.models.decoder import Decoder
-from espalier.engine.scheduling.role_policy import GENERATOR
+from espalier.engine.roles import GENERATOR
 from espalier.prm.verifier import Verification
 from espalier.search import algorithms
 from espalier.search.grading.answers import extract_answer

@@ -30,7 +30,7 @@ from tiny_models import edit_json
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, PoolTooSmallError, RequestTooLargeError
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.work import Done
 from espalier.prm.base import StepPath
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions, Vote

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from search_runs import ALL, BEAM, BEST_OF_N, outcome, run
 
-from espalier.engine.scheduling.role_policy import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.search.request import USUAL, EarlyStop, SearchRequest, SubmitOptions
 from espalier.search.result import Event, NodeRecord, SearchResult, StepDone
 from espalier.search.run import search as running
