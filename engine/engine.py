@@ -38,8 +38,8 @@ class EngineSettings:
         block_size: tokens per KV block.
         slab_bytes: size of a slab; None takes a 128th of the KV pool, at least one block of either model.
         max_batch_tokens: tokens computed in one step at most; longer prompts are prefilled in chunks.
-        prefix_cache: whether the KV of prompts seen before is kept and used again, instead of computed again; its bits
-            are the same either way.
+        prefix_cache: keep the KV of prompts seen before and use it again, instead of computing it again; results are
+            identical.
         reserved_share: the share of a search's worst case that is reserved when it starts. With 1 blocks never run out;
             with less, more searches run at once, and when blocks run out the last searches are preempted: their KV is
             freed, and computed again once there is room.
@@ -163,7 +163,7 @@ class Engine:
         """Fork `count` sequences that share every block; a partial last block is copied on the first write.
 
         Raises:
-            MisuseError: when `sequence` was released or is of another engine, or `count` is negative.
+            MisuseError: when `sequence` was released or belongs to another engine, or `count` is negative.
         """
         if count < 0:
             raise MisuseError(f"{count} forks cannot be made")
@@ -174,7 +174,7 @@ class Engine:
         """How many tokens a sequence has, computed or not.
 
         Raises:
-            MisuseError: when the sequence was released or is of another engine.
+            MisuseError: when the sequence was released or belongs to another engine.
         """
         return int(self._settled_table(sequence).lengths[sequence.row])
 
@@ -182,7 +182,7 @@ class Engine:
         """The tokens of a sequence, computed or not.
 
         Raises:
-            MisuseError: when the sequence was released or is of another engine.
+            MisuseError: when the sequence was released or belongs to another engine.
         """
         return self._settled_table(sequence).token_ids(sequence)
 
@@ -192,7 +192,7 @@ class Engine:
         Once its tokens are computed it may be released while children are sampled from it: they have their own.
 
         Raises:
-            MisuseError: when the sequence was released before or is of another engine, or work waits or runs on it.
+            MisuseError: when it was released before or belongs to another engine, or work waits or runs on it.
         """
         self._scheduler(sequence).release(sequence)
 
@@ -203,7 +203,7 @@ class Engine:
             NoEmbeddingError: when the model has no embedding for one of its tokens or targets.
             MisuseError: for work that could not be run: without tokens to sample or read from; with reads that do not
                 ascend or lie outside its tokens, or more or fewer targets than reads; or on a sequence that was
-                released, is of another engine, has work already, or would go beyond the model's context.
+                released, belongs to another engine, has work already, or would go beyond the model's context.
         """
         self._scheduler(work.sequence).submit(work)
 
@@ -267,8 +267,8 @@ class Engine:
         loads, fair = self._share_out()
         if self._launch_of(loads, fair):
             return
-        if any(scheduler.planner.held_back for scheduler in self.schedulers.values()):
-            self._hold_back(frozenset())
+        if any(scheduler.planner.throttled for scheduler in self.schedulers.values()):
+            self._throttle(frozenset())
             self._launch_of(self._loads(), fair=False)
 
     def _launch_of(self, loads: Mapping[str, RoleLoad], fair: bool) -> bool:
@@ -282,7 +282,7 @@ class Engine:
             roles.reverse()
         exhausted: PoolExhaustedError | None = None
         for role in roles:
-            scheduler, begun = self.schedulers[role], perf_counter()
+            scheduler, schedule_start = self.schedulers[role], perf_counter()
             most = self.settings.max_batch_tokens
             if self.sharing.contended:
                 most = min(most, self.sharing.most_tokens(role))
@@ -293,13 +293,13 @@ class Engine:
                 continue
             if step is None:
                 continue
-            scheduled = perf_counter()
+            launch_start = perf_counter()
             try:
                 batch = self._runners[role].launch(scheduler.table, step)
             except BaseException:  # an interrupt too: the prefix cache lists blocks before they are written
                 self._drop_all_kv(role)
                 raise
-            self._in_flight.append((role, step, batch, (begun, scheduled, perf_counter())))
+            self._in_flight.append((role, step, batch, (schedule_start, launch_start, perf_counter())))
             scheduler.launched(step)
             if fair:
                 self.sharing.charge(role, step.plan)
@@ -311,25 +311,25 @@ class Engine:
         raise exhausted
 
     def _share_out(self) -> tuple[dict[str, RoleLoad], bool]:
-        """Hold back who is ahead; returns the work that is left by role, and whether accounts pay for the step."""
-        self._hold_back(frozenset())
+        """Throttle owners over their share; returns the work left by role, and whether the step is charged for."""
+        self._throttle(frozenset())
         loads = self._loads()
         if not self.sharing.contended:
             return loads, False
         schedulers = self.schedulers.values()
         working = {owner for scheduler in schedulers for owner in scheduler.owners() - scheduler.planner.paused}
-        if not (ahead := self.sharing.ahead(working)):
+        if not (over_share := self.sharing.over_share(working)):
             return loads, True
-        self._hold_back(ahead)
+        self._throttle(over_share)
         fewer = self._loads()
         if any(load.busy for load in fewer.values()) and self.sharing.is_worthwhile(loads, fewer):
             return fewer, True
-        self._hold_back(frozenset())
+        self._throttle(frozenset())
         return loads, False
 
-    def _hold_back(self, owners: frozenset[Hashable]) -> None:
+    def _throttle(self, owners: frozenset[Hashable]) -> None:
         for scheduler in self.schedulers.values():
-            scheduler.planner.held_back = owners
+            scheduler.planner.throttled = owners
 
     def _loads(self) -> dict[str, RoleLoad]:
         return {
@@ -345,10 +345,10 @@ class Engine:
     def _collect(self) -> None:
         """Take in the results of the oldest batch in flight; `step` returns them, or raises for owners that failed."""
         role, step, batch, launch_times = self._in_flight.pop(0)
-        waiting = perf_counter()
+        wait_start = perf_counter()
         try:
             results = self._runners[role].wait(batch)
-            waited = perf_counter()
+            wait_end = perf_counter()
             self._collected += self.schedulers[role].update(step, results)
         except BaseException as error:
             self._drop_all_kv(role)
@@ -356,10 +356,10 @@ class Engine:
                 raise
             self._failed[role] |= error.owners
             return
-        updated = perf_counter()
-        self._step_seconds[role].add(launch_times[2] - launch_times[0] + updated - waiting)
+        update_end = perf_counter()
+        self._step_seconds[role].add(launch_times[2] - launch_times[0] + update_end - wait_start)
         if self.on_step:
-            self.on_step(record_of(role, step, launch_times, (waiting, waited, updated)))
+            self.on_step(record_of(role, step, launch_times, (wait_start, wait_end, update_end)))
 
     def _drop_all_kv(self, role: str) -> None:
         """Free all KV of a role whose batch failed, and forget the batches that were launched behind it."""
@@ -370,7 +370,7 @@ class Engine:
         """How many blocks `sequences` hold together.
 
         Raises:
-            MisuseError: when one of them was released or is of another engine.
+            MisuseError: when one of them was released or belongs to another engine.
         """
         logical = 0
         counts: dict[str, int] = {}
@@ -450,7 +450,7 @@ class Engine:
 
     def _scheduler(self, sequence: KVSequence) -> Scheduler:
         if (scheduler := self.schedulers.get(sequence.role)) is None:
-            raise MisuseError(f"a {sequence.role} sequence is of another engine")
+            raise MisuseError(f"a {sequence.role} sequence belongs to another engine")
         return scheduler
 
     def _table(self, sequence: KVSequence) -> SequenceTable:

@@ -67,7 +67,7 @@ class MisuseError(EspalierError, ValueError):
     """A call that the engine's contract rules out: a fault of the caller. Nothing has changed."""
 
 
-class OwnersError(EspalierError):
+class PartialFailureError(EspalierError):
     """The work of some owners cannot continue; that of all others does, with the next step.
 
     Attributes:
@@ -79,7 +79,7 @@ class OwnersError(EspalierError):
         super().__init__(text)
 
 
-class NumericalError(OwnersError):
+class NumericalError(PartialFailureError):
     """A model's results are not numbers: its weights are damaged, or do not fit the range of its dtype."""
 
     def __init__(self, role: str, owners: frozenset[Hashable]) -> None:
@@ -111,7 +111,7 @@ class PoolTooSmallError(RequestTooLargeError):
         )
 
 
-class PoolExhaustedError(OwnersError):
+class PoolExhaustedError(PartialFailureError):
     """No block is free, and no running work could free one."""
 
     def __init__(self, text: str, owners: frozenset[Hashable] = frozenset()) -> None:

@@ -1,4 +1,4 @@
-"""What `Engine.on_step` is told about each batch: its size, and where its time went."""
+"""Step records: the size of each batch and where its time went, given to `Engine.on_step`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ began and ended, and when they were processed."""
 class StepRecord:
     """One batch of one model. Times are `time.perf_counter` seconds.
 
-    With `launch_ahead`, another batch is scheduled and launched between `launched` and `waiting`.
+    With `launch_ahead`, another batch is scheduled and launched between `launch_end` and `wait_start`.
 
     Attributes:
         role: the model.
@@ -26,12 +26,12 @@ class StepRecord:
         draws: tokens sampled.
         reads: positions at which a score was read.
         copied_blocks: partial blocks copied for sequences that part.
-        begun: when scheduling began; it chooses rows and blocks.
-        scheduled: when the launch began. On a CPU the launch computes the batch; on a GPU it enqueues kernels.
-        launched: when the launch ended.
-        waiting: when the wait for the results began.
-        waited: when the results were there.
-        updated: when the results were processed: sampled tokens appended, finished work taken out.
+        schedule_start: when scheduling began; it chooses rows and blocks.
+        launch_start: when the launch began. On a CPU the launch computes the batch; on a GPU it enqueues kernels.
+        launch_end: when the launch ended.
+        wait_start: when the wait for the results began.
+        wait_end: when the results were there.
+        update_end: when the results were processed: sampled tokens appended, finished work taken out.
     """
 
     role: str
@@ -40,22 +40,22 @@ class StepRecord:
     draws: int
     reads: int
     copied_blocks: int
-    begun: float
-    scheduled: float
-    launched: float
-    waiting: float
-    waited: float
-    updated: float
+    schedule_start: float
+    launch_start: float
+    launch_end: float
+    wait_start: float
+    wait_end: float
+    update_end: float
 
     @property
     def scheduling_seconds(self) -> float:
         """Seconds that the host spent on choosing the batch and on processing its results."""
-        return self.scheduled - self.begun + self.updated - self.waited
+        return self.launch_start - self.schedule_start + self.update_end - self.wait_end
 
     @property
     def computing_seconds(self) -> float:
         """Seconds of the launch and of the wait for the results."""
-        return self.launched - self.scheduled + self.waited - self.waiting
+        return self.launch_end - self.launch_start + self.wait_end - self.wait_start
 
 
 def record_of(role: str, step: SchedulerOutput, launch: Times, collect: Times) -> StepRecord:

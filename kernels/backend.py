@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear, QuantizedPacker
 from espalier.kernels.torch_backend import TorchBackend
@@ -28,7 +28,7 @@ class Backend(Protocol):
     rows_are_independent: bool
 
     def prepare_layers(
-        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights
+        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: EmbeddingAndNorm
     ) -> Layers:
         """The layers of a decoder, ready to run; attention is theirs.
 

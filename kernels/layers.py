@@ -63,7 +63,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class OuterWeights:
+class EmbeddingAndNorm:
     """The weights around a decoder's layers.
 
     Attributes:
@@ -90,7 +90,7 @@ class Layers(Protocol):
         outer: the weights around the layers, as they were given.
     """
 
-    outer: OuterWeights
+    outer: EmbeddingAndNorm
 
     def __len__(self) -> int: ...
 
@@ -145,7 +145,7 @@ class TorchLayers(Layers):
         count: int,
         load: Callable[[int], LayerWeights],
         shape: LayerShape,
-        outer: OuterWeights,
+        outer: EmbeddingAndNorm,
         prepare_attention: PrepareAttention,
     ) -> None:
         """Keep `count` layers, which `load` gives one by one."""

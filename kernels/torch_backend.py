@@ -8,7 +8,7 @@ import torch
 from espalier.kernels.attention import Attend, GatheredAttention
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import copy_blocks
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, TorchLayers
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, TorchLayers
 from espalier.kernels.layout import KVLayout, LayerKV
 from espalier.kernels.linear import Linear
 from espalier.kernels.sampling import draw_tokens, filter_logits
@@ -21,7 +21,7 @@ class TorchBackend:
     rows_are_independent = False
 
     def prepare_layers(
-        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights
+        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: EmbeddingAndNorm
     ) -> Layers:
         """See `Backend`."""
         return TorchLayers(count, load, shape, outer, self.prepare_attention)

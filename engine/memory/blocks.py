@@ -25,13 +25,13 @@ class BlockPool:
     cached blocks never spread live ones over more slabs than the pool has.
     """
 
-    def __init__(self, role: str, layout: KVLayout, kv_pool: KVPool, keeps_prefixes: bool = True) -> None:
-        """Make a pool without slabs; unless it `keeps_prefixes`, no block stays cached without references."""
+    def __init__(self, role: str, layout: KVLayout, kv_pool: KVPool, enable_prefix_cache: bool = True) -> None:
+        """Make a pool without slabs; unless it `enable_prefix_cache`, no block stays cached without references."""
         self.role = role
         self.lookups = 0  # full blocks of prompts that might have been in the prefix cache, each once
         self.hits = 0  # those that were
         self.evictions = 0
-        self.keeps_prefixes = keeps_prefixes
+        self.enable_prefix_cache = enable_prefix_cache
         self._evictable = EvictableBlocks()
         self.layout = layout
         self.kv_pool = kv_pool
@@ -78,7 +78,7 @@ class BlockPool:
     @property
     def allocatable_blocks(self) -> int:
         """How often `allocate` would succeed now."""
-        slabs = self.live_slabs + self.kv_pool.available_to(self.role, self.live_slabs)
+        slabs = self.live_slabs + self.kv_pool.available_slabs
         return slabs * self.layout.blocks_per_slab - self.live_blocks
 
     def slabs_for(self, blocks: int) -> int:
@@ -122,7 +122,7 @@ class BlockPool:
         for block in self.cache.match(hashes):
             if self.ref_counts[block]:
                 self.ref_counts[block] += 1
-            elif self._slab(block) in self._live_in or self._may_open:
+            elif self._slab(block) in self._live_in or self._can_claim_slab:
                 self._evictable.remove(block, self._slab(block))
                 self._count_live(block)
             else:
@@ -178,7 +178,7 @@ class BlockPool:
                 assert slab in self._candidates, f"{self.role}: room in slab {slab} cannot be found"
 
     @property
-    def _may_open(self) -> bool:
+    def _can_claim_slab(self) -> bool:
         """Whether this pool may have one more live slab without taking one that another model has reserved."""
         return self.unclaimed_slabs > 0 or self.kv_pool.unreserved_slabs > 0
 
@@ -186,11 +186,11 @@ class BlockPool:
         """Free slots, at least one, of the slab that the next block should come from."""
         if slots := self._slots_of_a_live_slab():
             return slots
-        if self._may_open and self.kv_pool.free_slabs and self.owned_slabs < self.kv_pool.quota(self.role):
+        if self._can_claim_slab and self.kv_pool.free_slabs:
             return self._open_slab()
         if slots := self._evict_from_a_live_slab():
             return slots
-        if self.kv_pool.free_slabs and self.owned_slabs < self.kv_pool.quota(self.role):
+        if self.kv_pool.free_slabs:
             return self._open_slab()
         if (slab := self._evictable.oldest_idle_slab()) is not None:
             slots = self._free_slots[slab]
@@ -207,7 +207,7 @@ class BlockPool:
             self._in_candidates.remove(heapq.heappop(self._candidates))
         return None
 
-    def _offer(self, slab: int) -> None:
+    def _push_candidate(self, slab: int) -> None:
         """Let the next allocations consider a live slab that may have room."""
         if slab not in self._in_candidates:
             self._in_candidates.add(slab)
@@ -218,7 +218,7 @@ class BlockPool:
             return None
         block, slab = oldest
         self._evict(block)
-        self._offer(slab)
+        self._push_candidate(slab)
         return self._free_slots[slab]
 
     def _open_slab(self) -> list[int]:
@@ -243,7 +243,7 @@ class BlockPool:
         if slab not in self._live_in:
             self._live_in[slab] = 0
             self._evictable.set_live(slab)
-            self._offer(slab)
+            self._push_candidate(slab)
         self._live_in[slab] += 1
         self.ref_counts[block] = 1
         self.live_blocks += 1
@@ -255,14 +255,14 @@ class BlockPool:
         self._live_in[slab] -= 1
         slots = self._free_slots[slab]
         known = block in self.cache
-        if known and self.keeps_prefixes:
+        if known and self.enable_prefix_cache:
             self._evictable.keep(block, slab)
         else:
             if known:
                 self.cache.forget(block)
             slots.append(block)
             if self._live_in[slab]:
-                self._offer(slab)
+                self._push_candidate(slab)
         if not self._live_in[slab]:
             del self._live_in[slab]
             self._evictable.set_idle(slab)

@@ -48,11 +48,10 @@ class KVPool:
             self.bytes = torch.empty(self.num_slabs * slab_bytes, dtype=torch.uint8, device=device)
         except RuntimeError as error:  # torch's out-of-memory, on either kind of device
             raise PoolExhaustedError(
-                f"{num_bytes / 2**20:.0f} MiB of KV memory could not be had on {device}; lower --kv-memory"
+                f"cannot allocate {num_bytes / 2**20:.0f} MiB for the KV pool on {device}; lower --kv-memory"
             ) from error
         self._role_of: list[str | None] = [None] * self.num_slabs
         self._holders: dict[str, SlabHolder] = {}
-        self._quotas: dict[str, int] = {}
         self._free = list(range(self.num_slabs - 1, -1, -1))  # a stack: the lowest slab is on top at first
 
     @property
@@ -70,18 +69,6 @@ class KVPool:
         """Available slabs that no role has reserved."""
         return self.available_slabs - sum(holder.unclaimed_slabs for holder in self._holders.values())
 
-    def set_quota(self, role: str, slabs: int) -> None:
-        """Let `role` hold `slabs` at most, as if the KV pool were split in advance; without quotas it is shared."""
-        self._quotas[role] = slabs
-
-    def quota(self, role: str) -> int:
-        """Slabs that `role` may hold at most."""
-        return self._quotas.get(role, self.num_slabs)
-
-    def available_to(self, role: str, live: int) -> int:
-        """Slabs that `role` could get beside its `live` ones."""
-        return min(self.available_slabs, self.quota(role) - live)
-
     @property
     def num_bytes(self) -> int:
         """Bytes of the KV pool, whole slabs."""
@@ -93,9 +80,6 @@ class KVPool:
 
     def take(self, role: str) -> int | None:
         """Give a free or idle slab to `role`; None when there is none."""
-        held = sum(held_by == role for held_by in self._role_of) if role in self._quotas else 0
-        if held >= self.quota(role) and not self._holders[role].reclaim_idle_slab():
-            return None
         if not self._free and not any(holder.reclaim_idle_slab() for holder in self._holders.values()):
             return None
         slab = self._free.pop()

@@ -88,7 +88,7 @@ class SequenceTable:
         self.lengths[row] = self.computed[row] = self.num_blocks[row] = 0
         sequence = self._own(KVSequence(role, row, owner), self._cache_seed + salt)
         self.append(sequence, token_ids)
-        if self.pool.keeps_prefixes:
+        if self.pool.enable_prefix_cache:
             self.pool.lookups += len(token_ids) // self.block_size
             self._take_cached(row, len(token_ids))
         return sequence
@@ -137,7 +137,7 @@ class SequenceTable:
             row: any row; one with computed tokens is left as it is.
             most: tokens that may come from the cache; later ones are computed even if the cache has them.
         """
-        fresh = self.pool.keeps_prefixes and row in self._unhashed and not self.num_blocks[row]
+        fresh = self.pool.enable_prefix_cache and row in self._unhashed and not self.num_blocks[row]
         if row in self._preempted:
             self._preempted.discard(row)
             self.pool.lookups += most // self.block_size
@@ -161,7 +161,7 @@ class SequenceTable:
         raise MisuseError(
             f"a {sequence.role} sequence was already released"
             if sequence.released
-            else f"a {sequence.role} sequence is of another engine"
+            else f"a {sequence.role} sequence belongs to another engine"
         )
 
     def owners(self) -> set[Hashable]:
@@ -190,7 +190,7 @@ class SequenceTable:
         self.tokens[sequence.row, start : start + len(token_ids)] = token_ids
         self.lengths[sequence.row] += len(token_ids)
 
-    def put_each(self, rows: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
+    def write_tokens(self, rows: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
         """Set the token at one position of each of `rows`, int `[S]`, distinct; that may be the end, where it is added.
 
         What is put for a token that is not known yet is negative, and put again later.

@@ -9,7 +9,7 @@ from espalier.engine.models.options import Quantization
 from espalier.engine.models.quantization import make_quantizer, stored_bytes
 from espalier.kernels.backend import Backend, choose_backend
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, UnsupportedShapeError
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, UnsupportedShapeError
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.rotary import attention_factor, inverse_frequencies
 
@@ -139,7 +139,7 @@ def load_decoder(
     embedding = take("embed_tokens.weight", config.vocab_size, hidden)  # first, as in most files
     norm = take("norm.weight", hidden)
     inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(device)
-    outer = OuterWeights(embedding, norm, inverse, attention_factor(config.rope_scaling))
+    outer = EmbeddingAndNorm(embedding, norm, inverse, attention_factor(config.rope_scaling))
     try:
         layers = backend.prepare_layers(config.num_layers, layer, shape, outer)
     except UnsupportedShapeError as error:

@@ -40,12 +40,9 @@ class Admission:
 
     def require_fits_alone(self, blocks: Mapping[str, int]) -> None:
         """Raise PoolTooSmallError when an idle engine could not hold `blocks`."""
-        slabs = {role: self.pools[role].slabs_for(count) for role, count in blocks.items()}
-        limits = [(sum(slabs.values()), self.kv_pool.num_slabs)]
-        limits += [(needed, self.kv_pool.quota(role)) for role, needed in slabs.items()]
-        for needed, limit in limits:
-            if needed > limit:
-                raise PoolTooSmallError(needed * self.kv_pool.slab_bytes, limit * self.kv_pool.slab_bytes)
+        slabs = sum(self.pools[role].slabs_for(count) for role, count in blocks.items())
+        if slabs > self.kv_pool.num_slabs:
+            raise PoolTooSmallError(slabs * self.kv_pool.slab_bytes, self.kv_pool.num_bytes)
 
     def rank(self, owner: Hashable) -> tuple[float, float]:
         """A sort key by which owners are ordered, smaller first; owners without a reservation come last."""
@@ -65,10 +62,8 @@ class Admission:
         self.require_fits_alone(blocks)
         blocks = {role: math.ceil(self._share * count) for role, count in blocks.items()}
         wanted = {role: self.reserved_blocks[role] + blocks.get(role, 0) for role in self.pools}
-        slabs = {role: max(pool.live_slabs, pool.slabs_for(wanted[role])) for role, pool in self.pools.items()}
-        if any(needed > self.kv_pool.quota(role) for role, needed in slabs.items()):
-            return None
-        if sum(slabs.values()) > self.kv_pool.num_slabs:
+        slabs = sum(max(pool.live_slabs, pool.slabs_for(wanted[role])) for role, pool in self.pools.items())
+        if slabs > self.kv_pool.num_slabs:
             return None
         self.reserved_blocks = wanted
         self._set_reserved_slabs()
@@ -84,10 +79,7 @@ class Admission:
         slabs = 0
         for role, pool in self.pools.items():
             others = self.reserved_blocks[role] - sum(reservation.blocks.get(role, 0) for reservation in without)
-            needed = pool.slabs_for(others + math.ceil(self._share * blocks.get(role, 0)))
-            if needed > self.kv_pool.quota(role):
-                return False
-            slabs += needed
+            slabs += pool.slabs_for(others + math.ceil(self._share * blocks.get(role, 0)))
         return slabs <= self.kv_pool.num_slabs
 
     def release(self, reservation: Reservation) -> None:

@@ -20,7 +20,7 @@ class Draws:
         batch_rows: int64 `[branches]`, the row of the batch of each branch; None where the batch is one token of each
             branch, in order.
         opened: branches that begin with this step.
-        kept: int64, the draws that are still wanted, once results of the step before showed that some branches had
+        live: int64, the draws that are still select_live, once results of the step before showed that some branches had
             stopped or parted; None for all. `decode` and `step_positions` hold these alone.
     """
 
@@ -28,19 +28,19 @@ class Draws:
     step_positions: np.ndarray
     batch_rows: np.ndarray | None = None
     opened: list[RunningRequest] = field(default_factory=list)
-    kept: np.ndarray | None = None
+    live: np.ndarray | None = None
 
     @property
     def positions(self) -> np.ndarray:
         """The position of each branch's new token in its sequence, int64 `[branches]`."""
         return self.decode.starts + self.step_positions[self.decode.firsts]
 
-    def wanted(self, values: np.ndarray) -> np.ndarray:
-        """Those of a step's `values`, one for each of its draws, that are still wanted."""
-        return values if self.kept is None else values[self.kept]
+    def select_live(self, values: np.ndarray) -> np.ndarray:
+        """Those of a step's `values`, one for each of its draws, that are still select_live."""
+        return values if self.live is None else values[self.live]
 
 
-class Branches:
+class RunningSamples:
     """Takes in what steps draw: branches grow, part where their samplings differ, and stop.
 
     Attributes:
@@ -69,10 +69,10 @@ class Branches:
         return Draws(decode, step_positions, batch_rows, opened)
 
     def ending(self, draws: Draws) -> list[RunningRequest]:
-        """Branches that stop with the token being drawn, whatever it is."""
+        """RunningSamples that stop with the token being drawn, whatever it is."""
         return [draws.decode.branches[i] for i in np.flatnonzero(self._are_full(draws.decode, draws.positions))]
 
-    def expect(self, draws: Draws) -> None:
+    def append_placeholders(self, draws: Draws) -> None:
         """Give each branch of a step in flight that can go on a token that stands for the one being drawn.
 
         It is -1 - i for the step's draw i, and goes on as if all samplings of the branch drew what the first one did.
@@ -82,16 +82,16 @@ class Branches:
         if draws.opened:
             goes_on &= np.array([branch not in draws.opened for branch in decode.branches], dtype=bool)
         if goes_on.any():
-            firsts = decode.firsts if draws.kept is None else draws.kept[decode.firsts]
-            self._table.put_each(decode.rows[goes_on], positions[goes_on], -1 - firsts[goes_on])
+            firsts = decode.firsts if draws.live is None else draws.live[decode.firsts]
+            self._table.write_tokens(decode.rows[goes_on], positions[goes_on], -1 - firsts[goes_on])
 
-    def forget_expected(self) -> None:
+    def drop_placeholders(self) -> None:
         """Take the tokens that stand for draws away again: the step in flight failed."""
         for branch in self.running:
             while self._table.tokens[branch.row, self._table.lengths[branch.row] - 1] < 0:
                 self._table.lengths[branch.row] -= 1
 
-    def take_in(
+    def process_outputs(
         self,
         draws: Draws,
         token_ids: np.ndarray,
@@ -103,7 +103,7 @@ class Branches:
 
         Args:
             draws: what was drawn.
-            token_ids: int64, for each of the wanted draws.
+            token_ids: int64, for each of the select_live draws.
             log_probabilities: float32, likewise.
             drawn_from: what each head says of the state that each of them was drawn from.
             next_draws: of a step that is in flight already; what it draws for nobody is dropped from it.
@@ -118,15 +118,15 @@ class Branches:
         chosen = set(map(id, draws.decode.branches))
         rest = [branch for branch in self.running if id(branch) not in chosen]
         decode, positions = draws.decode, draws.positions
-        branches, parents, firsts = self._part(decode, token_ids, positions)
+        branches, parents, firsts = self._fork_diverged(decode, token_ids, positions)
         if parted := len(branches) > len(decode.branches):
             decode = self._decode = DecodeRows(branches)
             positions = positions[parents]
         token_ids = token_ids[firsts]
-        self._table.put_each(decode.rows, positions, token_ids)
+        self._table.write_tokens(decode.rows, positions, token_ids)
         self._table.log_probabilities[decode.rows, positions] = log_probabilities[firsts]
-        said = {head: values[firsts] for head, values in drawn_from.items()}
-        done = self._take_out_stopped(decode, token_ids, positions, said, rest)
+        head_outputs = {head: values[firsts] for head, values in drawn_from.items()}
+        done = self._finish_stopped(decode, token_ids, positions, head_outputs, rest)
         if next_draws and (parted or done):
             self._drop_unwanted(next_draws)
         return done
@@ -134,21 +134,21 @@ class Branches:
     def _drop_unwanted(self, draws: Draws) -> None:
         """Drop what a step in flight draws for branches that have stopped, and for samplings that parted."""
         decode, alive = draws.decode, set(map(id, (*self.running, *draws.opened)))
-        kept = [
+        live = [
             draw
             for draw, (b, index) in enumerate(zip(decode.branch_of.tolist(), decode.indices, strict=True))
             if id(branch := decode.branches[b]) in alive and index in branch.indices
         ]
-        if len(kept) < len(decode.indices):
-            draws.kept = np.array(kept, dtype=np.int64)
+        if len(live) < len(decode.indices):
+            draws.live = np.array(live, dtype=np.int64)
             draws.decode = DecodeRows([branch for branch in decode.branches if id(branch) in alive])
-            draws.step_positions = draws.step_positions[draws.kept]
+            draws.step_positions = draws.step_positions[draws.live]
 
     def _are_full(self, decode: DecodeRows, positions: np.ndarray) -> np.ndarray:
         """Whether each branch has as many tokens as it may, with those at `positions`; bool `[branches]`."""
         return positions + 1 >= np.minimum(decode.limits, self._context)
 
-    def _part(
+    def _fork_diverged(
         self, decode: DecodeRows, token_ids: np.ndarray, positions: np.ndarray
     ) -> tuple[list[RunningRequest], list[int], np.ndarray]:
         """Fork branches whose samplings drew different tokens, or are not to be merged.
@@ -183,15 +183,15 @@ class Branches:
             branch.indices = [branch.indices[place] for place in next(iter(groups.values()))]
         return parted, parents, np.array(firsts, dtype=np.int64)
 
-    def _take_out_stopped(
+    def _finish_stopped(
         self,
         decode: DecodeRows,
         token_ids: np.ndarray,
         positions: np.ndarray,
-        said: dict[str, np.ndarray],
+        head_outputs: dict[str, np.ndarray],
         rest: list[RunningRequest],
     ) -> list[Generated]:
-        """Finish the branches whose tokens, at `positions`, are their last; `said` is what each head says of each."""
+        """Finish the branches whose tokens, at `positions`, are their last; `head_outputs` has a row for each."""
         full = self._are_full(decode, positions)
         flagged = np.flatnonzero(full | self._is_eos[token_ids] | self._has_newline[token_ids])
         done, stopped = [], set()
@@ -199,7 +199,9 @@ class Branches:
             branch, length = decode.branches[i], int(positions[i]) + 1
             if cause := self._stop_cause(branch, int(token_ids[i]), length, bool(full[i])):
                 self._table.truncate(branch.row, length)  # a step in flight may have gone on
-                done.append(self._finish(branch, cause, said[branch.work.head][i] if branch.work.head else None))
+                done.append(
+                    self._finish(branch, cause, head_outputs[branch.work.head][i] if branch.work.head else None)
+                )
                 stopped.add(i)
         self.running = [b for i, b in enumerate(decode.branches) if i not in stopped] + rest
         return done

@@ -9,7 +9,7 @@ from espalier.engine.scheduling.role_policy import RoleLoad
 _STEP_COST_CPU, _STEP_COST_GPU = 16, 300
 """Tokens that take as long as what a step costs whatever it computes, mostly the reading of the weights. That of a GPU
 is not measured."""
-_LEAD = 20
+_MAX_LAG = 20
 """Step costs by which an account may be ahead of another one before its work is held back: a few batches, so that
 searches that take turns at the models stay in one batch."""
 _WORTHWHILE = 2
@@ -34,10 +34,10 @@ class FairSharing:
         """
         self._weights = {role: size / max(model_bytes.values()) for role, size in model_bytes.items()}
         self._step_cost = _STEP_COST_CPU if device_type == "cpu" else _STEP_COST_GPU
-        self._lead = _LEAD * self._step_cost
+        self._max_lag = _MAX_LAG * self._step_cost
         self._accounts: dict[Hashable, Hashable] = {}  # of owners
         self._groups: dict[Hashable, Hashable] = {}  # of accounts with owners
-        self._paid: dict[Hashable, float] = {}  # by accounts
+        self._virtual_time: dict[Hashable, float] = {}  # by accounts
         self._floor = 0.0  # what the account that paid least had paid, of those with work; never falls
         self._active: frozenset[Hashable] = frozenset()
 
@@ -57,18 +57,18 @@ class FairSharing:
         """Whether several accounts have owners."""
         return len(self._groups) > 1
 
-    def ahead(self, owners: Collection[Hashable]) -> frozenset[Hashable]:
+    def over_share(self, owners: Collection[Hashable]) -> frozenset[Hashable]:
         """Those of `owners`, all with work, whose accounts are too far ahead of another one's."""
         active = frozenset(self._accounts.get(owner) for owner in owners)
         if active != self._active:
             self._active = active
-            self._paid = {account: paid for account, paid in self._paid.items() if paid > self._floor}
-            self._paid |= dict.fromkeys(active - self._paid.keys(), self._floor)
+            self._virtual_time = {account: paid for account, paid in self._virtual_time.items() if paid > self._floor}
+            self._virtual_time |= dict.fromkeys(active - self._virtual_time.keys(), self._floor)
         if len(active) < 2:
             return frozenset()
-        self._floor = max(self._floor, min(self._paid[account] for account in active))
-        limit = self._floor + self._lead
-        return frozenset(owner for owner in owners if self._paid[self._accounts.get(owner)] > limit)
+        self._floor = max(self._floor, min(self._virtual_time[account] for account in active))
+        limit = self._floor + self._max_lag
+        return frozenset(owner for owner in owners if self._virtual_time[self._accounts.get(owner)] > limit)
 
     def is_worthwhile(self, loads: Mapping[str, RoleLoad], left: Mapping[str, RoleLoad]) -> bool:
         """Whether steps that leave out what is in `loads`, by role, and not in `left` are shorter by enough."""
@@ -77,7 +77,7 @@ class FairSharing:
 
     def most_tokens(self, role: str) -> int:
         """Tokens of a step that costs as much as an account may be ahead, so that nobody waits for a longer one."""
-        return int(self._lead / self._weights[role])
+        return int(self._max_lag / self._weights[role])
 
     def charge(self, role: str, plan: StepPlan) -> None:
         """Let the accounts in a step pay for it."""
@@ -88,4 +88,4 @@ class FairSharing:
         even = len(sizes) / max(1, len(self._groups))  # 1 over the mean size of a group
         for account, count in tokens.items():
             cost = self._weights[role] * (count + self._step_cost / len(tokens))
-            self._paid[account] += cost * sizes.get(self._groups.get(account), 1) * even
+            self._virtual_time[account] += cost * sizes.get(self._groups.get(account), 1) * even

@@ -76,13 +76,13 @@ class BatchPlanner:
 
     Attributes:
         paused: owners whose work is left out until they resume, for their KV was freed.
-        held_back: owners whose work is left out of the next step, for their accounts are ahead; see `FairSharing`.
+        throttled: owners whose work is left out of the next step, for their accounts are ahead; see `FairSharing`.
         blocked: the first piece of work that found no blocks in the last step.
     """
 
     def __init__(self, table: SequenceTable, make_room: MakeRoom) -> None:
         self.paused: set[Hashable] = set()
-        self.held_back: frozenset[Hashable] = frozenset()
+        self.throttled: frozenset[Hashable] = frozenset()
         self.blocked: BlockedWork | None = None
         self._table = table
         self._pool = table.pool
@@ -90,9 +90,9 @@ class BatchPlanner:
 
     def active(self, targets: list[Target]) -> list[Target]:
         """Those of `targets` whose owners are neither paused nor held back."""
-        if not self.paused and not self.held_back:
+        if not self.paused and not self.throttled:
             return targets
-        left_out = self.paused | self.held_back
+        left_out = self.paused | self.throttled
         return [target for target in targets if target.work.owner not in left_out]
 
     def forget_blocked(self, owner: Hashable) -> None:

@@ -134,8 +134,5 @@ class Preemption:
         for role, count in blocks.items():
             pool = self._schedulers[role].pool
             room = pool.live_slabs * pool.layout.blocks_per_slab - pool.live_blocks
-            needed = pool.slabs_for(max(0, count - room)) + 1
-            if needed > self._kv_pool.available_to(role, pool.live_slabs):
-                return False
-            slabs += needed
+            slabs += pool.slabs_for(max(0, count - room)) + 1
         return slabs <= self._kv_pool.available_slabs

@@ -10,7 +10,7 @@ import numpy as np
 from espalier.engine.errors import MisuseError, NumericalError
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.branches import Branches, Draws
+from espalier.engine.scheduling.branches import Draws, RunningSamples
 from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, StepPlan
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
 from espalier.engine.stats import ROW_BOUNDS, TOKEN_BOUNDS, Histogram
@@ -79,7 +79,7 @@ class Scheduler:
         self.copied_blocks = 0
         self._model = model
         self._waiting: list[WaitingRequest] = []
-        self._branches = Branches(table, model)
+        self._branches = RunningSamples(table, model)
         self._in_flight: list[SchedulerOutput] = []  # launched, and not taken in yet; the oldest first
         self._busy_rows: set[int] = set()  # of sequences that work waits or runs in place on
 
@@ -187,7 +187,7 @@ class Scheduler:
         Steps in flight are forgotten: what they draw is drawn again.
         """
         self._in_flight.clear()
-        self._branches.forget_expected()
+        self._branches.drop_placeholders()
         self.table.drop_all()
         for item in self._waiting:
             item.values.clear()
@@ -206,9 +206,9 @@ class Scheduler:
         """
         running, waiting = self._ready()
         if self._in_flight and (draws := self._in_flight[-1].draws):
-            self._branches.expect(draws)
+            self._branches.append_placeholders(draws)
         # Nobody gives up KV for those who are only ahead of others: without them held back there may be room.
-        may_preempt = not self._in_flight and not self.planner.held_back
+        may_preempt = not self._in_flight and not self.planner.throttled
         plan = self.planner.plan(running, waiting, max_tokens, may_preempt=may_preempt)
         if plan is None:
             return None
@@ -287,7 +287,7 @@ class Scheduler:
             NumericalError: when what was read, or what tokens are drawn from, is not a number.
         """
         self._in_flight.remove(output)
-        if wanted := output.draws and output.draws.wanted:
+        if wanted := output.draws and output.draws.select_live:
             drawn_from = {head: wanted(values) for head, values in results.drawn_from.items()}
             drawn = wanted(results.token_ids), wanted(results.log_probabilities), drawn_from
             results = StepResults(*drawn, results.values)
@@ -303,7 +303,7 @@ class Scheduler:
             self._busy_rows -= {item.row for item, branch in output.opened.items() if not branch.work.in_place}
         if output.draws:
             next_draws = self._in_flight[0].draws if self._in_flight else None
-            finished = self._branches.take_in(output.draws, *results[:3], next_draws)
+            finished = self._branches.process_outputs(output.draws, *results[:3], next_draws)
             self._busy_rows -= {one.sequence.row for one in finished if one.work.in_place}
             done += finished
         return done

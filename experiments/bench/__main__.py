@@ -8,9 +8,7 @@ import typer
 from espalier.engine.errors import EspalierError
 from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.options import PLOT_SUFFIXES, output_file, parse_int_list, parse_list
-from espalier.experiments.cli.schema_options import option
 from espalier.search.request import AlgorithmName
-from espalier.search.run.load import RuntimeSettings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -138,23 +136,6 @@ def prefix(
 
     report = Report(f"decode of {children} children, float32", json_path)
     report.finish(*run(generator, children, new_tokens, repeats, report.show))
-
-
-@app.command()
-def pool(
-    memory: Annotated[int, typer.Option(min=1, help="Size of the pool in MiB.")] = 80,
-    problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 32,
-    repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 5,
-    reserved_share: Annotated[float, option(RuntimeSettings, "reserved_share")] = 0.25,
-    json_path: JsonPath = None,
-) -> None:
-    """Searches in problems/min in a pool under pressure: shared by both models compared with a static split."""
-    from espalier.experiments.bench.engine.pool import run
-    from espalier.experiments.bench.report import Report
-
-    title = f"a pool of {memory} MiB for {problems} problems, {reserved_share:.0%} of the worst case set aside"
-    report = Report(title, json_path)
-    report.finish(*run(memory * 2**20, problems, repeats, reserved_share, report.show))
 
 
 @app.command()

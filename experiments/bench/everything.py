@@ -26,8 +26,6 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
         "--peers", "original", "--quantization", "int8",
     ),
     "prefix": ("prefix", "--repeats", "15"),
-    "pool": ("pool", "--repeats", "5"),
-    "pool-worst-case": ("pool", "--memory", "60", "--reserved-share", "1", "--repeats", "4"),
     "executors": ("executors",),
     "early-stop": ("early-stop",),
     "trunk-head": ("trunk-head",),

@@ -8,7 +8,7 @@ from espalier.engine.errors import (
     CheckpointError,
     NoEmbeddingError,
     NumericalError,
-    OwnersError,
+    PartialFailureError,
     PoolExhaustedError,
     RequestTooLargeError,
 )
@@ -73,7 +73,7 @@ class SolutionScorer:
                     self._start(*waiting.popleft(), on_scored)
                 try:
                     finished = self._engine.step()
-                except OwnersError as error:
+                except PartialFailureError as error:
                     self._give_up(error, waiting, on_scored)
                     continue
                 for done in finished:
@@ -127,7 +127,7 @@ class SolutionScorer:
             running.sequence = scoring.sequence
 
     def _give_up(
-        self, error: OwnersError, waiting: deque[tuple[int, Solution]], on_scored: Callable[[Scored], None]
+        self, error: PartialFailureError, waiting: deque[tuple[int, Solution]], on_scored: Callable[[Scored], None]
     ) -> None:
         """Refuse the solutions whose results are not numbers; put back those that found no memory."""
         owners = [owner for owner in self._running if owner in error.owners]

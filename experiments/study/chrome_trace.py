@@ -70,21 +70,23 @@ class ChromeTrace:
     def add(self, record: StepRecord) -> None:
         """Write a step: its phases, the time since the step before, and what the pool holds after it."""
         track = self._tracks[record.role]
-        if record.begun > self._last:
-            self._write(self._slice("search", _HOST, self._last, record.begun))
-        self._last = max(self._last, record.updated)
+        if record.schedule_start > self._last:
+            self._write(self._slice("search", _HOST, self._last, record.schedule_start))
+        self._last = max(self._last, record.update_end)
         sizes = {name: getattr(record, name) for name in ("rows", "tokens", "draws", "reads", "copied_blocks")}
         held = {role: scheduler.pool for role, scheduler in self._engine.schedulers.items()}
         pool = held[record.role]
         memory = {"live_blocks": pool.live_blocks, "bytes": pool.live_blocks * pool.layout.block_bytes}
         phases = (
-            ("scheduling", record.begun, record.scheduled),
-            ("launch", record.scheduled, record.launched),
-            ("wait", record.waiting, record.waited),
-            ("update", record.waited, record.updated),
+            ("scheduling", record.schedule_start, record.launch_start),
+            ("launch", record.launch_start, record.launch_end),
+            ("wait", record.wait_start, record.wait_end),
+            ("update", record.wait_end, record.update_end),
         )
         if not self._engine.settings.launch_ahead:  # else steps overlap, and whole ones would not nest
-            self._write(self._slice(f"{record.role} step", track, record.begun, record.updated, sizes | memory))
+            self._write(
+                self._slice(f"{record.role} step", track, record.schedule_start, record.update_end, sizes | memory)
+            )
             for name, begun, ended in phases:
                 self._write(self._slice(name, track, begun, ended))
         else:
@@ -92,9 +94,9 @@ class ChromeTrace:
                 self._write(self._slice(name, track, begun, ended, sizes | memory if name == "launch" else None))
         for role, its in held.items():
             blocks = {"live": its.live_blocks, "cached": its.cached_blocks, "free in its slabs": its.free_blocks}
-            self._write(self._event("C", f"{role} blocks", track, record.updated, args=blocks))
+            self._write(self._event("C", f"{role} blocks", track, record.update_end, args=blocks))
         used = {role: its.live_blocks * its.layout.block_bytes for role, its in held.items()}
-        self._write(self._event("C", "live KV bytes", track, record.updated, args=used))
+        self._write(self._event("C", "live KV bytes", track, record.update_end, args=used))
 
     def close(self) -> None:
         """End the file."""

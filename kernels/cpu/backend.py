@@ -17,7 +17,7 @@ from espalier.kernels.cpu.products.linear import CpuLinear
 from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_quantized
 from espalier.kernels.cpu.sampling import draw_compilation, draw_tokens_cpu, filter_logits_cpu
 from espalier.kernels.cpu.threads import set_threads, usable_cores
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights, TorchLayers
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, TorchLayers
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear, QuantizedPacker
 
@@ -29,7 +29,7 @@ class CpuBackend:
     rows_are_independent = True
 
     def prepare_layers(
-        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights
+        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: EmbeddingAndNorm
     ) -> Layers:
         """See `Backend`."""
         first = load(0)

@@ -53,7 +53,7 @@ from espalier.kernels.cpu.products.linear import (
 )
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
 from espalier.kernels.layout import KVLayout, LayerKV
 
 _PHASES = 9
@@ -259,7 +259,9 @@ class CpuLayers(Layers):
         tokens_per_item: see `paged.TOKENS_PER_ITEM`.
     """
 
-    def __init__(self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights) -> None:
+    def __init__(
+        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: EmbeddingAndNorm
+    ) -> None:
         """Pack the weights of `count` layers, which `load` gives one by one, so that copies replace originals."""
         self.outer = outer
         self.tokens_per_item = TOKENS_PER_ITEM

@@ -28,7 +28,7 @@ class Tokens(NamedTuple):
 
 
 class Outer(NamedTuple):
-    """`OuterWeights` as arrays, the embedding flat."""
+    """`EmbeddingAndNorm` as arrays, the embedding flat."""
 
     embedding: np.ndarray
     norm: np.ndarray

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear
 from espalier.kernels.torch_backend import TorchBackend
@@ -40,7 +40,7 @@ class TritonBackend(TorchBackend):
         self.rows_are_independent = batch_invariant
 
     def prepare_layers(
-        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: OuterWeights
+        self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: EmbeddingAndNorm
     ) -> Layers:
         """See `Backend`."""
         chunk = _FIXED_CHUNK if self.rows_are_independent else None

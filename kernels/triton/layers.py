@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear
 from espalier.kernels.rotary import rotary_table
@@ -32,7 +32,7 @@ class TritonLayers(Layers):
         count: int,
         load: Callable[[int], LayerWeights],
         shape: LayerShape,
-        outer: OuterWeights,
+        outer: EmbeddingAndNorm,
         prepare_linear: PrepareLinear,
         costs: Costs,
         chunk: int | None,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import FatalError, InvalidRequestError, OwnersError, RequestTooLargeError, Violation
+from espalier.engine.errors import FatalError, InvalidRequestError, PartialFailureError, RequestTooLargeError, Violation
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling.admission import Reservation
@@ -279,7 +279,7 @@ class Orchestrator:
         """Return the engine's finished work; searches whose work failed are failed, the others continue."""
         try:
             return self.engine.step()
-        except OwnersError as error:
+        except PartialFailureError as error:
             if not error.owners:
                 raise
             for owner in error.owners:

@@ -80,7 +80,7 @@ class EngineMachine(RuleBasedStateMachine):
     rules = 0
     preemptions = 0
     evictions = 0
-    held_back = 0
+    throttled = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.working, "the engine goes round in circles"
 
     def take(self, finished: list[Done]) -> None:
-        EngineMachine.held_back += bool(self.engine.schedulers[GENERATOR].planner.held_back)
+        EngineMachine.throttled += bool(self.engine.schedulers[GENERATOR].planner.throttled)
         for done in finished:
             sequence = done.work.sequence
             before = self.texts[sequence]
@@ -308,7 +308,7 @@ def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
     generator = replace(load_model("talker"), other_heads=HEADS)
     EngineMachine.models = {GENERATOR: generator, VERIFIER: load_model("classifier")}
     EngineMachine.alone = Alone(EngineMachine.models)
-    EngineMachine.rules = EngineMachine.preemptions = EngineMachine.evictions = EngineMachine.held_back = 0
+    EngineMachine.rules = EngineMachine.preemptions = EngineMachine.evictions = EngineMachine.throttled = 0
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -321,5 +321,5 @@ def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
     assert EngineMachine.rules >= RULES
     assert EngineMachine.preemptions >= 500
     assert EngineMachine.evictions >= 500
-    assert EngineMachine.held_back >= 500
+    assert EngineMachine.throttled >= 500
     EngineMachine.alone.engine.check_drained()

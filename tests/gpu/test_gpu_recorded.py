@@ -7,7 +7,7 @@ import torch
 from layer_steps import LAYERS, Step, make_step, random_layer, random_outer
 from on_gpu import DEVICE, error
 
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
 from espalier.kernels.layout import LayerKV
 from espalier.kernels.triton.cache import TokenMajorLayout
 
@@ -38,7 +38,7 @@ def layers_of(model: Model, *, recorded: bool) -> Layers:
         return LayerWeights(*(there(getattr(made, name)) for name in made.__slots__))
 
     outer = random_outer(model.hidden, model.shape)
-    outer = OuterWeights(
+    outer = EmbeddingAndNorm(
         there(outer.embedding), there(outer.norm), outer.inverse_frequencies.to(DEVICE), outer.attention_factor
     )
     processors = torch.cuda.get_device_properties(0).multi_processor_count

@@ -6,7 +6,7 @@ import torch
 from paged_batch import paged_problem
 
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.rotary import inverse_frequencies
 
@@ -36,11 +36,11 @@ def random_layer(
     )
 
 
-def random_outer(hidden: int, shape: LayerShape) -> OuterWeights:
+def random_outer(hidden: int, shape: LayerShape) -> EmbeddingAndNorm:
     generator = torch.Generator().manual_seed(hidden)
     embedding = torch.randn(VOCABULARY, hidden, generator=generator)
     norm = 1 + 0.1 * torch.randn(hidden, generator=generator)
-    return OuterWeights(embedding, norm, inverse_frequencies(shape.head_dim, 10_000.0, None), 1.25)
+    return EmbeddingAndNorm(embedding, norm, inverse_frequencies(shape.head_dim, 10_000.0, None), 1.25)
 
 
 @dataclasses.dataclass

@@ -32,7 +32,7 @@ from espalier.experiments.planning.known_models import MODELS, PAIRS, ModelShape
 from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.layers import Layers, LayerShape, LayerWeights, OuterWeights
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
 from espalier.kernels.layout import KVLayout
 from espalier.kernels.rotary import inverse_frequencies
 from espalier.kernels.triton.attention import attend, merge_partials, rows_of_tiles
@@ -227,7 +227,7 @@ def make_layers(bench: Bench, s: ModelShape) -> Layers:
 
     shape = LayerShape(s.heads, s.kv_heads, s.head_dim, 1e-6)
     inverse = inverse_frequencies(s.head_dim, 1e4, None).to(bench.device)
-    outer = OuterWeights(matrix(s.vocabulary, s.hidden), torch.ones_like(layer(0).attention_norm), inverse)
+    outer = EmbeddingAndNorm(matrix(s.vocabulary, s.hidden), torch.ones_like(layer(0).attention_norm), inverse)
     backend = TritonBackend(bench.costs) if bench.rehearse else choose_backend(bench.device, bench.dtype)
     return backend.prepare_layers(s.layers, layer, shape, outer)
 

@@ -143,7 +143,7 @@ def test_the_layers_above_take_nothing_that_computes_from_kernels_but_a_backend(
     described = {
         *("backend.Backend", "layers.Layers", "linear.Linear", "linear.QuantizedPacker", "batch.AttentionBatch"),
         *("layout.KVLayout", "layout.LayerKV"),
-        *("layers.LayerShape", "layers.LayerWeights", "layers.OuterWeights", "layers.UnsupportedShapeError"),
+        *("layers.LayerShape", "layers.LayerWeights", "layers.EmbeddingAndNorm", "layers.UnsupportedShapeError"),
         *("rotary.ROPE_TYPES", "rotary.attention_factor", "rotary.inverse_frequencies"),  # of a checkpoint, once
     }
     found = {path.relative_to(ROOT).as_posix(): kernel_imports(path) for path in sources("engine", "prm", "search")}

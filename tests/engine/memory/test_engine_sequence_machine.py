@@ -64,7 +64,7 @@ class SequenceMachine(RuleBasedStateMachine):
         if sequences:
             drawn = self.fresh(len(sequences))
             rows = np.array([s.row for s in sequences])
-            self.tables[role].put_each(rows, self.tables[role].lengths[rows], np.array(drawn))
+            self.tables[role].write_tokens(rows, self.tables[role].lengths[rows], np.array(drawn))
             for sequence, token in zip(sequences, drawn, strict=True):
                 self.texts[sequence].append(token)
 

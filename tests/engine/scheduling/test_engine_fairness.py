@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling.fair_sharing import FairSharing
 from espalier.engine.scheduling.planner import Chunk, StepPlan, fair_shares
@@ -48,21 +47,6 @@ def test_a_search_of_many_candidates_does_not_starve_one_of_few(make_engine: Cal
     done += drain(engine)
     assert sum(len(d.indices) for d in done) == 62
     release(engine, *(d.sequence for d in done), *{d.work.sequence for d in done})
-
-
-def test_a_quota_splits_the_kv_pool(make_engine: Callable[..., Engine]):
-    engine = make_engine("qwen2-untied", "qwen2-tied", slab_bytes=2**16)
-    engine.kv_pool.set_quota("generator", 5)
-    generator, verifier = (engine.schedulers[role].pool for role in ("generator", "verifier"))
-    per_slab = generator.layout.blocks_per_slab
-    assert generator.allocatable_blocks == 5 * per_slab
-    assert verifier.allocatable_blocks == engine.kv_pool.num_slabs * verifier.layout.blocks_per_slab
-    blocks = [generator.allocate() for _ in range(5 * per_slab)]
-    assert (generator.allocatable_blocks, generator.owned_slabs) == (0, 5)
-    generator.free(blocks)
-    engine.admission.require_fits_alone({"generator": 5 * per_slab})
-    with pytest.raises(PoolTooSmallError):
-        engine.admission.require_fits_alone({"generator": 5 * per_slab + 1})
 
 
 def _sample(engine: Engine, owner: str, account: str, samplings: int, tokens: int, prompt: int = 9) -> None:
@@ -122,7 +106,7 @@ def test_who_finds_no_room_beside_one_that_is_ahead_waits_and_does_not_fail(
         before = pool.live_blocks
         done += engine.step()
     _sample(engine, "small", "two", 1, 3, prompt=11)
-    engine.sharing.ahead({"large", "small"})
+    engine.sharing.over_share({"large", "small"})
     engine.sharing.charge(GENERATOR, _step_of("large", 10_000))
     taken = [pool.allocate() for _ in range(pool.allocatable_blocks)]
     steps = engine.stats()[GENERATOR].steps
@@ -149,18 +133,18 @@ def test_a_caller_that_had_nothing_to_do_has_no_credit_from_that_time():
     sharing = FairSharing({GENERATOR: 10}, "cpu")
     for owner in ("busy", "other", "late"):
         sharing.assign(owner, owner)
-    assert not sharing.ahead({"busy", "other"})
+    assert not sharing.over_share({"busy", "other"})
     for owner in ("busy", "other"):
         sharing.charge(GENERATOR, _step_of(owner, 5_000))
-    assert not sharing.ahead({"busy", "other"})
-    assert not sharing.ahead({"busy", "other", "late"})
+    assert not sharing.over_share({"busy", "other"})
+    assert not sharing.over_share({"busy", "other", "late"})
     sharing.charge(GENERATOR, _step_of("busy", 2_000))
-    assert sharing.ahead({"busy", "other", "late"}) == {"busy"}
+    assert sharing.over_share({"busy", "other", "late"}) == {"busy"}
     sharing.charge(GENERATOR, _step_of("late", 200))
-    assert sharing.ahead({"busy", "other", "late"}) == {"busy"}
+    assert sharing.over_share({"busy", "other", "late"}) == {"busy"}
     for owner in ("late", "other"):
         sharing.charge(GENERATOR, _step_of(owner, 1_800))
-    assert not sharing.ahead({"busy", "other", "late"})
+    assert not sharing.over_share({"busy", "other", "late"})
 
 
 def test_accounts_of_a_group_get_together_what_one_alone_gets():
@@ -169,8 +153,8 @@ def test_accounts_of_a_group_get_together_what_one_alone_gets():
         sharing.assign(owner, owner, owner.split()[0])
     tokens = dict.fromkeys(owners, 0)
     for _ in range(400):
-        held_back = sharing.ahead(owners)
-        for owner in set(owners) - held_back:
+        throttled = sharing.over_share(owners)
+        for owner in set(owners) - throttled:
             sharing.charge(GENERATOR, _step_of(owner, 100))
             tokens[owner] += 100
     group = [tokens[owner] for owner in owners[:3]]
@@ -185,19 +169,19 @@ def test_one_group_alone_pays_as_accounts_without_groups_do():
     sharing = FairSharing({GENERATOR: 10}, "cpu")
     for owner in ("one", "two"):
         sharing.assign(owner, owner, "a group")
-    sharing.ahead(("one", "two"))
+    sharing.over_share(("one", "two"))
     for _ in range(18):
         sharing.charge(GENERATOR, _step_of("one", 1))
-    assert not sharing.ahead(("one", "two")), "18 tokens and 18 steps of 16: less than 320"
+    assert not sharing.over_share(("one", "two")), "18 tokens and 18 steps of 16: less than 320"
     sharing.charge(GENERATOR, _step_of("one", 1))
-    assert sharing.ahead(("one", "two")) == {"one"}
+    assert sharing.over_share(("one", "two")) == {"one"}
 
 
 def _books(*owners: str) -> FairSharing:
     sharing = FairSharing({GENERATOR: 10, VERIFIER: 5}, "cpu")
     for owner in owners:
         sharing.assign(owner, owner)
-    assert not sharing.ahead(owners)
+    assert not sharing.over_share(owners)
     return sharing
 
 
@@ -206,9 +190,9 @@ def test_a_step_costs_its_tokens_and_a_constant_that_all_in_it_share():
     sharing = _books("often", "seldom")
     for _ in range(20):
         sharing.charge(GENERATOR, _step_of("often", 1))
-    assert sharing.ahead({"often", "seldom"}) == {"often"}, "20 tokens, and 20 steps"
+    assert sharing.over_share({"often", "seldom"}) == {"often"}, "20 tokens, and 20 steps"
     sharing.charge(GENERATOR, _step_of("seldom", 4))
-    assert not sharing.ahead({"often", "seldom"})
+    assert not sharing.over_share({"often", "seldom"})
 
     shared = _books("one", "other", "idle")
     step = _step_of("one", 1)
@@ -230,20 +214,20 @@ def test_a_step_costs_its_tokens_and_a_constant_that_all_in_it_share():
 def test_an_account_that_comes_back_has_no_credit_from_what_it_had_paid_before():
     sharing = _books("busy", "other", "late")
     sharing.charge(GENERATOR, _step_of("late", 100))
-    sharing.ahead({"busy", "other"})
+    sharing.over_share({"busy", "other"})
     for owner in ("busy", "other"):
         sharing.charge(GENERATOR, _step_of(owner, 5_000))
-    assert not sharing.ahead({"busy", "other"})
-    assert not sharing.ahead({"busy", "other", "late"})
+    assert not sharing.over_share({"busy", "other"})
+    assert not sharing.over_share({"busy", "other", "late"})
     sharing.charge(GENERATOR, _step_of("late", 400))
-    assert sharing.ahead({"busy", "other", "late"}) == {"late"}
+    assert sharing.over_share({"busy", "other", "late"}) == {"late"}
 
 
 def test_what_an_account_is_ahead_by_is_kept_while_it_has_nothing_to_do():
     sharing = _books("busy", "other")
     sharing.charge(GENERATOR, _step_of("busy", 1_000))
-    assert not sharing.ahead({"other"})
-    assert sharing.ahead({"busy", "other"}) == {"busy"}
+    assert not sharing.over_share({"other"})
+    assert sharing.over_share({"busy", "other"}) == {"busy"}
 
 
 def test_leaving_somebody_out_is_worthwhile_where_it_saves_the_constant_of_two_steps():

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,54 +200,6 @@ def test_prefix_benchmark_compares_shared_reading_with_plain(bench, tmp_path, mo
     assert [row["shared tokens"] for row in document["rows"]] == [0, 40]
     assert all(row["tree-aware ms/step"] > 0 and row["plain ms/step"] > 0 for row in document["rows"])
     assert set(document["ratios"]) == {"prefix@0/plain", "prefix@40/plain"}
-
-
-@pytest.mark.usefixtures("no_grader_pool")
-def test_pool_benchmark_compares_the_shared_pool_with_every_split(bench, tmp_path, monkeypatch):
-    from espalier.experiments.bench.engine import pool
-
-    monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=2 M=8"]})
-    file = tmp_path / "pool.json"
-    ran = bench("pool", "--memory", 128, "--problems", 3, "--repeats", 1, "--json", file)
-    assert ran.exit_code == 0, ran.output
-    document = json.loads(file.read_text())
-    assert [row["pool"] for row in document["rows"]] == ["shared", *pool.SPLITS]
-    ratios = {f"pool@beam/{name}" for name in (*pool.SPLITS, "best-static")} | {"pool/best-static", "pool/50-50"}
-    assert set(document["ratios"]) == ratios
-
-
-@pytest.mark.usefixtures("no_grader_pool")
-def test_pool_benchmark_sets_aside_as_much_as_it_is_told(bench, tmp_path, monkeypatch):
-    from espalier.experiments.bench.engine import pool
-
-    monkeypatch.setattr(pool, "WORKLOADS", {"beam": pool.WORKLOADS["beam N=4 M=4"]})
-    for shares in ("SPLITS", "_SHARES"):
-        monkeypatch.setattr(pool, shares, {"shared": None} if shares == "_SHARES" else {})
-    in_flight = []
-    for share in (0.0, 1.0):
-        file = tmp_path / "pool.json"
-        options = "--memory", 60, "--problems", 5, "--repeats", 1, "--reserved-share", share, "--json", file
-        ran = bench("pool", *options)
-        assert ran.exit_code == 0, ran.output
-        in_flight.append(json.loads(file.read_text())["rows"][0]["in flight at most"])
-    assert in_flight == [5, 2]
-
-
-def test_pool_benchmark_has_no_rate_and_no_ratio_for_a_split_that_cannot_hold_all_searches(
-    bench, tmp_path, monkeypatch
-):
-    from espalier.experiments.bench.engine import pool
-
-    (large,) = pool.WORKLOADS["beam N=2 M=8"]
-    monkeypatch.setattr(pool, "WORKLOADS", {"beam": [replace(large, beam_width=1, expansion=1), large]})
-    file = tmp_path / "pool.json"
-    ran = bench("pool", "--memory", 32, "--problems", 2, "--repeats", 1, "--json", file)
-    assert ran.exit_code == 0, ran.output
-    document = json.loads(file.read_text())
-    rates = {row["pool"]: row["problems/min"] for row in document["rows"]}
-    assert min(rates["shared"], rates["25/75"]) > 0
-    assert rates["50/50"] == rates["75/25"] == 0
-    assert set(document["ratios"]) == {"pool@beam/25/75", "pool@beam/best-static", "pool/best-static"}
 
 
 def test_part_of_the_demo_benchmark_keeps_its_mix_of_levels(monkeypatch, tmp_path):
