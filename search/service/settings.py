@@ -138,7 +138,7 @@ class ServerSettings:
         Interval(ge=1024),
         Option(
             "Maximum size of a sent message, like 4M. A larger result omits its tree, then its last candidates; larger "
-            "progress omits texts and nodes.",
+            "progress omits nodes and steps.",
             parse=parse_size,
         ),
     ] = 4 * 2**20

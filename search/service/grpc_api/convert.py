@@ -6,10 +6,11 @@ or enum value is missing on either side.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from enum import StrEnum
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
@@ -128,9 +129,9 @@ def request_from_wire(message: pb.SolveProblemRequest) -> tuple[SearchRequest, l
 # ---- the result
 
 
-def result_to_wire(result: SearchResult, include_nodes: bool) -> pb.SearchResult:
-    """Convert `result` to a message, with the search tree if `include_nodes`."""
-    return _to_message(result if include_nodes else replace(result, nodes=()), pb.SearchResult)
+def result_to_wire(result: SearchResult) -> pb.SearchResult:
+    """Convert `result` to a message."""
+    return _to_message(result, pb.SearchResult)
 
 
 def result_from_wire(message: pb.SearchResult) -> SearchResult:
@@ -142,62 +143,23 @@ def result_from_wire(message: pb.SearchResult) -> SearchResult:
     return _from_message(message)
 
 
-def fit_result(message: pb.SearchResult, limit: int) -> pb.SearchResult:
-    """Shrink `message` to at most `limit` bytes if possible; records how many entries were omitted.
-
-    Removes the tree first, then candidates from the last; keeps the answer, its path and the usage.
-    """
-    if message.ByteSize() <= limit:
-        return message
-    cut = pb.SearchResult()
-    cut.CopyFrom(message)
-    cut.omitted_nodes = len(cut.nodes)
-    del cut.nodes[:]
-    while cut.candidates and cut.ByteSize() > limit:
-        # Halve the list, because measuring a message costs as much as serializing it.
-        left = len(cut.candidates) // 2
-        cut.omitted_candidates += len(cut.candidates) - left
-        del cut.candidates[left:]
-    return cut
-
-
 # ---- events
 
 _EVENTS = {"started": pb.SearchStarted, "step": pb.StepDone, "candidate": pb.CandidateDone}
 """Event messages by their field in the stream response; the result is handled separately."""
 
 
-def event_to_wire(event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse:
-    """Convert `event` to a stream response."""
+def event_to_wire(event: Event, omitted: Mapping[str, int] = MappingProxyType({})) -> pb.SolveProblemStreamResponse:
+    """Convert `event` to a stream response, with the numbers of what it lacks."""
+    message: Any
     if isinstance(event, Finished):
-        return pb.SolveProblemStreamResponse(result=result_to_wire(event.result, include_nodes))
-    (name,) = [name for name, kind in _EVENTS.items() if _DATACLASSES[kind.DESCRIPTOR.full_name] is type(event)]
-    return pb.SolveProblemStreamResponse(**{name: _to_message(event, _EVENTS[name])})
-
-
-def fit_event(message: pb.SolveProblemStreamResponse, limit: int) -> pb.SolveProblemStreamResponse | None:
-    """Shrink `message` to at most `limit` bytes; None if that is impossible.
-
-    For a step report, removes the nodes' texts, then the kept nodes, then the changes of the tree, then the steps of
-    the best path; for a candidate, its steps. The final result contains what was removed.
-    """
-    if message.ByteSize() <= limit:
-        return message
-    cut = pb.SolveProblemStreamResponse()
-    cut.CopyFrom(message)
-    if cut.HasField("step"):
-        for node in (*cut.step.kept, *cut.step.nodes):
-            node.ClearField("text")
-        if cut.ByteSize() > limit:
-            del cut.step.kept[:]
-        if cut.ByteSize() > limit:
-            cut.step.omitted_nodes = len(cut.step.nodes)
-            del cut.step.nodes[:]
-        if cut.ByteSize() > limit and cut.step.HasField("best"):
-            del cut.step.best.steps[:]
-    elif cut.HasField("candidate"):
-        del cut.candidate.candidate.steps[:]
-    return cut if cut.ByteSize() <= limit else None
+        name, message = "result", result_to_wire(event.result)
+    else:
+        (name,) = [name for name, kind in _EVENTS.items() if _DATACLASSES[kind.DESCRIPTOR.full_name] is type(event)]
+        message = _to_message(event, _EVENTS[name])
+    for counted, number in omitted.items():
+        setattr(message, counted, number)
+    return pb.SolveProblemStreamResponse(**{name: message})
 
 
 def event_from_wire(message: pb.SolveProblemStreamResponse) -> Event | None:

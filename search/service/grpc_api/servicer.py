@@ -1,19 +1,14 @@
 """The methods of `SearchService`."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from espalier.search.result import Event, Finished, SearchResult
-from espalier.search.service.grpc_api.convert import (
-    event_to_wire,
-    fit_event,
-    fit_result,
-    request_from_wire,
-    result_to_wire,
-)
+from espalier.search.result import Event, Finished
+from espalier.search.service.grpc_api.convert import event_to_wire, request_from_wire
 from espalier.search.service.grpc_api.interceptor import CALL
 from espalier.search.service.session import Session, finished
+from espalier.search.service.truncation import fitted
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceServicer
 
@@ -29,8 +24,9 @@ class SolveServicer(SearchServiceServicer):
         """Run one search and return its result."""
         async with await self._search(request, progress=False) as events:
             end = await finished(events)
-        write = partial(self._response, include_nodes=request.include_nodes)
-        return await self._session.write(CALL.get(), end, write)
+        write = partial(self._message, include_nodes=request.include_nodes)
+        message = await self._session.write(CALL.get(), end, write)
+        return pb.SolveProblemResponse(result=message and message.result)
 
     async def SolveProblemStream(self, request: pb.SolveProblemStreamRequest, context: Any) -> None:  # noqa: N802 (the contract's)
         """Run one search and write its events as they arrive."""
@@ -65,16 +61,8 @@ class SolveServicer(SearchServiceServicer):
         report_nodes = progress and message.include_nodes
         return self._session.search(request, call, message.priority, progress, report_nodes, violations)
 
-    def _response(self, end: Finished, include_nodes: bool) -> pb.SolveProblemResponse:
-        return pb.SolveProblemResponse(result=self._result(end.result, include_nodes))
-
     def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse | None:
-        """Convert an event to a message within the size limit; None for progress that cannot be shrunk enough."""
-        if isinstance(event, Finished):
-            return pb.SolveProblemStreamResponse(result=self._result(event.result, include_nodes))
-        return fit_event(event_to_wire(event, include_nodes), self._max_send_bytes)
-
-    def _result(self, result: SearchResult, include_nodes: bool) -> pb.SearchResult:
-        """Convert the result to a message within the size limit."""
-        # Leave room for the enclosing message.
-        return fit_result(result_to_wire(result, include_nodes), self._max_send_bytes - 64)
+        """Convert an event to a message within the size limit; None for progress that cannot be cut enough."""
+        if isinstance(event, Finished) and not include_nodes:
+            event = replace(event, result=replace(event.result, nodes=()))
+        return fitted(event, event_to_wire, pb.SolveProblemStreamResponse.ByteSize, self._max_send_bytes)

@@ -1,7 +1,8 @@
 """Searches with all that Espalier tells about them: the feed of the page."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -10,11 +11,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.request import SearchRequest
-from espalier.search.result import CandidateDone, Event, Finished, SearchResult, Started, StepDone
+from espalier.search.result import CandidateDone, Event, Finished, Started, StepDone
 from espalier.search.schema import from_values
 from espalier.search.service.http_api.body import json_response, read_json, take_flag, take_priority, to_json
 from espalier.search.service.http_api.event_stream import event_stream, with_comments
 from espalier.search.service.session import Session, finished
+from espalier.search.service.truncation import fitted
 
 _NAMES: dict[type[Event], str] = {
     Started: "started",
@@ -33,6 +35,19 @@ class _Asked(NamedTuple):
     violations: list[Violation]
 
 
+def _event_json(event: Event, omitted: dict[str, int]) -> bytes:
+    if isinstance(event, Finished):
+        return b'{"search_id":%s,"result":%s}' % (to_json(event.search_id), _result_json(event, omitted))
+    return to_json(asdict(event) | omitted)
+
+
+def _result_json(event: Event, omitted: dict[str, int]) -> bytes:
+    assert isinstance(event, Finished)
+    values = event.result.to_dict()
+    del values["rounds"]  # of use to the process that searched alone
+    return to_json(values | omitted)
+
+
 class SearchEndpoints:
     """`POST /v1/searches`."""
 
@@ -47,8 +62,7 @@ class SearchEndpoints:
         if not asked.stream:
             async with self._session.search(asked.request, call, asked.priority, violations=asked.violations) as events:
                 end = await finished(events)
-            data = await self._session.write(call, end, lambda end: self._fitted_result(end.result))
-            return json_response(data)
+            return json_response(await self._session.write(call, end, partial(self._data, encode=_result_json)))
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             async with (
@@ -68,28 +82,9 @@ class SearchEndpoints:
 
         return respond
 
-    def _data(self, event: Event) -> bytes | None:
+    def _data(self, event: Event, encode: Callable[[Event, dict[str, int]], bytes] = _event_json) -> bytes | None:
         """An event as JSON within the size limit; None for progress that cannot be cut enough."""
-        if isinstance(event, Finished):
-            result = self._fitted_result(event.result)
-            return b'{"search_id":%s,"result":%s}' % (to_json(event.search_id), result)
-        written = (to_json(values) for values in _smaller(event))
-        return next((data for data in written if len(data) <= self._max_send_bytes), None)
-
-    def _fitted_result(self, result: SearchResult) -> bytes:
-        """A result as JSON; over the size limit without its tree, then without its last candidates."""
-        values = result.to_dict()
-        del values["rounds"]  # of use to the process that searched alone
-        data = to_json(values)
-        if len(data) > self._max_send_bytes:
-            values["omitted_nodes"], values["nodes"] = len(values["nodes"]), ()
-            data = to_json(values)
-        while len(data) > self._max_send_bytes and values["candidates"]:
-            left = len(values["candidates"]) // 2  # halved, because writing it takes as long as measuring it
-            values["omitted_candidates"] = len(result.candidates) - left
-            values["candidates"] = values["candidates"][:left]
-            data = to_json(values)
-        return data
+        return fitted(event, encode, len, self._max_send_bytes)
 
 
 def _read_search(values: dict[str, Any]) -> _Asked:
@@ -101,23 +96,3 @@ def _read_search(values: dict[str, Any]) -> _Asked:
     except InvalidRequestError as error:
         raise InvalidRequestError([*violations, *error.violations]) from None
     return _Asked(request, priority, stream, violations)
-
-
-def _smaller(event: Event) -> Iterator[dict[str, Any]]:
-    """An event's values, then with less and less of what the result will hold."""
-    values = asdict(event)
-    yield values
-    if isinstance(event, StepDone):
-        for node in (*values["kept"], *values["nodes"]):
-            node["text"] = ""
-        yield values
-        values["kept"] = ()
-        yield values
-        values["omitted_nodes"], values["nodes"] = len(values["nodes"]), ()
-        yield values
-        if values["best"] is not None:
-            values["best"]["steps"] = ()
-        yield values
-    elif isinstance(event, CandidateDone):
-        values["candidate"]["steps"] = ()
-        yield values

@@ -38,16 +38,16 @@ class FailingServer(SearchServiceServicer):
         self._note(context)
         if self.failures:
             context.abort_with_status(_status(self.failures.pop(0)))
-        return pb.SolveProblemResponse(result=result_to_wire(RESULT, include_nodes=False))
+        return pb.SolveProblemResponse(result=result_to_wire(RESULT))
 
     def SolveProblemStream(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802 (the contract's)
         self._note(context)
         failure = self.failures.pop(0) if self.failures else None
         for _ in range(self.events if failure else 1):
-            yield event_to_wire(Started("s0", SearchRequest("solve")), include_nodes=False)
+            yield event_to_wire(Started("s0", SearchRequest("solve")))
         if failure:
             context.abort_with_status(_status(failure))
-        yield pb.SolveProblemStreamResponse(result=result_to_wire(RESULT, include_nodes=False))
+        yield pb.SolveProblemStreamResponse(result=result_to_wire(RESULT))
 
     def _note(self, context: Any) -> None:
         self.metadata.append(dict(context.invocation_metadata()))

@@ -9,6 +9,7 @@ from espalier.search.request import Aggregation, AlgorithmName, EarlyStop, Searc
 from espalier.search.result import (
     Candidate,
     CandidateDone,
+    Event,
     Finished,
     NodeRecord,
     ScoredStep,
@@ -21,13 +22,12 @@ from espalier.search.result import (
 from espalier.search.service.grpc_api.convert import (
     event_from_wire,
     event_to_wire,
-    fit_event,
-    fit_result,
     request_from_wire,
     request_to_wire,
     result_from_wire,
     result_to_wire,
 )
+from espalier.search.service.truncation import fitted
 from espalier.v1 import search_pb2 as pb
 
 FULL = SearchRequest(
@@ -132,18 +132,14 @@ def test_values_no_message_can_hold_are_listed_before_anything_is_sent():
 
 
 def test_a_result_survives_the_wire_with_its_tree():
-    assert result_from_wire(result_to_wire(RESULT, include_nodes=True)) == RESULT
-
-
-def test_a_result_leaves_the_tree_out_unless_asked():
-    assert result_from_wire(result_to_wire(RESULT, include_nodes=False)) == replace(RESULT, nodes=())
+    assert result_from_wire(result_to_wire(RESULT)) == RESULT
 
 
 def test_a_result_without_answer_survives_the_wire():
     result = replace(result_of(FULL, "s2", StopReason.CANCELLED), nodes=())
 
     assert result.best is None
-    assert result_from_wire(result_to_wire(result, include_nodes=True)) == result
+    assert result_from_wire(result_to_wire(result)) == result
 
 
 @pytest.mark.parametrize(
@@ -157,7 +153,7 @@ def test_a_result_without_answer_survives_the_wire():
     ],
 )
 def test_an_event_survives_the_wire(event):
-    assert event_from_wire(event_to_wire(event, include_nodes=True)) == event
+    assert event_from_wire(event_to_wire(event)) == event
 
 
 def test_an_event_of_a_newer_server_is_no_event():
@@ -170,7 +166,7 @@ def test_an_event_of_a_newer_server_is_no_event():
 def test_every_termination_survives_the_wire(word):
     node = replace(NODES[2], termination=word)
 
-    event = event_from_wire(event_to_wire(StepDone("s1", 1, 1, (node,)), include_nodes=True))
+    event = event_from_wire(event_to_wire(StepDone("s1", 1, 1, (node,))))
 
     assert isinstance(event, StepDone)
     assert event.kept == (node,)
@@ -179,106 +175,68 @@ def test_every_termination_survives_the_wire(word):
 def test_a_termination_the_contract_has_no_word_for_does_not_fail_the_search():
     node = replace(NODES[2], termination="invented-later")
 
-    event = event_from_wire(event_to_wire(StepDone("s1", 1, 1, (node,)), include_nodes=True))
+    event = event_from_wire(event_to_wire(StepDone("s1", 1, 1, (node,))))
 
     assert isinstance(event, StepDone)
     assert event.kept[0].termination == "unspecified"
 
 
+def within(limit: int, event: Event) -> pb.SolveProblemStreamResponse:
+    message = fitted(event, event_to_wire, pb.SolveProblemStreamResponse.ByteSize, limit)
+    assert message is not None
+    assert message.ByteSize() <= limit
+    return message
+
+
 def test_a_result_over_the_size_limit_gives_up_its_tree_first():
-    message = result_to_wire(replace(RESULT, nodes=NODES * 1000), include_nodes=True)
-
-    fitted = fit_result(message, 4096)
-
-    assert fitted.ByteSize() <= 4096
-    assert (fitted.omitted_nodes, len(fitted.nodes)) == (4000, 0)
-    assert (fitted.omitted_candidates, len(fitted.candidates)) == (0, 1)
+    cut = within(4096, Finished("s", replace(RESULT, nodes=NODES * 1000))).result
+    assert (cut.omitted_nodes, len(cut.nodes)) == (4000, 0)
+    assert (cut.omitted_candidates, len(cut.candidates)) == (0, 1)
 
 
 def test_a_result_over_the_size_limit_gives_up_its_last_candidates_and_keeps_the_answer():
     many = tuple(replace(CANDIDATE, node_id=i) for i in range(1000))
-    message = result_to_wire(replace(RESULT, candidates=many), include_nodes=False)
-
-    fitted = fit_result(message, 4096)
-
-    assert fitted.ByteSize() <= 4096
-    assert len(fitted.candidates) + fitted.omitted_candidates == 1000
-    assert [c.node_id for c in fitted.candidates] == list(range(len(fitted.candidates)))
-    assert fitted.candidates
-    assert (fitted.answer, fitted.best.answer) == ("42", "42")
+    cut = within(4096, Finished("s", replace(RESULT, candidates=many))).result
+    assert len(cut.candidates) + cut.omitted_candidates == 1000
+    assert [c.node_id for c in cut.candidates] == list(range(len(cut.candidates)))
+    assert cut.candidates
+    assert (cut.answer, cut.best.answer) == ("42", "42")
 
 
-def test_a_result_within_the_size_limit_is_left_alone():
-    message = result_to_wire(RESULT, include_nodes=True)
-
-    assert fit_result(message, message.ByteSize()) == message
-
-
-STEP = StepDone("s1", 3, 4, NODES[1:3] * 100, CANDIDATE)
+def test_a_result_that_nothing_makes_small_enough_is_sent_without_tree_and_candidates():
+    cut = fitted(Finished("s", RESULT), event_to_wire, lambda message: message.ByteSize(), 10)
+    assert cut is not None
+    assert (len(cut.result.nodes), len(cut.result.candidates), cut.result.answer) == (0, 0, "42")
 
 
-def step_within(limit: int) -> pb.StepDone:
-    message = fit_event(event_to_wire(STEP, include_nodes=False), limit)
-    assert message is not None
-    assert message.ByteSize() <= limit
-    return message.step
+STEP = StepDone("s1", 3, 4, NODES[1:3] * 100, CANDIDATE, nodes=NODES * 50, blocks={"generator": 9})
 
 
-def test_a_step_report_over_the_size_limit_gives_up_texts_then_nodes_then_its_best_path():
-    whole = event_to_wire(STEP, include_nodes=False)
-    assert step_within(whole.ByteSize()) == whole.step
+@pytest.mark.parametrize("event", [Finished("s", RESULT), STEP, CandidateDone("s1", CANDIDATE), Started("s1", FULL)])
+def test_an_event_within_the_size_limit_is_left_alone(event: Event):
+    whole = event_to_wire(event)
+    assert within(whole.ByteSize(), event) == whole
 
-    without_texts = step_within(whole.ByteSize() - 1)
-    assert [(node.text, node.score) for node in without_texts.kept] == [("", 0.75), ("", 0.5)] * 100
-    assert without_texts.best == whole.step.best
 
-    without_nodes = step_within(200)
-    assert (len(without_nodes.kept), without_nodes.best) == (0, whole.step.best)
-
-    least = step_within(60)
-    assert (least.depth, least.scored, least.best.answer, len(least.best.steps)) == (3, 4, "42", 0)
-    assert whole == event_to_wire(STEP, include_nodes=False), "a copy was cut"
+def test_a_step_report_over_the_size_limit_gives_up_its_nodes_and_the_steps_of_its_best_path():
+    cut = within(event_to_wire(STEP).ByteSize() - 1, STEP).step
+    assert (len(cut.kept), len(cut.nodes), cut.omitted_nodes) == (0, 0, 200)
+    assert (cut.depth, cut.scored, cut.best.answer, len(cut.best.steps)) == (3, 4, "42", 0)
+    assert dict(cut.blocks) == {"generator": 9}
 
 
 def test_a_step_report_that_is_cut_names_no_best_path_where_there_is_none():
-    message = fit_event(event_to_wire(replace(STEP, best=None), include_nodes=False), 60)
-
-    assert message is not None
-    assert not message.step.HasField("best")
-
-
-def test_a_report_of_changes_over_the_size_limit_gives_up_kept_nodes_before_changes():
-    whole = event_to_wire(replace(STEP, nodes=NODES * 50, blocks={"generator": 9}), include_nodes=True)
-
-    def within(limit: int) -> pb.StepDone:
-        cut = fit_event(whole, limit)
-        assert cut is not None
-        assert cut.ByteSize() <= limit
-        return cut.step
-
-    without_texts = within(whole.ByteSize() - 1)
-    assert {node.text for node in (*without_texts.kept, *without_texts.nodes)} == {""}
-    assert [node.score for node in without_texts.nodes] == [node.score for node in whole.step.nodes]
-
-    without_kept = within(without_texts.ByteSize() - 1)
-    assert (len(without_kept.kept), len(without_kept.nodes), without_kept.omitted_nodes) == (0, 200, 0)
-
-    without_nodes = within(200)
-    assert (len(without_nodes.nodes), without_nodes.omitted_nodes) == (0, 200)
-    assert without_nodes.best == whole.step.best
-    assert dict(without_nodes.blocks) == {"generator": 9}
+    assert not within(60, replace(STEP, best=None)).step.HasField("best")
 
 
 def test_a_candidate_over_the_size_limit_gives_up_its_steps():
-    message = fit_event(event_to_wire(CandidateDone("s1", CANDIDATE), include_nodes=False), 40)
-
-    assert message is not None
-    assert (message.candidate.candidate.answer, len(message.candidate.candidate.steps)) == ("42", 0)
+    cut = within(40, CandidateDone("s1", CANDIDATE)).candidate.candidate
+    assert (cut.answer, len(cut.steps)) == ("42", 0)
 
 
 @pytest.mark.parametrize("event", [STEP, CandidateDone("s1", CANDIDATE), Started("s1", FULL)])
-def test_progress_that_cannot_be_cut_to_the_size_limit_is_left_out(event):
-    assert fit_event(event_to_wire(event, include_nodes=False), 10) is None
+def test_progress_that_cannot_be_cut_to_the_size_limit_is_left_out(event: Event):
+    assert fitted(event, event_to_wire, lambda message: message.ByteSize(), 10) is None
 
 
 def test_a_message_without_a_role_is_a_violation_of_the_history():

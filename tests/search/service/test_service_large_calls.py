@@ -135,12 +135,12 @@ def test_a_large_result_is_written_beside_the_event_loop(door: str, large: bool,
     if large:
         monkeypatch.setattr(scripted_orchestrator, "NODES", NODES)
     if door.startswith("grpc"):
-        threads = spy("grpc_api.servicer.result_to_wire")
+        threads = spy("grpc_api.convert.result_to_wire")
         request = pb.SolveProblemRequest(problem="solve", include_nodes=True)
         nodes = (solve if door == "grpc" else stream)(server, request).nodes
         assert len(nodes) == len(scripted_orchestrator.NODES)
     else:
-        threads = spy("http_api.searches:SearchEndpoints._fitted_result")
+        threads = spy("http_api.searches._result_json")
         body = {"problem": "solve", "stream": door == "searches-stream"}
         assert post(server, "/v1/searches", body).text.count('"parent_id"') >= len(scripted_orchestrator.NODES)
     assert threads
