@@ -8,16 +8,19 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
-from espalier.engine.errors import Violation
+from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.schema import few
 from espalier.search.service.http_api.status import HttpError
 from espalier.search.service.session import Session
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 _SECONDS = 30.0
 """Time in which a body must have arrived."""
@@ -140,6 +143,30 @@ def parse_json(raw: bytes) -> Any:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
     except ValueError as error:
         raise HttpError(400, f"the body is not JSON: {error}") from None
+
+
+def validated(kind: type[M], values: dict[str, Any]) -> M:
+    """Return a body as a pydantic model.
+
+    Raises:
+        InvalidRequestError: lists what is wrong, at most a few of them.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_context=False, include_input=False)
+        raise InvalidRequestError(few([Violation(_place(each["loc"]), _rule(each["msg"])) for each in wrong])) from None
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """A path of pydantic's as one writes it: `messages[0].role`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+
+
+def _rule(message: str) -> str:
+    return (
+        message.replace("Input should", "must").replace("List should", "must").replace("Field required", "is missing")
+    )
 
 
 def take_flag(values: dict[str, Any], name: str, default: bool, violations: list[Violation], within: str = "") -> bool:

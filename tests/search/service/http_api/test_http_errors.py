@@ -55,7 +55,7 @@ def error_of(response: httpx2.Response) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
         ({"messages": [USER, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages[0].content[0].text"),
-        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood"),
         ({"messages": [USER, {"role": "system", "content": "y"}, USER]}, "messages[1].role"),
