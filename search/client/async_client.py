@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
@@ -49,12 +48,13 @@ OnProgress = Callable[[int, int, SearchResult | EspalierError], None]
 
 
 class ManyArguments(SearchFields, total=False):
-    """Keyword arguments of `solve_many`, but `return_errors` and `on_progress`."""
+    """Keyword arguments of `solve_many`, but `return_errors`."""
 
     concurrency: int
     timeout: float | None
     include_nodes: bool
     priority: int
+    on_progress: OnProgress | None
 
 
 class AsyncSearchClient:
@@ -206,37 +206,38 @@ class AsyncSearchClient:
         requests: Iterable[SearchRequest | str],
         *,
         return_errors: Literal[False] = ...,
-        on_progress: OnProgress | None = ...,
         **arguments: Unpack[ManyArguments],
     ) -> list[SearchResult]: ...
 
     @overload
     async def solve_many(
-        self,
-        requests: Iterable[SearchRequest | str],
-        *,
-        return_errors: bool,
-        on_progress: OnProgress | None = ...,
-        **arguments: Unpack[ManyArguments],
+        self, requests: Iterable[SearchRequest | str], *, return_errors: bool, **arguments: Unpack[ManyArguments]
     ) -> list[SearchResult | EspalierError]: ...
 
     async def solve_many(
         self,
         requests: Iterable[SearchRequest | str],
         *,
+        concurrency: int = CONCURRENCY,
+        timeout: float | None = TIMEOUT,
+        include_nodes: bool = False,
+        priority: int = 0,
         return_errors: bool = False,
         on_progress: OnProgress | None = None,
-        **arguments: Unpack[ManyArguments],
+        **fields: Unpack[SearchFields],
     ) -> Any:
         """Run many searches, several at a time.
 
         Args:
             requests: requests, or problems' texts.
+            concurrency: searches in progress at once.
+            timeout: of each search, from its own start; see `solve`.
+            include_nodes: see `solve`.
+            priority: see `solve`.
             return_errors: whether a failed search has its error in the place of its result, and the others go on.
                 Else the first error cancels the others and is raised.
-            on_progress: called when a search finishes.
-            **arguments: `concurrency`, the searches in progress at once; `timeout` of each search, from its own start;
-                `include_nodes` and `priority`, as for `solve`; fields of `SearchRequest`, applied to all.
+            on_progress: called when a search finishes, by `SearchClient` on the thread that waits.
+            **fields: fields of `SearchRequest`, applied to all.
 
         Returns:
             The results, in the order of `requests`.
@@ -246,30 +247,14 @@ class AsyncSearchClient:
             TypeError: `requests` is a single problem, or holds what is none.
             InvalidRequestError, ServiceError: see `solve`. Nothing has started if a request cannot even be sent.
         """
-        outcomes = Outcomes(on_progress)
-        async with aclosing(self.outcomes(requests, return_errors, **arguments)) as finished:
-            async for outcome in finished:
-                outcomes.add(*outcome)
-        return outcomes.in_order()
-
-    async def outcomes(
-        self,
-        requests: Iterable[SearchRequest | str],
-        return_errors: bool,
-        *,
-        concurrency: int = CONCURRENCY,
-        timeout: float | None = TIMEOUT,
-        include_nodes: bool = False,
-        priority: int = 0,
-        **fields: Unpack[SearchFields],
-    ) -> AsyncGenerator[tuple[int, int, SearchResult | EspalierError], None]:
-        """Run many searches and yield place, number of all, and outcome of each as it finishes; see `solve_many`."""
         if concurrency < 1:
             raise MisuseError(f"concurrency must be at least 1, is {concurrency}")
         messages = [solve_message(request, fields, include_nodes, priority) for request in several(requests)]
         slots = asyncio.Semaphore(concurrency)
+        done = 0
 
-        async def one(place: int, message: pb.SolveProblemRequest) -> tuple[int, int, SearchResult | EspalierError]:
+        async def one(message: pb.SolveProblemRequest) -> SearchResult | EspalierError:
+            nonlocal done
             async with slots:
                 attempts = Attempts(self.retry, timeout)
                 try:
@@ -278,12 +263,14 @@ class AsyncSearchClient:
                     if not return_errors:
                         raise
                     outcome = error
-            return place, len(messages), outcome
+            done += 1
+            if on_progress:
+                on_progress(done, len(messages), outcome)
+            return outcome
 
-        searches = [asyncio.create_task(one(*numbered)) for numbered in enumerate(messages)]
+        searches = [asyncio.create_task(one(message)) for message in messages]
         try:
-            for search in asyncio.as_completed(searches):
-                yield await search
+            return await asyncio.gather(*searches)
         finally:
             for search in searches:
                 search.cancel()
@@ -365,21 +352,3 @@ class AsyncSearchClient:
         except TimeoutError:
             return
         raise cancelled()
-
-
-class Outcomes:
-    """The outcomes of many searches, in the order of their requests."""
-
-    def __init__(self, on_progress: OnProgress | None) -> None:
-        self._on_progress = on_progress
-        self._by_place: dict[int, SearchResult | EspalierError] = {}
-
-    def add(self, place: int, total: int, outcome: SearchResult | EspalierError) -> None:
-        """Add one, and tell of the progress."""
-        self._by_place[place] = outcome
-        if self._on_progress:
-            self._on_progress(len(self._by_place), total, outcome)
-
-    def in_order(self) -> list[SearchResult | EspalierError]:
-        """Return all of them."""
-        return [self._by_place[place] for place in sorted(self._by_place)]

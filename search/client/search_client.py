@@ -2,24 +2,23 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future
-from contextlib import closing
-from functools import wraps
+from contextlib import suppress
+from functools import partial, wraps
+from queue import SimpleQueue
 from threading import RLock, Thread, current_thread
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from espalier.engine.errors import EspalierError
-from espalier.search.client.async_client import AsyncSearchClient, ManyArguments, OnProgress, Outcomes
+from espalier.search.client.async_client import AsyncSearchClient, OnProgress
 from espalier.search.client.connection import Tls
-from espalier.search.client.errors import cancelled
+from espalier.search.client.errors import ServiceError, cancelled
 from espalier.search.client.retries import DEFAULT_RETRIES, RetryPolicy
-from espalier.search.request import SearchRequest
-from espalier.search.result import SearchResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_Method = Callable[..., Coroutine[Any, Any, T]]
 
 
 def _blocking(
@@ -29,7 +28,7 @@ def _blocking(
 
     @wraps(method)
     def call(self: "SearchClient", *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._thread.run(lambda client: method(client, *args, **kwargs))
+        return self._usable.run(method, *args, **kwargs)
 
     return call
 
@@ -41,7 +40,7 @@ def _iterating(
 
     @wraps(method)
     def call(self: "SearchClient", *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        yield from self._thread.iterate(lambda client: method(client, *args, **kwargs))
+        yield from self._usable.iterate(method, *args, **kwargs)
 
     return call
 
@@ -88,50 +87,16 @@ class SearchClient:
         """Cancel the searches in progress and close the connection; closing twice is allowed."""
         self._finalizer()
 
+    @property
+    def _usable(self) -> "_ClientThread":
+        self._thread.client.require_usable()
+        return self._thread
+
     solve = _blocking(AsyncSearchClient.solve)
+    solve_many = _blocking(AsyncSearchClient.solve_many)
     solve_stream = _iterating(AsyncSearchClient.solve_stream)
     server_info = _blocking(AsyncSearchClient.server_info)
     health = _blocking(AsyncSearchClient.health)
-
-    @overload
-    def solve_many(
-        self,
-        requests: Iterable[SearchRequest | str],
-        *,
-        return_errors: Literal[False] = ...,
-        on_progress: OnProgress | None = ...,
-        **arguments: Unpack[ManyArguments],
-    ) -> list[SearchResult]: ...
-
-    @overload
-    def solve_many(
-        self,
-        requests: Iterable[SearchRequest | str],
-        *,
-        return_errors: bool,
-        on_progress: OnProgress | None = ...,
-        **arguments: Unpack[ManyArguments],
-    ) -> list[SearchResult | EspalierError]: ...
-
-    def solve_many(
-        self,
-        requests: Iterable[SearchRequest | str],
-        *,
-        return_errors: bool = False,
-        on_progress: OnProgress | None = None,
-        **arguments: Unpack[ManyArguments],
-    ) -> Any:
-        """Run many searches, several at a time; see `AsyncSearchClient.solve_many`.
-
-        `on_progress` is called on the thread of the caller.
-        """
-        outcomes = Outcomes(on_progress)
-        with closing(self._outcomes(requests, return_errors, **arguments)) as finished:
-            for outcome in finished:
-                outcomes.add(*outcome)
-        return outcomes.in_order()
-
-    _outcomes = _iterating(AsyncSearchClient.outcomes)
 
 
 class _ClientThread:
@@ -139,13 +104,13 @@ class _ClientThread:
 
     def __init__(self, make: Callable[[], AsyncSearchClient]) -> None:
         """Start the thread, and create the client there; raises what `make` raises."""
-        self._lock = RLock()  # a collected generator may come to `_post` again while its thread holds it
+        self._lock = RLock()  # a collected generator may come to `_start` again while its thread holds it
         self._open = True
         self._stopping = asyncio.Event()
         made: Future[AsyncSearchClient] = Future()
         self._thread = Thread(target=lambda: asyncio.run(self._serve(make, made)), name="espalier-client", daemon=True)
         self._thread.start()
-        self._client = made.result()
+        self.client = made.result()
 
     async def _serve(self, make: Callable[[], AsyncSearchClient], made: "Future[AsyncSearchClient]") -> None:
         self._loop = asyncio.get_running_loop()
@@ -160,22 +125,30 @@ class _ClientThread:
         while calls := asyncio.all_tasks() - {asyncio.current_task()}:  # they end with errors that say so
             await asyncio.wait(calls)
 
-    def run(self, call: Callable[[AsyncSearchClient], Coroutine[Any, Any, T]]) -> T:
-        """Wait for a coroutine; what ends the wait early, such as an interrupt, cancels it.
+    def run(self, method: _Method[T], *args: Any, on_progress: OnProgress | None = None, **kwargs: Any) -> T:
+        """Wait for a method of the client; what ends the wait early, such as an interrupt, cancels it.
 
-        Raises:
-            MisuseError: see `AsyncSearchClient.require_usable`.
-            Exception: what the coroutine raises.
+        `on_progress` is called on the thread that waits.
         """
-        self._client.require_usable()
-        return self._wait(lambda: call(self._client))
+        callbacks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        if on_progress:
+            kwargs["on_progress"] = lambda *progress: callbacks.put(partial(on_progress, *progress))
+        future = self._start(lambda: method(self.client, *args, **kwargs))
+        future.add_done_callback(lambda _: callbacks.put(None))
+        try:
+            for callback in iter(callbacks.get, None):
+                callback()
+            return future.result()
+        finally:
+            future.cancel()
 
-    def iterate(self, call: Callable[[AsyncSearchClient], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
-        """Iterate over an asynchronous generator, which ends when this one is closed or collected."""
-        self._client.require_usable()
-        items: Any = call(self._client)
+    def iterate(
+        self, method: Callable[..., AsyncGenerator[T, None]], *args: Any, **kwargs: Any
+    ) -> Generator[T, None, None]:
+        """Iterate over what a method of the client yields; that ends when this is closed or collected."""
+        items: Any = method(self.client, *args, **kwargs)
 
-        async def following() -> T:
+        async def following(_: AsyncSearchClient) -> T:
             return await anext(items)
 
         async def close() -> None:
@@ -186,26 +159,19 @@ class _ClientThread:
         try:
             while True:
                 try:
-                    item = self._wait(following)
+                    item = self.run(following)
                 except StopAsyncIteration:
                     return
                 yield item
         finally:
-            self._post(close)  # without waiting for it: the collector may run on the event loop's thread
+            with suppress(ServiceError):  # closed: all calls have ended
+                self._start(close)  # without waiting: the collector may run on the event loop's thread
 
-    def _wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        future = self._post(work)
-        if future is None:
-            raise cancelled()
-        try:
-            return future.result()
-        finally:
-            future.cancel()
-
-    def _post(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "Future[T] | None":
-        """Start a coroutine; None if the client is closed."""
+    def _start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "Future[T]":
         with self._lock:
-            return asyncio.run_coroutine_threadsafe(work(), self._loop) if self._open else None
+            if not self._open:
+                raise cancelled()
+            return asyncio.run_coroutine_threadsafe(work(), self._loop)
 
     def stop(self) -> None:
         """End all calls, close the client and end the thread."""

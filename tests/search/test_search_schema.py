@@ -191,6 +191,6 @@ def test_keyword_arguments_of_the_solver_are_the_fields_of_its_settings():
 
 
 def test_keyword_arguments_of_many_searches_are_those_of_the_method():
-    parameters = dict(inspect.signature(AsyncSearchClient.outcomes).parameters)
-    named = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+    parameters = dict(inspect.signature(AsyncSearchClient.solve_many).parameters)
+    named = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY} - {"return_errors"}
     assert get_type_hints(ManyArguments).keys() == get_type_hints(SearchFields).keys() | named
