@@ -1,5 +1,6 @@
 """Fair shares: callers share equally, and the connections of one caller share what it gets."""
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -87,59 +88,107 @@ class Shares:
         return self._of_caller, self._of_caller / self._connections[account.caller]
 
 
-class Turns:
-    """A number of places that the threads of several accounts take turns at.
+class _Waiter(NamedTuple):
+    """Work that waits; `turn` is done when it may start."""
 
-    A place that is free goes to the caller that holds fewest, then to its account that holds fewest, then to the one
-    that has paid least. An account that comes back after a while has no credit from it.
+    account: Account
+    cost: float
+    turn: "Future[None] | asyncio.Future[None]"
+
+
+class Turns:
+    """Places that accounts take turns at. Thread-safe, but futures of asyncio need the thread of their loop.
+
+    A free place goes to the caller that holds fewest, then to its account that holds fewest, then to the work that
+    would end first if every account that asks had an equal share (self-clocked fair queueing, Golestani 1994): small
+    work goes before large work, and none waits for ever. An account that comes back after a while has no credit from
+    it.
     """
 
-    def __init__(self, places: int, each: int) -> None:
-        """Make free places.
+    def __init__(self, places: int, each: int, of_caller: int) -> None:
+        """Create free places.
 
         Args:
             places: how many there are.
-            each: how many an account may hold at once. A caller with several may hold all places but one.
+            each: how many an account may hold at once.
+            of_caller: how many a caller with several accounts may hold at once.
         """
-        self._places, self._each = places, each
-        self._changed = threading.Condition()
+        self._places, self._each, self._of_caller = places, each, of_caller
+        self._lock = threading.Lock()
         self._held = Holdings()
-        self._waiting: list[tuple[Account, object]] = []  # in order of arrival
+        self._waiting: list[_Waiter] = []  # in order of arrival
         self._paid: dict[Account, float] = {}  # counted from where each last joined
         self._level = 0.0  # what the one that took the last place had paid: where new ones join
 
-    def take(self, account: Account) -> None:
-        """Wait for a place; `give_back` must follow."""
-        with self._changed:
-            waiter = account, object()
-            self._paid[account] = max(self._paid.get(account, 0.0), self._level)
-            self._waiting.append(waiter)
-            self._changed.wait_for(lambda: self._next() is waiter)
-            self._waiting.remove(waiter)
-            self._held.add(account)
-            self._level = max(self._level, self._paid[account])
-            self._changed.notify_all()
+    @property
+    def waiting(self) -> int:
+        """How much work waits."""
+        return len(self._waiting)
 
-    def give_back(self, account: Account, cost: float) -> None:
-        """Give a place back, and charge what its use has cost."""
-        with self._changed:
+    def ask(self, account: Account, turn: "Future[None] | asyncio.Future[None]", cost: float = 0.0) -> None:
+        """Ask for a place; `give_back` must follow once `turn` is done.
+
+        Args:
+            account: who asks.
+            turn: done when the place is taken; it may be cancelled before.
+            cost: what the use of the place will cost, as far as it is known.
+        """
+        with self._lock:
+            self._paid[account] = max(self._paid.get(account, 0.0), self._level)
+            self._waiting.append(_Waiter(account, cost, turn))
+            self._fill_places()
+
+    def take(self, account: Account) -> None:
+        """Wait for a place on this thread; `give_back` must follow."""
+        turn: Future[None] = Future()
+        self.ask(account, turn)
+        turn.result()
+
+    def give_back(self, account: Account, cost: float = 0.0) -> None:
+        """Give a place back, and charge what its use has cost besides what was known before."""
+        with self._lock:
             self._held.remove(account)
             self._paid[account] += cost
-            self._changed.notify_all()
+            self._fill_places()
             if len(self._paid) > _REMEMBERED:  # one at or below the level would join there again
-                here = {*self._held, *(waiting for waiting, _ in self._waiting)}
+                here = {*self._held, *(waiter.account for waiter in self._waiting)}
                 self._paid = {name: paid for name, paid in self._paid.items() if paid > self._level or name in here}
 
-    def _next(self) -> tuple[Account, object] | None:
-        """The waiting one that may take a place now; None if none may."""
-        if self._held.total == self._places:
-            return None
-        ready = [waiter for waiter in self._waiting if self._may_take(waiter[0])]
-        return min(ready, key=lambda waiter: (self._held.of(waiter[0]), self._paid[waiter[0]]), default=None)
+    def withdraw(self, turn: "Future[None] | asyncio.Future[None]") -> bool:
+        """Forget work that waits; returns whether it did."""
+        with self._lock:
+            before = len(self._waiting)
+            self._waiting = [waiter for waiter in self._waiting if waiter.turn is not turn]
+            return len(self._waiting) < before
 
-    def _may_take(self, account: Account) -> bool:
-        of_caller, own = self._held.of(account)
-        return own < self._each and of_caller < max(1, self._places - 1)
+    def last(self) -> "Future[None] | asyncio.Future[None]":
+        """The turn of the waiting work that would end last: of an account that asks for much."""
+        return max(reversed([*self._ends()]), key=lambda each: each[0])[1].turn
+
+    def _ends(self) -> Iterator[tuple[float, _Waiter]]:
+        """What the account of each waiting work will have paid at its end."""
+        paid = dict(self._paid)
+        for waiter in self._waiting:
+            paid[waiter.account] += waiter.cost
+            yield paid[waiter.account], waiter
+
+    def _fill_places(self) -> None:
+        while self._held.total < self._places:
+            ready = [(self._held.of(waiter.account), end, waiter) for end, waiter in self._ends() if self._may(waiter)]
+            if not ready:
+                return
+            *_, waiter = min(ready, key=lambda each: each[:2])
+            self._waiting.remove(waiter)
+            if waiter.turn.cancelled():
+                continue
+            self._held.add(waiter.account)
+            self._level = max(self._level, self._paid[waiter.account])
+            self._paid[waiter.account] += waiter.cost
+            waiter.turn.set_result(None)
+
+    def _may(self, waiter: _Waiter) -> bool:
+        of_caller, own = self._held.of(waiter.account)
+        return own < self._each and of_caller < self._of_caller
 
 
 class AccountThreads:

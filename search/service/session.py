@@ -25,7 +25,7 @@ from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
 from espalier.search.service.errors import BusyError, NotReadyError, SearchFailedError, SearchTimeoutError
 from espalier.search.service.settings import ServerSettings
-from espalier.search.service.turns import Turns
+from espalier.search.service.turns import ThreadedWork
 
 log = logging.getLogger("espalier.service")
 
@@ -65,8 +65,8 @@ class Session:
         self._settings = settings
         self._on_search_end = on_search_end
         self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
-        self._turns = Turns(_AT_ONCE, self._most_waiting)
-        self._writing = Turns(1, sys.maxsize)  # bounded by the slots
+        self._checking = ThreadedWork(_AT_ONCE, self._max_waiting)
+        self._writing = ThreadedWork(1, sys.maxsize)  # bounded by the slots
         self._late = _Places(settings.max_queue)  # of calls whose time limit has ended in the queue
         self._salts = Salts(settings.share_prompts)
         self._quotas = Quotas()
@@ -82,10 +82,10 @@ class Session:
             return
         if self._settings.max_searches is None:
             self._call_queue.slots = self._engine_thread.max_running
-            self._turns.most_waiting = self._most_waiting
+            self._checking.max_waiting = self._max_waiting
 
     @property
-    def _most_waiting(self) -> int:
+    def _max_waiting(self) -> int:
         """Calls that may wait to be checked: as many as could run, suspended ones too, and wait after it."""
         return 2 * self.slots + self._settings.max_queue
 
@@ -112,7 +112,7 @@ class Session:
     @property
     def unchecked_calls(self) -> int:
         """Calls that wait to be read or checked."""
-        return self._turns.waiting
+        return self._checking.waiting
 
     def refuse_new(self) -> None:
         """Refuse all further calls; calls in progress continue."""
@@ -140,7 +140,7 @@ class Session:
         Raises:
             BusyError: it is large, too much waits, and this caller asks for most.
         """
-        return reading() if size <= _SMALL_BYTES else await self._turns.run(call.account, size, reading)
+        return reading() if size <= _SMALL_BYTES else await self._checking.run(call.account, size, reading)
 
     async def write(self, call: Call, event: E, writing: Callable[[E], T]) -> T:
         """Translate an event for the caller of a search; where it is large, as `read` does."""
@@ -225,7 +225,7 @@ class Session:
             raise NotReadyError(STOPPING)
         account = call.account
         size = _PLAIN_BYTES + len(request.problem) + sum(len(message.content) for message in request.history)
-        await self._turns.run(account, size, partial(self._check, request, caller, priority, violations))
+        await self._checking.run(account, size, partial(self._check, request, caller, priority, violations))
         give_back: Callable[[], None] = partial(self._call_queue.release, priority, account)
         try:
             cost = estimated_tokens(request)

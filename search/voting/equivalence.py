@@ -55,7 +55,8 @@ class MathVerify:
     def __init__(self, memory_bytes: int = DEFAULT_MEMORY_BYTES, workers: int = 1) -> None:
         """Set the number of processes of an account, and the memory limit of each in bytes; see `Grader`."""
         self._memory_bytes = memory_bytes
-        self._turns = Turns(max(_MAX_PROCESSES, workers + 1), workers)
+        places = max(_MAX_PROCESSES, workers + 1)
+        self._turns = Turns(places, workers, max(1, places - 1))
         self._lock = threading.Lock()  # guards what follows
         self._graders: list[Grader] = []  # of one process each
         self._idle: list[Grader] = []  # the one to use next is the last

@@ -78,7 +78,7 @@ def working() -> Iterator[Callable[..., Work]]:
     made: list[Work] = []
 
     def make(places: int, each: int) -> Work:
-        made.append(Work(Turns(places, each)))
+        made.append(Work(Turns(places, each, max(1, places - 1))))
         return made[-1]
 
     yield make

@@ -15,9 +15,10 @@ from raw_client import bearer, raw_stub
 from scripted_orchestrator import ScriptedOrchestrator
 from server_thread import PATIENCE, ServerThread, wait_until
 
+from espalier.search.fairness import Account
 from espalier.search.request import SearchRequest
 from espalier.search.service.errors import BusyError
-from espalier.search.service.turns import Turns
+from espalier.search.service.turns import ThreadedWork
 from espalier.v1 import search_pb2 as pb
 
 LONG = "long " * 6000
@@ -29,18 +30,20 @@ LONG = "long " * 6000
 class Desk:
     """Turns at one place, each of which ends when the test lets it; the first does nothing."""
 
-    def __init__(self, most_waiting: int = 1000) -> None:
-        self.turns = Turns(1, most_waiting)
+    def __init__(self, max_waiting: int = 1000) -> None:
+        self.turns = ThreadedWork(1, max_waiting)
         self.order: list[str] = []
         self.open = threading.Semaphore(0)
-        self.tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self.turns.run("first", 0, self.open.acquire))]
+        self.tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self.turns.run(Account("first"), 0, self.open.acquire))
+        ]
 
     async def ask(self, caller: str, cost: float = 1.0) -> asyncio.Task[Any]:
         def work() -> None:
             self.order.append(caller)
             self.open.acquire()
 
-        self.tasks.append(asyncio.create_task(self.turns.run(caller, cost, work)))
+        self.tasks.append(asyncio.create_task(self.turns.run(Account(caller), cost, work)))
         await asyncio.sleep(0)
         return self.tasks[-1]
 
@@ -97,7 +100,7 @@ def test_large_work_has_its_turn_beside_an_endless_row_of_small():
                 loop.call_soon_threadsafe(lambda: desk.tasks.append(loop.create_task(small(name, number + 1))))
 
         async def small(name: str, number: int) -> None:
-            await desk.turns.run(name, 1, lambda: again(name, number))
+            await desk.turns.run(Account(name), 1, lambda: again(name, number))
 
         loop = asyncio.get_running_loop()
         desk.tasks += [asyncio.create_task(small(name, 1)) for name in ("a", "b")]
@@ -123,7 +126,7 @@ def test_a_caller_whose_work_is_done_is_given_no_more_than_its_share_later():
 
 def test_where_too_much_waits_whoever_asks_for_most_is_sent_away():
     async def scenario() -> tuple[list[bool], list[str]]:
-        desk = Desk(most_waiting=4)
+        desk = Desk(max_waiting=4)
         crowd = [await desk.ask("crowd") for _ in range(5)]
         other = await desk.ask("other")
         greedy = await desk.ask("greedy", 100)
@@ -137,7 +140,7 @@ def test_where_too_much_waits_whoever_asks_for_most_is_sent_away():
 
 def test_work_that_was_sent_away_is_not_counted():
     async def scenario() -> list[str]:
-        desk = Desk(most_waiting=2)
+        desk = Desk(max_waiting=2)
         await asyncio.sleep(0)
         for _ in range(50):
             await desk.ask("crowd", 10)
@@ -187,7 +190,7 @@ def test_what_work_raises_is_raised_and_its_place_is_free_again():
 
         for _ in range(3):
             with pytest.raises(ValueError, match="so it is"):
-                await desk.turns.run("one", 1, fail)
+                await desk.turns.run(Account("one"), 1, fail)
         await desk.ask("other")
         return await desk.work()
 
