@@ -134,7 +134,7 @@ class Sampled:
     verifier_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
     """The cost of one search.
 

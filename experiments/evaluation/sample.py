@@ -11,8 +11,7 @@ from typing import Any
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.search.grading.math_verify import Grade
 from espalier.search.request import SearchRequest
-from espalier.search.result import NodeRecord, SearchResult, StopReason
-from espalier.search.run.usage import UsageMeter
+from espalier.search.result import NodeRecord, SearchResult, StopReason, Usage
 
 REFUSED = "refused"
 """Stop reason of a problem that was not searched."""
@@ -215,7 +214,7 @@ def refused_sample(problem: Problem, why: str, epoch: int = 0) -> Sample:
         stop_reason=REFUSED,
         text="",
         answers={},
-        usage=asdict(UsageMeter().close()),
+        usage=asdict(Usage()),
         asked=_digest(problem),
         epoch=epoch,
         subject=problem.subject,

@@ -91,7 +91,9 @@ class RunningSearch:
     ) -> None:
         self.resolved = resolved
         self.request = resolved.request
-        self.meter = UsageMeter(clock, resolved.options.waited, resolved.generator_limits.prompt_tokens)
+        self.meter = UsageMeter(
+            clock=clock, waited=resolved.options.waited, prompt_tokens=resolved.generator_limits.prompt_tokens
+        )
         self.candidates: tuple[Candidate, ...] | None = None
         self.result: SearchResult | None = None
         self.reservation: Reservation | None = None
@@ -256,7 +258,7 @@ class RunningSearch:
     def _moment(self, footprint: Footprint) -> Moment:
         """Record how far the search is now."""
         blocks = {role: int(count) for role, count in footprint.blocks_by_role.items()}
-        moment = Moment(self.meter.seconds(), len(self._tree.nodes), blocks)
+        moment = Moment(self.meter.elapsed(), len(self._tree.nodes), blocks)
         self._moments.append(moment)
         return moment
 

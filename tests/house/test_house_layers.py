@@ -145,7 +145,7 @@ def circles(modules: dict[str, set[str]]) -> list[list[str]]:
     return [list(circle) for circle in sorted({tuple(sorted(found)) for found in around.values() if found})]
 
 
-@pytest.mark.parametrize("layer", ["kernels", "engine", "prm"])
+@pytest.mark.parametrize("layer", LAYERS)
 def test_no_modules_of_a_layer_import_one_another_in_a_circle(layer: str):
     texts = {module_name(name): name for name in layered_sources() if name.startswith(f"{layer}/")}
     packages = {name for name, path in texts.items() if path.endswith("__init__.py")}
