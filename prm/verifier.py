@@ -1,7 +1,7 @@
 """Incremental verification: the sequence of a step is a fork of its parent's, extended by the step's tokens."""
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,36 +40,39 @@ class Verifier:
         self.full_rescore = full_rescore
         self.reopened = 0
 
+    def prompt_ids(self, problem: str) -> tuple[int, ...]:
+        """Return the token ids of a problem.
+
+        Raises:
+            NoEmbeddingError: the problem has tokens without an embedding in the model.
+            RequestTooLargeError: the problem alone fills the verifier's context.
+        """
+        family, ids = self.family, tuple(self.family.prompt_ids(problem))
+        family.model.require_embedded(VERIFIER, ids)
+        limit, own = family.context, family.model.config.max_positions
+        if len(ids) >= limit:
+            rationales = f", of which rationales leave {limit}" if limit < own else ""
+            raise RequestTooLargeError(
+                f"the problem has {len(ids)} verifier tokens and the verifier's context is {own}{rationales}"
+            )
+        return ids
+
     def begin(
-        self, owner: Hashable, problem: str, salt: bytes = b"", seed: int = 0
+        self, owner: Hashable, problem: str, prompt: Sequence[int], salt: bytes = b"", seed: int = 0
     ) -> "Verification | GenerativeVerification":
         """Open a verifier sequence with the problem, for the paths of `owner`.
 
         Args:
             owner: owner of the work.
             problem: the problem's text.
+            prompt: its token ids; see `prompt_ids`.
             salt: prefixes are shared only with sequences of the same salt; see `Engine.open`.
             seed: the request's seed, used by generative families.
-
-        Raises:
-            RequestTooLargeError: the problem alone fills the verifier's context.
         """
-        ids = self.family.prompt_ids(problem)
-        require_room(self.family, len(ids))
-        root = self.engine.open(VERIFIER, ids, salt, owner)
+        root = self.engine.open(VERIFIER, list(prompt), salt, owner)
         if isinstance(self.family, GenerativeVerifier):
             return GenerativeVerification(self.engine, self.family, owner, problem, salt, seed, root)
-        return Verification(self, owner, problem, salt, root, len(ids))
-
-
-def require_room(family: PrmFamily, prompt_tokens: int) -> None:
-    """Raise RequestTooLargeError if a problem of `prompt_tokens` leaves no room for a path."""
-    limit, own = family.context, family.model.config.max_positions
-    if prompt_tokens >= limit:
-        rationales = f", of which rationales leave {limit}" if limit < own else ""
-        raise RequestTooLargeError(
-            f"the problem has {prompt_tokens} verifier tokens and the verifier's context is {own}{rationales}"
-        )
+        return Verification(self, owner, problem, salt, root, len(prompt))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from espalier.engine.stats import RoleStats, total
 from espalier.search.fairness import Holdings, Shares
 from espalier.search.request import SearchRequest, SubmitOptions, estimated_tokens
 from espalier.search.result import Event
-from espalier.search.run.executor import Rejected
+from espalier.search.run.executor import Rejected, ResolvedRequest, request_of
 from espalier.search.server_info import Occupancy
 
 _DEATHS_IN_COMPANY = 3
@@ -32,7 +32,7 @@ class Search:
 
     Attributes:
         search_id: its id.
-        request: what to search.
+        checked: what to search, resolved if a worker was asked about it.
         options: options of the submission.
         on_event: called with each event.
         arrival: its position in the order of submission.
@@ -43,7 +43,7 @@ class Search:
     """
 
     search_id: str
-    request: SearchRequest
+    checked: SearchRequest | ResolvedRequest
     options: SubmitOptions
     on_event: Callable[[Event | Rejected], None] | None
     arrival: int
@@ -51,6 +51,11 @@ class Search:
     died_on: list[int] = field(default_factory=list)
     started: bool = False
     cancelled: bool = False
+
+    @property
+    def request(self) -> SearchRequest:
+        """What to search."""
+        return request_of(self.checked)
 
     @property
     def suspect(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from espalier.engine.errors import EspalierError
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import Event
-from espalier.search.run.executor import Rejected
+from espalier.search.run.executor import Rejected, ResolvedRequest
 from espalier.search.server_info import Occupancy
 
 
@@ -26,13 +26,13 @@ class Run:
 
     Attributes:
         search_id: the executor's id of the search, which the worker's events carry.
-        request: what to search.
+        request: what to search, resolved if a worker has been asked about it.
         options: options of the submission.
         progress: whether events other than `Finished` are wanted.
     """
 
     search_id: str
-    request: SearchRequest
+    request: SearchRequest | ResolvedRequest
     options: SubmitOptions
     progress: bool
 
@@ -49,7 +49,7 @@ Order = Run | Cancel
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Question that raises what a submission of the request would raise."""
+    """Question for the request as `Orchestrator.check` resolves it."""
 
     request: SearchRequest
 

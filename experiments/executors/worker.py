@@ -62,7 +62,7 @@ class Worker:
         self._orchestrator: Orchestrator | None = None
         self._stopped = False
         # Used on the thread of `run` only:
-        self._running: dict[str, str] = {}  # the orchestrator's id of each search, by the executor's
+        self._running: set[str] = set()  # ids of searches
         self._cancelled_early: deque[str] = deque(maxlen=_EARLY)  # orders may arrive out of order
         self._events: list[Event | Rejected] = []
         self._report_due = 0.0
@@ -156,13 +156,14 @@ class Worker:
 
         def on_event(event: Event) -> None:
             if isinstance(event, Finished):
-                self._running.pop(name, None)
-                self._events.append(Finished(name, replace(event.result, search_id=name, rounds=())))
+                self._running.discard(name)
+                self._events.append(Finished(name, replace(event.result, rounds=())))
             elif order.progress:
-                self._events.append(replace(event, search_id=name))
+                self._events.append(event)
 
         try:
-            self._running[name] = self._orchestrator.submit(order.request, on_event, order.options)
+            self._orchestrator.submit(order.request, on_event, order.options, name)
+            self._running.add(name)
         except Exception as error:
             self._events.append(Rejected(name, _public(error)))
             return
@@ -172,14 +173,14 @@ class Worker:
 
     def _cancel(self, name: str) -> None:
         assert self._orchestrator is not None
-        if search_id := self._running.get(name):
-            self._orchestrator.cancel(search_id)
+        if name in self._running:
+            self._orchestrator.cancel(name)
         else:
             self._cancelled_early.append(name)
 
     def _forget(self) -> None:
         assert self._orchestrator is not None
-        self._orchestrator.drop(list(self._running.values()))
+        self._orchestrator.drop(list(self._running))
         self._running.clear()
         self._events.clear()
 

@@ -34,7 +34,7 @@ from espalier.experiments.executors.transport import (
 )
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import Candidate, Event, Finished, SearchResult, Started, StopReason, Usage
-from espalier.search.run.executor import Rejected
+from espalier.search.run.executor import Rejected, ResolvedRequest
 from espalier.search.run.load import RuntimeSettings, model_names
 from espalier.search.server_info import KvBlocks, Occupancy
 from espalier.search.voting.equivalence import make_equivalence
@@ -144,17 +144,18 @@ class WorkerExecutor:
                 self._require_workers()
         return self._effective[request]
 
-    def check(self, request: SearchRequest) -> None:
-        """Raise what a worker would raise for a submission; if none answers in time, only invalid fields are found."""
-        validate(request)
+    def check(self, request: SearchRequest) -> SearchRequest | ResolvedRequest:
+        """Have a worker resolve a request; if none answers in time, only invalid fields are found."""
         try:
-            self._ask(Check(request))
+            return self._ask(Check(request))
         except NoAnswerError as error:
+            validate(request)
             log.warning("a request was checked without a worker: %s", error)
+            return request
 
     def submit(
         self,
-        request: SearchRequest,
+        request: SearchRequest | ResolvedRequest,
         on_event: Callable[[Event | Rejected], None] | None = None,
         options: SubmitOptions = USUAL,
     ) -> str:
@@ -163,7 +164,8 @@ class WorkerExecutor:
         Raises:
             InvalidRequestError: lists every invalid field.
         """
-        validate(request)
+        if isinstance(request, SearchRequest):
+            validate(request)
         search = Search(secrets.token_hex(8), request, options, on_event, next(self._arrivals), time.monotonic())
         self._searches[search.search_id] = search
         self._enqueue(search)
@@ -373,7 +375,7 @@ class WorkerExecutor:
             passed, options = time.monotonic() - search.submitted, search.options
             options = replace(options, waited=options.waited + passed, max_seconds=options.max_seconds - passed)
             worker.give(search)
-            order = Run(search.search_id, search.request, options, progress=search.on_event is not None)
+            order = Run(search.search_id, search.checked, options, progress=search.on_event is not None)
             self._transport.send(worker.number, order)
 
     def _take(self, worker: WorkerState, event: Event | Rejected) -> None:

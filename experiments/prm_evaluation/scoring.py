@@ -84,7 +84,7 @@ class SolutionScorer:
 
     def _start(self, owner: int, solution: Solution, on_scored: Callable[[Scored], None]) -> None:
         try:
-            verification = self._verifier.begin(owner, solution.problem)
+            verification = self._verifier.begin(owner, solution.problem, self._verifier.prompt_ids(solution.problem))
         except (RequestTooLargeError, NoEmbeddingError) as error:
             on_scored(Scored(solution.unique_id, refused=str(error)))
             return

@@ -58,7 +58,7 @@ def run_grid(
     _require_same(folder, configuration)
     longest = max(problems, key=len)
     for request in cells:  # what does not fit is refused before anything runs
-        orchestrator.drop([orchestrator.submit(replace(request, problem=longest))])
+        orchestrator.check(replace(request, problem=longest))
     found = []
     for request in cells:
         file = folder / "cells" / f"{request.algorithm}-N{request.beam_width}-M{request.expansion}.json"

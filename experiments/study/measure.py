@@ -186,7 +186,8 @@ def _estimate(orchestrator: Orchestrator, texts: list[str], results: list[Search
 def _estimate_of(orchestrator: Orchestrator, problem: str, result: SearchResult) -> dict[str, float]:
     engine, usage = orchestrator.engine, result.usage
     steps = [node for node in result.nodes if node.parent_id is not None and node.termination not in _STEPLESS]
-    request, prompts = result.configuration, orchestrator.prompt_tokens(problem)
+    request = result.configuration
+    resolved = orchestrator.check(replace(request, problem=problem))
     depth = max(node.depth for node in steps)
     tree = TreeShape(
         AlgorithmName(request.algorithm),
@@ -196,11 +197,14 @@ def _estimate_of(orchestrator: Orchestrator, problem: str, result: SearchResult)
         min(0.99, usage.duplicates / usage.nodes),
     )
     lengths = {
-        GENERATOR: PathLengths(prompts[GENERATOR], fmean(node.tokens for node in steps), pending_tokens=1, varying=True)
+        GENERATOR: PathLengths(
+            len(resolved.generator_prompt), fmean(node.tokens for node in steps), pending_tokens=1, varying=True
+        )
     }
     if usage.verifier_tree_tokens:
-        scored = usage.verifier_tree_tokens - prompts[VERIFIER]
-        lengths[VERIFIER] = PathLengths(prompts[VERIFIER], scored / len(steps), varying=True)
+        prompt = len(resolved.verifier_prompt)
+        scored = usage.verifier_tree_tokens - prompt
+        lengths[VERIFIER] = PathLengths(prompt, scored / len(steps), varying=True)
     size = engine.settings.block_size
     rows = {role: blocks_by_round(tree, its, size) for role, its in lengths.items()}
     held: list[dict[str, float]] = [

@@ -130,10 +130,7 @@ def _begin(
 def _worst_case(engine: Engine, generator: Generator, problem: Problem, settings: RolloutSettings) -> dict[str, int]:
     """Blocks that a problem can come to hold."""
     prompt = len(generator.prompt_ids(problem.problem, problem.history))
-    context = generator.model.config.max_positions
-    if prompt >= context:
-        raise RequestTooLargeError(f"the prompt has {prompt} tokens and the generator's context is {context}")
-    most = min(settings.max_tokens, context - prompt)
+    most = min(settings.max_tokens, generator.model.config.max_positions - prompt)
     valued = 0 if settings.labels is Labels.OUTCOME else VALUED_AT_ONCE * settings.continuations
     estimate = MemoryEstimate(settings.solutions + valued)
     limits = PathLimits(prompt, most, min(settings.max_step_tokens, most))

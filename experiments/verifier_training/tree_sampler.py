@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import KVSequence
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, StopCause, stream_key
 from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
@@ -104,9 +105,9 @@ class ProblemTree:
         self._is_right = is_right
         self._temperature = generator.temperature if settings.temperature is None else settings.temperature
         self._filters = generator.top_k, generator.top_p, generator.min_p
-        sequence, prompt = generator.open(owner, problem.problem, history=problem.history)
-        self._prompt_ids = engine.token_ids(sequence)
-        self._most_tokens = min(settings.max_tokens, generator.model.config.max_positions - prompt)
+        self._prompt_ids = generator.prompt_ids(problem.problem, problem.history)
+        sequence = engine.open(GENERATOR, self._prompt_ids, owner=owner)
+        self._most_tokens = min(settings.max_tokens, generator.model.config.max_positions - len(self._prompt_ids))
         self._steps: list[_Step] = []
         self._to_value: deque[_Step] = deque()
         self._sampling_steps = self._valuing = 0

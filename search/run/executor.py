@@ -1,11 +1,12 @@
 """What runs searches: an orchestrator in this process, or workers in other ones."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import Candidate, Event, SearchResult
+from espalier.search.run.memory import PathLimits
 from espalier.search.server_info import Occupancy
 from espalier.search.voting.vote import VoteResult
 
@@ -16,6 +17,34 @@ class Rejected:
 
     search_id: str
     error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """A valid request with all that follows from it for the models that will run it; picklable.
+
+    Attributes:
+        request: the request with every default filled in.
+        generator_limits: bounds on the generator's tokens.
+        verifier_limits: bounds on the verifier's tokens; None if the search opens no verifier sequences.
+        blocks: maximum KV blocks that the search may hold, by role.
+        generator_prompt: the generator's prompt, as token ids.
+        verifier_prompt: the verifier's prompt; empty without `verifier_limits`.
+        warnings: what the result will warn of, whole sentences.
+    """
+
+    request: SearchRequest
+    generator_limits: PathLimits
+    verifier_limits: PathLimits | None
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    generator_prompt: tuple[int, ...] = ()
+    verifier_prompt: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def request_of(checked: SearchRequest | ResolvedRequest) -> SearchRequest:
+    """The request itself, with defaults filled in if it is resolved."""
+    return checked if isinstance(checked, SearchRequest) else checked.request
 
 
 class Executor(Protocol):
@@ -53,25 +82,34 @@ class Executor(Protocol):
         """Return the request with every default filled in."""
         ...
 
-    def check(self, request: SearchRequest) -> None:
-        """Raise what `submit` would raise, without submitting; may be called on any thread.
+    def check(self, request: SearchRequest) -> SearchRequest | ResolvedRequest:
+        """Resolve a request, for `submit`; may be called on any thread.
 
-        Workers are asked, for seconds at most: without their answer, only invalid fields are found.
+        Workers are asked, for seconds at most: without their answer, only invalid fields are found, and the request is
+        returned as it is.
+
+        Raises:
+            InvalidRequestError: lists every invalid field.
+            RequestTooLargeError: the search can never fit.
         """
         ...
 
     def submit(
         self,
-        request: SearchRequest,
+        request: SearchRequest | ResolvedRequest,
         on_event: Callable[[Event | Rejected], None] | None = None,
         options: SubmitOptions = USUAL,
     ) -> str:
         """Queue a search and return its id; `on_event` is called from `step`.
 
+        Args:
+            request: what `check` returned, or a request, which is checked now.
+            on_event: called with each event.
+            options: priority and other options of the submission.
+
         Raises:
-            InvalidRequestError: lists every invalid field.
-            RequestTooLargeError: the search can never fit. What only a worker finds is told later, by `Rejected` and a
-                failed result.
+            InvalidRequestError, RequestTooLargeError: see `check`. What only a worker finds is told later, by
+                `Rejected` and a failed result.
         """
         ...
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from espalier.engine.engine import Engine, Footprint
 from espalier.engine.errors import NoEmbeddingError, ScoreMismatchError
 from espalier.engine.memory.sequences import KVSequence
-from espalier.engine.roles import VERIFIER
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.work import Done, Generated, Sampling, StopCause, stream_key
 from espalier.prm.generative import GenerativeVerification
 from espalier.prm.scorers.base import StepScorer, StepScoring
@@ -16,8 +16,8 @@ from espalier.search.algorithms.base import Expand, viable
 from espalier.search.grading.boxes import last_boxed
 from espalier.search.loops import is_degenerate
 from espalier.search.result import Candidate
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import ResolvedRequest
 from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.tree import Node, Termination
 from espalier.search.voting.decided import make_gate
@@ -69,7 +69,9 @@ class TreeExpander:
 
     def __init__(
         self,
+        owner: str,
         resolved: ResolvedRequest,
+        salt: bytes,
         engine: Engine,
         generator: Generator,
         verifier: Verifier | StepScorer | None,
@@ -84,7 +86,8 @@ class TreeExpander:
         self.sampled_from: set[Node] = set()
         self._resolved = resolved
         self._request = resolved.request
-        self._owner = resolved.search_id
+        self._owner = owner
+        self._salt = salt
         self._engine = engine
         self._generator = generator
         scorer = verifier if isinstance(verifier, StepScorer) else None
@@ -106,11 +109,13 @@ class TreeExpander:
     def open(self) -> None:
         """Open the root's sequences, and queue the problem's verifier prefill if the budget covers it."""
         root = self._states[self.root] = NodeState(to_end=False)
-        request, salt = self._request, self._resolved.options.salt
-        root.generator, prompt = self._generator.open(self._owner, request.problem, salt, request.history)
-        self._meter.generator_tree_tokens += prompt
+        request, resolved = self._request, self._resolved
+        root.generator = self._engine.open(GENERATOR, list(resolved.generator_prompt), self._salt, self._owner)
+        self._meter.generator_tree_tokens += len(resolved.generator_prompt)
         if self._verifier:
-            begun = self._verifier.begin(self._owner, request.problem_text, salt, request.seed)
+            begun = self._verifier.begin(
+                self._owner, request.problem_text, resolved.verifier_prompt, self._salt, request.seed
+            )
             self._verification, root.verifier = begun, begun.root
             self.root.verifier_tokens = begun.prompt_tokens
             self._meter.verifier_tree_tokens += begun.prompt_tokens

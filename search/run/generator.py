@@ -122,6 +122,8 @@ class Generator:
                 f"the generator has no embedding for {name_tokens(error.tokens)}, which its chat template or the "
                 "system prompt puts into every prompt; is tokenizer.json the one that belongs to these weights?"
             ) from None
+        except RequestTooLargeError:
+            pass  # each request will say so
         self.temperature = _configured(defaults, "temperature", 0.8, 0, 10)
         self.top_k = max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0)
         self.top_p = max(_configured(defaults, "top_p", 1, 0, 1), _LEAST_TOP_P)
@@ -132,28 +134,13 @@ class Generator:
         """The generator's model."""
         return self._engine.model(GENERATOR)
 
-    def open(
-        self, owner: Hashable, problem: str, salt: bytes = b"", history: Sequence[ChatMessage] = ()
-    ) -> tuple[KVSequence, int]:
-        """Open a generator sequence that holds the prompt; returns it and its length in tokens.
-
-        `owner` and `salt` are those of `Engine.open`, `problem` and `history` those of `render_prompt`.
-
-        Raises:
-            RequestTooLargeError: the prompt leaves no room for an answer.
-        """
-        ids = self.prompt_ids(problem, history)
-        limit = self.model.config.max_positions
-        if len(ids) >= limit:
-            raise RequestTooLargeError(f"the prompt has {len(ids)} tokens and the generator's context is {limit}")
-        return self._engine.open(GENERATOR, ids, salt, owner), len(ids)
-
     def prompt_ids(self, problem: str, history: Sequence[ChatMessage] = ()) -> list[int]:
         """Return the prompt's token ids; see `render_prompt`.
 
         Raises:
             InvalidRequestError: the chat template rejects the conversation.
             NoEmbeddingError: the prompt has tokens without an embedding in the model.
+            RequestTooLargeError: the prompt leaves no room for an answer.
         """
         tokenizer = self.model.tokenizer
         try:
@@ -165,6 +152,8 @@ class Generator:
             raise InvalidRequestError([Violation("history", why)]) from error
         ids = tokenizer.encode(text)
         self.model.require_embedded(GENERATOR, ids)
+        if len(ids) >= (limit := self.model.config.max_positions):
+            raise RequestTooLargeError(f"the prompt has {len(ids)} tokens and the generator's context is {limit}")
         return ids
 
     def generate(

@@ -1,9 +1,7 @@
 """Upper bounds on the KV memory of a search, computed before it starts."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-from espalier.search.request import SearchRequest, SubmitOptions
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,24 +120,3 @@ def _rationale_blocks(limits: RationaleLimits, block_size: int) -> int:
 
 def _blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedRequest:
-    """A validated request with its defaults filled in, and its memory bounds.
-
-    Attributes:
-        search_id: id of the search.
-        request: the request with every default filled in.
-        options: options of the submission.
-        generator_limits: bounds on the generator's tokens.
-        verifier_limits: bounds on the verifier's tokens; None if the search uses no scores.
-        blocks: maximum KV blocks that the search may hold, by role.
-    """
-
-    search_id: str
-    request: SearchRequest
-    options: SubmitOptions
-    generator_limits: PathLimits
-    verifier_limits: PathLimits | None
-    blocks: Mapping[str, int] = field(default_factory=dict)

@@ -6,50 +6,24 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Any
 
 from espalier.engine.engine import Engine
-from espalier.engine.errors import FatalError, InvalidRequestError, PartialFailureError, RequestTooLargeError, Violation
+from espalier.engine.errors import FatalError, PartialFailureError
 from espalier.engine.interrupts import interrupts_held
-from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
-from espalier.prm.generative import GenerativeVerifier
 from espalier.prm.scorers.base import StepScorer
-from espalier.prm.verifier import Verifier, require_room
-from espalier.search.algorithms import (
-    algorithms_for_answers,
-    answers_suffice,
-    memory_estimate,
-    needs_verifier,
-    verifier_advice,
-    with_defaults,
-)
+from espalier.prm.verifier import Verifier
 from espalier.search.fairness import AccountThreads
-from espalier.search.request import (
-    DEFAULT_MAX_TOKENS,
-    EXACT_MATCH,
-    USUAL,
-    AlgorithmName,
-    SearchRequest,
-    SubmitOptions,
-    Vote,
-    validate,
-)
+from espalier.search.request import EXACT_MATCH, USUAL, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import Candidate, Event, SearchResult, StopReason
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import (
-    PathLimits,
-    RationaleLimits,
-    ResolvedRequest,
-    verifier_limits,
-    with_rationales,
-    worst_case_blocks,
-)
+from espalier.search.run.resolve import Resolver
 from espalier.search.run.search import RunningSearch, digests
 from espalier.search.run.search_queue import SearchQueue
 from espalier.search.server_info import KvBlocks, Occupancy
@@ -105,6 +79,7 @@ class Orchestrator:
         self._generator = generator
         self._scorer = verifier if isinstance(verifier, StepScorer) else None
         self._verifier = None if isinstance(verifier, StepScorer) else verifier
+        self._resolver = Resolver(engine, generator, verifier)
         self.max_running = max_running
         self._clock = clock
         self._equivalence = equivalence
@@ -166,65 +141,44 @@ class Orchestrator:
         equivalence = self._equivalence.name if self._equivalence else EXACT_MATCH
         return found | {"dtype": dtype, "device": device, "system_prompt": prompt, "answer_equivalence": equivalence}
 
-    def prompt_tokens(self, problem: str) -> dict[str, int]:
-        """Return how many tokens each model reads before the first step of a problem, by role.
-
-        Raises:
-            NoEmbeddingError: the prompt has tokens without an embedding in the generator.
-        """
-        lengths = {GENERATOR: len(self._generator.prompt_ids(problem))}
-        if self._verifier:
-            lengths[VERIFIER] = len(self._verifier.family.prompt_ids(problem))
-        return lengths
-
     def effective(self, request: SearchRequest) -> SearchRequest:
-        """Return the request with every default filled in from the algorithm, the checkpoint and the context size.
+        """Return the request with every default filled in; see `Resolver.effective`."""
+        return self._resolver.effective(request)
 
-        None remains for absent limits and for fields that the algorithm does not use. The path's token limit is that of
-        a prompt which leaves room for it.
-        """
-        generator = self._generator
-        temperature = generator.temperature if request.temperature is None else request.temperature
-        return replace(
-            with_defaults(request),
-            temperature=0.0 if request.algorithm is AlgorithmName.GREEDY else temperature,
-            top_k=generator.top_k if request.top_k is None else request.top_k,
-            top_p=generator.top_p if request.top_p is None else request.top_p,
-            min_p=generator.min_p if request.min_p is None else request.min_p,
-            max_tokens=min(request.max_tokens or DEFAULT_MAX_TOKENS, generator.model.config.max_positions),
-        )
-
-    def check(self, request: SearchRequest) -> None:
-        """Raise what `submit` would raise, without submitting; may be called on any thread."""
-        self._checked(request, USUAL)
+    def check(self, request: SearchRequest) -> ResolvedRequest:
+        """Resolve a request, for `submit`; may be called on any thread. See `Resolver.resolve`."""
+        return self._resolver.resolve(request)
 
     def submit(
-        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, options: SubmitOptions = USUAL
+        self,
+        request: SearchRequest | ResolvedRequest,
+        on_event: Callable[[Event], None] | None = None,
+        options: SubmitOptions = USUAL,
+        search_id: str = "",
     ) -> str:
         """Queue a search.
 
         Args:
-            request: what to search.
+            request: what to search; it is resolved unless `check` has done that.
             on_event: called with each event of the search, on the thread that calls `step`.
             options: priority and other options of the submission.
+            search_id: its id; drawn if empty.
 
         Returns:
             The id of the search.
 
         Raises:
-            InvalidRequestError: lists every invalid field; NoEmbeddingError if the problem has tokens without an
-                embedding in a model.
-            RequestTooLargeError: the prompt fills a model's context; PoolTooSmallError if the KV pool could not hold
-                the search alone.
+            InvalidRequestError, RequestTooLargeError: see `Resolver.resolve`.
         """
-        resolved = self._checked(request, options)
+        resolved = self.check(request) if isinstance(request, SearchRequest) else request
         models = self._generator, self._verifier or self._scorer
-        search = RunningSearch(resolved, self.engine, *models, on_event or _ignore, self._clock)
+        search_id = search_id or secrets.token_hex(8)
+        search = RunningSearch(search_id, resolved, options, self.engine, *models, on_event or _ignore, self._clock)
         search.arrival = next(self._arrivals)
-        self._searches[search.search_id] = search
+        self._searches[search_id] = search
         self._next_due = min(self._next_due, search.deadline)
         self._queue.add(search)
-        return search.search_id
+        return search_id
 
     def cancel(self, search_id: str) -> None:
         """Stop a search at the next `step`, with its best answer so far. Unknown and finished ids are ignored."""
@@ -258,7 +212,7 @@ class Orchestrator:
             for done in self._engine_step():
                 search = self._searches[str(done.work.owner)]
                 self._work_on(search, search.handle, done)
-            for search in [search for search in self._queue.running if search.resolved.options.report_nodes]:
+            for search in [search for search in self._queue.running if search.options.report_nodes]:
                 self._work_on(search, search.report_growth)
             self._take_votes()
         ended, self._ended = self._ended, []
@@ -422,74 +376,6 @@ class Orchestrator:
             search.suspended = True
             self._queue.add(search)
             self._release(search)
-
-    # ---- resolving requests
-
-    def _checked(self, request: SearchRequest, options: SubmitOptions) -> ResolvedRequest:
-        validate(request)
-        resolved = self._resolve(request, options)
-        self.engine.admission.require_fits_alone(resolved.blocks)
-        return resolved
-
-    def _resolve(self, request: SearchRequest, options: SubmitOptions) -> ResolvedRequest:
-        if needs_verifier(request) and not (self._verifier or self._scorer):
-            raise InvalidRequestError(
-                [
-                    Violation(
-                        "algorithm", f"{request.algorithm} needs a verifier and none is loaded; {verifier_advice()}"
-                    )
-                ]
-            )
-        if self._verifier and self._verifier.family.info.whole_answers and not answers_suffice(request):
-            family, fit = self._verifier.family.name, " or ".join(algorithms_for_answers())
-            what = f"{request.algorithm} reads the scores of steps, and {family} scores whole answers; choose {fit}"
-            raise InvalidRequestError([Violation("algorithm", what)])
-        prompt = len(self._generator.prompt_ids(request.problem, request.history))
-        context = self._generator.model.config.max_positions
-        if prompt >= context:
-            raise RequestTooLargeError(f"the prompt has {prompt} tokens and the generator's context is {context}")
-        effective = self.effective(request)
-        assert effective.max_tokens is not None
-        path_tokens = min(effective.max_tokens, context - prompt)
-        effective = replace(effective, max_tokens=path_tokens)
-        limits = PathLimits(prompt, path_tokens, min(effective.max_step_tokens, path_tokens))
-        verifier_limits = (
-            self._verifier_limits(effective, limits) if self._verifier and needs_verifier(request) else None
-        )
-        blocks = self._worst_case(effective, limits, verifier_limits)
-        return ResolvedRequest(secrets.token_hex(8), effective, options, limits, verifier_limits, blocks)
-
-    @cached_property
-    def _same_vocabulary(self) -> bool:
-        """Whether both models have the same vocabulary; computed once, as it may have 150,000 tokens."""
-        assert self._verifier is not None
-        return self._verifier.family.model.tokenizer.vocabulary == self._generator.model.tokenizer.vocabulary
-
-    def _verifier_limits(self, request: SearchRequest, generator: PathLimits) -> PathLimits:
-        assert self._verifier is not None
-        family = self._verifier.family
-        ids, context = family.prompt_ids(request.problem_text), family.context
-        family.model.require_embedded(VERIFIER, ids)
-        prompt = len(ids)
-        require_room(family, prompt)
-        special_tokens = family.max_special_tokens, family.max_probe_tokens
-        limits = verifier_limits(generator, prompt, context, request.max_steps, self._same_vocabulary, *special_tokens)
-        if isinstance(family, GenerativeVerifier):
-            rationale = RationaleLimits(0, family.settings.chains, family.rationale_tokens)
-            return with_rationales(limits, context, family.closing_tokens, rationale)
-        return replace(limits, step_tokens=limits.path_tokens) if family.info.whole_answers else limits
-
-    def _worst_case(self, request: SearchRequest, generator: PathLimits, verifier: PathLimits | None) -> dict[str, int]:
-        """Maximum number of blocks that a search can hold, by role."""
-        size, estimates = self.engine.settings.block_size, memory_estimate(request)
-        checked = tuple(replace(estimate, paths=estimate.paths + 1) for estimate in estimates)  # with the path checked
-        in_generator = checked if self._scorer and self._scorer.full_rescore else estimates
-        blocks = {GENERATOR: worst_case_blocks(in_generator, generator, size)}
-        if verifier:
-            assert self._verifier is not None
-            in_verifier = checked if self._verifier.full_rescore else estimates
-            blocks[VERIFIER] = worst_case_blocks(in_verifier, verifier, size)
-        return blocks
 
 
 def _ignore(_: Event) -> None:

@@ -16,7 +16,7 @@ from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand
 from espalier.search.fairness import Account
 from espalier.search.grading.answers import extract_answer
-from espalier.search.request import Vote
+from espalier.search.request import SubmitOptions, Vote
 from espalier.search.result import (
     Asked,
     Candidate,
@@ -34,10 +34,10 @@ from espalier.search.result import (
     StopReason,
     Told,
 )
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.expander import TreeExpander
 from espalier.search.run.failure import reason_of
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import ResolvedRequest
 from espalier.search.run.usage import UsageMeter
 from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
 from espalier.search.voting.vote import VoteResult, select
@@ -67,7 +67,9 @@ class RunningSearch:
     then runs the vote on `candidates` and passes its outcome to `end`.
 
     Attributes:
+        search_id: id of the search; also the owner of its engine work.
         resolved: the resolved request.
+        options: options of the submission.
         meter: the search's usage so far.
         candidates: complete paths that vote; None while the search waits or runs.
         result: None until the search is finished.
@@ -82,18 +84,21 @@ class RunningSearch:
 
     def __init__(
         self,
+        search_id: str,
         resolved: ResolvedRequest,
+        options: SubmitOptions,
         engine: Engine,
         generator: Generator,
         verifier: Verifier | StepScorer | None,
         on_event: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.search_id = search_id
         self.resolved = resolved
+        self.options = options
         self.request = resolved.request
-        self.meter = UsageMeter(
-            clock=clock, waited=resolved.options.waited, prompt_tokens=resolved.generator_limits.prompt_tokens
-        )
+        prompt_tokens = resolved.generator_limits.prompt_tokens
+        self.meter = UsageMeter(clock=clock, waited=options.waited, prompt_tokens=prompt_tokens)
         self.candidates: tuple[Candidate, ...] | None = None
         self.result: SearchResult | None = None
         self.reservation: Reservation | None = None
@@ -101,14 +106,14 @@ class RunningSearch:
         self.cancelled = False
         self.arrival = 0
         self.since = 0.0
-        options = resolved.options
         self._latest = self.meter.clock() + options.max_seconds
         self.deadline = self._latest if options.timed_from_start else self._time_limit_from(self.meter.submitted)
         self.released = False
         self._digests = digests(engine, verifier)
-        self._warnings = generator.advice(resolved.request.problem)
         self._on_event = on_event
-        self._tree = TreeExpander(resolved, engine, generator, verifier, self.meter, self._on_complete)
+        self._tree = TreeExpander(
+            search_id, resolved, options.salt, engine, generator, verifier, self.meter, self._on_complete
+        )
         self._algorithm = make_algorithm(resolved.request, self._tree.root)
         self._asked: list[Expand] = []
         self._standing: list[Node] = []
@@ -122,19 +127,14 @@ class RunningSearch:
         self._error = ""
 
     @property
-    def search_id(self) -> str:
-        """Id of the search; also the owner of its engine work."""
-        return self.resolved.search_id
-
-    @property
     def priority(self) -> int:
         """Searches of a larger priority run first."""
-        return self.resolved.options.priority
+        return self.options.priority
 
     @property
     def account(self) -> Account:
         """Who it is charged to."""
-        return self.resolved.options.account
+        return self.options.account
 
     @property
     def vote(self) -> Vote:
@@ -164,7 +164,7 @@ class RunningSearch:
         """Open the root's sequences and request the first steps."""
         self.meter.start()
         self._next_look = self.meter.clock() + _PARTIAL_SECONDS
-        if self.resolved.options.timed_from_start:
+        if self.options.timed_from_start:
             self.deadline = self._time_limit_from(self.meter.clock())
         self._on_event(Started(self.search_id, self.request))
         self._tree.open()
@@ -331,7 +331,7 @@ class RunningSearch:
             grader=outcome.grader,
             rounds=tuple(self._rounds),
             error=self._error,
-            warnings=self._warnings,
+            warnings=self.resolved.warnings,
             sampled=tuple(Sampled(n.draws, n.own_tokens, n.verifier_tokens) for n in self._tree.nodes),
         )
         self._on_event(Finished(self.search_id, self.result))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from espalier.engine.errors import FatalError
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StepDone
-from espalier.search.run.executor import Executor, Rejected
+from espalier.search.run.executor import Executor, Rejected, ResolvedRequest, request_of
 from espalier.search.server_info import Occupancy
 from espalier.search.service.errors import NotReadyError
 from espalier.search.service.event_buffer import EventBuffer
@@ -171,7 +171,7 @@ class EngineThread:
 
     def submit(
         self,
-        request: SearchRequest,
+        checked: SearchRequest | ResolvedRequest,
         on_end: Callable[[Search], None],
         progress: bool,
         options: SubmitOptions = USUAL,
@@ -179,7 +179,7 @@ class EngineThread:
         """Start a search.
 
         Args:
-            request: a validated request.
+            checked: what `check` returned.
             on_end: called once, on the event loop, when the orchestrator has finished the search in any way.
             progress: whether to deliver events other than `Finished`.
             options: priority and other options of the submission.
@@ -193,13 +193,13 @@ class EngineThread:
             self._live.discard(search)
             on_end(search)
 
-        search = Search(request, self._event_capacity, ended)
-        self._commands.put_nowait(lambda orchestrator: self._submit(orchestrator, search, progress, options))
+        search = Search(request_of(checked), self._event_capacity, ended)
+        self._commands.put_nowait(lambda executor: self._submit(executor, search, checked, progress, options))
         self._live.add(search)
         return search
 
-    def check(self, request: SearchRequest) -> None:
-        """Raise what the orchestrator would raise for a request: it tokenises the problem and counts its blocks.
+    def check(self, request: SearchRequest) -> SearchRequest | ResolvedRequest:
+        """Resolve a request; see `Executor.check`.
 
         It takes time in which the event loop must go on, so call it on another thread.
 
@@ -209,7 +209,7 @@ class EngineThread:
         self.require_ready()
         if (executor := self._executor) is None:  # it has just died
             raise NotReadyError(DEAD)
-        executor.check(request)
+        return executor.check(request)
 
     async def report(self) -> ExecutorReport:
         """What the executor serves and holds, between two of its steps; a step may take seconds.
@@ -325,7 +325,14 @@ class EngineThread:
         )
         self._post(self._deliver_report, report)
 
-    def _submit(self, executor: Executor, search: Search, progress: bool, options: SubmitOptions) -> None:
+    def _submit(
+        self,
+        executor: Executor,
+        search: Search,
+        checked: SearchRequest | ResolvedRequest,
+        progress: bool,
+        options: SubmitOptions,
+    ) -> None:
         def on_event(event: Event | Rejected) -> None:
             if isinstance(event, StepDone) and not event.partial:
                 search.rounds.append(RoundEnd(time.monotonic(), event.depth, event.scored))
@@ -335,7 +342,7 @@ class EngineThread:
                 self._post(search.deliver, event)
 
         try:
-            search.search_id = executor.submit(search.request, on_event, options)
+            search.search_id = executor.submit(checked, on_event, options)
         except Exception as error:  # fails this search only; `errors` decides what the client sees
             self._post(search.fail, error)
 

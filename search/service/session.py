@@ -16,6 +16,7 @@ from typing import TypeVar
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.request import MAX_PRIORITY, SearchRequest, SubmitOptions, estimated_tokens, validate
 from espalier.search.result import Event, Finished, SearchResult, StepDone, StopReason
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.server_info import ServerInfo
 from espalier.search.service.access.callers import Caller
 from espalier.search.service.access.calls import Call
@@ -220,19 +221,22 @@ class Session:
         report_nodes: bool,
         violations: Sequence[Violation],
     ) -> Search:
-        """Check a request, wait for a slot and submit it; what is left of its time limit runs from here."""
+        """Check a request, wait for a slot and submit it; its time limit runs from here."""
         if self._draining:
             raise NotReadyError(STOPPING)
         account = call.account
         size = _PLAIN_BYTES + len(request.problem) + sum(len(message.content) for message in request.history)
-        await self._checking.run(account, size, partial(self._check, request, caller, priority, violations))
+        clock = asyncio.get_running_loop().time
+        came = clock()
+        checked = await self._checking.run(account, size, partial(self._check, request, caller, priority, violations))
+        waited, limit = clock() - came, request.time_limit
         give_back: Callable[[], None] = partial(self._call_queue.release, priority, account)
         try:
-            cost = estimated_tokens(request)
-            waited = await self._call_queue.acquire(priority, request.time_limit, account, cost)
+            left = None if limit is None else limit - waited
+            waited += await self._call_queue.acquire(priority, left, account, estimated_tokens(request))
         except TimeLimitReachedError:
-            assert request.time_limit is not None
-            waited, give_back = request.time_limit, self._late.release  # ended at once, with an empty result
+            assert limit is not None
+            waited, give_back = limit, self._late.release  # ended at once, with an empty result
             if not self._late.acquire():
                 raise BusyError("too many calls whose time has passed; try again later") from None
 
@@ -246,29 +250,27 @@ class Session:
             salt = self._salts.of(caller)
             seconds = self._settings.search_seconds
             options = SubmitOptions(priority, *account, salt, waited, max_seconds=seconds, report_nodes=report_nodes)
-            return self._engine_thread.submit(request, ended, progress, options)
+            return self._engine_thread.submit(checked, ended, progress, options)
         except BaseException:
             give_back()
             raise
 
-    def _check(self, request: SearchRequest, caller: Caller, priority: int, violations: Sequence[Violation]) -> None:
-        """Raise if a request can never run; on a thread, in turn."""
-        self._require_valid(request, caller, priority, violations)
-        self._engine_thread.check(request)
-
-    def _require_valid(
+    def _check(
         self, request: SearchRequest, caller: Caller, priority: int, violations: Sequence[Violation]
-    ) -> None:
+    ) -> SearchRequest | ResolvedRequest:
+        """Resolve a request, or raise all that is wrong with it; on a thread, in turn."""
         found = list(violations)
         most = self._settings.max_priority if caller.max_priority is None else caller.max_priority
         if not -MAX_PRIORITY <= priority <= most:
             found.append(Violation("priority", f"must be between {-MAX_PRIORITY} and {most} for you, is {priority}"))
-        try:
-            validate(request)
-        except InvalidRequestError as error:
-            found += error.violations
+        if found or not self._engine_thread.ready:  # else the executor validates it
+            try:
+                validate(request)
+            except InvalidRequestError as error:
+                found += error.violations
         if found:
             raise InvalidRequestError(found)
+        return self._engine_thread.check(request)
 
 
 class _Places:

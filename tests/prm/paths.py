@@ -26,7 +26,7 @@ STEPS = {
 
 def begin(engine: Engine, verifier: Verifier, problem: str = PROBLEM) -> Verification | GenerativeVerification:
     """The verification of the problem, its root computed."""
-    verification = verifier.begin("me", problem)
+    verification = verifier.begin("me", problem, verifier.prompt_ids(problem))
     verification.prefill()
     (done,) = drain(engine)
     assert isinstance(done, Scored)

@@ -127,7 +127,7 @@ def test_a_step_longer_than_its_limit_has_no_score_and_takes_nothing(name: str, 
 def test_a_problem_that_fills_the_context_is_refused_with_the_numbers(verifier_of: Make):
     engine, verifier = verifier_of("token-classifier")
     with pytest.raises(RequestTooLargeError, match=r"600 verifier tokens and the verifier's context is 512"):
-        verifier.begin("test", "3" * 600)
+        verifier.prompt_ids("3" * 600)
     assert engine.stats()["verifier"].live_sequences == 0
 
 

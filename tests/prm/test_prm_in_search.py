@@ -15,7 +15,7 @@ from espalier.engine.errors import InvalidRequestError, ScoreMismatchError
 from espalier.prm.base import PrmFamily, ScoringInput, StepPath
 from espalier.prm.families.universal import UniversalPrm
 from espalier.prm.verifier import Verification, Verifier
-from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions, Vote
+from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import NodeRecord, SearchResult
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import MemoryEstimate, worst_case_blocks
@@ -110,7 +110,7 @@ def test_no_search_holds_more_than_was_set_aside_for_it_and_scarce_memory_change
     requests = [replace(request_, seed=seed) for seed in range(4)]
     ample = run(search_with(name, full_rescore, kv_memory_bytes=2**24, reserved_share=1.0), *requests)
     orchestrator = search_with(name, full_rescore)
-    blocks = orchestrator._resolve(request_, SubmitOptions()).blocks
+    blocks = orchestrator.check(request_).blocks
     pools = {role: scheduler.pool for role, scheduler in orchestrator.engine.schedulers.items()}
     needed = sum(blocks[role] * pool.layout.block_bytes for role, pool in pools.items())
     memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "slab_bytes": 2**15}
@@ -197,8 +197,8 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: M
 
 def test_what_is_held_for_readings_only_is_set_aside_too(search_with: Make):
     plain, checked = (search_with("universal-prm", full_rescore=full_rescore) for full_rescore in (False, True))
-    blocks = [orchestrator._resolve(BEAM, SubmitOptions()).blocks["verifier"] for orchestrator in (plain, checked)]
-    limits = plain._resolve(BEAM, SubmitOptions()).verifier_limits
+    blocks = [orchestrator.check(BEAM).blocks["verifier"] for orchestrator in (plain, checked)]
+    limits = plain.check(BEAM).verifier_limits
     assert limits is not None
     size = plain.engine.settings.block_size
     without = worst_case_blocks([MemoryEstimate(paths=2, steps=6)], replace(limits, max_probe_tokens=0), size)

@@ -21,7 +21,7 @@ from espalier.prm.families import load_verifier
 from espalier.prm.families.thinkprm import ThinkPrm
 from espalier.prm.generative import GenerativeVerification
 from espalier.prm.verifier import Verifier
-from espalier.search.request import SearchRequest, SubmitOptions
+from espalier.search.request import SearchRequest
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import MemoryEstimate, PathLimits, RationaleLimits, worst_case_blocks
 from espalier.search.run.orchestrator import Orchestrator
@@ -198,7 +198,7 @@ def test_a_problem_that_leaves_no_room_is_refused_with_what_rationales_take(
 ):
     _, verifier = verifier_of(family_of("greedy"))
     with pytest.raises(RequestTooLargeError, match=r"context is 1024, of which rationales leave \d+"):
-        verifier.begin("me", "3" * 990)
+        verifier.prompt_ids("3" * 990)
     orchestrator = search_with("greedy")
     assert orchestrator._verifier is not None
     family = orchestrator._verifier.family
@@ -218,7 +218,7 @@ def test_a_search_gives_the_same_scores_alone_in_company_and_with_scarce_memory(
     company = run(search_with(name, max_batch_tokens=300), *requests)
     assert list(map(nodes_of, company)) == list(map(nodes_of, alone))
     orchestrator = search_with(name)
-    blocks = orchestrator._resolve(request_, SubmitOptions()).blocks
+    blocks = orchestrator.check(request_).blocks
     pools = {role: scheduler.pool for role, scheduler in orchestrator.engine.schedulers.items()}
     needed = sum(blocks[role] * pool.layout.block_bytes for role, pool in pools.items())
     memory = {"kv_memory_bytes": int(1.2 * needed) + 2**17, "slab_bytes": 2**15}
@@ -248,7 +248,7 @@ def test_another_seed_writes_other_rationales_and_the_same_text_gets_the_same_on
     engine, verifier = verifier_of(family_of("chains"))
     texts = []
     for owner, seed in (("me", 1), ("you", 1), ("me", 2)):
-        verification = verifier.begin(owner, PROBLEM, seed=seed)
+        verification = verifier.begin(owner, PROBLEM, verifier.prompt_ids(PROBLEM), seed=seed)
         assert isinstance(verification, GenerativeVerification)
         scoring = verification.score(verification.root, ("38+47=85",), 10_000)
         assert scoring is not None

@@ -17,7 +17,8 @@ from espalier.prm.verifier import Scoring, Verdict
 from espalier.search.algorithms import needs_verifier, with_defaults
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult, StopReason
-from espalier.search.run.memory import PathLimits, ResolvedRequest
+from espalier.search.run.executor import ResolvedRequest
+from espalier.search.run.memory import PathLimits
 from espalier.search.run.search import RunningSearch
 from espalier.search.run.usage import UsageMeter
 from espalier.search.voting.vote import select
@@ -81,10 +82,10 @@ class ScriptedEngine:
     # --- the generator
 
     def generator(self) -> Any:
-        def open_(owner: str, problem: str, salt: bytes, history: tuple[()]) -> tuple[Row, int]:
-            return self.row("generator", length=PROMPT), PROMPT
+        return SimpleNamespace(generate=self._generate)
 
-        return SimpleNamespace(open=open_, generate=self._generate, advice=lambda _: ())
+    def open(self, role: str, token_ids: list[int], salt: bytes, owner: str) -> Row:
+        return self.row(role, length=len(token_ids))
 
     def _generate(
         self,
@@ -124,7 +125,7 @@ class ScriptedEngine:
     # --- the verifier
 
     def verifier(self) -> Any:
-        def begin(owner: str, problem: str, salt: bytes, seed: int) -> Any:
+        def begin(owner: str, problem: str, prompt: tuple[int, ...], salt: bytes, seed: int) -> Any:
             return ScriptedVerification(self, owner, self.row("verifier", length=VERIFIER_PROMPT))
 
         return SimpleNamespace(begin=begin, family=SimpleNamespace(info=SimpleNamespace(whole_answers=False)))
@@ -241,7 +242,8 @@ def begin(request: SearchRequest, order: int, path_tokens: int = 40, verifier_ro
     effective = replace(with_defaults(request), temperature=0.0 if greedy else 1.0, top_k=0, top_p=1.0, min_p=0.0)
     limits = PathLimits(PROMPT, path_tokens, min(request.max_step_tokens, path_tokens))
     room = PathLimits(VERIFIER_PROMPT, verifier_room, verifier_room) if scored else None
-    resolved = ResolvedRequest("search", effective, SubmitOptions(), limits, room)
+    prompts = tuple(range(PROMPT)), tuple(range(VERIFIER_PROMPT))
+    resolved = ResolvedRequest(effective, limits, room, {}, *prompts)
     models = cast(Any, engine), engine.generator(), engine.verifier() if scored else None
-    search = RunningSearch(resolved, *models, lambda event: None)
+    search = RunningSearch("search", resolved, SubmitOptions(), *models, lambda event: None)
     return Run(search, engine, search.meter)

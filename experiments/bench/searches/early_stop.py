@@ -60,8 +60,11 @@ def run(
     ratios: dict[str, float] = {}
     whole: dict[AlgorithmName, _Run] = {}
     with closing(load_orchestrator(settings)) as orchestrator:
-        prompts = [orchestrator.prompt_tokens(problem.problem) for problem in problems]
-        prompt = {role: fmean(lengths[role] for lengths in prompts) for role in prompts[0]}
+        resolved = [orchestrator.check(SearchRequest(problem.problem)) for problem in problems]
+        prompt = {
+            GENERATOR: fmean(len(each.generator_prompt) for each in resolved),
+            VERIFIER: fmean(len(each.verifier_prompt) for each in resolved),
+        }
         for algorithm, vote in CONTESTANTS:
             request = SearchRequest("-", algorithm, paths, vote=vote, seed=seed, merge_duplicates=merge_duplicates)
             if algorithm not in whole:

@@ -192,7 +192,7 @@ def test_an_error_that_is_a_bug_is_logged_and_not_told(running, orchestrator, mo
 def test_questions_are_answered_while_searches_run(running):
     running.run("long", LONG)
     assert running.worker.answer(Effective(SearchRequest("a"))).temperature == 1.0
-    assert running.worker.answer(Check(GREEDY)) is None
+    assert running.worker.answer(Check(GREEDY)).generator_prompt
     with pytest.raises(InvalidRequestError, match="beam_width"):
         running.worker.answer(Check(replace(GREEDY, beam_width=0)))
     running.worker.forget()

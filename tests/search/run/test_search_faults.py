@@ -171,7 +171,6 @@ def expect_failed_alone(
         *((site, n) for site in ("open", "cancel") for n in (0,)),
         *((site, n) for site in ("submit", "fork", "length") for n in (0, 1, 3)),
         *((site, n) for site in ("release", "footprint") for n in (0,)),
-        *((site, n) for site in ("generator prompt", "verifier prompt") for n in (1,)),
         *((site, n) for site in ("read", "take") for n in (0, 3)),
         *((site, n) for site in ("ask", "tell", "finished", "kept", "select") for n in (0, 1)),
         ("release", 3),

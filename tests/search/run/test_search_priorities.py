@@ -120,7 +120,7 @@ def test_nobody_gives_way_to_one_that_would_not_fit_even_then(make_orchestrator:
 def takes_half(orchestrator: Orchestrator, width: int) -> bool:
     """Whether two such searches do not fit at once."""
     pools, kv_pool = orchestrator.engine.admission.pools, orchestrator.engine.kv_pool
-    blocks = orchestrator._resolve(replace(BEST_OF_N, beam_width=width), SubmitOptions()).blocks
+    blocks = orchestrator.check(replace(BEST_OF_N, beam_width=width)).blocks
     return sum(pools[role].slabs_for(count) for role, count in blocks.items()) > kv_pool.num_slabs / 2
 
 

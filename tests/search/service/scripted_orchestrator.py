@@ -128,12 +128,13 @@ class ScriptedOrchestrator:
     def occupancy(self) -> Occupancy:
         return Occupancy(self.running, 0, {"generator": KvBlocks(self.running, 3, 7)}, self.stats)
 
-    def check(self, request: SearchRequest) -> None:
+    def check(self, request: SearchRequest) -> SearchRequest:
         validate(request)
         if request.problem == "bug":
             raise RuntimeError(SECRET)
         if request.problem == "pool":
             raise PoolTooSmallError(2**30, 2**20)
+        return request
 
     def submit(
         self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, options: SubmitOptions = USUAL
