@@ -37,8 +37,8 @@ WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1
 # A test that hangs prints the stacks of its threads, then ends its process and fails by name.
 HANGS := -o faulthandler_timeout=240 --timeout 300 --timeout-method thread
 
-test: $(VENV)/.tests  ## the whole suite but the markers slow and browser, on up to four cores
-	$(BIN)/python -m pytest -m "not slow and not browser" $(HANGS) --numprocesses $(WORKERS) --dist worksteal
+test: $(VENV)/.tests  ## the suite but the markers slow and browser, on up to four cores; ROOM=search/voting for one room
+	$(BIN)/python -m pytest $(ROOM:%=tests/%) -m "not slow and not browser" $(HANGS) --numprocesses $(WORKERS) --dist worksteal
 
 test-slow: $(VENV)/.tests  ## the minutes-long checks
 	$(BIN)/python -m pytest -m slow

@@ -13,13 +13,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import yaml
 from house_files import ROOT, checkout, installed_path, module_name, project, sources, tracked
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ALLOWED_AT_THE_TOP = {
-    *("proto", "kernels", "engine", "prm", "search", "experiments", "tests", ".ci"),
+    *("proto", "kernels", "engine", "prm", "search", "experiments", "examples", "tests", ".ci"),
     *(
         "pyproject.toml",
         "setup.py",
@@ -30,6 +31,7 @@ ALLOWED_AT_THE_TOP = {
         "CHANGELOG.md",
         "LICENSE",
         ".gitignore",
+        ".pre-commit-config.yaml",
     ),
 }
 CHECKPOINT_BYTES = 20_000_000
@@ -159,6 +161,24 @@ def test_console_command_and_checkpoint_names_are_registered():
 
 def test_top_level_holds_exactly_the_agreed_entries():
     assert {name.split("/")[0] for name in tracked()} == ALLOWED_AT_THE_TOP
+
+
+def test_the_hooks_of_pre_commit_mend_what_make_lint_would_find(tmp_path):
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    bad = tmp_path / "bad.py"
+    bad.write_text("import sys\nx  =  'a'\n", encoding="utf-8")
+    for hook in hooks:
+        program, *arguments = hook["entry"].split()
+        assert program == ".venv/bin/ruff"
+        ruff = Path(sys.executable).with_name("ruff")
+        subprocess.run([ruff, *arguments, "--config", ROOT / "pyproject.toml", bad], check=True, capture_output=True)
+    assert bad.read_text(encoding="utf-8") == 'x = "a"\n'
+
+
+def test_the_tests_of_one_room_can_be_run_alone():
+    command = ["make", "--dry-run", "test", "ROOM=search/voting", f"PYTHON={sys.executable}"]
+    recipe = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "pytest tests/search/voting -m" in recipe
 
 
 def test_checkpoints_are_small():
