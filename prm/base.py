@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.prm.limits import PathLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +48,23 @@ class StepPath(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ScoringInput:
+class ScoreInput:
     """The tokens to feed for the newest step of a path, and where to read its score.
 
     Attributes:
-        token_ids: ids that follow the kept ids of the parent's path; with `whole`, all ids of the path.
+        token_ids: ids that follow the kept ids of the parent's path; with `full_path`, all ids of the path.
         score_positions: indices into `token_ids`, ascending.
         num_probe_tokens: number of ids at the end that are fed only to read the score and are not kept; if not 0, all
             score positions are among them.
-        whole: whether `token_ids` start at the beginning of the path, because its text is tokenized as a whole. If the
-            parent's ids are not a prefix of them, the path is computed again after their common prefix.
+        full_path: whether `token_ids` start at the beginning of the path, because its text is tokenized as a whole. If
+            the parent's ids are not a prefix of them, the path is computed again after their common prefix.
         targets: for each score position, the token whose log-probability is read; empty for heads without targets.
     """
 
     token_ids: tuple[int, ...]
     score_positions: tuple[int, ...]
     num_probe_tokens: int = 0
-    whole: bool = False
+    full_path: bool = False
     targets: tuple[int, ...] = ()
 
 
@@ -72,8 +72,8 @@ class PrmFamily(ABC):
     """How one family of process reward models reads a problem and its steps.
 
     A path's token ids are those kept by its parent followed by its own, so that all continuations of a path share its
-    KV. Most families encode only the new step; a family that tokenizes the text as a whole returns a `whole`
-    `ScoringInput`.
+    KV. Most families encode only the new step; a family that tokenizes the text as a whole returns a
+    `full_path` `ScoreInput`.
 
     Attributes:
         info: description of the family.
@@ -109,7 +109,7 @@ class PrmFamily(ABC):
         """Token ids of the part of the prompt that does not depend on the first step."""
 
     @abstractmethod
-    def read(self, path: StepPath) -> ScoringInput:
+    def read(self, path: StepPath) -> ScoreInput:
         """Return the tokens to feed for the newest step of `path`, given that its parent's are computed."""
 
     def score(self, values: np.ndarray, before: float | None) -> float:
@@ -121,8 +121,12 @@ class PrmFamily(ABC):
         """
         return float(values[0, 0])
 
-    def whole(self, path: StepPath) -> ScoringInput:
-        """Return the whole path as one input, for the newest step; `read` must give the same score.
+    def bounds(self, limits: PathLimits) -> PathLimits:
+        """Turn bounds on the tokens of steps into those of a search that this family scores."""
+        return limits
+
+    def full_path(self, path: StepPath) -> ScoreInput:
+        """Return the full path as one input, for the newest step; `read` must give the same score.
 
         Its values give the score without that of the previous step. Families override this where they can build the
         text independently of `read`, so that each checks the other.
@@ -130,18 +134,20 @@ class PrmFamily(ABC):
         return joined(self, path)
 
 
-def joined(family: PrmFamily, path: StepPath) -> ScoringInput:
+def joined(family: PrmFamily, path: StepPath) -> ScoreInput:
     """Build the whole path by joining the inputs of its steps."""
     ids: tuple[int, ...] = tuple(family.prompt_ids(path.problem))
     for end in range(1, len(path.steps)):
         step = family.read(StepPath(path.problem, path.steps[:end]))
         kept = step.token_ids[: len(step.token_ids) - step.num_probe_tokens]
-        ids = kept if step.whole else ids + kept
+        ids = kept if step.full_path else ids + kept
     last = family.read(path)
-    if last.whole:
+    if last.full_path:
         return last
     score_positions = tuple(len(ids) + i for i in last.score_positions)
-    return ScoringInput(ids + last.token_ids, score_positions, last.num_probe_tokens, whole=True, targets=last.targets)
+    return ScoreInput(
+        ids + last.token_ids, score_positions, last.num_probe_tokens, full_path=True, targets=last.targets
+    )
 
 
 def stripped_step(step: str) -> str:
@@ -171,23 +177,3 @@ def without_label(text: str, label: str) -> str:
     """Strip the label that the family adds itself from a step that already has it, such as `## Step 2: …`."""
     own = text.lstrip("# ")
     return own[len(label) :].lstrip() if label and own.startswith(label) else text
-
-
-class Verdict(NamedTuple):
-    """A scored verifier sequence and the score of its last step, None if it has none.
-
-    `late_tokens` is the number of tokens computed in addition to `Scoring.num_tokens`, unknown at submission. `tag` is
-    the tag passed to the scoring call.
-    """
-
-    sequence: KVSequence
-    score: float | None
-    late_tokens: int = 0
-    tag: Any = None
-
-
-class Scoring(NamedTuple):
-    """A step being scored: its sequence, and the number of tokens that it adds to its parent's."""
-
-    sequence: KVSequence
-    num_tokens: int

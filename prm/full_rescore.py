@@ -1,15 +1,15 @@
-"""The full-rescore check: computes every score again from the whole text, in a sequence that shares no KV."""
+"""The full-rescore check: computes every score again from the whole path, in a sequence that shares no KV."""
 
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Callable, Hashable
 
 import torch
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import ScoreMismatchError
 from espalier.engine.models.model import Model
-from espalier.engine.roles import VERIFIER
-from espalier.engine.work import Score, Scored
-from espalier.prm.base import PrmFamily, StepPath
+from espalier.engine.work import Done, Score, Scored
+from espalier.prm.base import ScoreInput
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
 """Allowed absolute difference where results depend on the shape of the batch: in float32 scores differ by about 1e-6;
@@ -25,27 +25,83 @@ def tolerance_of(model: Model) -> float:
     return 0.0 if decoder.backend.rows_are_independent else _TOLERANCE[decoder.dtype]
 
 
-class Check:
-    """Computes one score again from the whole text.
+class FullRescore:
+    """Computes the scores of one search again, one at a time, so that it holds the memory of one path only."""
 
-    Attributes:
-        work: the submitted work; its sequence belongs to the check.
-    """
+    def __init__(
+        self,
+        engine: Engine,
+        owner: Hashable,
+        role: str,
+        name: str,
+        read: Callable[[Scored], float],
+        rounding: float = 0.0,
+        head: str = "",
+    ) -> None:
+        """Create a check without work.
 
-    def __init__(self, engine: Engine, family: PrmFamily, owner: Hashable, path: StepPath, score: float) -> None:
-        """Submit the whole `path` for comparison with `score`."""
-        self._family = family
-        self._path = path
-        self._score = score
-        whole = family.whole(path)
+        Args:
+            engine: computes the paths.
+            owner: owner of the work.
+            role: whose model reads them.
+            name: the scorer's, for messages.
+            read: the score of a path that was computed as a whole.
+            rounding: difference between scores that their summation order may make.
+            head: the model's head to read; empty for its own.
+        """
+        self._engine = engine
+        self._owner = owner
+        self._role = role
+        self._name = name
+        self._read = read
+        self._head = head
+        self._tolerance = rounding + tolerance_of(engine.model(role))
+        self._paths: deque[tuple[ScoreInput, float, int]] = deque()  # the first one is being computed
+        self._running: Score | None = None
+
+    @property
+    def pending(self) -> int:
+        """Scores that are yet to be compared."""
+        return len(self._paths)
+
+    def add(self, path: ScoreInput, score: float, num_steps: int) -> None:
+        """Queue a whole path of `num_steps` steps, whose last one got `score`."""
+        self._paths.append((path, score, num_steps))
+        if self._running is None:
+            self._start()
+
+    def owns(self, done: Done) -> bool:
+        """Whether work belongs to the check."""
+        return done.work is self._running
+
+    def take(self, done: Done) -> None:
+        """Compare a score.
+
+        Raises:
+            ScoreMismatchError: the scores differ.
+        """
+        assert isinstance(done, Scored)
+        _, score, num_steps = self._paths.popleft()
+        self._running = None
+        self._engine.release(done.work.sequence)
+        again = self._read(done)
+        if not abs(again - score) <= self._tolerance:  # also true for NaN
+            raise ScoreMismatchError(self._name, num_steps, score, again, self._tolerance)
+        if self._paths:
+            self._start()
+
+    def close(self) -> None:
+        """Release the sequence, whose work must have been cancelled, and forget the paths that wait."""
+        if self._running is not None:
+            self._engine.release(self._running.sequence)
+        self._running = None
+        self._paths.clear()
+
+    def _start(self) -> None:
+        path = self._paths[0][0]
         # Open it empty, so that nothing comes from the prefix cache.
-        sequence = engine.open(VERIFIER, [], owner=owner)
-        self.work = Score(owner, sequence, whole.token_ids, whole.score_positions, whole.targets)
-        engine.submit(self.work)
-        self._tolerance = family.rounding + tolerance_of(family.model)
-
-    def compare(self, done: Scored) -> None:
-        """Raise ScoreMismatchError if the scores differ."""
-        whole = self._family.score(done.values, None)
-        if not abs(whole - self._score) <= self._tolerance:  # also true for NaN
-            raise ScoreMismatchError(self._family.name, len(self._path.steps), self._score, whole, self._tolerance)
+        sequence = self._engine.open(self._role, [], owner=self._owner)
+        self._running = Score(
+            self._owner, sequence, path.token_ids, path.score_positions, path.targets, head=self._head
+        )
+        self._engine.submit(self._running)

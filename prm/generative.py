@@ -2,18 +2,19 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.model import Model
 from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, stream_key
-from espalier.prm.base import PrmFamily, Scoring, ScoringInput, StepPath, Verdict
+from espalier.prm.base import PrmFamily, ScoreInput, StepPath
+from espalier.prm.limits import PathLimits, RationaleLimits
+from espalier.prm.scorer import StepNode, StepScore
+from espalier.prm.session import NodeState, VerifierSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class RationaleSettings:
     temperature: float
 
 
-class GenerativeVerifier(PrmFamily):
+class GenerativeFamily(PrmFamily):
     """A family that writes a rationale and then gives its verdict.
 
     The KV of a path does not serve its next step, because the prompt continues between the steps and the rationale.
@@ -88,15 +89,22 @@ class GenerativeVerifier(PrmFamily):
             Sampling(self.settings.temperature, key=stream_key(seed, text, (i,))) for i in range(self.settings.chains)
         )
 
-    def read(self, path: StepPath) -> ScoringInput:
+    def read(self, path: StepPath) -> ScoreInput:
         """The path's text and the lead-in to a verdict, without a rationale between them."""
         ids = (*self.text_ids(path), *self.lead_ids)
-        return ScoringInput(ids, (len(ids) - 1,), whole=True)
+        return ScoreInput(ids, (len(ids) - 1,), full_path=True)
 
     def score(self, values: np.ndarray, before: float | None) -> float:
         """Probability of yes: the softmax of the logits of yes and no."""
         yes, no = (float(values[0, i]) for i in self.verdict_ids)
         return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))
+
+    def bounds(self, limits: PathLimits) -> PathLimits:
+        """Bounds with rationales: each is generated once and read once, after the text of a path."""
+        text = min(limits.prompt_tokens + limits.path_tokens + self.closing_tokens, self.context)
+        path = text + self.rationales_cost
+        rationales = RationaleLimits(text, self.settings.chains, self.rationale_tokens)
+        return replace(limits, path_tokens=path, step_tokens=path, rationales=rationales)
 
 
 @dataclass(slots=True, eq=False)
@@ -104,135 +112,73 @@ class _Rationales:
     """State of the rationales of one path.
 
     Attributes:
-        sequence: the step's sequence; it holds only the problem.
         text: sequence of the path's text, shared by all rationales.
         unwritten: number of rationales still being generated.
         unread: number of rationales without a verdict.
+        extra_tokens: tokens generated and computed so far.
         scores: verdicts so far, in order of arrival.
-        spent: tokens generated and computed so far.
-        tag: tag of the scoring call.
     """
 
-    sequence: KVSequence
+    node: StepNode
     path: StepPath
     text: KVSequence
     unwritten: int
     unread: int
-    spent: int
-    tag: Any
+    extra_tokens: int
     scores: list[float] = field(default_factory=list)
 
 
-class GenerativeVerification:
-    """Verifies one problem's paths by rationales; has the interface of `Verification`.
+class RationaleSession(VerifierSession[GenerativeFamily]):
+    """Scores each path by rationales.
 
-    A step's sequence is a fork of the root and adds no tokens. Its text, rationales and verdicts use separate
+    A node's sequence is a fork of the root and adds no tokens. Its text, rationales and verdicts use separate
     sequences, released with its score. A rationale ends in tokens that its verdict must not see, so its kept prefix is
     computed again on a fork of the text.
-
-    Attributes:
-        root: sequence that holds the problem; the caller releases it, like the sequences of steps.
-        prompt_tokens: its length.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        family: GenerativeVerifier,
-        owner: Hashable,
-        problem: str,
-        salt: bytes,
-        seed: int,
-        root: KVSequence,
-    ) -> None:
-        self.root = root
-        self.prompt_tokens = engine.length(root)
-        self._engine = engine
-        self._family = family
-        self._owner = owner
-        self._problem = problem
-        self._salt = salt
-        self._seed = seed
-        self._opened: set[KVSequence] = set()  # sequences of texts and verdicts
-
-    def prefill(self) -> None:
-        """Submit the computation of the problem, which texts then take from the prefix cache."""
-        self._engine.submit(Score(self._owner, self.root, (), ()))
-
-    def score(
-        self,
-        parent: KVSequence,
-        steps: tuple[str, ...],
-        max_tokens: int,
-        in_place: bool = False,
-        before: float | None = None,
-        tag: Any = None,
-    ) -> Scoring | None:
-        """Submit the rationales of the path of `steps`; see `Verification.score`.
-
-        Returns:
-            The sequence of the new step; None if the text with the longest rationales exceeds `max_tokens` or the
-            model's context, so that the step gets no score.
-
-        Raises:
-            NoEmbeddingError: the text has a token without an embedding; nothing is submitted.
-        """
-        family, path = self._family, StepPath(self._problem, steps)
+    def _submit(self, node: StepNode, parent: KVSequence, state: NodeState, max_tokens: int) -> int | None:
+        family, search, path = self._family, self._search, self._path(node)
         ids = family.text_ids(path)
         family.model.require_embedded(VERIFIER, ids)
         if len(ids) > family.context or len(ids) + family.rationales_cost > max_tokens:
             return None
-        sequence = parent if in_place else self._engine.fork(parent, 1)[0]
-        text = self._engine.open(VERIFIER, list(ids), self._salt, self._owner)
-        samplings = family.samplings(self._seed, path)
+        state.sequence = self._continued(parent, state)
+        text = self._engine.open(VERIFIER, list(ids), search.salt, search.owner)
+        samplings = family.samplings(search.seed, path)
         self._opened.add(text)
         chains = len(samplings)
-        rationales = _Rationales(sequence, path, text, chains, chains, len(ids), tag)
-        work = Generate(self._owner, text, samplings, family.settings.tokens, delimiter="", tag=rationales)
+        rationales = _Rationales(node, path, text, chains, chains, len(ids))
+        work = Generate(search.owner, text, samplings, family.settings.tokens, delimiter="", tag=rationales)
         self._engine.submit(work)
-        return Scoring(sequence, 0)
+        return 0
 
-    def take(self, done: Done) -> Verdict | None:
-        """Process finished work; returns the verdict once the step is completely scored, else None."""
+    def _take(self, done: Done) -> Iterable[StepScore]:
         if isinstance(done, Generated):
             self._read_verdict(done)
-            return None
+            return ()
         if done.work.tag is None:  # the problem
-            return Verdict(done.work.sequence, None)
-        rationale, chains = done.work.tag
-        self._release(done.work.sequence)
-        rationale.scores += [self._family.score(done.values, None)] * chains
-        rationale.unread -= chains
-        if rationale.unread:
-            return None
+            return self._finish(StepScore(self._search.root))
+        rationales, chains = done.work.tag
+        self._release_opened(done.work.sequence)
+        rationales.scores += [self._family.score(done.values, None)] * chains
+        rationales.unread -= chains
+        if rationales.unread:
+            return ()
         # fsum is exact, so the order of arrival does not matter.
-        mean = math.fsum(rationale.scores) / len(rationale.scores)
-        return Verdict(rationale.sequence, mean, rationale.spent, rationale.tag)
-
-    def is_check(self, done: Done) -> bool:
-        """Whether this work belongs to a full-rescore check; always False here."""
-        return False
-
-    def close(self) -> None:
-        """Release the sequences of rationales and verdicts; their work must have been cancelled."""
-        for sequence in list(self._opened):
-            self._release(sequence)
+        mean = math.fsum(rationales.scores) / len(rationales.scores)
+        return self._finish(StepScore(rationales.node, mean, rationales.extra_tokens))
 
     def _read_verdict(self, done: Generated) -> None:
         """Compute the kept prefix of a rationale and the lead-in to its verdict, after the text."""
-        rationale: _Rationales = done.work.tag
-        lead = self._family.lead_ids
-        kept = self._family.kept(rationale.path, done.token_ids)
+        rationales: _Rationales = done.work.tag
+        kept = self._family.kept(rationales.path, done.token_ids)
         self._engine.release(done.sequence)
-        sequence = self._engine.fork(rationale.text, 1)[0]
-        rationale.unwritten -= len(done.indices)
-        if not rationale.unwritten:
-            self._release(rationale.text)
-        ids = (*kept, *lead)
-        rationale.spent += done.own_tokens + len(ids)
+        sequence = self._engine.fork(rationales.text, 1)[0]
+        rationales.unwritten -= len(done.indices)
+        if not rationales.unwritten:
+            self._release_opened(rationales.text)
+        ids = (*kept, *self._family.lead_ids)
+        rationales.extra_tokens += done.own_tokens + len(ids)
         self._opened.add(sequence)
-        self._engine.submit(Score(self._owner, sequence, ids, (len(ids) - 1,), tag=(rationale, len(done.indices))))
-
-    def _release(self, sequence: KVSequence) -> None:
-        self._opened.discard(sequence)
-        self._engine.release(sequence)
+        tag = rationales, len(done.indices)
+        self._engine.submit(Score(self._search.owner, sequence, ids, (len(ids) - 1,), tag=tag))

@@ -110,7 +110,7 @@ def make_orchestrator(
         family = folder and load_verifier(Checkpoint(folder), torch.float32, "cpu")
         engine = make_engine(generator, family.model if family else None, **options)
         talker = Generator(engine, "", {"temperature": 1.0, "top_p": 1.0})
-        scorer = Verifier(engine, family) if family else None
+        scorer = Verifier(family) if family else None
         return Orchestrator(engine, talker, scorer, max_running=max_running, equivalence=equivalence)
 
     return make

@@ -242,7 +242,7 @@ def _readings(family: PrmFamily, tokenizer: TextTokenizer) -> tuple[tuple[str, s
         paths = [StepPath(PROBLEM, STEPS[:end]) for end in range(1, len(STEPS) + 1)]
     shown = []
     for path in paths:
-        reading = family.whole(path)
+        reading = family.full_path(path)
         at = reading.score_positions[-1]
         before = reading.token_ids[max(0, at - _BEFORE_A_READ) : at]
         shown.append((tokenizer.show(list(before)), tokenizer.show([reading.token_ids[at]])))

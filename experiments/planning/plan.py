@@ -9,9 +9,10 @@ from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.experiments.planning.closed_form import HeldBlocks, PathLengths, TreeShape, blocks_by_round
 from espalier.experiments.planning.devices import PlannedModel
 from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
+from espalier.prm.limits import PathLimits, verifier_limits
 from espalier.search.algorithms import memory_estimate
 from espalier.search.request import SearchRequest
-from espalier.search.run.memory import PathLimits, verifier_limits, worst_case_blocks
+from espalier.search.run.memory import worst_case_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Scores every step of many solutions at once on the engine."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from espalier.engine.engine import Engine
 from espalier.engine.errors import (
     CheckpointError,
     NoEmbeddingError,
@@ -12,14 +13,11 @@ from espalier.engine.errors import (
     PoolExhaustedError,
     RequestTooLargeError,
 )
-from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import VERIFIER
 from espalier.engine.work import Done
 from espalier.experiments.prm_evaluation.solutions import Solution
-from espalier.prm.generative import GenerativeVerification
-from espalier.prm.verifier import Verification, Verifier
-
-_UNLIMITED = 2**62
+from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore
+from espalier.search.tree import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +32,7 @@ class Scored:
 @dataclass(slots=True, eq=False)
 class _Running:
     solution: Solution
-    verification: Verification | GenerativeVerification
-    sequence: KVSequence
+    session: ScoreSession
     scores: list[float] = field(default_factory=list)
 
 
@@ -47,16 +44,16 @@ class SolutionScorer:
     out, a solution is put back and fewer run at once; one that does not fit alone is refused.
     """
 
-    def __init__(self, verifier: Verifier, in_flight: int) -> None:
-        """Create a scorer.
+    def __init__(self, engine: Engine, scorer: Scorer, in_flight: int) -> None:
+        """Create a scorer of solutions.
 
         Raises:
-            CheckpointError: the verifier's family scores whole answers, not steps.
+            CheckpointError: `scorer` scores whole answers, not steps.
         """
-        if verifier.family.info.whole_answers:
-            raise CheckpointError(f"{verifier.family.name} scores whole answers only and has no scores of steps")
-        self._verifier = verifier
-        self._engine = verifier.engine
+        if scorer.scores != "steps":
+            raise CheckpointError(f"{scorer.name} scores whole answers only and has no scores of steps")
+        self._scorer = scorer
+        self._engine = engine
         self._in_flight = in_flight
         self._running: dict[int, _Running] = {}
 
@@ -83,48 +80,42 @@ class SolutionScorer:
                 self._end(owner)
 
     def _start(self, owner: int, solution: Solution, on_scored: Callable[[Scored], None]) -> None:
+        root = Node(0, None, ())
         try:
-            verification = self._verifier.begin(owner, solution.problem, self._verifier.prompt_ids(solution.problem))
+            prompt = self._scorer.prompt(solution.problem)
         except (RequestTooLargeError, NoEmbeddingError) as error:
             on_scored(Scored(solution.unique_id, refused=str(error)))
             return
-        self._running[owner] = _Running(solution, verification, verification.root)
-        try:
-            verification.prefill()
-        except NoEmbeddingError as error:
-            self._refuse(owner, str(error), on_scored)
+        search = ScoredSearch(self._engine, owner, root, solution.problem, prompt)
+        self._running[owner] = _Running(solution, self._scorer.begin(search))
+        self._running[owner].session.prefill()
 
     def _take(self, done: Done, on_scored: Callable[[Scored], None]) -> None:
         owner = done.work.owner
         assert isinstance(owner, int)
-        running = self._running.get(owner)
-        if running is None or (verdict := running.verification.take(done)) is None:
-            return
-        if verdict.score is not None:
-            running.scores.append(verdict.score)
-        if len(running.scores) == len(running.solution.steps):
+        if running := self._running.get(owner):
+            self._on_scores(owner, running, running.session.take(done), on_scored)
+
+    def _on_scores(
+        self, owner: int, running: _Running, scores: Iterable[StepScore], on_scored: Callable[[Scored], None]
+    ) -> None:
+        steps = running.solution.steps
+        for step in scores:
+            if step.status is ScoreStatus.PENDING:
+                continue
+            node: Node = step.node
+            if step.status is not ScoreStatus.SCORED:
+                self._refuse(owner, f"step {node.depth} {step.reason}", on_scored)
+                return
+            if step.score is not None:
+                node.score = step.score
+                running.scores.append(step.score)
+            if node.depth < len(steps):
+                child = Node(node.depth + 1, node, (*node.path, 0), steps[node.depth])
+                self._on_scores(owner, running, running.session.want(child, in_place=True), on_scored)
+        if len(running.scores) == len(steps) and not running.session.pending and owner in self._running:
             self._end(owner)
             on_scored(Scored(running.solution.unique_id, tuple(running.scores)))
-        else:
-            self._next_step(owner, running, on_scored)
-
-    def _next_step(self, owner: int, running: _Running, on_scored: Callable[[Scored], None]) -> None:
-        family, number = self._verifier.family, len(running.scores) + 1
-        room = family.context - self._engine.length(running.sequence)
-        if isinstance(running.verification, GenerativeVerification):
-            room = _UNLIMITED  # its rationales use sequences of their own
-        before = running.scores[-1] if running.scores else None
-        try:
-            steps = running.solution.steps[:number]
-            scoring = running.verification.score(running.sequence, steps, room, in_place=True, before=before)
-        except NoEmbeddingError as error:
-            self._refuse(owner, str(error), on_scored)
-            return
-        if scoring is None:
-            why = f"step {number} goes beyond the verifier's context of {family.context} tokens"
-            self._refuse(owner, why, on_scored)
-        else:
-            running.sequence = scoring.sequence
 
     def _give_up(
         self, error: PartialFailureError, waiting: deque[tuple[int, Solution]], on_scored: Callable[[Scored], None]
@@ -150,13 +141,13 @@ class SolutionScorer:
         return running
 
 
-def describe(verifier: Verifier) -> dict[str, str]:
+def describe(engine: Engine, scorer: Scorer) -> dict[str, str]:
     """What scores depend on: the model's digest, the family, the dtype and the device."""
-    model = verifier.engine.model(VERIFIER)
+    model = engine.model(VERIFIER)
     decoder = model.decoder
     return {
         "verifier": model.digest,
-        "verifier_family": verifier.family.identity,
+        "verifier_family": scorer.identity,
         "dtype": str(decoder.dtype),
         "device": decoder.device.type,
     }

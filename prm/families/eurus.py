@@ -29,7 +29,7 @@ from espalier.engine.models.decoder import Decoder
 from espalier.engine.models.model import Model, language_model_head, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
-from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step, without_label
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step, without_label
 from espalier.prm.policy_pair import PolicyPairDecoder, log_ratio_head
 
 COEFFICIENT = 1e-3
@@ -64,20 +64,20 @@ class EurusPrm(PrmFamily):
         """The problem's turn and the opening of the assistant's turn, without its last two tokens."""
         return self._prompt(problem)[:-2]
 
-    def read(self, path: StepPath) -> ScoringInput:
+    def read(self, path: StepPath) -> ScoreInput:
         """Feed the token before the step and the step without its last token; each is read for the token after it."""
         number = len(path.steps)
         step = self._step(path.steps[-1], number)
         before = self._step(path.steps[-2], number - 1)[-1:] if number > 1 else self._prompt(path.problem)[-2:]
         ids, targets = (*before, *step[:-1]), (*before[1:], *step)
-        return ScoringInput(ids, tuple(range(len(ids))), targets=targets)
+        return ScoreInput(ids, tuple(range(len(ids))), targets=targets)
 
-    def whole(self, path: StepPath) -> ScoringInput:
+    def full_path(self, path: StepPath) -> ScoreInput:
         """The whole path at once, whose sum needs no score of the previous step."""
         prompt = self._prompt(path.problem)
         steps = [i for number, step in enumerate(path.steps, start=1) for i in self._step(step, number)]
         ids, targets = (*prompt, *steps[:-1]), (prompt[-1], *steps)
-        return ScoringInput(ids, tuple(range(len(prompt) - 2, len(ids))), whole=True, targets=targets)
+        return ScoreInput(ids, tuple(range(len(prompt) - 2, len(ids))), full_path=True, targets=targets)
 
     def score(self, values: np.ndarray, before: float | None) -> float:
         """Sigmoid of the clipped reward: that of the previous step plus the log-ratios of this step's tokens."""

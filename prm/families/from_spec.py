@@ -10,7 +10,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, without_label, without_special_tokens
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, without_label, without_special_tokens
 from espalier.prm.families.spec import FamilySpec
 from espalier.prm.heads import probability_of, require_published_ids, stacked_head, take_layers, take_token_rows
 
@@ -53,7 +53,7 @@ class SpecifiedFamily(PrmFamily):
             text = text.rstrip()  # a trailing space is part of the first step's first token
         return [*self._begin_ids, *self.model.tokenizer.encode(text)]
 
-    def read(self, path: StepPath) -> ScoringInput:
+    def read(self, path: StepPath) -> ScoreInput:
         """The newest step with its tags, or the whole path if the spec tokenizes it as a whole."""
         if self._spec.step.encode == "whole":
             return self._encoded_whole(path)
@@ -64,13 +64,13 @@ class SpecifiedFamily(PrmFamily):
             ids += [*(self.model.tokenizer.encode(line) if line else []), *self._tag_ids]
             if line.strip() or not self._spec.step.lines:
                 score_positions.append(len(ids) - 1)
-        return ScoringInput(tuple(ids), tuple(score_positions))
+        return ScoreInput(tuple(ids), tuple(score_positions))
 
     def score(self, values: np.ndarray, before: float | None) -> float:
         """Combine the scores of the step's lines."""
         return float(_REDUCE[self._spec.head.reduce](values[:, 0].tolist()))
 
-    def _encoded_whole(self, path: StepPath) -> ScoringInput:
+    def _encoded_whole(self, path: StepPath) -> ScoreInput:
         steps = [self._step_text(step, i) + self._spec.step.tag for i, step in enumerate(path.steps, start=1)]
         text = self._prompt(path.problem) + self._spec.step.between.join(steps)
         encoded = self.model.tokenizer.encode(text)
@@ -80,7 +80,7 @@ class SpecifiedFamily(PrmFamily):
                 "is nowhere to read; is it the tokenizer this family needs?"
             )
         ids = (*self._begin_ids, *encoded)
-        return ScoringInput(ids, (len(ids) - 1,), whole=True)
+        return ScoreInput(ids, (len(ids) - 1,), full_path=True)
 
     def _prompt(self, problem: str) -> str:
         spec, problem = self._spec, without_special_tokens(problem, self._special_tokens)

@@ -11,13 +11,16 @@ Source: the model cards of Skywork/Skywork-Reward-Llama-3.1-8B-v0.2 and Qwen/Qwe
 which is a different one if a template has it between turns.)
 """
 
+from dataclasses import replace
+
 import torch
 
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
 from espalier.prm.heads import stacked_head, take_layers
+from espalier.prm.limits import PathLimits
 
 INFO = FamilyInfo(
     name="outcome",
@@ -47,12 +50,16 @@ class OutcomeModel(PrmFamily):
         """The problem's turn and the opening of the assistant's turn."""
         return self.model.tokenizer.encode(self.model.tokenizer.render_chat([{"role": "user", "content": problem}]))
 
-    def read(self, path: StepPath) -> ScoringInput:
+    def read(self, path: StepPath) -> ScoreInput:
         """The whole answer up to its last token that is not padding, where the score is read."""
         answer = "\n\n".join(stripped_step(step) for step in path.steps)
         ids = self.model.tokenizer.encode(self._chat(path.problem, answer))
         end = max((i for i, token in enumerate(ids) if token != self._pad_id), default=0)
-        return ScoringInput(tuple(ids[: end + 1]), (end,), whole=True)
+        return ScoreInput(tuple(ids[: end + 1]), (end,), full_path=True)
+
+    def bounds(self, limits: PathLimits) -> PathLimits:
+        """Bounds with the whole answer as one step."""
+        return replace(limits, step_tokens=limits.path_tokens)
 
     def _chat(self, problem: str, answer: str) -> str:
         messages = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]

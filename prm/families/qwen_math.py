@@ -15,7 +15,7 @@ import torch
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step, without_special_tokens
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step, without_special_tokens
 from espalier.prm.families.detect import rope_theta
 from espalier.prm.heads import probability_of, require_published_ids, require_token, stacked_head, take_layers
 
@@ -48,16 +48,16 @@ class QwenMathPrm(PrmFamily):
         """System message, the problem, and the opening of the assistant's turn."""
         return self.model.tokenizer.encode(self._prompt(problem))
 
-    def read(self, path: StepPath) -> ScoringInput:
+    def read(self, path: StepPath) -> ScoreInput:
         """The step's ids and the tag, where the score is read."""
         ids = self.model.tokenizer.encode(self._step(path.steps[-1]))
-        return ScoringInput((*ids, self._tag_id), (len(ids),))
+        return ScoreInput((*ids, self._tag_id), (len(ids),))
 
-    def whole(self, path: StepPath) -> ScoringInput:
+    def full_path(self, path: StepPath) -> ScoreInput:
         """The text as on the model card, encoded at once."""
         text = self._prompt(path.problem) + "".join(self._step(step) + _TAG for step in path.steps)
         ids = self.model.tokenizer.encode(text)
-        return ScoringInput(tuple(ids), (len(ids) - 1,), whole=True)
+        return ScoreInput(tuple(ids), (len(ids) - 1,), full_path=True)
 
     def _prompt(self, problem: str) -> str:
         user = {"role": "user", "content": without_special_tokens(problem, (_TAG,))}

@@ -19,7 +19,7 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import (
     FamilyInfo,
     PrmFamily,
-    ScoringInput,
+    ScoreInput,
     StepPath,
     special_tokens_in,
     stripped_step,
@@ -70,17 +70,17 @@ class RlhFlow(PrmFamily):
         """The start of the user's first turn, which the first step continues."""
         return self.model.tokenizer.encode(self._head + self._plain(problem))
 
-    def read(self, path: StepPath) -> ScoringInput:
+    def read(self, path: StepPath) -> ScoreInput:
         """The user's turn and the assistant's header; the first step is encoded with the problem."""
         if len(path.steps) == 1:
-            return self.whole(path)
+            return self.full_path(path)
         ids = self.model.tokenizer.encode(self._open + self._plain(path.steps[-1]) + self._close)
-        return ScoringInput(tuple(ids), (len(ids) - 1,))
+        return ScoreInput(tuple(ids), (len(ids) - 1,))
 
-    def whole(self, path: StepPath) -> ScoringInput:
+    def full_path(self, path: StepPath) -> ScoreInput:
         """The chat as rendered by the template, encoded at once."""
         ids = self.model.tokenizer.encode(self._chat(self._plain(path.problem), tuple(map(self._plain, path.steps))))
-        return ScoringInput(tuple(ids), (len(ids) - 1,), whole=True)
+        return ScoreInput(tuple(ids), (len(ids) - 1,), full_path=True)
 
     def _chat(self, problem: str, steps: tuple[str, ...]) -> str:
         messages = [{"role": "user", "content": f"{problem} {steps[0]}"}]

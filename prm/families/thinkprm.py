@@ -39,7 +39,7 @@ from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, StepPath
-from espalier.prm.generative import GenerativeVerifier, RationaleSettings
+from espalier.prm.generative import GenerativeFamily, RationaleSettings
 from espalier.prm.heads import require_one_token
 
 _PROMPT = (
@@ -66,7 +66,7 @@ INFO = FamilyInfo(
 )
 
 
-class ThinkPrm(GenerativeVerifier):
+class ThinkPrm(GenerativeFamily):
     """The ThinkPRM family; see the module."""
 
     info = INFO

@@ -23,7 +23,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
 from espalier.prm.heads import probability_of, stacked_head, take_layers
 
 _PROMPTS = ("raw", "chat")
@@ -75,10 +75,10 @@ class TokenClassifier(PrmFamily):
         bos = tokenizer.special_token("bos_token")
         return tokenizer.encode((bos or "") + problem)
 
-    def read(self, path: StepPath) -> ScoringInput:
+    def read(self, path: StepPath) -> ScoreInput:
         """The step's ids and the separator's, whose last token is read."""
         ids = self.model.tokenizer.encode(self._text(path.steps[-1])) + self._separator_ids
-        return ScoringInput(tuple(ids), (len(ids) - 1,))
+        return ScoreInput(tuple(ids), (len(ids) - 1,))
 
     def _text(self, step: str) -> str:
         return stripped_step(step)

@@ -17,7 +17,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.prm.base import FamilyInfo, PrmFamily, ScoringInput, StepPath, stripped_step
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
 from espalier.prm.heads import require_token, stacked_head, take_layers
 
 _SYSTEM = "You are a helpful assistant."
@@ -52,16 +52,16 @@ class UniversalPrm(PrmFamily):
         tokenizer = self.model.tokenizer
         return tokenizer.encode(tokenizer.render_chat([{"role": "system", "content": _SYSTEM}, user]))
 
-    def read(self, path: StepPath) -> ScoringInput:
+    def read(self, path: StepPath) -> ScoreInput:
         """The step with its blank line, and the end token, where the score is read."""
         ids = self.model.tokenizer.encode(stripped_step(path.steps[-1]) + "\n\n")
-        return ScoringInput((*ids, self._end_id), (len(ids),), num_probe_tokens=1)
+        return ScoreInput((*ids, self._end_id), (len(ids),), num_probe_tokens=1)
 
-    def whole(self, path: StepPath) -> ScoringInput:
+    def full_path(self, path: StepPath) -> ScoreInput:
         """The answer so far, encoded at once as on the model card."""
         answer = "".join(stripped_step(step) + "\n\n" for step in path.steps)
         ids = [*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer), self._end_id]
-        return ScoringInput(tuple(ids), (len(ids) - 1,), num_probe_tokens=1, whole=True)
+        return ScoreInput(tuple(ids), (len(ids) - 1,), num_probe_tokens=1, full_path=True)
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> UniversalPrm:

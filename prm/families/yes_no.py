@@ -20,7 +20,7 @@ from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import (
     FamilyInfo,
     PrmFamily,
-    ScoringInput,
+    ScoreInput,
     StepPath,
     special_tokens_in,
     stripped_step,
@@ -69,17 +69,17 @@ class YesNo(PrmFamily):
         """The problem's turn, and the opening of the assistant's."""
         return self.model.tokenizer.encode(self._around(self._plain(problem))[0])
 
-    def read(self, path: StepPath) -> ScoringInput:
+    def read(self, path: StepPath) -> ScoreInput:
         """The step with its blank line, the question as a probe, and the place of the answer."""
         ids = self.model.tokenizer.encode(self._plain(stripped_step(path.steps[-1])) + "\n\n")
         end = len(ids) + len(self._probe_ids) - 1
-        return ScoringInput((*ids, *self._probe_ids), (end,), num_probe_tokens=len(self._probe_ids))
+        return ScoreInput((*ids, *self._probe_ids), (end,), num_probe_tokens=len(self._probe_ids))
 
-    def whole(self, path: StepPath) -> ScoringInput:
+    def full_path(self, path: StepPath) -> ScoreInput:
         """The answer so far, encoded at once."""
         answer = "".join(self._plain(stripped_step(step)) + "\n\n" for step in path.steps)
         ids = [*self.prompt_ids(path.problem), *self.model.tokenizer.encode(answer), *self._probe_ids]
-        return ScoringInput(tuple(ids), (len(ids) - 1,), num_probe_tokens=len(self._probe_ids), whole=True)
+        return ScoreInput(tuple(ids), (len(ids) - 1,), num_probe_tokens=len(self._probe_ids), full_path=True)
 
     def _around(self, problem: str) -> tuple[str, str]:
         """The chat before the assistant's turn and after it, up to the place of the model's answer."""

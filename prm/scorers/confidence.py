@@ -12,13 +12,13 @@ import math
 import numpy as np
 
 from espalier.engine.work import Generated, Scored
-from espalier.prm.scorers.base import StepScorer
+from espalier.prm.scorers.tokens import TokenScorer
 
 _GROUP = 16
 """Tokens of a group."""
 
 
-class Confidence(StepScorer):
+class Confidence(TokenScorer):
     """The mean over a step; see the module."""
 
     name = "confidence"
@@ -29,7 +29,7 @@ class Confidence(StepScorer):
         return math.exp(done.log_probability / len(done.log_probabilities))
 
 
-class LowestConfidence(StepScorer):
+class LowestConfidence(TokenScorer):
     """The least mean over a group of a step's tokens; see the module."""
 
     name = "lowest-confidence"

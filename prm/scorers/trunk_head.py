@@ -19,22 +19,25 @@ from typing import Any
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.work import Generated, Scored
 from espalier.prm.heads import stacked_head, take_layers
-from espalier.prm.scorers.base import StepScorer
+from espalier.prm.scorers.tokens import TokenScorer
 
 ARCHITECTURE = "TrunkHeadForStepScores"
 NAME = "trunk-head"
 
 
-class TrunkHead(StepScorer):
+class TrunkHead(TokenScorer):
     """The trunk-head scorer; see the module."""
 
     name = NAME
     head = NAME
 
-    def __init__(self, digest: str) -> None:
-        self.digest = digest
+    def __init__(self, digest: str, full_rescore: bool = False) -> None:
+        """Create a scorer; with `full_rescore`, every score is also read from the whole path and compared."""
+        self.digests = {VERIFIER: digest}
+        self.rescored = GENERATOR if full_rescore else ""
 
     def score(self, done: Generated | Scored) -> float:
         """The probability that the head's logit stands for."""
@@ -62,7 +65,7 @@ def trunk_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"name": str(trunk.get("name", "")), "digest": trunk["digest"]}
 
 
-def add_trunk_head(checkpoint: Checkpoint, generator: Model) -> tuple[Model, TrunkHead]:
+def add_trunk_head(checkpoint: Checkpoint, generator: Model, full_rescore: bool = False) -> tuple[Model, TrunkHead]:
     """The generator with the head of a checkpoint, and the scorer that reads it.
 
     Raises:
@@ -83,4 +86,5 @@ def add_trunk_head(checkpoint: Checkpoint, generator: Model) -> tuple[Model, Tru
     layers = take_layers(checkpoint, names, generator.decoder, labels=1)
     checkpoint.require_all_taken()
     head = stacked_head(layers, lambda logits: logits)
-    return replace(generator, other_heads={**generator.other_heads, NAME: head}), TrunkHead(checkpoint.digest())
+    scorer = TrunkHead(checkpoint.digest(), full_rescore)
+    return replace(generator, other_heads={**generator.other_heads, NAME: head}), scorer

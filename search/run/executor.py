@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from espalier.prm.limits import PathLimits
 from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import Candidate, Event, SearchResult
-from espalier.search.run.memory import PathLimits
 from espalier.search.server_info import Occupancy
 from espalier.search.voting.vote import VoteResult
 

@@ -1,16 +1,14 @@
 """Expands the tree of one search: samples the requested steps and has each of them scored."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from espalier.engine.engine import Engine, Footprint
-from espalier.engine.errors import NoEmbeddingError, ScoreMismatchError
+from espalier.engine.errors import ScoreMismatchError
 from espalier.engine.memory.sequences import KVSequence
-from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Done, Generated, Sampling, StopCause, stream_key
-from espalier.prm.generative import GenerativeVerification
-from espalier.prm.scorers.base import StepScorer, StepScoring
-from espalier.prm.verifier import Verification, Verifier
+from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore, steps_with_text
 from espalier.search.algorithms import needs_verifier, stops_early
 from espalier.search.algorithms.base import Expand, viable
 from espalier.search.grading.boxes import last_boxed
@@ -25,19 +23,16 @@ from espalier.search.voting.decided import make_gate
 
 @dataclass(slots=True, eq=False)
 class NodeState:
-    """The KV sequences of a node, and its children that wait for its score.
+    """The generator sequence of a node, and how far it is.
 
-    `to_end` is set for steps of independent paths. `verified` is False until the verifier has computed the node's
-    tokens; children are scored after that, so that they share its KV and no token is computed twice. `expected` is the
-    number of children still being sampled.
+    `to_end` is set for steps of independent paths. `scored` is False until the node's score is known, or that it has
+    none. `expected` is the number of children still being sampled.
     """
 
     to_end: bool
     generator: KVSequence | None = None
-    verifier: KVSequence | None = None
-    verified: bool = False
+    scored: bool = False
     expected: int = 0
-    unscored_children: list[Node] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +50,7 @@ class PendingExpansion:
 
 
 class TreeExpander:
-    """Holds the KV sequences of a search's nodes and expands them.
+    """Expands the nodes of a search; holds their generator sequences, and the session that scores them.
 
     A round starts with the algorithm's expansions and ends when `outstanding` is 0; every sampled step then has a score
     or is known to have none.
@@ -63,7 +58,6 @@ class TreeExpander:
     Attributes:
         nodes: all nodes in order of creation, the root first.
         settled: nodes finished in this round, in order of completion.
-        outstanding: children requested in this round that are not finished.
         sampled_from: nodes with children, not counting rollouts.
     """
 
@@ -74,7 +68,7 @@ class TreeExpander:
         salt: bytes,
         engine: Engine,
         generator: Generator,
-        verifier: Verifier | StepScorer | None,
+        scorer: Scorer | None,
         meter: UsageMeter,
         on_complete: Callable[[Node], Candidate],
     ) -> None:
@@ -82,7 +76,6 @@ class TreeExpander:
         self.root = Node(0, None, ())
         self.nodes: list[Node] = [self.root]
         self.settled: list[Node] = []
-        self.outstanding = 0
         self.sampled_from: set[Node] = set()
         self._resolved = resolved
         self._request = resolved.request
@@ -90,42 +83,51 @@ class TreeExpander:
         self._salt = salt
         self._engine = engine
         self._generator = generator
-        scorer = verifier if isinstance(verifier, StepScorer) else None
-        self._verifier = None if isinstance(verifier, StepScorer) or not resolved.verifier_limits else verifier
-        self._scoring = None
-        if scorer and needs_verifier(resolved.request):
-            self._scoring = StepScoring(scorer, engine, self._owner)
-        self._whole_answers = self._verifier is not None and self._verifier.family.info.whole_answers
-        self._verification: Verification | GenerativeVerification | None = None
+        self._scorer = scorer if needs_verifier(resolved.request) else None
+        self._session = ScoreSession()
         self._meter = meter
         self._on_complete = on_complete
-        self._budget = Budget(resolved.request, meter, self._verifier is not None)
-        request, scored = resolved.request, self._verifier is not None or self._scoring is not None
-        self._gate = make_gate(request, scored) if stops_early(request) else None
+        self._budget = Budget(resolved.request, meter, resolved.verifier_limits is not None)
+        self._gate = make_gate(resolved.request, self._scorer is not None) if stops_early(resolved.request) else None
+        self._unfinished = 0  # children requested in this round
         self._waiting: dict[Node, PendingExpansion] = {}  # paths that wait at the gate, by what sampled their last step
         self._states: dict[Node, NodeState] = {}
         self._siblings: dict[tuple[Node, str, Termination | None], Node] = {}
 
+    @property
+    def outstanding(self) -> int:
+        """Children requested in this round that are not finished, and scores that are still being checked."""
+        return self._unfinished + self._session.pending
+
     def open(self) -> None:
         """Open the root's sequences, and queue the problem's verifier prefill if the budget covers it."""
-        root = self._states[self.root] = NodeState(to_end=False)
-        request, resolved = self._request, self._resolved
-        root.generator = self._engine.open(GENERATOR, list(resolved.generator_prompt), self._salt, self._owner)
+        root = self._states[self.root] = NodeState(to_end=False, scored=True)
+        request, resolved, salt = self._request, self._resolved, self._salt
+        root.generator = self._engine.open(GENERATOR, list(resolved.generator_prompt), salt, self._owner)
         self._meter.generator_tree_tokens += len(resolved.generator_prompt)
-        if self._verifier:
-            begun = self._verifier.begin(
-                self._owner, request.problem_text, resolved.verifier_prompt, self._salt, request.seed
+        if self._scorer:
+            self._session = self._scorer.begin(
+                ScoredSearch(
+                    self._engine,
+                    self._owner,
+                    self.root,
+                    request.problem_text,
+                    resolved.verifier_prompt,
+                    salt,
+                    request.seed,
+                    resolved.verifier_limits,
+                    self._budget.verifier_left,
+                )
             )
-            self._verification, root.verifier = begun, begun.root
-            self.root.verifier_tokens = begun.prompt_tokens
-            self._meter.verifier_tree_tokens += begun.prompt_tokens
-            if self._budget.covers_the_problem:
-                begun.prefill()
+        self.root.verifier_tokens = self._session.prompt_tokens
+        self._meter.verifier_tree_tokens += self._session.prompt_tokens
+        if self._budget.covers_the_problem:
+            self._session.prefill()
 
     def begin_round(self, asked: Sequence[Expand]) -> bool:
         """Start sampling the expansions; returns False, without sampling, if the budgets lack a token for each path."""
-        self.outstanding = sum(expand.children for expand in asked)
-        if not self._budget.deal(self.outstanding):
+        self._unfinished = sum(expand.children for expand in asked)
+        if not self._budget.deal(self._unfinished):
             return False
         for expand in asked:
             self._generate(expand.node, expand.children, expand.to_end, expand.greedy, expand.node, in_place=False)
@@ -133,20 +135,19 @@ class TreeExpander:
 
     def handle(self, done: Done) -> None:
         """Process one piece of finished engine work."""
-        if done.work.sequence.role == VERIFIER:
-            self._on_verified(done)
-        elif isinstance(done, Generated):
+        if isinstance(done.work.tag, PendingExpansion):
+            assert isinstance(done, Generated)
             self._meter.generator_tokens += done.computed_tokens
-            self._on_generated(done)
-        elif self._scoring:
-            self._on_checked(self._scoring, done)
+            self._on_generated(done, done.work.tag)
+        else:
+            self._on_scoring(done)
         if self._waiting:
             self._pass_gate()
 
     def footprint(self) -> Footprint:
         """The KV blocks that the tree holds now."""
-        held = [s for state in self._states.values() for s in (state.generator, state.verifier) if s is not None]
-        return self._engine.footprint(held)
+        held = [state.generator for state in self._states.values() if state.generator is not None]
+        return self._engine.footprint(held + self._session.sequences())
 
     def end_round(self, kept: Collection[Node]) -> None:
         """Release the nodes that the algorithm does not keep, and prepare the next round."""
@@ -163,16 +164,13 @@ class TreeExpander:
     def stop(self, mark: Termination) -> None:
         """Cancel all work, release all sequences, and set `mark` as the termination of unfinished nodes."""
         self._engine.cancel(self._owner)
-        if self._verification is not None:
-            self._verification.close()
-        if self._scoring is not None:
-            self._scoring.close()
+        self._session.close()
         self._cut_off(mark)
         self.keep(())
 
     def abandon(self) -> None:
         """Like `stop`, after an error: also releases untracked sequences; results that arrive later are ignored."""
-        self._verification = self._scoring = None
+        self._session = ScoreSession()
         self._engine.abandon(self._owner)
         self._cut_off(Termination.CANCELLED)
         self._states.clear()
@@ -205,11 +203,10 @@ class TreeExpander:
             limits.step_tokens, limits.path_tokens - node.path_tokens(), self._budget.generator_left(node, round_root)
         )
         expansion = PendingExpansion(node, first, to_end, greedy, round_root)
-        merge, head = request.merge_duplicates, self._scoring.head if self._scoring else ""
+        merge, head = request.merge_duplicates, self._session.head
         self._generator.generate(self._owner, sequence, samplings, left, in_place, merge, head, expansion)
 
-    def _on_generated(self, done: Generated) -> None:
-        expansion: PendingExpansion = done.work.tag
+    def _on_generated(self, done: Generated, expansion: PendingExpansion) -> None:
         parent, count = expansion.node, len(done.indices)
         above = self._states[parent]
         draws = tuple(expansion.first_child + i for i in done.indices)
@@ -229,12 +226,11 @@ class TreeExpander:
             above.generator = None
         self._states[node] = state
         node.termination = self._termination(node, done.cause, expansion)
-        if self._scoring and self._has_score(node):
-            self.outstanding -= self._scoring.pending
-            node.score = self._scoring.score(done, node.depth)
-            self.outstanding += self._scoring.pending
+        to_score = self._has_score(node)
+        if to_score:
+            node.score = self._session.score_sampled(node, done)
         if not state.to_end:
-            self.outstanding -= count - 1
+            self._unfinished -= count - 1
             # Merge only equal terminations: the same text can be complete in one sample and cut off in another.
             alike = parent, node.text, node.termination
             if self._request.merge_duplicates and (kept := self._siblings.setdefault(alike, node)) is not node:
@@ -244,12 +240,8 @@ class TreeExpander:
             self._waiting[node] = expansion
         elif node.termination is None:
             self._go_on(node, expansion)
-        if not self._verifier:
-            self._mark_verified(node)
-        elif above.verified:
-            self._score(node)
-        else:
-            above.unscored_children.append(node)
+        alone = state.to_end and above.to_end and parent.multiplicity == 1
+        self._on_scores(self._session.want(node, alone) if to_score else self._session.skip(node))
         self._give_up_path_sequences(parent)
 
     def _go_on(self, node: Node, expansion: PendingExpansion) -> None:
@@ -265,7 +257,7 @@ class TreeExpander:
         if self._gate.decided and not self._meter.stopped_paths:
             self._meter.stopped_paths = sum(node.multiplicity for node in self._waiting)
             self._meter.stopped_tokens = self._gate.tokens_left(self._waiting)
-            for node in [node for node in self._waiting if self._states[node].verified]:
+            for node in [node for node in self._waiting if self._states[node].scored]:
                 self._settle(node)
 
     def _stopped(self, node: Node) -> bool:
@@ -280,9 +272,7 @@ class TreeExpander:
         if state.generator is not None:
             self._engine.release(state.generator)
             state.generator = None
-        if state.verified and state.verifier is not None:
-            self._engine.release(state.verifier)
-            state.verifier = None
+        self._session.release(node)
 
     def _merge(self, duplicate: Node, kept: Node) -> None:
         """Merge a sibling with the same text and termination into the node that was there first.
@@ -293,7 +283,7 @@ class TreeExpander:
         if duplicate.path < kept.path:
             one, other = self._states[duplicate], self._states[kept]
             one.generator, other.generator = other.generator, one.generator
-            of_tokens = ("score",) if self._scoring else ()  # a verifier's is of the text, which is the same
+            of_tokens = () if duplicate.score is None else ("score",)  # others are of the text, which is the same
             for name in ("path", "num_tokens", "own_tokens", "log_probability", *of_tokens):
                 mine, theirs = getattr(duplicate, name), getattr(kept, name)
                 setattr(duplicate, name, theirs)
@@ -303,7 +293,7 @@ class TreeExpander:
         kept.multiplicity += duplicate.multiplicity
         self._meter.duplicates += 1
         self._release(duplicate)
-        self.outstanding -= 1
+        self._unfinished -= 1
 
     def _termination(self, node: Node, cause: StopCause, expansion: PendingExpansion) -> Termination | None:
         if cause is StopCause.EOS:
@@ -321,98 +311,47 @@ class TreeExpander:
             return Termination.LENGTH
         return Termination.DEGENERATE if is_degenerate([step.text for step in node.lineage()]) else None
 
-    def _score(self, node: Node) -> None:
-        """Queue the node's step for scoring; its parent has been verified.
-
-        Steps without text and steps that were cut off are not scored. A step that is too long for the verifier, or has
-        tokens without an embedding, ends its path. A verifier of whole answers reads nothing until the path is
-        complete, then the whole answer after the problem.
-        """
-        assert self._verification is not None
-        assert node.parent is not None
-        state = self._states[node]
-        if not self._has_score(node):
-            self._mark_verified(node)
-            return
-        parent = self._states[self.root if self._whole_answers else node.parent]
-        # A node of an independent path takes over its parent's sequence, which no other node extends.
-        take_over = state.to_end and parent.to_end and node.parent.multiplicity == 1
-        scoring = None
-        if parent.verifier is not None:
-            room, share = self._verifier_room(parent.verifier), self._budget.verifier_left(node)
-            steps = [step for step in node.lineage() if step.text.strip()]
-            try:
-                scoring = self._verification.score(
-                    parent.verifier,
-                    tuple(step.text for step in steps),
-                    min(room, share),
-                    in_place=take_over,
-                    before=steps[-2].score if len(steps) > 1 else None,
-                    tag=node,
-                )
-            except NoEmbeddingError:
-                share = room  # the budget is not the reason
-            if scoring is None and share < room:
-                self._budget.refuse(node)
-        if scoring is None:
-            if not state.to_end:
-                node.termination = self._budget.why_unscored(node)
-            self._mark_verified(node)
-            return
-        if take_over:
-            parent.verifier = None
-        state.verifier = scoring.sequence
-        node.verifier_tokens = scoring.num_tokens
-        self._meter.verifier_tree_tokens += node.verifier_tokens
-
     def _has_score(self, node: Node) -> bool:
-        return node.complete if self._whole_answers else bool(node.text.strip()) and viable(node)
+        """Whether a node is to be scored: steps without text, and steps that were cut off, are not."""
+        if self._scorer and self._scorer.scores == "answers":
+            return node.complete
+        return bool(node.text.strip()) and viable(node)
 
-    def _verifier_room(self, sequence: KVSequence) -> int:
-        limits = self._resolved.verifier_limits
-        assert limits is not None
-        return min(limits.prompt_tokens + limits.path_tokens - self._engine.length(sequence), limits.step_tokens)
-
-    def _on_verified(self, done: Done) -> None:
-        assert self._verification is not None
-        if not self._verification.is_check(done):
+    def _on_scoring(self, done: Done) -> None:
+        if not self._session.is_check(done):
             self._meter.verifier_tokens += done.computed_tokens
-        if (verdict := self._verification.take(done)) is not None:
-            node = verdict.tag or self.root
-            node.score = verdict.score
-            node.verifier_tokens += verdict.late_tokens
-            self._meter.verifier_tree_tokens += verdict.late_tokens
-            self._mark_verified(node)
-
-    def _on_checked(self, scoring: StepScoring, done: Done) -> None:
-        self.outstanding -= scoring.pending
         try:
-            scoring.take(done)
+            self._on_scores(self._session.take(done))
         except ScoreMismatchError:
             self.abandon()  # the same step's other results may be lost to the error
             raise
-        self.outstanding += scoring.pending
 
-    def _mark_verified(self, node: Node) -> None:
-        """Mark the node as verified: queue its children for scoring, and settle it if it has ended."""
-        state = self._states[node]
-        state.verified = True
-        waiting, state.unscored_children = state.unscored_children, []
-        for child in waiting:
-            self._score(child)
-        if state.to_end and node.termination is None:
-            self._give_up_path_sequences(node)
-        if node is not self.root and (not state.to_end or node.termination is not None or self._stopped(node)):
-            self._settle(node)
+    def _on_scores(self, scores: Iterable[StepScore]) -> None:
+        for step in scores:
+            node: Node = step.node
+            node.verifier_tokens += step.tokens
+            self._meter.verifier_tree_tokens += step.tokens
+            if node is self.root or step.status is ScoreStatus.PENDING:
+                continue
+            state = self._states[node]
+            node.score, state.scored = step.score, True
+            if step.status is ScoreStatus.OVER_BUDGET:
+                self._budget.refuse(node)
+            if step.status is not ScoreStatus.SCORED and not state.to_end:
+                node.termination = self._budget.why_unscored(node)
+            if state.to_end and node.termination is None:
+                self._give_up_path_sequences(node)
+            if not state.to_end or node.termination is not None or self._stopped(node):
+                self._settle(node)
 
     def _settle(self, node: Node) -> None:
-        """Count a node as finished: it is verified and, for independent paths, ended or stopped."""
+        """Count a node as finished: it is scored and, for independent paths, ended or stopped."""
         state = self._states[node]
-        read = [node] if self._whole_answers else [step for step in node.lineage() if step.text.strip()]
-        unscored = self._verifier and any(step.score is None for step in read)
-        if unscored and state.to_end and node.complete:
-            node.termination = self._budget.why_unscored(node)  # no score for this path
-        self.outstanding -= node.multiplicity if state.to_end else 1
+        if self._scorer and state.to_end and node.complete:
+            read = [node] if self._scorer.scores == "answers" else steps_with_text(node)
+            if any(step.score is None for step in read):
+                node.termination = self._budget.why_unscored(node)  # no score for this path
+        self._unfinished -= node.multiplicity if state.to_end else 1
         self.settled.append(node)
         candidate = self._on_complete(node) if node.complete and not node.rollout else None
         if self._gate and node.termination is not None:
@@ -421,6 +360,6 @@ class TreeExpander:
     def _release(self, node: Node) -> None:
         if (state := self._states.pop(node, None)) is None:
             return
-        for sequence in (state.generator, state.verifier):
-            if sequence is not None:
-                self._engine.release(sequence)
+        if state.generator is not None:
+            self._engine.release(state.generator)
+        self._session.release(node)

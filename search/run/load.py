@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.config import DecoderConfig
     from espalier.engine.models.model import Head, Model
-    from espalier.prm.scorers.base import StepScorer
+    from espalier.prm.scorer import Scorer
     from espalier.prm.verifier import Verifier
     from espalier.search.run.generator import Advice, Generator
     from espalier.search.run.orchestrator import Orchestrator
@@ -231,24 +231,22 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     family = scorer = None
     if settings.verifier == SELF:
         family = verifier_of_generator(checkpoint, models[GENERATOR])
-        models[VERIFIER] = family.model
     elif settings.verifier in WITHOUT_WEIGHTS:
         scorer = _scorer_of_confidence(settings)
     elif head:
-        models[GENERATOR], scorer = add_trunk_head(head, models[GENERATOR])
-        scorer.full_rescore = settings.verify_incremental
+        models[GENERATOR], scorer = add_trunk_head(head, models[GENERATOR], settings.verify_incremental)
     elif VERIFIER in checkpoints:
         reference = checkpoints.get(_REFERENCE)
         family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
-        models[VERIFIER] = family.model
+    if family:
+        scorer, models[VERIFIER] = Verifier(family, settings.verify_incremental), family.model
     engine = _make_engine(settings, models, device, dtype)
     generator = _make_generator(settings, engine, checkpoint)
-    verifier = Verifier(engine, family, settings.verify_incremental) if family else scorer
     equivalence = make_equivalence(settings.answer_equivalence, settings.grader_memory)
     return Orchestrator(
         engine,
         generator,
-        verifier,
+        scorer,
         max_running=settings.max_running,
         equivalence=equivalence,
         model_names=model_names(settings),
@@ -270,7 +268,7 @@ def _advice_of(generator: str) -> Advice:
     return lambda _: ()
 
 
-def _scorer_of_confidence(settings: RuntimeSettings) -> StepScorer:
+def _scorer_of_confidence(settings: RuntimeSettings) -> Scorer:
     from espalier.prm.scorers.confidence import Confidence, LowestConfidence
 
     if settings.verify_incremental:
@@ -339,7 +337,9 @@ def _make_generator(settings: RuntimeSettings, engine: Engine, checkpoint: Check
     return Generator(engine, system_prompt, defaults, _advice_of(settings.generator))
 
 
-def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None) -> Verifier:
+def load_verifier_alone(
+    settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None
+) -> tuple[Engine, Verifier]:
     """Load the process reward model, without a generator, onto an engine of its own; see `load_orchestrator`.
 
     Raises:
@@ -369,7 +369,7 @@ def load_verifier_alone(settings: RuntimeSettings, on_bytes: Callable[[int, int]
         raise _scores_no_texts(settings.verifier)
     family = load_verifier(opened[VERIFIER], dtype, device, settings.verifier_family, opened.get(_REFERENCE))
     engine = _make_engine(settings, {VERIFIER: family.model}, device, dtype)
-    return Verifier(engine, family, settings.verify_incremental)
+    return engine, Verifier(family, settings.verify_incremental)
 
 
 def _scores_no_texts(verifier: str) -> CheckpointError:

@@ -16,8 +16,7 @@ from espalier.engine.errors import FatalError, PartialFailureError
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
-from espalier.prm.scorers.base import StepScorer
-from espalier.prm.verifier import Verifier
+from espalier.prm.scorer import Scorer
 from espalier.search.fairness import AccountThreads
 from espalier.search.request import EXACT_MATCH, USUAL, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import Candidate, Event, SearchResult, StopReason
@@ -57,7 +56,7 @@ class Orchestrator:
         self,
         engine: Engine,
         generator: Generator,
-        verifier: Verifier | StepScorer | None,
+        scorer: Scorer | None,
         max_running: int = 64,
         clock: Callable[[], float] = time.monotonic,
         equivalence: Equivalence | None = None,
@@ -68,7 +67,7 @@ class Orchestrator:
         Args:
             engine: holds both models.
             generator: samples steps.
-            verifier: scores steps; None if no search needs scores.
+            scorer: scores steps; None if no search needs scores.
             max_running: maximum number of searches running at once.
             clock: monotonic time in seconds.
             equivalence: compares answers in votes, closed with the orchestrator; None for exact match.
@@ -77,9 +76,8 @@ class Orchestrator:
         self.model_names = model_names
         self.engine = engine
         self._generator = generator
-        self._scorer = verifier if isinstance(verifier, StepScorer) else None
-        self._verifier = None if isinstance(verifier, StepScorer) else verifier
-        self._resolver = Resolver(engine, generator, verifier)
+        self._scorer = scorer
+        self._resolver = Resolver(engine, generator, scorer)
         self.max_running = max_running
         self._clock = clock
         self._equivalence = equivalence
@@ -133,9 +131,7 @@ class Orchestrator:
         generator = self._generator.model
         found = digests(self.engine, self._scorer)
         dtype, device = str(generator.decoder.dtype), generator.decoder.device.type
-        if self._verifier:
-            found["verifier_family"] = self._verifier.family.identity
-        elif self._scorer:
+        if self._scorer:
             found["verifier_family"] = self._scorer.identity
         prompt = self._generator.system_prompt
         equivalence = self._equivalence.name if self._equivalence else EXACT_MATCH
@@ -171,7 +167,7 @@ class Orchestrator:
             InvalidRequestError, RequestTooLargeError: see `Resolver.resolve`.
         """
         resolved = self.check(request) if isinstance(request, SearchRequest) else request
-        models = self._generator, self._verifier or self._scorer
+        models = self._generator, self._scorer
         search_id = search_id or secrets.token_hex(8)
         search = RunningSearch(search_id, resolved, options, self.engine, *models, on_event or _ignore, self._clock)
         search.arrival = next(self._arrivals)

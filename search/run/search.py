@@ -7,11 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from espalier.engine.engine import Engine, Footprint
-from espalier.engine.roles import VERIFIER
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
-from espalier.prm.scorers.base import StepScorer
-from espalier.prm.verifier import Verifier
+from espalier.prm.scorer import Scorer
 from espalier.search.algorithms import make_algorithm
 from espalier.search.algorithms.base import Expand
 from espalier.search.fairness import Account
@@ -54,10 +52,9 @@ _PARTIAL_SHARE = 0.05
 """Maximum share of the time that such looks take, however large the tree."""
 
 
-def digests(engine: Engine, verifier: Verifier | StepScorer | None) -> dict[str, str]:
-    """Digests of the weights that results depend on, by role."""
-    own = {VERIFIER: verifier.digest} if isinstance(verifier, StepScorer) and verifier.digest else {}
-    return {role: model.digest for role, model in engine.models.items()} | own
+def digests(engine: Engine, scorer: Scorer | None) -> dict[str, str]:
+    """Digests of the weights and of the code that results depend on, by role."""
+    return {role: model.digest for role, model in engine.models.items()} | dict(scorer.digests if scorer else {})
 
 
 class RunningSearch:
@@ -89,7 +86,7 @@ class RunningSearch:
         options: SubmitOptions,
         engine: Engine,
         generator: Generator,
-        verifier: Verifier | StepScorer | None,
+        scorer: Scorer | None,
         on_event: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -109,10 +106,10 @@ class RunningSearch:
         self._latest = self.meter.clock() + options.max_seconds
         self.deadline = self._latest if options.timed_from_start else self._time_limit_from(self.meter.submitted)
         self.released = False
-        self._digests = digests(engine, verifier)
+        self._digests = digests(engine, scorer)
         self._on_event = on_event
         self._tree = TreeExpander(
-            search_id, resolved, options.salt, engine, generator, verifier, self.meter, self._on_complete
+            search_id, resolved, options.salt, engine, generator, scorer, self.meter, self._on_complete
         )
         self._algorithm = make_algorithm(resolved.request, self._tree.root)
         self._asked: list[Expand] = []

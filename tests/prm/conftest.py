@@ -44,6 +44,6 @@ def verifier_of(
     def make(family: str | PrmFamily, full_rescore: bool = False, **options: Any) -> tuple[Engine, Verifier]:
         family = load_family(family) if isinstance(family, str) else family
         engine = make_engine("qwen2-tied", family.model, **{"kv_memory_bytes": 2**23, **options})
-        return engine, Verifier(engine, family, full_rescore)
+        return engine, Verifier(family, full_rescore)
 
     return make

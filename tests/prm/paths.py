@@ -1,13 +1,15 @@
-"""Texts to score, and driving a verifier by hand over them."""
+"""Texts to score, and driving a session by hand over them."""
+
+from typing import Any
 
 from engine_driver import drain
 
 from espalier.engine.engine import Engine
-from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.work import Scored
-from espalier.prm.base import Verdict
-from espalier.prm.generative import GenerativeVerification
-from espalier.prm.verifier import Verification, Verifier
+from espalier.prm.scorer import ScoredSearch, ScoreStatus, StepScore
+from espalier.prm.session import VerifierSession
+from espalier.prm.verifier import Verifier
+from espalier.search.tree import Node
 
 PROBLEM = "Tom starts with 38 coins. He finds 47 more.\nHow many has he?"
 STEPS = {
@@ -24,56 +26,82 @@ STEPS = {
 }
 
 
-def begin(engine: Engine, verifier: Verifier, problem: str = PROBLEM) -> Verification | GenerativeVerification:
-    """The verification of the problem, its root computed."""
-    verification = verifier.begin("me", problem, verifier.prompt_ids(problem))
-    verification.prefill()
+def opened(
+    engine: Engine, verifier: Verifier, problem: str = PROBLEM, owner: str = "me", **search: Any
+) -> tuple[VerifierSession[Any], Node]:
+    """A session of the problem, and the root of its tree; nothing is computed."""
+    root = Node(0, None, ())
+    session = verifier.begin(ScoredSearch(engine, owner, root, problem, verifier.prompt(problem), **search))
+    assert isinstance(session, VerifierSession)
+    return session, root
+
+
+def begin(
+    engine: Engine, verifier: Verifier, problem: str = PROBLEM, **search: Any
+) -> tuple[VerifierSession[Any], Node]:
+    """A session of the problem, its root computed."""
+    session, root = opened(engine, verifier, problem, **search)
+    session.prefill()
     (done,) = drain(engine)
     assert isinstance(done, Scored)
-    assert verification.take(done) == Verdict(verification.root, None)
-    return verification
+    assert list(session.take(done)) == [StepScore(root)]
+    return session, root
 
 
-def settle(engine: Engine, verification: Verification | GenerativeVerification) -> dict[KVSequence, float]:
-    """Run until every step that is being scored has its score."""
-    scores: dict[KVSequence, float] = {}
+def child(parent: Node, text: str) -> Node:
+    """A node for the next step of a path."""
+    return Node(parent.node_id + 1, parent, (*parent.path, 0), text)
+
+
+def want(session: VerifierSession[Any], node: Node, in_place: bool = False) -> StepScore:
+    """Hand in a node whose parent is scored; what is known of it then."""
+    (step,) = session.want(node, in_place)
+    assert step.node is node
+    return step
+
+
+def settle(engine: Engine, session: VerifierSession[Any]) -> dict[Node, float]:
+    """Run until every step that is being scored has its score, and every check is done."""
+    scores: dict[Node, float] = {}
     while engine.busy:
         for done in engine.step():
-            if (verdict := verification.take(done)) is not None:
-                assert verdict.score is not None
-                scores[verdict.sequence] = verdict.score
+            for step in session.take(done):
+                assert step.score is not None
+                scores[step.node] = step.node.score = step.score
         engine.check_integrity()
+    assert not session.pending
     return scores
 
 
-def score_step(
-    engine: Engine,
-    verification: Verification | GenerativeVerification,
-    parent: KVSequence,
-    *steps: str,
-    in_place: bool = False,
-    before: float | None = None,
-) -> tuple[float, KVSequence]:
-    """Score the newest of `steps` and nothing else."""
-    scoring = verification.score(parent, steps, 10_000, in_place, before)
-    assert scoring is not None
-    ((sequence, score),) = settle(engine, verification).items()
-    assert sequence is scoring.sequence
-    return score, sequence
+def score_step(engine: Engine, session: VerifierSession[Any], parent: Node, text: str, in_place: bool = False) -> Node:
+    """Score the next step of a path and nothing else."""
+    node = child(parent, text)
+    assert want(session, node, in_place).status is ScoreStatus.PENDING
+    assert list(settle(engine, session)) == [node]
+    return node
 
 
 def score_path(
-    engine: Engine, verification: Verification | GenerativeVerification, steps: list[str], in_place: bool = False
+    engine: Engine, session: tuple[VerifierSession[Any], Node], steps: list[str], in_place: bool = False
 ) -> list[float]:
-    """Score all steps of a path one after the other; its sequences are released."""
-    scores: list[float] = []
-    path = [verification.root]
-    for end in range(1, len(steps) + 1):
-        before = scores[-1] if scores else None
-        score, sequence = score_step(engine, verification, path[-1], *steps[:end], in_place=in_place, before=before)
-        scores.append(score)
-        path.append(sequence)
-    for sequence in dict.fromkeys(path):
-        if not sequence.released:
-            engine.release(sequence)
-    return scores
+    """Score all steps of a path one after the other, then release it."""
+    scoring, root = session
+    path = [root]
+    for text in steps:
+        path.append(score_step(engine, scoring, path[-1], text, in_place))
+    for node in path:
+        scoring.release(node)
+    assert scoring.sequences() == []
+    return [node.score for node in path[1:] if node.score is not None]
+
+
+def score_answer(engine: Engine, verifier: Verifier, steps: list[str]) -> float:
+    """The score of a whole answer, by a family that scores no steps."""
+    session, node = begin(engine, verifier)
+    for text in steps[:-1]:
+        node = child(node, text)
+        assert list(session.skip(node)) == [StepScore(node)]
+    score = score_step(engine, session, node, steps[-1]).score
+    assert score is not None
+    session.close()
+    return score

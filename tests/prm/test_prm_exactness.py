@@ -7,8 +7,7 @@ from pathlib import Path
 import plain_families
 import pytest
 import torch
-from engine_driver import release
-from paths import PROBLEM, STEPS, begin, score_path, score_step, settle
+from paths import PROBLEM, STEPS, begin, child, score_answer, score_path, score_step, settle, want
 from tiny_models import edit_json
 
 from espalier.engine.engine import Engine
@@ -16,6 +15,9 @@ from espalier.engine.errors import RequestTooLargeError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.prm.base import PrmFamily, StepPath
 from espalier.prm.families import load_verifier
+from espalier.prm.limits import PathLimits
+from espalier.prm.scorer import ScoreStatus
+from espalier.prm.session import StepSession
 from espalier.prm.verifier import Verifier
 
 Make = Callable[..., tuple[Engine, Verifier]]
@@ -68,26 +70,29 @@ def test_a_path_in_place_has_the_same_bits_as_by_forks(name: str, verifier_of: M
 @pytest.mark.parametrize("name", STEPWISE)
 def test_siblings_are_scored_each_on_its_own(name: str, verifier_of: Make, family_folders: dict[str, Path]):
     engine, verifier = verifier_of(name, max_batch_tokens=13)
-    verification = begin(engine, verifier)
-    first, parent = score_step(engine, verification, verification.root, "38+47=85\n\n")
+    session, root = begin(engine, verifier)
+    parent = score_step(engine, session, root, "38+47=85\n\n")
     steps = ["So 85\n\n", "So 86\n\n", "\\boxed{85}", "He loses 12 of them, and the rest is his.\n\n"]
-    works = [verification.score(parent, ("38+47=85\n\n", step), 1000, before=first) for step in steps]
-    values = settle(engine, verification)
-    for step, work in zip(steps, works, strict=True):
-        assert work is not None
-        expected = plain_families.plain_scores(name, family_folders, PROBLEM, ["38+47=85\n\n", step])[1]
-        assert values[work.sequence] == pytest.approx(expected, abs=1e-5)
-    release(engine, verification.root, parent, *values)
+    nodes = [child(parent, step) for step in steps]
+    for node in nodes:
+        assert want(session, node).status is ScoreStatus.PENDING
+    values = settle(engine, session)
+    for node in nodes:
+        expected = plain_families.plain_scores(name, family_folders, PROBLEM, ["38+47=85\n\n", node.text])[1]
+        assert values[node] == pytest.approx(expected, abs=1e-5)
+    session.close()
 
 
 @pytest.mark.parametrize("name", STEPWISE)
 def test_every_token_is_computed_once_and_nothing_is_tokenised_otherwise_later(name: str, verifier_of: Make):
     engine, verifier = verifier_of(name)
     steps = tuple(STEPS["eight steps"])
-    score_path(engine, begin(engine, verifier), list(steps))
-    whole = verifier.family.whole(StepPath(PROBLEM, steps))
+    begun = begin(engine, verifier)
+    score_path(engine, begun, list(steps))
+    whole = verifier.family.full_path(StepPath(PROBLEM, steps))
     probes = whole.num_probe_tokens * (len(steps) - 1)  # the last one's is in the whole text
-    assert verifier.reopened == 0
+    assert isinstance(begun[0], StepSession)
+    assert begun[0].reopened == 0
     assert engine.stats()["verifier"].computed_tokens == len(whole.token_ids) + probes
 
 
@@ -109,25 +114,29 @@ def test_a_step_and_a_problem_that_hold_the_familys_mark_are_read_as_plain_text(
 @pytest.mark.parametrize("name", STEPWISE)
 def test_a_step_longer_than_its_limit_has_no_score_and_takes_nothing(name: str, verifier_of: Make):
     engine, verifier = verifier_of(name)
-    verification = begin(engine, verifier)
-    step = "38+47=85 " * 30
-    exact, sequence = verification.score(verification.root, (step,), 10_000), None
-    assert exact is not None
-    settle(engine, verification)
+    left = [10_000]
+    session, root = begin(engine, verifier, budget=lambda node: left[0])
+    nodes = [child(root, "38+47=85 " * 30) for _ in range(3)]
+    exact = want(session, nodes[0]).tokens
+    settle(engine, session)
     held = engine.stats()["verifier"].live_sequences
-    assert verification.score(verification.root, (step,), exact.num_tokens - 1) is None
+    left[0] = exact - 1
+    assert want(session, nodes[1]).status is ScoreStatus.OVER_BUDGET
     assert not engine.busy
     assert engine.stats()["verifier"].live_sequences == held
-    again = verification.score(verification.root, (step,), exact.num_tokens)
-    assert again is not None
-    (sequence,) = settle(engine, verification)
-    release(engine, verification.root, exact.sequence, sequence)
+    left[0] = exact
+    assert want(session, nodes[2]).tokens == exact
+    assert list(settle(engine, session)) == [nodes[2]]
+    session.close()
+    session, root = begin(engine, verifier, limits=PathLimits(session.prompt_tokens, 10_000, exact - 1))
+    assert want(session, child(root, nodes[0].text)).status is ScoreStatus.UNREADABLE
+    session.close()
 
 
 def test_a_problem_that_fills_the_context_is_refused_with_the_numbers(verifier_of: Make):
     engine, verifier = verifier_of("token-classifier")
     with pytest.raises(RequestTooLargeError, match=r"600 verifier tokens and the verifier's context is 512"):
-        verifier.prompt_ids("3" * 600)
+        verifier.prompt("3" * 600)
     assert engine.stats()["verifier"].live_sequences == 0
 
 
@@ -136,13 +145,10 @@ def test_an_outcome_models_score_is_that_of_the_whole_answer(
     steps: list[str], verifier_of: Make, family_folders: dict[str, Path]
 ):
     engine, verifier = verifier_of("outcome")
-    verification = begin(engine, verifier)
-    score, sequence = score_step(engine, verification, verification.root, *steps)
-    release(engine, verification.root, sequence)
+    score = score_answer(engine, verifier, steps)
     with torch.inference_mode():
         expected = plain_families.outcome(family_folders["outcome"], PROBLEM, steps)
     assert score == pytest.approx(expected, abs=1e-5)
-    assert verifier.reopened == 0
 
 
 @pytest.mark.parametrize("pad", ["<|eot_id|>", "<|end_header_id|>", None])
@@ -153,9 +159,7 @@ def test_an_outcome_model_whose_template_ends_in_its_padding_is_read_where_trans
     pad_id = None if pad is None else plain_families.hf_tokenizer(folder).convert_tokens_to_ids(pad)
     edit_json(folder / "config.json", {"pad_token_id": pad_id})
     engine, verifier = verifier_of(load_verifier(Checkpoint(folder), torch.float32, "cpu"))
-    verification = begin(engine, verifier)
-    score, sequence = score_step(engine, verification, verification.root, *STEPS["two steps"])
-    release(engine, verification.root, sequence)
+    score = score_answer(engine, verifier, STEPS["two steps"])
     with torch.inference_mode():
         expected = plain_families.outcome(folder, PROBLEM, STEPS["two steps"])
         at_the_end = plain_families.outcome(family_folders["outcome"], PROBLEM, STEPS["two steps"])
@@ -169,6 +173,6 @@ def test_a_readings_marks_are_within_what_is_set_aside(name: str, load_family: C
     for step in ("x", "12"):
         steps = ("a", "b", step)
         text = len(family.model.tokenizer.encode(step))
-        added = len(family.whole(StepPath(PROBLEM, steps)).token_ids)
-        added -= len(family.whole(StepPath(PROBLEM, steps[:2])).token_ids)
+        added = len(family.full_path(StepPath(PROBLEM, steps)).token_ids)
+        added -= len(family.full_path(StepPath(PROBLEM, steps[:2])).token_ids)
         assert added <= text + family.max_special_tokens + 4

@@ -12,9 +12,10 @@ from test_prm_exactness import STEPWISE
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import InvalidRequestError, ScoreMismatchError
-from espalier.prm.base import PrmFamily, ScoringInput, StepPath
+from espalier.prm.base import PrmFamily, ScoreInput, StepPath
 from espalier.prm.families.universal import UniversalPrm
-from espalier.prm.verifier import Verification, Verifier
+from espalier.prm.session import StepSession
+from espalier.prm.verifier import Verifier
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import NodeRecord, SearchResult
 from espalier.search.run.generator import Generator
@@ -38,7 +39,7 @@ def search_with(load_family: Callable[[str], PrmFamily], make_engine: Callable[.
         family = load_family(name)
         engine = make_engine("talker", family.model, **{"kv_memory_bytes": 2**23, **options})
         generator = Generator(engine, "", {"temperature": 1.0, "top_p": 1.0})
-        return Orchestrator(engine, generator, Verifier(engine, family, full_rescore))
+        return Orchestrator(engine, generator, Verifier(family, full_rescore))
 
     return make
 
@@ -163,11 +164,11 @@ def test_a_score_that_differs_ends_the_search_with_the_numbers_and_leaves_nothin
 ):
     read = UniversalPrm.read
 
-    def forgetful(self: UniversalPrm, path: StepPath) -> ScoringInput:
+    def forgetful(self: UniversalPrm, path: StepPath) -> ScoreInput:
         reading = read(self, path)
         if len(path.steps) == 1:
             return reading
-        return ScoringInput(reading.token_ids[1:], (reading.score_positions[0] - 1,), 1)
+        return ScoreInput(reading.token_ids[1:], (reading.score_positions[0] - 1,), 1)
 
     monkeypatch.setattr(UniversalPrm, "read", forgetful)
     orchestrator = search_with("universal-prm", full_rescore=True)
@@ -185,9 +186,8 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: M
         for _ in range(steps):
             orchestrator.step()
         for search in orchestrator._searches.values():
-            verification = search._tree._verification
-            assert isinstance(verification, Verification)
-            opened += bool(verification._probes or verification._check)
+            session = search._tree._session
+            opened += isinstance(session, StepSession) and bool(session._opened or session.pending)
         orchestrator.cancel(search_id)
         while orchestrator.busy:
             orchestrator.step()

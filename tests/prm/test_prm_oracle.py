@@ -1,18 +1,20 @@
 """`--verify-incremental`: every score again from the whole text, and what happens where they differ."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from engine_driver import release
-from paths import PROBLEM, STEPS, begin, score_path, score_step, settle
+from paths import PROBLEM, STEPS, begin, child, score_path, score_step, settle, want
 from test_prm_exactness import STEPWISE
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import ScoreMismatchError
-from espalier.prm.base import PrmFamily, ScoringInput, StepPath
+from espalier.prm.base import PrmFamily, ScoreInput, StepPath
 from espalier.prm.families.qwen_math import QwenMathPrm
 from espalier.prm.families.rlhflow import RlhFlow
+from espalier.prm.scorer import ScoreStatus
+from espalier.prm.session import VerifierSession
 from espalier.prm.verifier import Verifier
 
 Make = Callable[..., tuple[Engine, Verifier]]
@@ -31,30 +33,30 @@ def test_a_check_computes_the_whole_text_and_shares_nothing(verifier_of: Make):
     steps = STEPS["two steps"]
     engine, verifier = verifier_of("qwen2.5-math-prm", full_rescore=True)
     score_path(engine, begin(engine, verifier), steps)
-    whole = [verifier.family.whole(StepPath(PROBLEM, tuple(steps[:end]))).token_ids for end in (1, 2)]
+    whole = [verifier.family.full_path(StepPath(PROBLEM, tuple(steps[:end]))).token_ids for end in (1, 2)]
     assert engine.stats()["verifier"].computed_tokens == len(whole[1]) + len(whole[0]) + len(whole[1])
     assert engine.stats()["verifier"].cache_hits == 0
 
 
 def test_siblings_are_checked_one_after_the_other(verifier_of: Make):
     engine, verifier = verifier_of("universal-prm", full_rescore=True)
-    verification = begin(engine, verifier)
+    session, root = begin(engine, verifier)
     for step in ("So 85", "So 86", "So 87"):
-        assert verification.score(verification.root, (step,), 100) is not None
-    scores = settle(engine, verification)
+        assert want(session, child(root, step)).status is ScoreStatus.PENDING
+    scores = settle(engine, session)
     assert len(scores) == 3
     assert engine.stats()["verifier"].live_sequences == 4
-    release(engine, verification.root, *scores)
+    session.close()
 
 
 def test_a_family_that_forgets_the_answer_before_a_step_is_caught(verifier_of: Make, monkeypatch: pytest.MonkeyPatch):
     read = RlhFlow.read
 
-    def without_the_answer(self: RlhFlow, path: StepPath) -> ScoringInput:
+    def without_the_answer(self: RlhFlow, path: StepPath) -> ScoreInput:
         reading = read(self, path)
-        if reading.whole:
+        if reading.full_path:
             return reading
-        return ScoringInput(reading.token_ids[1:], (reading.score_positions[0] - 1,))
+        return ScoreInput(reading.token_ids[1:], (reading.score_positions[0] - 1,))
 
     monkeypatch.setattr(RlhFlow, "read", without_the_answer)
     caught(verifier_of, "rlhflow")
@@ -63,9 +65,9 @@ def test_a_family_that_forgets_the_answer_before_a_step_is_caught(verifier_of: M
 def test_a_family_that_reads_one_token_early_is_caught(verifier_of: Make, monkeypatch: pytest.MonkeyPatch):
     read = QwenMathPrm.read
 
-    def early(self: QwenMathPrm, path: StepPath) -> ScoringInput:
+    def early(self: QwenMathPrm, path: StepPath) -> ScoreInput:
         reading = read(self, path)
-        return ScoringInput(reading.token_ids, (reading.score_positions[0] - (len(path.steps) > 1),))
+        return ScoreInput(reading.token_ids, (reading.score_positions[0] - (len(path.steps) > 1),))
 
     monkeypatch.setattr(QwenMathPrm, "read", early)
     caught(verifier_of, "qwen2.5-math-prm")
@@ -73,12 +75,12 @@ def test_a_family_that_reads_one_token_early_is_caught(verifier_of: Make, monkey
 
 def test_a_parent_whose_kv_was_overwritten_is_caught(verifier_of: Make):
     engine, verifier = verifier_of("token-classifier", full_rescore=True)
-    verification = begin(engine, verifier)
-    _, parent = score_step(engine, verification, verification.root, "38+47=85\n\n")
+    session, root = begin(engine, verifier)
+    parent = score_step(engine, session, root, "38+47=85\n\n")
     engine.kv_pool.bytes.zero_()
     with pytest.raises(ScoreMismatchError, match="step 2 of a path"):
-        score_step(engine, verification, parent, "38+47=85\n\n", "So 85")
-    close(engine, verifier)
+        score_step(engine, session, parent, "So 85")
+    close(engine, session)
 
 
 def test_a_score_that_is_not_a_number_is_caught(verifier_of: Make, monkeypatch: pytest.MonkeyPatch):
@@ -87,28 +89,27 @@ def test_a_score_that_is_not_a_number_is_caught(verifier_of: Make, monkeypatch: 
 
     monkeypatch.setattr(QwenMathPrm, "score", nan)
     engine, verifier = verifier_of("qwen2.5-math-prm", full_rescore=True)
-    verification = begin(engine, verifier)
+    session, root = begin(engine, verifier)
     with pytest.raises(ScoreMismatchError):
-        score_step(engine, verification, verification.root, "So 85")
-    close(engine, verifier)
+        score_step(engine, session, root, "So 85")
+    close(engine, session)
 
 
 def caught(verifier_of: Make, name: str) -> None:
     """The first step is right, the second is caught, and the error has both numbers."""
     engine, verifier = verifier_of(name, full_rescore=True)
-    verification = begin(engine, verifier)
-    _, parent = score_step(engine, verification, verification.root, "38+47=85\n\n")
+    session, root = begin(engine, verifier)
+    parent = score_step(engine, session, root, "38+47=85\n\n")
     with pytest.raises(ScoreMismatchError, match=rf"--verify-incremental: {name} gives step 2 of a path") as error:
-        score_step(engine, verification, parent, "38+47=85\n\n", "So 85")
+        score_step(engine, session, parent, "So 85")
     assert repr(error.value.incremental) in str(error.value)
     assert repr(error.value.whole) in str(error.value)
     assert abs(error.value.incremental - error.value.whole) > 1e-6
-    close(engine, verifier)
+    close(engine, session)
 
 
-def close(engine: Engine, verifier: Verifier) -> None:
+def close(engine: Engine, session: VerifierSession[Any]) -> None:
     """Release what the failed search still holds, as its owner would."""
-    table = engine.schedulers["verifier"].table
     engine.cancel("me")
-    for sequence in list(table._of_owner.get("me", ())):
-        table.release(sequence)
+    session.close()
+    engine.check_drained()

@@ -7,9 +7,8 @@ from pathlib import Path
 import plain_families
 import pytest
 import torch
-from engine_driver import release
 from family_models import write_thinkprm
-from paths import PROBLEM, STEPS, begin, score_path, score_step
+from paths import PROBLEM, STEPS, begin, child, score_path, score_step, want
 from test_prm_in_search import BEAM, BEST_OF_N, nodes_of, run, scored_paths
 
 from espalier.engine.engine import Engine
@@ -19,12 +18,16 @@ from espalier.engine.work import Generated
 from espalier.prm.base import StepPath
 from espalier.prm.families import load_verifier
 from espalier.prm.families.thinkprm import ThinkPrm
-from espalier.prm.generative import GenerativeVerification
+from espalier.prm.generative import RationaleSession
+from espalier.prm.limits import PathLimits, RationaleLimits
+from espalier.prm.scorer import ScoreStatus
+from espalier.prm.session import VerifierSession
 from espalier.prm.verifier import Verifier
 from espalier.search.request import SearchRequest
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import MemoryEstimate, PathLimits, RationaleLimits, worst_case_blocks
+from espalier.search.run.memory import MemoryEstimate, worst_case_blocks
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.tree import Node
 
 Make = Callable[..., tuple[Engine, Verifier]]
 SETTINGS = {"greedy": {}, "chains": {"chains": 3, "temperature": 1.0}}
@@ -57,20 +60,21 @@ def search_with(
     def make(name: str, **options: object) -> Orchestrator:
         family = family_of(name)
         engine = make_engine("talker", family.model, **{"kv_memory_bytes": 2**25, **options})
-        return Orchestrator(engine, Generator(engine, "", {"temperature": 1.0, "top_p": 1.0}), Verifier(engine, family))
+        return Orchestrator(engine, Generator(engine, "", {"temperature": 1.0, "top_p": 1.0}), Verifier(family))
 
     return make
 
 
-def rationales_of(engine: Engine, verification: GenerativeVerification) -> tuple[list[Generated], float]:
-    """Run until the step that is being scored has its score; what was written for it, and the score."""
+def rationales_of(engine: Engine, session: VerifierSession[ThinkPrm], node: Node) -> tuple[list[Generated], float]:
+    """Score a node, whose parent is scored: what was written for it, and the score."""
     written: list[Generated] = []
+    assert want(session, node).status is ScoreStatus.PENDING
     while engine.busy:
         for done in engine.step():
             written += [done] if isinstance(done, Generated) else []
-            if (verdict := verification.take(done)) is not None:
-                assert verdict.score is not None
-                return written, verdict.score
+            for step in session.take(done):
+                assert step.score is not None
+                return written, step.score
     raise AssertionError("nothing was scored")
 
 
@@ -80,12 +84,11 @@ def test_a_score_is_the_mean_verdict_after_the_rationales_that_were_written(
     name: str, steps: list[str], verifier_of: Make, family_of: Callable[[str], ThinkPrm], folders: dict[str, Path]
 ):
     engine, verifier = verifier_of(family_of(name), max_batch_tokens=29)
-    verification = begin(engine, verifier)
-    assert isinstance(verification, GenerativeVerification)
-    scoring = verification.score(verification.root, tuple(steps), 10_000)
-    assert scoring is not None
-    written, score = rationales_of(engine, verification)
-    release(engine, verification.root, scoring.sequence)
+    session, node = begin(engine, verifier)
+    for text in steps[:-1]:
+        node = score_step(engine, session, node, text)
+    written, score = rationales_of(engine, session, child(node, steps[-1]))
+    session.close()
     tokenizer = plain_families.hf_tokenizer(folders[name])
     ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("</think>")}
     rationales = [done.token_ids for done in written for _ in done.indices]
@@ -119,78 +122,74 @@ def test_steps_of_a_path_are_scored_alike_in_place_and_on_forks_and_a_step_adds_
     engine, verifier = verifier_of(family_of("chains"))
     forked = score_path(engine, begin(engine, verifier), STEPS["two steps"])
     assert score_path(engine, begin(engine, verifier), STEPS["two steps"], in_place=True) == forked
-    verification = begin(engine, verifier)
+    session, root = begin(engine, verifier)
     held = engine.stats()["verifier"].live_blocks
-    _, sequence = score_step(engine, verification, verification.root, "38+47=85")
+    score_step(engine, session, root, "38+47=85")
     assert engine.stats()["verifier"].live_blocks == held
-    release(engine, verification.root, sequence)
+    session.close()
 
 
 def test_the_tokens_of_a_score_are_those_that_were_computed_and_bounded_beforehand(
     verifier_of: Make, family_of: Callable[[str], ThinkPrm]
 ):
     engine, verifier = verifier_of(family_of("chains"), prefix_cache=False)
-    verification = begin(engine, verifier)
+    left = [10_000]
+    session, root = begin(engine, verifier, budget=lambda node: left[0])
     family = verifier.family
     assert isinstance(family, ThinkPrm)
     steps = ("38+47=85", "So 85")
     most = len(family.text_ids(StepPath(PROBLEM, steps))) + family.rationales_cost
-    assert verification.score(verification.root, steps, most - 1) is None
+    first = score_step(engine, session, root, steps[0])
+    left[0] = most - 1
+    assert want(session, child(first, steps[1])).status is ScoreStatus.OVER_BUDGET
     assert not engine.busy
     before = engine.stats()["verifier"].computed_tokens
-    scoring = verification.score(verification.root, steps, most)
-    assert scoring is not None
-    computed, spent, done = 0, 0, None
+    left[0] = most
+    assert want(session, child(first, steps[1])).tokens == 0
+    computed, spent = 0, 0
     while engine.busy:
         for done in engine.step():
             computed += done.computed_tokens
-            if (verdict := verification.take(done)) is not None:
-                spent = verdict.late_tokens
+            spent += sum(step.tokens for step in session.take(done))
     assert computed == engine.stats()["verifier"].computed_tokens - before
     assert computed <= spent <= computed + 3, "the last token of each rationale is written and never computed"
     assert spent <= most
-    release(engine, verification.root, scoring.sequence)
+    session.close()
 
 
 def test_what_is_set_aside_for_a_score_covers_all_its_rationales_at_once(
     verifier_of: Make, family_of: Callable[[str], ThinkPrm]
 ):
     engine, verifier = verifier_of(family_of("chains"), prefix_cache=False)
-    verification, family = begin(engine, verifier), verifier.family
+    (session, root), family = begin(engine, verifier), verifier.family
     assert isinstance(family, ThinkPrm)
     text, size = len(family.text_ids(StepPath(PROBLEM, ("So 85",)))), engine.settings.block_size
     before, most = engine.stats()["verifier"].live_blocks, 0
-    scoring = verification.score(verification.root, ("So 85",), 10_000)
-    assert scoring is not None
+    assert want(session, child(root, "So 85")).status is ScoreStatus.PENDING
     while engine.busy:
         finished = engine.step()
         most = max(most, engine.stats()["verifier"].live_blocks - before)
         for done in finished:
-            verification.take(done)
+            list(session.take(done))
     limits = PathLimits(0, 0, 0, rationales=RationaleLimits(text, 3, family.rationale_tokens))
     assert -(-text // size) < most <= worst_case_blocks([MemoryEstimate(paths=1)], limits, size)
-    release(engine, verification.root, scoring.sequence)
+    session.close()
 
 
 def test_a_path_that_leaves_no_room_for_its_rationale_has_no_score(
     verifier_of: Make, family_of: Callable[[str], ThinkPrm]
 ):
     engine, verifier = verifier_of(family_of("greedy"))
-    verification = begin(engine, verifier)
+    session, root = begin(engine, verifier)
     family = verifier.family
     assert isinstance(family, ThinkPrm)
     short = len(family.text_ids(StepPath(PROBLEM, ("3",))))
     fitting = "3" * (family.context - short + 1)
     assert len(family.text_ids(StepPath(PROBLEM, (fitting,)))) == family.context
-    assert verification.score(verification.root, (fitting + "3",), 10_000) is None
+    assert want(session, child(root, fitting + "3")).status is ScoreStatus.UNREADABLE
     assert not engine.busy
-    score_step_and_release(engine, verification, fitting)
-    release(engine, verification.root)
-
-
-def score_step_and_release(engine: Engine, verification: GenerativeVerification, step: str) -> None:
-    _, sequence = score_step(engine, verification, verification.root, step)
-    release(engine, sequence)
+    score_step(engine, session, root, fitting)
+    session.close()
 
 
 def test_a_problem_that_leaves_no_room_is_refused_with_what_rationales_take(
@@ -198,10 +197,10 @@ def test_a_problem_that_leaves_no_room_is_refused_with_what_rationales_take(
 ):
     _, verifier = verifier_of(family_of("greedy"))
     with pytest.raises(RequestTooLargeError, match=r"context is 1024, of which rationales leave \d+"):
-        verifier.prompt_ids("3" * 990)
+        verifier.prompt("3" * 990)
     orchestrator = search_with("greedy")
-    assert orchestrator._verifier is not None
-    family = orchestrator._verifier.family
+    assert isinstance(orchestrator._scorer, Verifier)
+    family = orchestrator._scorer.family
     assert isinstance(family, ThinkPrm)
     family.settings = replace(family.settings, tokens=700)
     with pytest.raises(RequestTooLargeError, match=r"context is 1024, of which rationales leave \d+"):
@@ -248,13 +247,10 @@ def test_another_seed_writes_other_rationales_and_the_same_text_gets_the_same_on
     engine, verifier = verifier_of(family_of("chains"))
     texts = []
     for owner, seed in (("me", 1), ("you", 1), ("me", 2)):
-        verification = verifier.begin(owner, PROBLEM, verifier.prompt_ids(PROBLEM), seed=seed)
-        assert isinstance(verification, GenerativeVerification)
-        scoring = verification.score(verification.root, ("38+47=85",), 10_000)
-        assert scoring is not None
-        written, _ = rationales_of(engine, verification)
+        session, root = begin(engine, verifier, owner=owner, seed=seed)
+        written, _ = rationales_of(engine, session, child(root, "38+47=85"))
         texts.append(sorted((done.indices, done.token_ids) for done in written))
-        release(engine, verification.root, scoring.sequence)
+        session.close()
     assert texts[0] == texts[1] != texts[2]
 
 
@@ -281,9 +277,8 @@ def test_a_search_cancelled_at_any_time_leaves_nothing(name: str, search_with: C
         for _ in range(steps):
             orchestrator.step()
         for search in orchestrator._searches.values():
-            verification = search._tree._verification
-            assert isinstance(verification, GenerativeVerification)
-            opened += bool(verification._opened)
+            session = search._tree._session
+            opened += isinstance(session, RationaleSession) and bool(session._opened)
         orchestrator.cancel(search_id)
         while orchestrator.busy:
             orchestrator.step()

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 from engine_driver import drain, read, release
-from paths import PROBLEM, begin, score_path, score_step, settle
+from paths import PROBLEM, begin, child, score_path, score_step, settle, want
 
 from espalier.engine.engine import Engine
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.work import Score, Scored
-from espalier.prm.base import PrmFamily, ScoringInput, StepPath, without_label, without_special_tokens
+from espalier.prm.base import PrmFamily, ScoreInput, StepPath, without_label, without_special_tokens
 from espalier.prm.families import load_verifier
+from espalier.prm.scorer import ScoreStatus
+from espalier.prm.session import StepSession
 from espalier.prm.verifier import Verifier
 
 Make = Callable[..., tuple[Engine, Verifier]]
@@ -44,17 +46,17 @@ def test_a_path_that_is_tokenised_otherwise_is_read_anew_with_the_same_score(
     in_place: bool, merging: PrmFamily, verifier_of: Make
 ):
     engine, verifier = verifier_of(merging)
-    verification = begin(engine, verifier)
+    session, root = begin(engine, verifier)
     steps = ("38+47=85", "So 85", "\\boxed{85}")
-    path, scores = [verification.root], []
+    path = [root]
     for end in (1, 2, 3):
-        score, sequence = score_step(engine, verification, path[-1], *steps[:end], in_place=in_place and end > 1)
-        scores.append(score)
-        path.append(sequence)
-    assert verifier.reopened == 2, "all but the first step"
-    release(engine, *(sequence for sequence in path if not sequence.released))
+        path.append(score_step(engine, session, path[-1], steps[end - 1], in_place=in_place and end > 1))
+    scores = [node.score for node in path[1:]]
+    assert isinstance(session, StepSession)
+    assert session.reopened == 2, "all but the first step"
+    session.close()
     for end in (1, 2, 3):
-        whole = merging.whole(StepPath(PROBLEM, steps[:end]))
+        whole = merging.full_path(StepPath(PROBLEM, steps[:end]))
         sequence = engine.open("verifier", [])
         values = read(engine, sequence, list(whole.token_ids), list(whole.score_positions))
         assert merging.score(values, None) == scores[end - 1]
@@ -63,13 +65,14 @@ def test_a_path_that_is_tokenised_otherwise_is_read_anew_with_the_same_score(
 
 def test_a_path_read_anew_takes_full_blocks_back_from_the_prefix_cache(merging: PrmFamily, verifier_of: Make):
     engine, verifier = verifier_of(merging)
-    verification = begin(engine, verifier)
-    _, first = score_step(engine, verification, verification.root, "38+47=85")
+    session, root = begin(engine, verifier)
+    first = score_step(engine, session, root, "38+47=85")
     before = engine.stats()["verifier"].cache_hits
-    _, second = score_step(engine, verification, first, "38+47=85", "So 85")
-    assert verifier.reopened == 1
-    assert engine.stats()["verifier"].cache_hits - before >= verification.prompt_tokens // 4 - 1  # blocks of four
-    release(engine, verification.root, first, second)
+    score_step(engine, session, first, "So 85")
+    assert isinstance(session, StepSession)
+    assert session.reopened == 1
+    assert engine.stats()["verifier"].cache_hits - before >= session.prompt_tokens // 4 - 1  # blocks of four
+    session.close()
 
 
 class FromTheFirstStep(PrmFamily):
@@ -81,9 +84,11 @@ class FromTheFirstStep(PrmFamily):
     def prompt_ids(self, problem: str) -> list[int]:
         return self._inner.prompt_ids(problem)
 
-    def read(self, path: StepPath) -> ScoringInput:
-        ends = [self._inner.whole(StepPath(path.problem, path.steps[:end])) for end in range(1, len(path.steps) + 1)]
-        return ScoringInput(ends[-1].token_ids, tuple(end.score_positions[0] for end in ends), whole=True)
+    def read(self, path: StepPath) -> ScoreInput:
+        ends = [
+            self._inner.full_path(StepPath(path.problem, path.steps[:end])) for end in range(1, len(path.steps) + 1)
+        ]
+        return ScoreInput(ends[-1].token_ids, tuple(end.score_positions[0] for end in ends), full_path=True)
 
     def score(self, values: np.ndarray, before: float | None) -> float:
         return float(values.min())
@@ -94,41 +99,42 @@ def test_a_path_whose_score_is_read_inside_its_parents_tokens_is_read_anew(verif
     engine, verifier = verifier_of("token-classifier")
     each = score_path(engine, begin(engine, verifier), steps)
     engine, verifier = verifier_of(FromTheFirstStep(load_family("token-classifier")))
-    lowest = score_path(engine, begin(engine, verifier), steps)
+    begun = begin(engine, verifier)
+    lowest = score_path(engine, begun, steps)
     assert lowest == [min(each[:end]) for end in (1, 2, 3)]
     assert len(set(each)) == 3
-    assert verifier.reopened == 2
+    assert isinstance(begun[0], StepSession)
+    assert begun[0].reopened == 2
 
 
 def test_a_probes_tail_is_given_up_and_costs_its_own_tokens_only(verifier_of: Make):
     engine, verifier = verifier_of("universal-prm")
-    verification = begin(engine, verifier)
-    scoring = verification.score(verification.root, ("38+47=85",), 100)
-    assert scoring is not None
-    settle(engine, verification)
+    session, root = begin(engine, verifier)
+    tokens = want(session, child(root, "38+47=85")).tokens
+    settle(engine, session)
     end = verifier.family.model.tokenizer.token_id("<|im_end|>")
-    assert engine.token_ids(scoring.sequence)[-1] != end
-    kept = len(engine.token_ids(scoring.sequence)) - verification.prompt_tokens
-    assert engine.stats()["verifier"].computed_tokens == verification.prompt_tokens + kept + 1
-    assert scoring.num_tokens == kept + 1
+    _, sequence = session.sequences()
+    assert engine.token_ids(sequence)[-1] != end
+    kept = len(engine.token_ids(sequence)) - session.prompt_tokens
+    assert engine.stats()["verifier"].computed_tokens == session.prompt_tokens + kept + 1
+    assert tokens == kept + 1
     assert engine.stats()["verifier"].live_sequences == 2
-    release(engine, verification.root, scoring.sequence)
+    session.close()
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_verification_that_is_dropped_midway_leaves_nothing(steps: int, verifier_of: Make):
+def test_a_session_that_is_closed_midway_leaves_nothing(steps: int, verifier_of: Make):
     engine, verifier = verifier_of("universal-prm", full_rescore=True)
-    verification = begin(engine, verifier)
-    scoring = verification.score(verification.root, ("38+47=85",), 100)
-    assert scoring is not None
-    for _ in range(steps):  # with the probe, or with the check, under way
+    session, root = begin(engine, verifier)
+    assert want(session, child(root, "38+47=85")).status is ScoreStatus.PENDING
+    for step in range(steps):  # with the probe, or with the check, under way
         for done in engine.step():
             assert isinstance(done, Scored)
-            assert verification.take(done) is None
+            assert len(list(session.take(done))) == step
+    assert session.pending == steps - 1
     assert engine.stats()["verifier"].live_sequences == 3
     engine.cancel("me")
-    verification.close()
-    release(engine, verification.root, scoring.sequence)
+    session.close()
     engine.check_drained()
 
 
@@ -185,21 +191,21 @@ def test_a_step_that_brings_its_own_number_is_not_numbered_twice(step: str, bare
 
 def test_several_lines_have_the_worst_ones_score(verifier_of: Make):
     engine, verifier = verifier_of("skywork-o1-open-prm")
-    verification = begin(engine, verifier)
+    session, root = begin(engine, verifier)
     lines = ["38+47=85", "so 85 coins", "which is all"]
-    sequences, scores = [verification.root], []
     reading = verifier.family.read(StepPath(PROBLEM, ("\n".join(lines),)))
     assert len(reading.score_positions) == 3
-    whole, sequence = score_step(engine, verification, verification.root, "\n".join(lines))
-    sequences.append(sequence)
+    whole = score_step(engine, session, root, "\n".join(lines)).score
+    sequences, scores = [], []
     for end in (1, 2, 3):
-        fork = engine.fork(verification.root, 1)[0]
+        fork = engine.fork(session.sequences()[0], 1)[0]
         ids = verifier.family.read(StepPath(PROBLEM, ("\n".join(lines[:end]),))).token_ids
         scores.append(float(read(engine, fork, list(ids), [len(ids) - 1])[0, 0]))
         sequences.append(fork)
     assert whole == min(scores)
     assert len(set(scores)) == 3
     release(engine, *sequences)
+    session.close()
 
 
 @pytest.mark.parametrize("reward", [37.0, 40.0, -40.0, 800.0, -800.0])

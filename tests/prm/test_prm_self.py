@@ -54,9 +54,9 @@ def test_its_scores_are_those_of_the_same_checkpoint_as_a_verifier(full_rescore:
 
 
 def test_given_texts_are_scored_by_it_too(settings: RuntimeSettings):
-    verifier = load_verifier_alone(settings)
-    assert verifier.family.name == "yes-no"
-    assert list(verifier.engine.models) == ["verifier"]
+    engine, verifier = load_verifier_alone(settings)
+    assert verifier.name == "yes-no"
+    assert list(engine.models) == ["verifier"]
 
 
 def test_a_generator_without_a_chat_template_is_not_asked(copied: RuntimeSettings):

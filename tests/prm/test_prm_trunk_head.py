@@ -36,8 +36,7 @@ def head(load_model: Callable[[str], Model], tmp_path: Path) -> Write:
 @pytest.fixture
 def search_with(head: Write, load_model: Callable[[str], Model], make_engine: Callable[..., Engine]) -> Make:
     def make(layers: int = 2, full_rescore: bool = False, **options: object) -> Orchestrator:
-        model, scorer = add_trunk_head(Checkpoint(head(layers)), load_model("talker"))
-        scorer.full_rescore = full_rescore
+        model, scorer = add_trunk_head(Checkpoint(head(layers)), load_model("talker"), full_rescore)
         engine = make_engine(model, **{"kv_memory_bytes": 2**23, **options})
         return Orchestrator(engine, Generator(engine, "", {"temperature": 1.0, "top_p": 1.0}), scorer)
 

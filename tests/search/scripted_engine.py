@@ -13,12 +13,13 @@ import numpy as np
 
 from espalier.engine.engine import Footprint
 from espalier.engine.work import Done, Generate, Generated, Sampling, Score, Scored, StopCause
-from espalier.prm.verifier import Scoring, Verdict
+from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath
+from espalier.prm.limits import PathLimits
+from espalier.prm.verifier import Verifier
 from espalier.search.algorithms import needs_verifier, with_defaults
 from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult, StopReason
 from espalier.search.run.executor import ResolvedRequest
-from espalier.search.run.memory import PathLimits
 from espalier.search.run.search import RunningSearch
 from espalier.search.run.usage import UsageMeter
 from espalier.search.voting.vote import select
@@ -33,17 +34,18 @@ _ODDS = (8, 6, 6, 1, 1, 14, 1)
 
 @dataclass(eq=False)
 class Row:
-    """A sequence of either role: what it says, and how many tokens that are."""
+    """A sequence of either role: what the generator's says, the verifier's token ids, and how many tokens that are."""
 
     role: str
     text: str = ""
+    ids: tuple[int, ...] = ()
     length: int = 0
     released: bool = False
 
 
 @dataclass
 class ScriptedEngine:
-    """Plays engine, generator and verifier of one search at once.
+    """Plays the engine and the generator of one search at once.
 
     Attributes:
         order: picks which finished work is handed over next; work is finished as soon as it is asked for.
@@ -85,7 +87,7 @@ class ScriptedEngine:
         return SimpleNamespace(generate=self._generate)
 
     def open(self, role: str, token_ids: list[int], salt: bytes, owner: str) -> Row:
-        return self.row(role, length=len(token_ids))
+        return self.row(role, ids=tuple(token_ids), length=len(token_ids))
 
     def _generate(
         self,
@@ -124,59 +126,37 @@ class ScriptedEngine:
 
     # --- the verifier
 
-    def verifier(self) -> Any:
-        def begin(owner: str, problem: str, prompt: tuple[int, ...], salt: bytes, seed: int) -> Any:
-            return ScriptedVerification(self, owner, self.row("verifier", length=VERIFIER_PROMPT))
+    def fork(self, parent: Row, count: int) -> list[Row]:
+        assert not parent.released
+        return [self.row(parent.role, ids=parent.ids, length=parent.length) for _ in range(count)]
 
-        return SimpleNamespace(begin=begin, family=SimpleNamespace(info=SimpleNamespace(whole_answers=False)))
+    def submit(self, work: Score) -> None:
+        row = cast(Any, work.sequence)
+        assert not row.released
+        row.ids, row.length = row.ids + work.token_ids, row.length + len(work.token_ids)
+        scores = [[_random("score", row.ids).choice((0.1, 0.4, 0.4, 0.9))] for _ in work.score_positions]
+        values = np.array(scores, np.float32).reshape(-1, 1)
+        self.ready.append(lambda: Scored(work, values, len(work.token_ids) or row.length))
 
-    def row(self, role: str, length: int = 0) -> Row:
-        self.rows.append(Row(role, length=length))
+    def row(self, role: str, ids: tuple[int, ...] = (), length: int = 0) -> Row:
+        self.rows.append(Row(role, ids=ids, length=length))
         return self.rows[-1]
 
 
-@dataclass
-class ScriptedVerification:
-    """Plays `Verification`: a score depends on the text alone."""
+class ScriptedFamily(PrmFamily):
+    """A verifier's family whose scores depend on the text alone."""
 
-    engine: ScriptedEngine
-    owner: str
-    root: Row
-    prompt_tokens: int = VERIFIER_PROMPT
+    info = FamilyInfo("scripted", "", (), "", "", "", "", "")
+    model = cast(Any, SimpleNamespace(require_embedded=lambda *_: None, config=SimpleNamespace(max_positions=10**6)))
 
-    def prefill(self) -> None:
-        work = Score(self.owner, cast(Any, self.root), (), ())
-        self.engine.ready.append(lambda: Scored(work, np.zeros((0, 1), np.float32), VERIFIER_PROMPT))
+    def prompt_ids(self, problem: str) -> list[int]:
+        return [0] * VERIFIER_PROMPT
 
-    def score(
-        self,
-        parent: Row,
-        steps: tuple[str, ...],
-        max_tokens: int,
-        in_place: bool = False,
-        before: float | None = None,
-        tag: Any = None,
-    ) -> Scoring | None:
-        assert not parent.released
-        tokens = verifier_tokens(steps[-1])
-        if tokens > max_tokens:
-            return None
-        row = parent if in_place else self.engine.row("verifier")
-        row.text, row.length = parent.text + steps[-1], parent.length + tokens
-        score = _random("score", row.text).choice((0.1, 0.4, 0.4, 0.9))
-        work = Score(self.owner, cast(Any, row), tuple(range(tokens)), (tokens - 1,), tag=tag)
-        self.engine.ready.append(lambda: Scored(work, np.array([[score]], np.float32), tokens))
-        return Scoring(cast(Any, row), tokens)
-
-    def take(self, done: Scored) -> Verdict:
-        score = float(done.values[0, 0]) if len(done.values) else None
-        return Verdict(done.work.sequence, score, tag=done.work.tag)
-
-    def is_check(self, done: Scored) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
+    def read(self, path: StepPath) -> ScoreInput:
+        step = path.steps[-1]
+        ids = (_random(step).getrandbits(30), *map(ord, step.strip()), 0)
+        assert len(ids) == verifier_tokens(step)
+        return ScoreInput(ids, (len(ids) - 1,))
 
 
 def verifier_tokens(step: str) -> int:
@@ -242,8 +222,9 @@ def begin(request: SearchRequest, order: int, path_tokens: int = 40, verifier_ro
     effective = replace(with_defaults(request), temperature=0.0 if greedy else 1.0, top_k=0, top_p=1.0, min_p=0.0)
     limits = PathLimits(PROMPT, path_tokens, min(request.max_step_tokens, path_tokens))
     room = PathLimits(VERIFIER_PROMPT, verifier_room, verifier_room) if scored else None
-    prompts = tuple(range(PROMPT)), tuple(range(VERIFIER_PROMPT))
+    family = ScriptedFamily()
+    prompts = tuple(range(PROMPT)), tuple(family.prompt_ids(request.problem))
     resolved = ResolvedRequest(effective, limits, room, {}, *prompts)
-    models = cast(Any, engine), engine.generator(), engine.verifier() if scored else None
+    models = cast(Any, engine), engine.generator(), Verifier(family) if scored else None
     search = RunningSearch("search", resolved, SubmitOptions(), *models, lambda event: None)
     return Run(search, engine, search.meter)

@@ -95,14 +95,14 @@ def eval_prm_command(
     asked = choose(solutions, limit, shuffle_seed if shuffle else None)
     with writing_to(out):
         with bytes_progress(Console(stderr=True)) as on_bytes:
-            verifier = load_verifier_alone(runtime, on_bytes)
-        scorer = SolutionScorer(verifier, in_flight)
+            loaded = load_verifier_alone(runtime, on_bytes)
+        scorer = SolutionScorer(*loaded, in_flight)
         scored: dict[str, Scored] = {}
         folder = None
         if out:
             text = json.dumps([asdict(solution) for solution in solutions])
             digest = hashlib.sha256(text.encode()).hexdigest()
-            configuration = {"benchmark": digest, "format": str(found), **describe(verifier)}
+            configuration = {"benchmark": digest, "format": str(found), **describe(*loaded)}
             folder = ScoreFolder(out, configuration, solutions, {"models": describe_models(runtime)})
             names = {solution.unique_id for solution in asked}
             scored = {name: each for name, each in folder.done.items() if name in names}
@@ -117,7 +117,7 @@ def eval_prm_command(
         with count_progress("solutions", len(asked), len(scored)) as advance:
             scorer.score(waiting, keep)
         summary = summarize(asked, scored, found, tune_on, threshold)
-        summary = {"benchmark": benchmark, **describe(verifier), **summary}
+        summary = {"benchmark": benchmark, **describe(*loaded), **summary}
         if folder and out:
             folder.finish(make_records(asked, scored, summary["threshold"]), summary)
             plot_reliability(summary, out / "reliability.svg")

@@ -27,11 +27,12 @@ def demo_verifier():
     return load_verifier_alone(RuntimeSettings(kv_memory=2**26))
 
 
-def score(verifier, solutions, in_flight=8) -> dict[str, Scored]:
+def score(loaded, solutions, in_flight=8) -> dict[str, Scored]:
     found: dict[str, Scored] = {}
-    SolutionScorer(verifier, in_flight).score(solutions, lambda each: found.update({each.unique_id: each}))
-    verifier.engine.check_integrity()
-    verifier.engine.check_drained()
+    engine, scorer = loaded
+    SolutionScorer(engine, scorer, in_flight).score(solutions, lambda each: found.update({each.unique_id: each}))
+    engine.check_integrity()
+    engine.check_drained()
     return found
 
 

@@ -14,7 +14,7 @@ from search_runs import ADAPTIVE, BEAM, BEST_OF_N, GREEDY, MAJORITY, MCTS, outco
 from espalier.engine.errors import DeviceError, FatalError, NumericalError, PoolExhaustedError
 from espalier.engine.models.decoder import Decoder
 from espalier.engine.roles import GENERATOR
-from espalier.prm.verifier import Verification
+from espalier.prm.session import StepSession
 from espalier.search import algorithms
 from espalier.search.grading.answers import extract_answer
 from espalier.search.request import SearchRequest, SubmitOptions, Vote
@@ -95,7 +95,7 @@ def faulty(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch) -> Callable
 
         monkeypatch.setattr(running, "make_algorithm", algorithm_of)
         orchestrator = make_orchestrator(**options)
-        engine, family = orchestrator.engine, orchestrator._verifier.family  # type: ignore[union-attr]
+        engine, family = orchestrator.engine, orchestrator._scorer.family  # type: ignore[union-attr]
         owner_of: dict[str, Callable[..., Any]] = {
             "open": lambda role, ids, salt=b"", owner=None: owner,
             "submit": lambda work: work.owner,
@@ -114,8 +114,8 @@ def faulty(make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch) -> Callable
         elif site == "read":
             monkeypatch.setattr(family, "read", fault.before(family.read, lambda path: path.problem == VICTIM))
         elif site == "take":
-            take = fault.before(Verification.take, lambda self, done: done.work.owner == fault.victim)
-            monkeypatch.setattr(Verification, "take", take)
+            take = fault.before(StepSession.take, lambda self, done: done.work.owner == fault.victim)
+            monkeypatch.setattr(StepSession, "take", take)
         elif site == "select":
             select = fault.before(voting.select, lambda candidates, vote, *_: vote is Vote.WEIGHTED)
             for module in (running, running_all):

@@ -82,7 +82,7 @@ def searches(cuda: FakeCuda, load: Load, tiny_checkpoints: dict[str, Path]) -> M
         checkpoint = Checkpoint(tiny_checkpoints[verifier], **options)
         family = load_verifier(checkpoint, torch.bfloat16, device)
         engine = Engine({"generator": model, "verifier": family.model}, settings)
-        return Orchestrator(engine, Generator(engine, "", talk), Verifier(engine, family))
+        return Orchestrator(engine, Generator(engine, "", talk), Verifier(family))
 
     return make
 

@@ -129,7 +129,7 @@ def test_the_account_counts_the_tree(make_orchestrator: Make):
     nodes = [node for node in result.nodes if node.parent_id is not None]
     assert account.nodes == len(nodes) + account.duplicates
     assert account.pruned == sum(node.termination == "pruned" for node in nodes)
-    family = orchestrator._verifier.family  # type: ignore[union-attr]
+    family = orchestrator._scorer.family  # type: ignore[union-attr]
     read = [family.read(StepPath(PROBLEM, (node.text,))) for node in nodes if node.score is not None]
     scored = sum(len(reading.token_ids) for reading in read)
     assert account.verifier_tree_tokens == len(family.prompt_ids(PROBLEM)) + scored
@@ -392,7 +392,7 @@ def test_a_step_too_long_for_the_verifier_never_votes(
 ):
     folder = Path(shutil.copytree(tiny_checkpoints["classifier"], tmp_path / "short"))
     orchestrator = make_orchestrator()
-    prompt = len(orchestrator._verifier.family.prompt_ids(PROBLEM))  # type: ignore[union-attr]
+    prompt = len(orchestrator._scorer.family.prompt_ids(PROBLEM))  # type: ignore[union-attr]
     edit_json(folder / "config.json", {"max_position_embeddings": prompt + 12})
     orchestrator = make_orchestrator(verifier=folder, kv_memory_bytes=2**23)
     unscored = 0

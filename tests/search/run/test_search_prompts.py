@@ -106,7 +106,7 @@ def test_the_verifier_reads_a_conversation_as_plain_text_and_a_second_turn_finds
     with pytest.MonkeyPatch.context() as patch:
         read: list[str] = []
         begin = Verifier.begin
-        patch.setattr(Verifier, "begin", lambda self, *a: read.append(a[1]) or begin(self, *a))
+        patch.setattr(Verifier, "begin", lambda self, search: read.append(search.problem) or begin(self, search))
         second = run(orchestrator, followed).only
         fresh = run(make_orchestrator(), followed).only
     assert set(read) == {f"User: {PROBLEM}\n\nAssistant: 85.\n\nUser: And 2 more?"}

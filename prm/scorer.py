@@ -1,0 +1,219 @@
+"""The contract of scoring: a `Scorer` gives the steps of searches their scores, a `ScoreSession` those of one search.
+
+A search hands in nodes and gets `StepScore`s back; it never asks what kind of scorer it has. A session owns whatever it
+computes scores with, such as verifier sequences. The methods that return `StepScore`s may be generators: the caller
+takes one after the other and stores it in its node before it takes the next, which may depend on it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from espalier.engine.engine import Engine
+from espalier.engine.memory.sequences import KVSequence
+from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.engine.work import Done, Generated
+from espalier.prm.full_rescore import FullRescore
+from espalier.prm.limits import UNLIMITED, PathLimits
+
+
+class StepNode(Protocol):
+    """A node of a search tree, as scorers see it: one step of a path; nodes are compared by identity."""
+
+    @property
+    def text(self) -> str:
+        """The step's text, with its delimiter."""
+        ...
+
+    @property
+    def score(self) -> float | None:
+        """The step's score."""
+        ...
+
+    @property
+    def parent(self) -> "StepNode | None":
+        """The step before it; None for the root, which has no text."""
+        ...
+
+    def lineage(self) -> Sequence["StepNode"]:
+        """The path's nodes from the first step to this one, without the root."""
+        ...
+
+
+def steps_with_text(node: StepNode) -> list[StepNode]:
+    """The steps of a node's path that have any text; scorers read no others."""
+    return [step for step in node.lineage() if step.text.strip()]
+
+
+class ScoreStatus(Enum):
+    """State of a step that was handed in to be scored."""
+
+    SCORED = auto()
+    PENDING = auto()
+    UNREADABLE = auto()  # too long for the scorer, or has a token that its model has no embedding for
+    OVER_BUDGET = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class StepScore:
+    """The score of a step, or why there is none yet or at all.
+
+    Attributes:
+        node: the node as it was handed in; the root for the problem itself.
+        score: in [0, 1]; None unless the step was scored.
+        tokens: verifier tokens that the step needs, besides those reported for it before.
+        status: its state; PENDING steps are reported again.
+        reason: for unreadable steps, why.
+    """
+
+    node: Any
+    score: float | None = None
+    tokens: int = 0
+    status: ScoreStatus = ScoreStatus.SCORED
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSearch:
+    """A search whose steps are to be scored.
+
+    Attributes:
+        engine: runs the models.
+        owner: owner of the engine's work.
+        root: root of the tree.
+        problem: the problem's text.
+        prompt: its token ids, from `Scorer.prompt`.
+        salt: prefixes are shared only with sequences of the same salt; see `Engine.open`.
+        seed: the request's seed.
+        limits: bounds on the verifier's tokens; None for those of the model alone.
+        budget: the verifier tokens that a node's step may still use.
+    """
+
+    engine: Engine
+    owner: Hashable
+    root: StepNode
+    problem: str
+    prompt: Sequence[int] = ()
+    salt: bytes = b""
+    seed: int = 0
+    limits: PathLimits | None = None
+    budget: Callable[[Any], int] = lambda node: UNLIMITED
+
+
+class ScoreSession:
+    """The scores of one search. As it stands, for scores known from sampling, or for a search without scores.
+
+    Attributes:
+        head: head of the generator's model that sampling reads with each step; empty for none.
+        prompt_tokens: length of the problem in verifier tokens.
+    """
+
+    head: str = ""
+    prompt_tokens: int = 0
+
+    def __init__(self, check: FullRescore | None = None) -> None:
+        self._check = check
+
+    @property
+    def pending(self) -> int:
+        """Scores that the full-rescore check has yet to compute again."""
+        return self._check.pending if self._check else 0
+
+    def prefill(self) -> None:
+        """Submit the computation of the problem, once, if it is affordable."""
+
+    def score_sampled(self, node: StepNode, done: Generated) -> float | None:
+        """Return the score that a step's own tokens give as it is sampled; None if the step is scored by its text."""
+
+    def want(self, node: StepNode, in_place: bool = False) -> Iterable[StepScore]:
+        """Score a node's step; returns what is known now, `take` the rest.
+
+        Args:
+            node: its parent was handed in before, to this method or to `skip`.
+            in_place: whether the parent has no other child.
+        """
+        return (StepScore(node, node.score),)
+
+    def skip(self, node: StepNode) -> Iterable[StepScore]:
+        """Hand in a node that gets no score; it is reported when its parent is."""
+        return (StepScore(node),)
+
+    def take(self, done: Done) -> Iterable[StepScore]:
+        """Process finished work of the session.
+
+        Raises:
+            ScoreMismatchError: the full-rescore check found a different score.
+        """
+        if self._check and self._check.owns(done):
+            self._check.take(done)
+            return ()
+        return self._take(done)
+
+    def _take(self, done: Done) -> Iterable[StepScore]:
+        raise NotImplementedError
+
+    def is_check(self, done: Done) -> bool:
+        """Whether work belongs to the full-rescore check; its tokens do not count as usage."""
+        return self._check is not None and self._check.owns(done)
+
+    def release(self, node: StepNode) -> None:
+        """Release what a node holds, as soon as all children handed in for it are being scored; unknown nodes too."""
+
+    def sequences(self) -> list[KVSequence]:
+        """The sequences that nodes hold."""
+        return []
+
+    def close(self) -> None:
+        """Release everything; the owner's work must have been cancelled."""
+        if self._check:
+            self._check.close()
+
+
+class Scorer(ABC):
+    """Scores the steps of searches.
+
+    Attributes:
+        name: what it is called in messages.
+        scores: whether every step has a score, or complete answers only.
+        digests: digests of the weights or code that its scores depend on, by role, besides those of engine models.
+        rescored: role whose KV the full-rescore check uses, for one more path of a search; empty without a check.
+    """
+
+    name: str
+    scores: Literal["steps", "answers"] = "steps"
+    digests: Mapping[str, str] = MappingProxyType({})
+    rescored: str = ""
+
+    @property
+    def identity(self) -> str:
+        """Identifies its scores among those of other scorers on the same weights; recorded in results."""
+        return self.name
+
+    def prompt(self, problem: str) -> tuple[int, ...]:
+        """Return the problem's token ids in the verifier; empty for a scorer that opens no sequences there.
+
+        Raises:
+            NoEmbeddingError: the problem has tokens without an embedding in the model.
+            RequestTooLargeError: the problem alone fills the verifier's context.
+        """
+        return ()
+
+    def bounds(
+        self, prompt_tokens: int, generator: PathLimits, max_steps: int, tokenizer: TextTokenizer
+    ) -> PathLimits | None:
+        """Return upper bounds on the verifier tokens of a search; None for a scorer that computes none.
+
+        Args:
+            prompt_tokens: length of `prompt`.
+            generator: bounds on the generator's tokens.
+            max_steps: maximum steps of a path.
+            tokenizer: the generator's.
+        """
+        return None
+
+    @abstractmethod
+    def begin(self, search: ScoredSearch) -> ScoreSession:
+        """Start scoring a search."""

@@ -1,0 +1,48 @@
+"""Scorers of a step's own tokens: they read what sampling gives with them, compute no token and hold no KV."""
+
+from abc import abstractmethod
+
+from espalier.engine.work import Generated, Scored
+from espalier.prm.base import ScoreInput
+from espalier.prm.full_rescore import FullRescore
+from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode
+
+
+class TokenScorer(Scorer):
+    """A scorer of tokens.
+
+    Attributes:
+        head: head of the generator's model that it reads, at the state that a step's last token is drawn from; empty
+            for none.
+    """
+
+    head: str = ""
+
+    @abstractmethod
+    def score(self, done: Generated | Scored) -> float:
+        """Return the score in [0, 1] of a step just sampled, or of one whose head was read again in a check."""
+
+    def begin(self, search: ScoredSearch) -> ScoreSession:
+        """See `Scorer`."""
+        return TokenSession(self, search)
+
+
+class TokenSession(ScoreSession):
+    """The scores of one search by a scorer of tokens."""
+
+    def __init__(self, scorer: TokenScorer, search: ScoredSearch) -> None:
+        engine, role = search.engine, scorer.rescored
+        super().__init__(
+            FullRescore(engine, search.owner, role, scorer.name, scorer.score, head=scorer.head) if role else None
+        )
+        self.head = scorer.head
+        self._scorer = scorer
+        self._engine = engine
+
+    def score_sampled(self, node: StepNode, done: Generated) -> float:
+        """See `ScoreSession`; queues its check."""
+        score = self._scorer.score(done)
+        if self._check:
+            ids = tuple(self._engine.token_ids(done.sequence)[:-1])
+            self._check.add(ScoreInput(ids, (len(ids) - 1,)), score, len(node.lineage()))
+        return score

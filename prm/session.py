@@ -1,0 +1,254 @@
+"""Sessions on verifier sequences: a node's is a fork of its parent's, extended by the tokens of its step."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from espalier.engine.errors import NoEmbeddingError
+from espalier.engine.memory.sequences import KVSequence
+from espalier.engine.roles import VERIFIER
+from espalier.engine.work import Done, Score, Scored
+from espalier.prm.base import PrmFamily, ScoreInput, StepPath
+from espalier.prm.full_rescore import FullRescore
+from espalier.prm.limits import UNLIMITED
+from espalier.prm.scorer import ScoredSearch, ScoreSession, ScoreStatus, StepNode, StepScore, steps_with_text
+
+Family = TypeVar("Family", bound=PrmFamily)
+
+
+@dataclass(slots=True, eq=False)
+class NodeState:
+    """A node's sequence, and its children that wait: they are scored after it, so that they share its KV.
+
+    `wanted` and `in_place` are as it was handed in; `released` is set if the search needs it no longer.
+    """
+
+    wanted: bool
+    in_place: bool = False
+    sequence: KVSequence | None = None
+    scored: bool = False
+    released: bool = False
+    waiting: list[StepNode] = field(default_factory=list)
+
+
+class VerifierSession(ScoreSession, Generic[Family]):
+    """Scores a tree's steps, each after its parent's.
+
+    A step that is too long, or over its budget, has no score and is never cut; nor has a step after it. A family that
+    scores whole answers reads each from the problem on.
+    """
+
+    def __init__(self, family: Family, search: ScoredSearch, check: FullRescore | None = None) -> None:
+        """Open a sequence with the problem."""
+        super().__init__(check)
+        self.prompt_tokens = len(search.prompt)
+        self._family = family
+        self._search = search
+        self._engine = search.engine
+        self._root = self._engine.open(VERIFIER, list(search.prompt), search.salt, search.owner)
+        self._states: dict[StepNode, NodeState] = {search.root: NodeState(wanted=False, sequence=self._root)}
+        self._opened: set[KVSequence] = set()  # sequences that are only read
+
+    def prefill(self) -> None:
+        """See `ScoreSession`; forks share what is computed."""
+        self._engine.submit(Score(self._search.owner, self._root, (), ()))
+
+    def want(self, node: StepNode, in_place: bool = False) -> Iterable[StepScore]:
+        """See `ScoreSession`."""
+        return self._add(node, NodeState(wanted=True, in_place=in_place and not self._family.info.whole_answers))
+
+    def skip(self, node: StepNode) -> Iterable[StepScore]:
+        """See `ScoreSession`."""
+        return self._add(node, NodeState(wanted=False))
+
+    def release(self, node: StepNode) -> None:
+        """See `ScoreSession`."""
+        if state := self._states.get(node):
+            state.released = True
+            self._drop_released(node, state)
+
+    def sequences(self) -> list[KVSequence]:
+        """See `ScoreSession`."""
+        return [state.sequence for state in self._states.values() if state.sequence is not None]
+
+    def close(self) -> None:
+        """See `ScoreSession`."""
+        super().close()
+        for sequence in (*self.sequences(), *self._opened):
+            self._engine.release(sequence)
+        self._states.clear()
+        self._opened.clear()
+
+    def _add(self, node: StepNode, state: NodeState) -> Iterable[StepScore]:
+        assert node.parent is not None
+        self._states[node] = state
+        parent = self._states[node.parent]
+        if parent.scored:
+            return self._score(node)
+        parent.waiting.append(node)
+        return ()
+
+    def _score(self, node: StepNode) -> Iterator[StepScore]:
+        state = self._states[node]
+        step = self._submit_step(node, state) if state.wanted else StepScore(node)
+        if step.status is ScoreStatus.PENDING:
+            yield step
+        else:
+            yield from self._finish(step)
+
+    def _finish(self, step: StepScore) -> Iterator[StepScore]:
+        """Report a step, and score the children that wait for it."""
+        yield step
+        state = self._states[step.node]
+        state.scored = True
+        for child in state.waiting:
+            yield from self._score(child)
+        state.waiting = []
+        self._drop_released(step.node, state)
+
+    def _drop_released(self, node: StepNode, state: NodeState) -> None:
+        if state.released and state.scored and not state.waiting:
+            del self._states[node]
+            if state.sequence is not None:
+                self._engine.release(state.sequence)
+
+    def _submit_step(self, node: StepNode, state: NodeState) -> StepScore:
+        """Submit the step of a node, whose parent is scored."""
+        search, limits = self._search, self._search.limits
+        parent = self._states[search.root if self._family.info.whole_answers else node.parent]  # pyright: ignore[reportArgumentType]
+        if parent.sequence is None:
+            return StepScore(node, status=ScoreStatus.UNREADABLE, reason="a step before it has no score")
+        room = UNLIMITED
+        if limits:
+            length = self._engine.length(parent.sequence)
+            room = min(limits.prompt_tokens + limits.path_tokens - length, limits.step_tokens)
+        left = search.budget(node)
+        try:
+            tokens = self._submit(node, parent.sequence, state, min(room, left))
+        except NoEmbeddingError as error:
+            return StepScore(node, status=ScoreStatus.UNREADABLE, reason=f"cannot be read: {error}")
+        if tokens is None:
+            if left < room:
+                return StepScore(node, status=ScoreStatus.OVER_BUDGET)
+            context = f"goes beyond the verifier's context of {self._family.context} tokens"
+            return StepScore(node, status=ScoreStatus.UNREADABLE, reason=context)
+        if state.in_place:
+            parent.sequence = None
+        return StepScore(node, tokens=tokens, status=ScoreStatus.PENDING)
+
+    @abstractmethod
+    def _submit(self, node: StepNode, parent: KVSequence, state: NodeState, max_tokens: int) -> int | None:
+        """Set the sequence of a node's state, and submit its scoring.
+
+        Returns:
+            The tokens that the step adds to `parent`; None, without submitting, if it exceeds `max_tokens` or the
+            context.
+
+        Raises:
+            NoEmbeddingError: the step has a token without an embedding; nothing is submitted.
+        """
+
+    def _path(self, node: StepNode) -> StepPath:
+        return StepPath(self._search.problem, tuple(step.text for step in steps_with_text(node)))
+
+    def _continued(self, parent: KVSequence, state: NodeState) -> KVSequence:
+        """The sequence that goes on from the parent's: a fork, or itself."""
+        return parent if state.in_place else self._engine.fork(parent, 1)[0]
+
+    def _release_opened(self, sequence: KVSequence) -> None:
+        self._opened.discard(sequence)
+        self._engine.release(sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that is being scored.
+
+    Attributes:
+        sequence: the sequence from which its path will be continued.
+        probe: probe tokens still to be fed on a fork of it, None if this work reads the score.
+        before: score of the step before it.
+    """
+
+    node: StepNode
+    path: StepPath
+    sequence: KVSequence
+    before: float | None
+    probe: Score | None = None
+
+
+class StepSession(VerifierSession[PrmFamily]):
+    """Reads each step's score at positions among its own tokens, which are computed once.
+
+    Attributes:
+        reopened: number of times a path was computed again because its parent's ids were not a prefix of its own.
+    """
+
+    reopened = 0
+
+    def _submit(self, node: StepNode, parent: KVSequence, state: NodeState, max_tokens: int) -> int | None:
+        path, length = self._path(node), self._engine.length(parent)
+        full = self._family.read(path)
+        self._family.model.require_embedded(VERIFIER, full.token_ids)
+        reading, extends = self._relative(parent, full)
+        added = len(reading.token_ids) - (0 if extends else length)
+        if added > min(max_tokens, self._family.context - length):
+            return None
+        start = 0 if extends else reading.score_positions[0]
+        sequence = self._continued(parent, state) if extends else self._reopened(reading, parent, state)
+        before = steps_with_text(node)[-2].score if len(path.steps) > 1 else None
+        state.sequence = sequence
+        self._submit_from(reading, start, _Step(node, path, sequence, before))
+        return max(added, 1)
+
+    def _relative(self, parent: KVSequence, reading: ScoreInput) -> tuple[ScoreInput, bool]:
+        """Make the input of a full path relative to the parent's ids; also returns whether these are a prefix of it."""
+        if not reading.full_path:
+            return reading, True
+        kept = tuple(self._engine.token_ids(parent))
+        start = len(kept)
+        if reading.token_ids[:start] != kept or reading.score_positions[0] < start:
+            return reading, False
+        ids, score_positions = reading.token_ids[start:], tuple(i - start for i in reading.score_positions)
+        return ScoreInput(ids, score_positions, reading.num_probe_tokens, targets=reading.targets), True
+
+    def _reopened(self, reading: ScoreInput, parent: KVSequence, state: NodeState) -> KVSequence:
+        """Open a new sequence for a path whose parent's ids are not a prefix of its own.
+
+        Full blocks that are in the prefix cache are reused.
+        """
+        self.reopened += 1
+        if state.in_place:
+            self._engine.release(parent)
+        ids = list(reading.token_ids[: reading.score_positions[0]])
+        return self._engine.open(VERIFIER, ids, self._search.salt, self._search.owner)
+
+    def _submit_from(self, reading: ScoreInput, start: int, step: _Step) -> None:
+        """Submit the ids from `start` with their score positions; if there are probe tokens, only the kept ids."""
+        owner, end = self._search.owner, len(reading.token_ids) - reading.num_probe_tokens
+        ids, score_positions = reading.token_ids[start:], tuple(i - start for i in reading.score_positions)
+        if not reading.num_probe_tokens:
+            work = Score(owner, step.sequence, ids, score_positions, reading.targets, step)
+        else:
+            positions = tuple(i - end for i in reading.score_positions)
+            probe = Score(owner, step.sequence, reading.token_ids[end:], positions, reading.targets)
+            work = Score(owner, step.sequence, ids[: end - start], (), tag=replace(step, probe=probe))
+        self._engine.submit(work)
+
+    def _take(self, done: Done) -> Iterable[StepScore]:
+        assert isinstance(done, Scored), "nothing is generated here"
+        step: _Step | None = done.work.tag
+        if step is None:  # the problem
+            return self._finish(StepScore(self._search.root))
+        if step.probe is not None:
+            fork = self._engine.fork(step.sequence, 1)[0]
+            self._opened.add(fork)
+            self._engine.submit(replace(step.probe, sequence=fork, tag=replace(step, probe=None)))
+            return ()
+        if done.work.sequence in self._opened:
+            self._release_opened(done.work.sequence)
+        score = self._family.score(done.values, step.before)
+        if self._check:
+            self._check.add(self._family.full_path(step.path), score, len(step.path.steps))
+        return self._finish(StepScore(step.node, score))
