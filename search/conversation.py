@@ -12,7 +12,7 @@ MAX_HISTORY_MESSAGES = 256
 
 
 class ChatRole(StrEnum):
-    """Who speaks in a message."""
+    """Role of the speaker of a message."""
 
     SYSTEM = "system"
     USER = "user"

@@ -13,7 +13,7 @@ _REMEMBERED = 1024
 
 
 class Account(NamedTuple):
-    """Who a search is charged to.
+    """Account that a search is charged to.
 
     Attributes:
         caller: a login, or the host of a caller without one.
@@ -29,7 +29,7 @@ NOBODY = Account()
 
 
 class Holdings:
-    """How much each account holds, and each caller with all its connections."""
+    """Counts of what each account holds, and each caller with all its connections."""
 
     def __init__(self, accounts: Iterable[Account] = ()) -> None:
         """Count each of `accounts` once for each time that it occurs."""
@@ -40,11 +40,11 @@ class Holdings:
 
     @property
     def total(self) -> int:
-        """What all hold together."""
+        """Sum of what all hold."""
         return self._by_caller.total()
 
     def of(self, account: Account) -> tuple[int, int]:
-        """What its caller holds, and what it holds itself: a sort key by which those with less come first."""
+        """Return what its caller holds, and what it holds itself: a sort key by which those with less come first."""
         return self._by_caller[account.caller], self._by_account[account]
 
     def __iter__(self) -> Iterator[Account]:
@@ -52,7 +52,7 @@ class Holdings:
         return iter(self._by_account)
 
     def __contains__(self, account: Account) -> bool:
-        """Whether it holds anything."""
+        """Return whether it holds anything."""
         return account in self._by_account
 
     def add(self, account: Account) -> None:
@@ -70,13 +70,13 @@ class Holdings:
             del self._by_caller[account.caller]
 
     def compared(self, one: Account, other: Account) -> tuple[int, int]:
-        """What two accounts hold, to be compared: all of their callers', or their own if they are of one caller."""
+        """Return what two accounts hold: all of their callers', or their own if they are of one caller."""
         level = 1 if one.caller == other.caller else 0
         return self.of(one)[level], self.of(other)[level]
 
 
 class Shares:
-    """What each of several accounts may have of a number of slots."""
+    """Equal shares of a number of slots for several accounts."""
 
     def __init__(self, slots: int, accounts: Iterable[Account]) -> None:
         """Share `slots` among `accounts`, each named once or more often."""
@@ -110,8 +110,8 @@ class Turns:
 
         Args:
             places: how many there are.
-            each: how many an account may hold at once.
-            of_caller: how many a caller with several accounts may hold at once.
+            each: how many an account may hold.
+            of_caller: how many a caller with several accounts may hold.
         """
         self._places, self._each, self._of_caller = places, each, of_caller
         self._lock = threading.Lock()
@@ -122,7 +122,7 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """How much work waits."""
+        """Amount of work that waits."""
         return len(self._waiting)
 
     def ask(self, account: Account, turn: "Future[None] | asyncio.Future[None]", cost: float = 0.0) -> None:
@@ -166,7 +166,7 @@ class Turns:
         return max(reversed([*self._ends()]), key=lambda each: each[0])[1].turn
 
     def _ends(self) -> Iterator[tuple[float, _Waiter]]:
-        """What the account of each waiting work will have paid at its end."""
+        """Yield waiting work with what its account will have paid at its end."""
         paid = dict(self._paid)
         for waiter in self._waiting:
             paid[waiter.account] += waiter.cost

@@ -16,7 +16,7 @@ _STEP = (
     "step|attempt|try|check|verification|schritt|versuch|prüfung|paso|intento|étape|essai|passo|tentativa|passaggio|"
     "шаг|попытка|步骤|步驟|第|ステップ|手順|단계|krok|stap|adım|bước|langkah"
 )
-"""What a step is called before its number. Days, rounds and cases are not among them: theirs may well be alike."""
+"""Names of steps before their numbers. Days, rounds and cases are not among them: theirs may well be alike."""
 _STEP_NUMBER = re.compile(
     rf"^[^\w\n]*(?:{_STEP})[^\w\n]{{0,3}}\d{{1,4}}|^\s*#+\s*\d{{1,4}}", re.IGNORECASE | re.MULTILINE
 )
@@ -26,7 +26,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？।])\s*|\n")
 
 
 def is_degenerate(steps: Sequence[str]) -> bool:
-    """Whether a path makes no progress: its last step is blank, or it has ended a loop's third round.
+    """Return whether a path makes no progress: its last step is blank, or it has ended a loop's third round.
 
     A loop is of one to 12 steps with the same words, but for the numbers of the steps; or of sentences at the end of
     the last step.
@@ -47,7 +47,7 @@ def is_degenerate(steps: Sequence[str]) -> bool:
 
 
 def _loops(texts: Sequence[str], read: Callable[[str], str], min_words: int = 0, rounds: int = _ROUNDS) -> bool:
-    """Whether the last texts are so many equal rounds, as they are read; each with so many words."""
+    """Return whether the last texts are `rounds` equal rounds."""
     last = read(texts[-1])
     for period in range(1, min(len(texts) // rounds, _MAX_PERIOD) + 1):
         if read(texts[-1 - period]) != last:

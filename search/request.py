@@ -32,7 +32,7 @@ class AlgorithmName(StrEnum):
 
 
 class Aggregation(StrEnum):
-    """How the scores of a path's steps are combined into the path's score."""
+    """Aggregation of the scores of a path's steps into the path's score."""
 
     LAST = "last"
     MIN = "min"
@@ -45,14 +45,14 @@ EXACT_MATCH = "exact-match"
 
 
 class AnswerEquivalence(StrEnum):
-    """How a vote decides that two answers are equal; see `voting.equivalence`."""
+    """Test of a vote for the equality of two answers; see `voting.equivalence`."""
 
     MATH_VERIFY = "math-verify"
     EXACT_MATCH = EXACT_MATCH
 
 
 class Vote(StrEnum):
-    """How one answer is selected from the complete paths.
+    """Selection of one answer from the complete paths.
 
     `naive` takes the answer of the best-scored path, `weighted` the answer with the largest sum of path scores,
     `majority` the answer given by most paths.
@@ -383,7 +383,7 @@ class SubmitOptions:
 
     @property
     def account(self) -> Account:
-        """Who the search is charged to."""
+        """Account that the search is charged to."""
         return Account(self.caller, self.connection)
 
 

@@ -1,4 +1,4 @@
-"""What a search returns: events while it runs, then one result with its usage."""
+"""Events and result of a search, with its usage."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
@@ -12,8 +12,8 @@ Path = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One expansion that the algorithm asked for; see `Expand`."""
+class ExpandRecord:
+    """An expansion that the algorithm asked for; see `Expand`."""
 
     path: Path
     children: int
@@ -22,7 +22,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TellRecord:
     """A node as it was passed to `tell`; the search may change it later."""
 
     path: Path
@@ -32,8 +32,8 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """How far a search was at one moment.
+class MemorySample:
+    """Progress and memory of a search at one moment.
 
     Attributes:
         seconds: seconds since the search left the queue.
@@ -54,10 +54,10 @@ class Round:
     the submission had `report_nodes` and the round sampled paths to their ends.
     """
 
-    asked: tuple[Asked, ...]
-    told: tuple[Told, ...]
+    asked: tuple[ExpandRecord, ...]
+    told: tuple[TellRecord, ...]
     kept: tuple[Path, ...]
-    moments: tuple[Moment, ...] = field(default=(), compare=False)
+    moments: tuple[MemorySample, ...] = field(default=(), compare=False)
 
 
 class StopReason(StrEnum):
@@ -100,7 +100,7 @@ class NodeRecord:
 
     `path` holds the child indices from the root, `tokens` the number of tokens sampled for the node. `termination` is
     a `Termination`, empty for an inner node. `log_probability` is the sum over its tokens under the generator at
-    temperature 1; None from a server of before it was reported.
+    temperature 1; None if the server does not report it.
     """
 
     node_id: int
@@ -121,7 +121,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """How a node was sampled, and what it cost.
+    """Sampling of a node, and its cost.
 
     Attributes:
         draws: indices of the parent's samples that the node stands for, ascending.
@@ -298,9 +298,9 @@ _SHOWN_ANSWERS = 8
 
 def _html(result: SearchResult) -> str:
     """A result as HTML that needs no style sheet and no script; texts of models and callers are escaped."""
-    said = [f"score {result.score:.4g}"] if result.score is not None else []
-    said += [str(result.stop_reason), str(result.configuration.algorithm)]
-    lines = [f"<b>{escape(result.answer) or 'no answer'}</b> &ensp; {escape(', '.join(said))}"]
+    facts = [f"score {result.score:.4g}"] if result.score is not None else []
+    facts += [str(result.stop_reason), str(result.configuration.algorithm)]
+    lines = [f"<b>{escape(result.answer) or 'no answer'}</b> &ensp; {escape(', '.join(facts))}"]
     lines += [escape(f"{name}: {text}") for name, text in (("error", result.error),) if text]
     lines += [escape(f"warning: {warning}") for warning in result.warnings]
     rows = "".join(

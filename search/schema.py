@@ -34,9 +34,9 @@ MAX_ITEMS = 1024
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
 _FEW = 16
-"""Names that are told to be unknown, of any number."""
+"""Unknown names that one error lists."""
 _NAME = 80
-"""Longest part of a name from outside that is told."""
+"""Longest part of a name from outside that an error shows."""
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -152,13 +152,13 @@ def violations(value: object) -> list[Violation]:
     return [Violation(name, wrong) for name, wrong in found if wrong]
 
 
-def text_violations(name: str, text: str, most_bytes: int) -> list[Violation]:
-    """Validate a text: it must be valid Unicode of at most `most_bytes` bytes of UTF-8."""
+def text_violations(name: str, text: str, max_bytes: int) -> list[Violation]:
+    """Validate a text: it must be valid Unicode of at most `max_bytes` bytes of UTF-8."""
     found: list[Violation] = []
     if _SURROGATES.search(text):
         found.append(Violation(name, "must be valid Unicode, has an unpaired surrogate"))
-    if (size := len(text.encode(errors="replace"))) > most_bytes:
-        found.append(Violation(name, f"must be at most {most_bytes} bytes, is {size}"))
+    if (size := len(text.encode(errors="replace"))) > max_bytes:
+        found.append(Violation(name, f"must be at most {max_bytes} bytes, is {size}"))
     return found
 
 
@@ -195,10 +195,10 @@ def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
 
 def few(violations: Sequence[Violation]) -> list[Violation]:
     """The first violations of many of one kind, the last of them with the number of those that are left out."""
-    told, more = list(violations[:_FEW]), len(violations) - _FEW
+    shown, more = list(violations[:_FEW]), len(violations) - _FEW
     if more > 0:
-        told[-1] = replace(told[-1], description=f"{told[-1].description}; and {more} more like it")
-    return told
+        shown[-1] = replace(shown[-1], description=f"{shown[-1].description}; and {more} more like it")
+    return shown
 
 
 def _items(kind: type, name: str, values: Any, wrong: list[Violation]) -> Any:
@@ -258,7 +258,7 @@ def size_text(count: int) -> str:
 
 
 def _list_violation(kind: type, values: Any) -> str | None:
-    """What is wrong with a list of instances of `kind`; its values are not shown, as they may be long."""
+    """Return what is wrong with a list of instances of `kind`; its values are not shown, as they may be long."""
     if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
         return f"must be a list of objects with {' and '.join(field.name for field in declared(kind))}"
     found = (f"item {i}: {wrong.field} {wrong.description}" for i, v in enumerate(values) for wrong in violations(v))

@@ -16,7 +16,7 @@ class KvBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """What an executor holds at one moment.
+    """State of an executor at one moment.
 
     Attributes:
         running: searches that run.
@@ -33,7 +33,7 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server serves, and what it holds now.
+    """Models, limits and current load of a server.
 
     Attributes:
         version: of Espalier.

@@ -20,7 +20,7 @@ A trace is one JSON object; this is version 2.
         told        nodes at that time: path, termination ("" if it may be expanded), multiplicity, draws
         kept        paths of the nodes that the algorithm kept
         moments     seconds since the start, number of nodes, and KV blocks held by role, at the end of the round and,
-                    where paths are sampled to their ends, before; see `Moment`
+                    where paths are sampled to their ends, before; see `MemorySample`
 
 A path is the list of child indices from the root, whose own path is []. It does not depend on the order of computation.
 """
@@ -36,7 +36,7 @@ from typing import Any
 from espalier.engine.errors import EspalierError
 from espalier.search.algorithms import make_algorithm
 from espalier.search.request import SearchRequest, with_own_code
-from espalier.search.result import Asked, SearchResult, Told
+from espalier.search.result import ExpandRecord, SearchResult, TellRecord
 from espalier.search.schema import from_values
 from espalier.search.trace_schema import wrong_field
 from espalier.search.tree import Node, Termination
@@ -46,10 +46,10 @@ MAX_BYTES = 2**29
 """Of a file that is read."""
 
 _OF_RESULT = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "usage")
-"""What a trace has of a result as it is."""
+"""Fields of a result that a trace has as they are."""
 
 _OF_CANDIDATES = ("node_id", "answer", "score", "multiplicity")
-"""What a trace has of a candidate; its steps are nodes."""
+"""Fields of a candidate that a trace has; its steps are nodes."""
 
 
 class TraceError(EspalierError):
@@ -175,14 +175,14 @@ class _Replay:
             self._compare(number, "asks for", asked, recorded["asked"])
             for expand in recorded["asked"]:
                 self._nodes[tuple(expand["path"])].num_children += expand["children"]
-            self._algorithm.tell([self._told(Told(**told)) for told in recorded["told"]])
+            self._algorithm.tell([self._told(TellRecord(**told)) for told in recorded["told"]])
             kept = [node.path for node in self._algorithm.kept()]
             self._compare(number, "keeps", kept, recorded["kept"])
         if self._trace["stop_reason"] == "finished" and not self._algorithm.finished():
             raise TraceError(f"after round {len(rounds)} the algorithm goes on, and the trace says it finished")
         return len(rounds)
 
-    def _told(self, told: Told) -> Node:
+    def _told(self, told: TellRecord) -> Node:
         node = self._nodes[tuple(told.path)]
         node.termination = Termination(told.termination) if told.termination else None
         node.multiplicity, node.draws = told.multiplicity, tuple(told.draws)
@@ -194,5 +194,5 @@ class _Replay:
             raise TraceError(f"in round {number + 1} the algorithm {verb} {ours} where the trace has {recorded}")
 
 
-def _asked(expand: Any) -> Asked:
-    return Asked(expand.node.path, expand.children, expand.to_end, expand.greedy)
+def _asked(expand: Any) -> ExpandRecord:
+    return ExpandRecord(expand.node.path, expand.children, expand.to_end, expand.greedy)

@@ -39,7 +39,7 @@ class _Trace:
 
 
 def wrong_field(text: str) -> str | None:
-    """What is wrong with the first wrong field of a trace, by the field's name; None for a sound one.
+    """Return the first error of a trace, by the field's name; None for a valid one.
 
     Args:
         text: the trace, as JSON.

@@ -68,12 +68,12 @@ class Node:
 
     @property
     def complete(self) -> bool:
-        """Whether the path ends with an answer."""
+        """True if the path ends with an answer."""
         return self.termination in (Termination.EOS, Termination.BOXED)
 
     @property
     def open(self) -> bool:
-        """Whether the path may be expanded."""
+        """True if the path may be expanded."""
         return self.termination is None
 
     def lineage(self) -> list["Node"]:

@@ -1,4 +1,4 @@
-"""How a client reaches a server: address, TLS and login."""
+"""Connection settings of a client: address, TLS and login."""
 
 import re
 import ssl
@@ -38,7 +38,7 @@ def host_of(endpoint: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Which certificates a client trusts, and which one it shows; all files are PEM.
+    """Certificates that a client trusts, and the one that it shows; all files are PEM.
 
     Attributes:
         ca: certificates of trusted authorities; None for the system's.
@@ -93,7 +93,7 @@ def system_roots() -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where a server is, and who calls.
+    """Address of a server, and the login for it.
 
     Attributes:
         endpoint: HOST:PORT.

@@ -1,4 +1,4 @@
-"""What a client raises, and how a failed call becomes one of these errors."""
+"""Errors of the clients, and the conversion of failed calls to them."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def _text(code: grpc.StatusCode, details: str, endpoint: str, from_server: bool)
 
 
 def _unreachable(details: str, endpoint: str) -> str:
-    """What the texts of gRPC's connections mean; it has no codes for them."""
+    """Explain a failed connection by gRPC's text; it has no codes for them."""
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return (
             f"the certificate of the server at {endpoint} is by no authority that is trusted here; give a file with "

@@ -1,4 +1,4 @@
-"""What both clients send, and what they make of the answers."""
+"""Messages of the clients, and the conversion of the responses."""
 
 from grpc_health.v1 import health_pb2
 
@@ -60,7 +60,7 @@ def info_of(response: pb.GetServerInfoResponse) -> ServerInfo:
 
 
 def serves(response: health_pb2.HealthCheckResponse) -> bool:
-    """Whether a server accepts searches."""
+    """Return whether a server accepts searches."""
     return response.status == health_pb2.HealthCheckResponse.SERVING
 
 

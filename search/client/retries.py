@@ -1,4 +1,4 @@
-"""When a failed call is tried again: plain data and arithmetic, for both clients."""
+"""Retry policy of failed calls: plain data and arithmetic."""
 
 import math
 import random
@@ -12,7 +12,7 @@ from espalier.search.client.errors import ServiceError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and when a failed call is tried again.
+    """Policy of retries.
 
     A search changes nothing on the server, and the same request with the same seed gives the same answer, so trying it
     again is safe. What is wrong with a request (INVALID_ARGUMENT) stays wrong and is never tried again.
@@ -49,11 +49,11 @@ class RetryPolicy:
         """Return the seconds to wait after a failed attempt, counted from 1, without jitter; None to give up."""
         if attempt >= self.attempts or not isinstance(error, ServiceError):
             return None
-        told = error.retry_seconds
-        if error.code not in self.codes and (error.code not in self.codes_with_delay or told is None):
+        asked = error.retry_seconds
+        if error.code not in self.codes and (error.code not in self.codes_with_delay or asked is None):
             return None
         backoff = min(self.largest_delay, self.first_delay * 2.0 ** min(attempt - 1, 64))
-        return max(backoff, told or 0.0)
+        return max(backoff, asked or 0.0)
 
 
 DEFAULT_RETRIES = RetryPolicy()

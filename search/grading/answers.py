@@ -94,7 +94,7 @@ def exact_match_key(answer: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether `text` is a number, or a fraction of two, in digits."""
+    """Return whether `text` is a number, or a fraction of two, in digits."""
     return _NUMBER.fullmatch(text) is not None
 
 
@@ -120,5 +120,5 @@ def _hashed(text: str) -> Iterator[str]:
 
 
 def _is_formula(said: str) -> bool:
-    """Whether a text can only be a formula, and no heading."""
+    """Return whether a text can only be a formula, and no heading."""
     return not is_words(said) and bool(_OPERATOR.search(said) or _VARIABLE.fullmatch(said))

@@ -32,7 +32,7 @@ _BESIDE = re.compile(
 )
 """Text between two boxes that belong to one answer."""
 _JOINT = re.compile(rf"[,;&、，；]|\\\\|\\q?quad|\\l?or(?![A-Za-z])|\\vee|{_CONJUNCTION}", re.IGNORECASE)
-"""What makes them one answer whatever they hold; a mere space or new line does not."""
+"""Text between boxes that makes them one answer whatever they hold; a mere space or new line does not."""
 _MAX_BETWEEN = 80
 _MAX_BOXES = 16
 _MAX_UNBRACED = 1000
@@ -40,7 +40,7 @@ _MAX_NAME = 40
 
 
 class Boxed(NamedTuple):
-    """What the boxes of a text say.
+    """Content of the boxes of a text.
 
     Attributes:
         answer: content of the last box, with the boxes beside it; empty without one.
@@ -92,12 +92,12 @@ def last_boxed(text: str) -> str:
 
 
 def closes_all_braces(text: str) -> bool:
-    """Whether each brace has its other one."""
+    """Return whether each brace has its other one."""
     return len(_BRACE.findall(text)) == 2 * len(_closing_braces(text))
 
 
 def _belong(one: _Box, other: _Box, between: str) -> bool:
-    """Whether two boxes are parts of one answer, by what stands between them."""
+    """Return whether two boxes are parts of one answer, by what stands between them."""
     if len(between) > _MAX_BETWEEN or not _BESIDE.fullmatch(between):
         return False
     if _JOINT.search(between) or (one.name and other.name and one.name != other.name):

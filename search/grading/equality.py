@@ -60,7 +60,7 @@ from espalier.search.grading.reading import Reading, as_foreign_number, as_measu
 
 _READINGS = 256
 """Parsed formulas cached in a child process: a vote compares each with many, and parsing costs as much as comparing."""
-_MOST_MEMBERS = 64
+_MAX_MEMBERS = 64
 _DIGITS = 60
 _MORE_DIGITS = 10
 _MAX_FORMULA = 5000
@@ -87,12 +87,12 @@ class Members(NamedTuple):
 
     @property
     def ordered(self) -> bool:
-        """Whether the order of the members matters."""
+        """True if the order of the members matters."""
         return self.opening not in ("", "\\{")
 
 
 def is_right(gold: str, answer: str) -> bool:
-    """Whether `answer` is right given the gold answer. Runs in a child process.
+    """Return whether `answer` is right given the gold answer. Runs in a child process.
 
     Raises:
         MemoryError: raised by math-verify. sympy may also catch it itself and continue, at worst with "not equal".
@@ -116,7 +116,7 @@ def is_right(gold: str, answer: str) -> bool:
 
 
 def is_right_within(gold: str, answer: str, tolerances: Sequence[float]) -> bool:
-    """Whether `answer` is right, or its numbers are near enough to those of the gold answer. Runs in a child process.
+    """Return whether `answer` is right, or its numbers are near enough to the gold answer's. Runs in a child process.
 
     Args:
         gold: the gold answer, one or a list or interval.
@@ -133,7 +133,7 @@ def is_right_within(gold: str, answer: str, tolerances: Sequence[float]) -> bool
     if len(tolerances) not in (1, len(one.members)):
         raise ValueError(f"{len(tolerances)} tolerances for the {len(one.members)} members of {gold!r}")
     wanted = [(member, tolerances[place % len(tolerances)]) for place, member in enumerate(one.members)]
-    if len(one.members) != len(other.members) or len(one.members) > _MOST_MEMBERS:
+    if len(one.members) != len(other.members) or len(one.members) > _MAX_MEMBERS:
         return False
     if one.ordered or other.ordered:
         pairs = zip(wanted, other.members, strict=True)
@@ -144,7 +144,7 @@ def is_right_within(gold: str, answer: str, tolerances: Sequence[float]) -> bool
 
 
 def is_same_value(one: str, other: str) -> bool:
-    """Whether two answers have exactly the same value, ignoring names and units. Runs in a child process.
+    """Return whether two answers have exactly the same value, ignoring names and units. Runs in a child process.
 
     Raises:
         MemoryError: see `is_right`.
@@ -176,7 +176,7 @@ def _has_variable(reading: Reading) -> bool:
 
 
 def _marks_agree(gold: Reading, answer: Reading) -> bool:
-    """Whether the names, units and nouns of the two answers do not contradict each other."""
+    """Return whether the names, units and nouns of the two answers do not contradict each other."""
     if gold.name and answer.name and gold.name != answer.name:
         return False
     if answer.unit.startswith("_") and answer.unit != gold.unit:
@@ -243,7 +243,7 @@ def _rounded(one: Reading, other: Reading) -> bool:
 
 
 def _same_members(one: Members, other: Members, exact: bool) -> bool:
-    """Whether two lists are of one type with the same members; unless exact, a tuple may lack its parentheses."""
+    """Return whether two lists have one type and the same members; unless exact, a tuple may lack its parentheses."""
     if len(one.members) != len(other.members):
         return False
     same: Callable[[str, str], bool] = _is_same_member if exact else is_right
@@ -255,7 +255,7 @@ def _same_members(one: Members, other: Members, exact: bool) -> bool:
         return unbracketed and not exact and all(map(same, one.members, other.members))
     if one.ordered:
         return one[:2] == other[:2] and all(map(same, one.members, other.members))
-    return len(one.members) <= _MOST_MEMBERS and _in_any_order(one.members, other.members, same)
+    return len(one.members) <= _MAX_MEMBERS and _in_any_order(one.members, other.members, same)
 
 
 def _is_same_member(one: str, other: str) -> bool:
@@ -273,7 +273,7 @@ def _in_any_order(one: Sequence[str], other: Sequence[str], same: Callable[[str,
 
 
 def _is_near(gold: str, answer: str, tolerance: float) -> bool:
-    """Whether `answer` is right, or both are real constants, apart by at most the tolerance and 1% of it.
+    """Return whether `answer` is right, or both are real constants, apart by at most the tolerance and 1% of it.
 
     The 1% is of OlympiadBench's judge, so that decimals such as 0.3 for 0.2 are within 0.1 in spite of rounding.
     """
@@ -289,7 +289,7 @@ def _is_near(gold: str, answer: str, tolerance: float) -> bool:
 
 
 def _all_paired(fitting: Sequence[Sequence[int]]) -> bool:
-    """Whether each member can be given one of those that fit it, and none twice; by augmenting paths."""
+    """Return whether each member can be given one of those that fit it, and none twice; by augmenting paths."""
     owners: dict[int, int] = {}
 
     def place(member: int, tried: set[int]) -> bool:
@@ -345,7 +345,7 @@ def _both_signs(member: str) -> list[str]:
 
 
 def _formulas_equal(one: Reading, other: Reading, exact: bool = False) -> bool:
-    """Whether two formulas are equal by math-verify; constants are compared by sympy without rounding."""
+    """Return whether two formulas are equal by math-verify; constants are compared by sympy without rounding."""
     if _CAPITALS.fullmatch(one.value) and _CAPITALS.fullmatch(other.value):
         return one.value == other.value  # words such as point names, not products of variables
     if (angle := _ANGLE.fullmatch(one.value)) and (beside := _ANGLE.fullmatch(other.value)):
@@ -427,7 +427,7 @@ def _is_constant(expression: Any) -> bool:
 
 
 def _rounds(constant: Any, text: str) -> bool:
-    """Whether `text` is a decimal of the constant with six or more digits."""
+    """Return whether `text` is a decimal of the constant with six or more digits."""
     if not is_decimal(text) or len(text) > _MAX_FORMULA:
         return False
     value = constant.evalf(max(_DIGITS, len(text) + _MORE_DIGITS))

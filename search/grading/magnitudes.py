@@ -29,7 +29,7 @@ class _Estimate(NamedTuple):
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Whether two constants differ for certain, if either would cost much to compute. False if that is not known.
+    """Return whether two constants differ for certain, if either would cost much to compute; False if unknown.
 
     Args:
         one: a real constant of sympy, not evaluated.
@@ -50,7 +50,7 @@ def differ(one: Any, other: Any) -> bool:
 
 
 def _may_cost(constant: Any) -> bool:
-    """Whether a constant has a power or a factorial that may be huge."""
+    """Return whether a constant has a power or a factorial that may be huge."""
     import sympy
 
     for part in sympy.preorder_traversal(constant):

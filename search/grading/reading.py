@@ -137,7 +137,7 @@ class Reading:
 
 
 def marks_agree(readings: Iterable[Reading]) -> bool:
-    """Whether no two of `readings` differ in name, unit or chosen value."""
+    """Return whether no two of `readings` differ in name, unit or chosen value."""
     several = list(readings)
     names = {reading.name for reading in several if reading.name}
     chosen = {reading.value for reading in several if reading.choice and reading.value != reading.whole}
@@ -211,7 +211,7 @@ def without_blanks(text: str) -> str:
 
 
 def is_words(text: str) -> bool:
-    """Whether `text` contains a word, as opposed to a product of variables."""
+    """Return whether `text` contains a word, as opposed to a product of variables."""
     if not text.isascii() and _FOREIGN_LETTER.search(text):
         return True
     bare = _ENVIRONMENT.sub("", _TEXT.sub(" word ", text)) if "\\" in text else text
@@ -309,7 +309,7 @@ def _start_of_tail(words: list[str]) -> int:
 
 
 def _is_unit(glued: str) -> bool:
-    """Whether letters right behind a number are a unit, and no product of variables."""
+    """Return whether letters right behind a number are a unit, and no product of variables."""
     return bool(unit_of(glued)) and not product_unit(re.split(r"[\^{/\d]", glued, maxsplit=1)[0])
 
 
@@ -319,7 +319,7 @@ def _starts_a_tail(word: str) -> bool:
 
 
 def _is_word(word: str) -> bool:
-    """Whether letters form a word: at least three (four if all are capitals), with a vowel."""
+    """Return whether letters form a word: at least three (four if all are capitals), with a vowel."""
     if word.lower() in _SHORT_WORDS or (not word.isascii() and _FOREIGN_LETTER.search(word)):
         return True
     least = 4 if word.isupper() else 3

@@ -16,12 +16,12 @@ from espalier.search.fairness import Account
 from espalier.search.grading.answers import extract_answer
 from espalier.search.request import SubmitOptions, Vote
 from espalier.search.result import (
-    Asked,
     Candidate,
     CandidateDone,
     Event,
+    ExpandRecord,
     Finished,
-    Moment,
+    MemorySample,
     NodeRecord,
     Round,
     Sampled,
@@ -30,7 +30,7 @@ from espalier.search.result import (
     Started,
     StepDone,
     StopReason,
-    Told,
+    TellRecord,
 )
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.expander import TreeExpander
@@ -116,7 +116,7 @@ class RunningSearch:
         self._standing: list[Node] = []
         self._deepest = 0
         self._rounds: list[Round] = []
-        self._moments: list[Moment] = []  # of the round in progress
+        self._moments: list[MemorySample] = []  # of the round in progress
         self._changes = ChangedNodes(self._tree.nodes) if options.report_nodes else None
         self._next_look = math.inf
         self._found: dict[Node, Candidate] = {}
@@ -234,10 +234,10 @@ class RunningSearch:
     def _end_round(self) -> None:
         footprint = self._tree.footprint()
         self.meter.observe(footprint)
-        asked = tuple(Asked(e.node.path, e.children, e.to_end, e.greedy) for e in self._asked)
+        asked = tuple(ExpandRecord(e.node.path, e.children, e.to_end, e.greedy) for e in self._asked)
         self._asked = []
         told = sorted(self._tree.settled, key=lambda node: node.path)
-        snapshot = tuple(Told(n.path, str(n.termination or ""), n.multiplicity, n.draws) for n in told)
+        snapshot = tuple(TellRecord(n.path, str(n.termination or ""), n.multiplicity, n.draws) for n in told)
         for node in told:
             self.meter.generator_unshared_tokens += node.multiplicity * self._unshared(node, "num_tokens")
             self.meter.verifier_unshared_tokens += node.multiplicity * self._unshared(node, "verifier_tokens")
@@ -252,14 +252,14 @@ class RunningSearch:
         self._report_round(len(told), kept, moment)
         self._advance()
 
-    def _moment(self, footprint: Footprint) -> Moment:
+    def _moment(self, footprint: Footprint) -> MemorySample:
         """Record how far the search is now."""
         blocks = {role: int(count) for role, count in footprint.blocks_by_role.items()}
-        moment = Moment(self.meter.elapsed(), len(self._tree.nodes), blocks)
+        moment = MemorySample(self.meter.elapsed(), len(self._tree.nodes), blocks)
         self._moments.append(moment)
         return moment
 
-    def _report_round(self, scored: int, kept: list[Node], moment: Moment) -> None:
+    def _report_round(self, scored: int, kept: list[Node], moment: MemorySample) -> None:
         tips = [node for node in kept if node is not self._tree.root and node not in self._tree.sampled_from]
         self._deepest = max([self._deepest, *(node.depth for node in tips)])
         changed: tuple[NodeRecord, ...] = ()
@@ -276,7 +276,7 @@ class RunningSearch:
         kept: tuple[NodeRecord, ...],
         partial: bool,
         changed: tuple[NodeRecord, ...],
-        moment: Moment,
+        moment: MemorySample,
     ) -> None:
         best = select(self._candidates(), self.vote).best
         at = moment.seconds, moment.blocks

@@ -1,4 +1,4 @@
-"""Which calls may start a search, which wait, and which are refused. Runs on the event loop."""
+"""The queue of calls for search slots. Used on the event loop."""
 
 import asyncio
 import itertools
@@ -76,13 +76,13 @@ class CallQueue:
         return self._held.total()
 
     async def acquire(
-        self, priority: int = 0, at_most: float | None = None, account: Account = NOBODY, cost: float = 1.0
+        self, priority: int = 0, time_limit: float | None = None, account: Account = NOBODY, cost: float = 1.0
     ) -> float:
         """Acquire a slot, waiting for one if necessary; the caller must call `release` once.
 
         Args:
             priority: calls of a larger priority are admitted first, and ignore slots held at smaller ones.
-            at_most: seconds after which the call's own time limit ends; None for none.
+            time_limit: seconds after which the call's own time limit ends; None for none.
             account: who asks.
             cost: estimated tokens of the search, in which callers' shares are counted.
 
@@ -91,7 +91,7 @@ class CallQueue:
 
         Raises:
             BusyError: the queue is full, or no slot became free in time.
-            TimeLimitReachedError: `at_most` ended first.
+            TimeLimitReachedError: `time_limit` ended first.
         """
         start = time.monotonic()
         caller = account.caller
@@ -106,8 +106,8 @@ class CallQueue:
         if len(self._waiters) >= self._queue:
             self._make_room_for(caller)
         self._waiters.append(waiter)
-        own = at_most is not None and at_most <= self._wait_seconds
-        seconds = at_most if at_most is not None and own else self._wait_seconds
+        own = time_limit is not None and time_limit <= self._wait_seconds
+        seconds = time_limit if time_limit is not None and own else self._wait_seconds
         try:
             async with asyncio.timeout(seconds):
                 await waiter.slot

@@ -33,7 +33,7 @@ STOPPING = "the server is shutting down"
 
 
 class EngineState(StrEnum):
-    """How far the engine thread is."""
+    """State of the engine thread."""
 
     LOADING = "loading"
     READY = "ready"
@@ -50,7 +50,7 @@ _WHY_NOT_READY = {
 
 @dataclass(frozen=True, slots=True)
 class ExecutorReport:
-    """What an executor serves and holds, between two of its steps.
+    """Report of an executor between two of its steps: models, memory, searches.
 
     Attributes:
         models: what results depend on besides the request; see `Executor.describe_models`.
@@ -68,7 +68,7 @@ class ExecutorReport:
 
 
 class RoundEnd(NamedTuple):
-    """When a round of a search ended, in monotonic seconds, and what its `StepDone` said."""
+    """End of a round of a search: monotonic seconds, and depth and count of its `StepDone`."""
 
     at: float
     depth: int
@@ -148,7 +148,7 @@ class EngineThread:
 
     @property
     def state(self) -> EngineState:
-        """How far the thread is."""
+        """State of the thread."""
         if self._stop_asked:
             return EngineState.STOPPING
         if self.over.done():
@@ -157,7 +157,7 @@ class EngineThread:
 
     @property
     def ready(self) -> bool:
-        """Whether searches can be submitted."""
+        """True if searches can be submitted."""
         return self.state is EngineState.READY
 
     def require_ready(self) -> None:
@@ -212,7 +212,7 @@ class EngineThread:
         return executor.check(request)
 
     async def report(self) -> ExecutorReport:
-        """What the executor serves and holds, between two of its steps; a step may take seconds.
+        """Return the executor's report, made between two of its steps; a step may take seconds.
 
         Callers at the same time share one report, also if some of them stop waiting.
 

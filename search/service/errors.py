@@ -1,7 +1,7 @@
-"""What a caller is told when something fails: a code, a text, and what to do.
+"""Failures as callers see them: a code, a text, and what to do.
 
-Codes are those of google.rpc, which every door translates. The text of an unexpected exception may contain paths or
-prompts, so such an exception is logged under an id, and the caller is told the id.
+Codes are those of google.rpc, which every transport translates. The text of an unexpected exception may contain paths
+or prompts, so such an exception is logged under an id, and the caller gets only the id.
 """
 
 import logging
@@ -27,9 +27,9 @@ _FIELDS = {
 _FLAG = re.compile(r"(?<![\w-])(?:--[a-z][a-z-]+|-[NM])(?![\w-])")
 
 TEXT_BYTES = 1024
-"""Most bytes of a failure's text."""
-_MOST_VIOLATIONS = 256
-"""Most fields that are told to be wrong."""
+"""Largest size of a failure's text."""
+_MAX_VIOLATIONS = 256
+"""Fields that one failure names."""
 
 
 class BindError(EspalierError):
@@ -82,7 +82,7 @@ class SearchFailedError(EspalierError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a caller is told.
+    """A failure as a caller sees it.
 
     Attributes:
         code: name of a google.rpc code.
@@ -130,15 +130,15 @@ REASONS = (*(_reason(kind) for kind, _, _ in _CODES), REFUSED_BY_HTTP, INTERNAL)
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what a caller is told about `error`.
+    """Return `error` as a caller sees it.
 
-    An unexpected type of error is a bug: it is logged under an id, and the caller is told only the id.
+    An unexpected type of error is a bug: it is logged under an id, and the caller gets only the id.
     """
     for kind, code, retry_seconds in _CODES:
         if isinstance(error, kind):
             retry = error.retry_seconds if isinstance(error, QuotaError) else retry_seconds
-            told = _violations(error)[:_MOST_VIOLATIONS]
-            violations = tuple(Violation(v.field, in_fields(v.description)) for v in told)
+            named = _violations(error)[:_MAX_VIOLATIONS]
+            violations = tuple(Violation(v.field, in_fields(v.description)) for v in named)
             text = cut(in_fields(cut(str(error), 2 * TEXT_BYTES)), TEXT_BYTES)
             return Failure(code, _reason(kind), text, violations, retry)
     name = uuid.uuid4().hex[:12]

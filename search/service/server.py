@@ -1,4 +1,4 @@
-"""The server: both doors, loading, health, and graceful shutdown."""
+"""The server: gRPC and HTTP, loading, health, and graceful shutdown."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ from espalier.search.service.observability.observer import Observer
 from espalier.search.service.observability.tracing import traced
 from espalier.search.service.session import Session
 from espalier.search.service.settings import (
-    MOST_SEARCHES,
+    MAX_SEARCHES,
     ServerSettings,
     is_loopback,
 )
@@ -46,7 +46,7 @@ FLUSH_SECONDS = 1.0
 
 
 class Addresses(NamedTuple):
-    """Where a server listens: `HOST:PORT` of gRPC, and the URL of HTTP; None without."""
+    """Addresses of a server: `HOST:PORT` of gRPC, and the URL of HTTP; None without."""
 
     grpc: str
     http: str | None
@@ -74,10 +74,10 @@ class Server:
         Args:
             load: see `serve`.
             settings: address and limits.
-            observers: hear of calls and searches, as the log and the metrics do.
+            observers: notified of ended calls and searches, as the log and the metrics are.
         """
         self._settings = settings
-        most = settings.max_searches or MOST_SEARCHES
+        most = settings.max_searches or MAX_SEARCHES
         self.engine = EngineThread(load, MAX_HELD * most + 2 * settings.max_queue + 1, settings.event_buffer)
         self.session = Session(self.engine, settings, self._on_search_end)
         self.metrics = Metrics()
@@ -266,7 +266,7 @@ def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # on by default: a second server on the port would silently take half of the calls
         # The interceptor refuses what is over the limit, with details; gRPC what is far over it, without.
         ("grpc.max_receive_message_length", 4 * settings.max_receive_bytes),
-        ("grpc.max_allowed_incoming_connections", settings.connections_per_door),
+        ("grpc.max_allowed_incoming_connections", settings.connections_per_port),
         ("grpc.max_send_message_length", settings.max_send_bytes),
         # Keepalive pings detect clients whose machine disappeared, so that their searches end.
         ("grpc.keepalive_time_ms", 60_000),

@@ -1,6 +1,6 @@
-"""Searches for the callers of any door: checks a request, waits for a slot, follows the search, cancels it.
+"""Searches for the callers of any transport: checks a request, waits for a slot, follows the search, cancels it.
 
-Doors translate: a message to a `SearchRequest`, events to messages, errors to their protocol's statuses
+Transports translate: a message to a `SearchRequest`, events to messages, errors to their protocol's statuses
 (`errors.failure_of`). Everything that must be the same for all of them happens here. Used on the event loop.
 """
 
@@ -35,8 +35,8 @@ E = TypeVar("E", bound=Event)
 
 _GRACE = 15.0
 """Seconds after a search's time limit in which it must have ended."""
-_AT_ONCE = 2
-"""Requests that are read or checked at once: few, as what searches compute needs the processors, too."""
+_MAX_CHECKS = 2
+"""Requests that are read or checked at the same time: few, as what searches compute needs the processors, too."""
 _SMALL_BYTES = 4096
 """Size of a request up to which the event loop reads it itself, in a millisecond at most."""
 _SMALL_ENTRIES = 128
@@ -66,7 +66,7 @@ class Session:
         self._settings = settings
         self._on_search_end = on_search_end
         self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
-        self._checking = ThreadedWork(_AT_ONCE, self._max_waiting)
+        self._checking = ThreadedWork(_MAX_CHECKS, self._max_waiting)
         self._writing = ThreadedWork(1, sys.maxsize)  # bounded by the slots
         self._late = _Places(settings.max_queue)  # of calls whose time limit has ended in the queue
         self._salts = Salts(settings.share_prompts)
@@ -97,7 +97,7 @@ class Session:
 
     @property
     def ready(self) -> bool:
-        """Whether searches are accepted."""
+        """True if searches are accepted."""
         return not self._draining and self._engine_thread.ready
 
     @property
@@ -168,7 +168,7 @@ class Session:
             priority: calls of a larger priority go first.
             progress: whether to report events other than `Finished`.
             report_nodes: whether steps tell how the tree has changed; see `SubmitOptions`.
-            violations: what the door found wrong with the request.
+            violations: what the transport found wrong with the request.
 
         Raises:
             InvalidRequestError, RequestTooLargeError: it can never run; lists everything that is wrong with it.

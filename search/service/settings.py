@@ -15,11 +15,11 @@ from espalier.search.request import MAX_PRIORITY
 from espalier.search.schema import Option, parse_size, violations
 from espalier.search.service.access.tls import TlsFiles
 
-MOST_SEARCHES = 4096
+MAX_SEARCHES = 4096
 """Limit on the searches that run at once."""
 
 _METRICS_CONNECTIONS = 16
-"""Most connections of the metrics port."""
+"""Limit on the connections of the metrics port."""
 _MODEL_NAME = re.compile(r"[\w.:/+-]{1,128}", re.ASCII)  # without @, which separates a strategy
 _ORIGIN = re.compile(r"https?://[\w.:\[\]-]+", re.ASCII)
 
@@ -77,7 +77,7 @@ class ServerSettings:
     ] = None
     max_searches: Annotated[
         int | None,
-        Interval(ge=1, le=MOST_SEARCHES),
+        Interval(ge=1, le=MAX_SEARCHES),
         Option(
             "Maximum searches running at once; fewer run where the KV pool holds fewer. As many more may be suspended "
             "for searches of a higher priority; they hold no KV. Default: 16 a core on a CPU, but 32 to 256; 128 on a "
@@ -174,7 +174,7 @@ class ServerSettings:
 
     @property
     def exposed(self) -> str:
-        """What the server lacks where other machines can reach it; empty where it lacks nothing or they cannot."""
+        """The protection missing where other machines can reach the server; empty if none is missing or they cannot."""
         login = self.callers is not None or self.tls_client_ca is not None
         lacks = ["encryption"] * (self.tls is None) + ["login"] * (not login)
         return f"without {' or '.join(lacks)}" if lacks and not is_loopback(self.host) else ""
@@ -192,8 +192,8 @@ class ServerSettings:
         )
 
     @property
-    def connections_per_door(self) -> int:
-        """Most connections of gRPC, and of HTTP if it is on."""
+    def connections_per_port(self) -> int:
+        """Limit on the connections of gRPC, and of HTTP if it is on."""
         most = self.max_connections or connections_by_file_limit()
         return most if self.http_port is None else max(1, most // 2)
 
@@ -218,7 +218,7 @@ def default_searches(on_gpu: bool, cores: int, workers: int = 1) -> int:
         workers: processes with both models; on a GPU each has one of its own, on a CPU they share the cores.
     """
     wanted = 128 * workers if on_gpu else min(256, max(32, 16 * cores))
-    return min(wanted, MOST_SEARCHES)
+    return min(wanted, MAX_SEARCHES)
 
 
 def connections_by_file_limit() -> int:
@@ -228,7 +228,7 @@ def connections_by_file_limit() -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. Names other than `localhost` are not trusted to be local."""
+    """Return whether only this machine can reach `host`. Names other than `localhost` are not trusted to be local."""
     if host == "localhost":
         return True
     try:

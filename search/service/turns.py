@@ -17,7 +17,7 @@ class ThreadedWork:
         """Create free places.
 
         Args:
-            places: work that is done at once.
+            places: work that is done at the same time.
             max_waiting: work that may wait for them; it may be changed later.
         """
         self.max_waiting = max_waiting
@@ -25,7 +25,7 @@ class ThreadedWork:
 
     @property
     def waiting(self) -> int:
-        """How much work waits."""
+        """Amount of work that waits."""
         return self._turns.waiting
 
     async def run(self, account: Account, cost: float, work: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Whether a vote is decided before all its paths have ended: whatever the others say, the same answer wins."""
+"""Early stopping of a vote: it is decided once the same answer wins whatever the open paths give."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -63,7 +63,7 @@ class PartialVote:
         self._first = min(self._first or (path, key), (path, key))
 
     def decided(self, open_votes: int, first_open: tuple[int, ...] = ()) -> bool:
-        """Whether no answer can still overtake the leader.
+        """Return whether no answer can still overtake the leader.
 
         Args:
             open_votes: number of paths that have not ended.
@@ -79,7 +79,7 @@ class PartialVote:
     def fewest_to_decide(self, open_votes: int) -> int:
         """The least number of further paths after which the vote can be decided, at least 1.
 
-        That is where all of them vote for the leader, and so many fewer are left.
+        That is where all of them vote for the leader, and correspondingly fewer are left.
         """
         leader, rival = self._leader_and_rival() if self._votes else (0.0, 0.0)
         gap = rival + open_votes - leader
@@ -87,7 +87,7 @@ class PartialVote:
         return min(max(least, 1), open_votes)
 
     def may_be_decided(self, pending: int, open_votes: int) -> bool:
-        """Whether the vote could be decided against `open_votes` once the votes of `pending` more paths are known."""
+        """Return whether the votes of `pending` more paths could decide the vote against `open_votes`."""
         leader = self._leader_and_rival()[0] if self._votes else 0.0
         return leader + pending >= open_votes
 
@@ -95,7 +95,7 @@ class PartialVote:
         return leader_and_rival({key: math.fsum(weights) for key, weights in self._votes.items()})
 
     def _wins_ties(self, leader: float, first_open: tuple[int, ...]) -> bool:
-        """Whether the leader has the first path of all, so that it wins a tie in a vote without scores."""
+        """Return whether the leader has the first path of all, so that it wins a tie in a vote without scores."""
         if self._scored or self._first is None:
             return False
         path, key = self._first
@@ -109,7 +109,7 @@ class PathGate:
     on the paths alone and not on which of them was sampled first, so a search gives the same result and costs the same
     tokens whatever runs beside it. What a path says does not depend on the gate.
 
-    - All at once: the paths at one depth go on together as soon as it is known that the paths which ended up to that
+    - All together: the paths at one depth go on together as soon as it is known that the paths which ended up to that
       depth do not decide the vote. As half of all paths have to end before it can be decided, that is known when half
       of them are known to be open there; the slower half never waits.
     - Frugal: whenever all paths have ended or wait, as many of them go on as could decide the vote; the longest first,

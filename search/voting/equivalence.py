@@ -10,7 +10,7 @@ from espalier.search.fairness import NOBODY, Account, Turns
 from espalier.search.grading.math_verify import DEFAULT_MEMORY_BYTES, Grade, Grader
 from espalier.search.request import AnswerEquivalence
 
-_MOST_WORKERS = 4  # each imports sympy on first use and takes about 100 MB
+_MAX_WORKERS = 4  # each imports sympy on first use and takes about 100 MB
 _MAX_PROCESSES = 8
 """Processes of all callers together."""
 
@@ -18,14 +18,14 @@ log = logging.getLogger("espalier.search")
 
 
 class Comparison(NamedTuple):
-    """Whether two answers have the same value, and the CPU seconds that it took to compare them."""
+    """Verdict on whether two answers have the same value, and the CPU seconds that it took to compare them."""
 
     equal: bool
     cpu_seconds: float = 0.0
 
 
 class Equivalence(Protocol):
-    """Decides whether two answers have the same value; called by several threads at once."""
+    """Decides whether two answers have the same value; called by several threads."""
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class Equivalence(Protocol):
         ...
 
     def compare(self, one: str, other: str, account: Account = ...) -> Comparison:
-        """Whether `other` has the same value as `one`, which occurred earlier; charged to `account`.
+        """Return whether `other` has the same value as `one`, which occurred earlier; charged to `account`.
 
         Takes CPU seconds at most. What others compare may delay the verdict, but never changes it. May miss equal
         values but never equates different ones, so the order of the arguments can matter.
@@ -111,4 +111,4 @@ def make_equivalence(name: AnswerEquivalence, memory_bytes: int = DEFAULT_MEMORY
     if find_spec("math_verify") is None:
         log.warning("math-verify is not installed: answers must match exactly; pip install math-verify")
         return None
-    return MathVerify(memory_bytes, workers=max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // 4)))
+    return MathVerify(memory_bytes, workers=max(1, min(_MAX_WORKERS, (os.cpu_count() or 1) // 4)))

@@ -61,7 +61,7 @@ def select(
 
 
 def is_decided(candidates: Sequence[Candidate], vote: Vote) -> bool:
-    """Whether one canonical answer outweighs all others together, so that comparing them cannot change the winner."""
+    """Return whether one canonical answer outweighs all others together, so that comparing them changes nothing."""
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         if candidate.answer:

@@ -79,7 +79,7 @@ def _without_ornaments(text: str) -> str:
 
 
 def _is_ornament(sign: str) -> bool:
-    """Whether a character only decorates: a symbol that stands for no other text, as ℃ does, and has no meaning."""
+    """Return whether a character only decorates: a symbol without meaning that stands for no text, as ℃ does."""
     if sign.isascii() or unicodedata.category(sign) not in _ORNAMENTS:
         return False
     return not unicodedata.decomposition(sign) and not _MEANINGFUL.match(sign)

@@ -202,7 +202,7 @@ LANGUAGES = {
 
 OPTIONS = """opción, opcion, opção, opcao, opzione, alternativa, Option, Möglichkeit, вариант, варіант, optie, opcja,
 seçenek, lựa chọn, 选项, 選項, 選択肢, 번, विकल्प, الخيار"""
-"""What a choice of a multiple-choice problem is called; its letter follows."""
+"""Words for a choice of a multiple-choice problem; its letter follows."""
 ARTICLES = "el, la, los, las, le, les, der, die, das, o, a, il, de, het"
 """Articles before such a name."""
 

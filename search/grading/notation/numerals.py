@@ -67,13 +67,13 @@ def number_text(number: Fraction) -> str:
 
 
 def is_decimal(text: str) -> bool:
-    """Whether `text` is a decimal with enough significant digits to stand for a number that it truncates or rounds."""
+    """Return whether `text` is a decimal with enough digits to stand for a number that it truncates or rounds."""
     found = _ROUNDED.fullmatch(text.strip())
     return bool(found) and len((found[1] + found[2]).lstrip("0")) >= _SIGNIFICANT
 
 
 def rounds_to(exact: Fraction, text: str) -> bool:
-    """Whether `text` is such a decimal of `exact`, truncated or rounded."""
+    """Return whether `text` is such a decimal of `exact`, truncated or rounded."""
     if not is_decimal(text):
         return False
     last = Fraction(1, 10 ** len(text.strip().rpartition(".")[2]))

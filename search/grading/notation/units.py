@@ -122,7 +122,7 @@ def symbol(word: str) -> str:
 
 
 def upright_unit(text: str) -> str:
-    """What is set upright after a number, if it is a unit; spelled out if its letter may be a variable, too."""
+    """The unit among what is set upright after a number; spelled out if its letter may be a variable, too."""
     word = text.strip()
     name = _UPRIGHT.get(word) or (_UPRIGHT_AFTER_BLANK.get(word) if text[:1].isspace() else "")
     return name or (text if symbol(word) else "")
@@ -144,7 +144,7 @@ def unit_of(words: str) -> str:
 
 
 def units_agree(*units: str) -> bool:
-    """Whether no two of `units` differ; an empty one, or one without its `/`, matches any unit that completes it."""
+    """Return whether no two `units` differ; an empty one, or one without its `/`, matches any that completes it."""
     parts = [unit.partition("/") for unit in units if unit]
     return len({above for above, _, _ in parts}) <= 1 and len({below for _, _, below in parts if below}) <= 1
 

@@ -1,1 +1,1 @@
-"""Who may call, as whom, and what is written down about it; the same for every door."""
+"""Authentication, quotas and the access log, shared by all transports."""

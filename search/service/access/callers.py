@@ -43,7 +43,7 @@ class CallersFileError(EspalierError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a call comes from, and what it may take.
+    """The origin of a call, and its limits.
 
     Attributes:
         name: the caller's name in the callers file or its certificate, or its host.

@@ -20,7 +20,7 @@ _REFUSALS_A_SECOND = 10
 
 @dataclass(slots=True)
 class Call:
-    """What is known of one call; filled in as it goes on.
+    """Record of one call, filled in as it goes on.
 
     Attributes:
         method: what is called, such as `SolveProblem` or `POST /v1/chat/completions`.
@@ -50,7 +50,7 @@ class Call:
 
     @property
     def account(self) -> Account:
-        """Who shares are counted for: the caller's login, or without one its host and the connection."""
+        """The account that shares are counted for: the caller's login, or without one its host and the connection."""
         assert self.caller is not None
         return Account(self.caller.name, "" if self.caller.login else self.connection)
 

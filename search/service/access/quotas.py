@@ -1,4 +1,4 @@
-"""What callers with limits of their own may take. Used on the event loop."""
+"""Quotas of callers: calls in progress and tokens a minute. Used on the event loop."""
 
 import time
 from collections import Counter

@@ -13,7 +13,7 @@ class WatchedFiles:
         self._seen: tuple[object, ...] = ()
 
     def changed(self) -> bool:
-        """Whether any file has changed since the last call; true for the first call if there are files."""
+        """Return whether any file has changed since the last call; true for the first call if there are files."""
         now = tuple(_version(file) for file in self._files)
         changed, self._seen = now != self._seen, now
         return changed

@@ -1,1 +1,1 @@
-"""The gRPC door: messages to requests and events to messages, errors to statuses; everything else is the session's."""
+"""The gRPC transport: messages to requests, events to messages, errors to statuses; the rest is the session's."""

@@ -73,7 +73,7 @@ _RENAMED = {
 
 
 class _WireField(NamedTuple):
-    """How one field of a message is written and read.
+    """Conversion of one field of a message.
 
     Attributes:
         name: name on the wire.

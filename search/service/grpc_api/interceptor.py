@@ -1,4 +1,4 @@
-"""What every gRPC call passes: who calls, what it may send, what it is told when it fails, what is written down.
+"""gRPC interceptor of every call: authentication, limits, errors, access log.
 
 gRPC sends the text of an exception that leaves a handler to the client as UNKNOWN, and it may contain paths or
 prompts. So this interceptor is the outermost one, and no exception leaves it.

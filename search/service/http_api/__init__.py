@@ -1,1 +1,1 @@
-"""The HTTP door: JSON to requests, events to JSON, failures to statuses; everything else is the session's."""
+"""The HTTP transport: JSON to requests, events to JSON, failures to statuses; everything else is the session's."""

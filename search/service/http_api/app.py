@@ -85,7 +85,7 @@ def _guarded(
     unnamed: Sequence[Route] = (),
     open_paths: Container[str] = (),
 ) -> ASGIApp:
-    """An application whose calls pass `CallMiddleware`, which is told the names of `routes` alone."""
+    """An application whose calls pass `CallMiddleware`; it knows the names of `routes` alone."""
 
     def name_of(scope: Scope) -> str:
         method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -128,7 +128,7 @@ def _page_route(path: str, file: PageFile) -> Route:
 
 
 def _cross_origin(settings: ServerSettings) -> list[Middleware]:
-    """What lets pages of another origin call, where the operator has named one."""
+    """CORS for the origin that the operator has named, if any."""
     if settings.cors_origin is None:
         return []
     allowed = Middleware(
@@ -142,7 +142,7 @@ def _cross_origin(settings: ServerSettings) -> list[Middleware]:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Turn a refusal of the router or of the page into one that callers are told as any other."""
+    """Turn an error of the router or of the page into one that is answered as any other."""
     assert isinstance(error, HTTPException)
     texts = {404: "there is nothing at this path", 405: "this path does not offer that method"}
     text = texts.get(error.status_code, error.detail)

@@ -1,4 +1,4 @@
-"""What every HTTP call passes: who calls, what it may send, what it is told when it fails, what is written down."""
+"""ASGI middleware of every HTTP call: authentication, limits, errors, access log."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

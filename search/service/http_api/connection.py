@@ -17,16 +17,16 @@ _HEADER_SECONDS = 10.0
 _WRITE_SECONDS = 60.0
 """Time after which a client that does not read is disconnected."""
 _SEND_BYTES = 256 * 1024
-"""What the kernel keeps of a response; were it more, a slow client's reading would be noticed too late."""
+"""Send buffer of the kernel; with a larger one, a slow client would be noticed too late."""
 
 
 class Connection(H11Protocol):
     """As uvicorn's, with limits that it leaves to a proxy, and the name in the client's certificate."""
 
-    def __init__(self, *args: Any, most_connections: int, **kwargs: Any) -> None:
-        """Create a connection; closed at once if there are `most_connections` others."""
+    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
+        """Create a connection; closed at once if there are `max_connections` others."""
         super().__init__(*args, **kwargs)
-        self._most_connections = most_connections
+        self._max_connections = max_connections
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._unsent = 0  # bytes, when it was last looked
@@ -34,7 +34,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] (uvicorn's)
         """Start to wait for a request."""
         super().connection_made(transport)
-        if len(self.connections) > self._most_connections:
+        if len(self.connections) > self._max_connections:
             transport.abort()
             return
         self.app_state = {**self.app_state, CERTIFICATE_NAME: _common_name(transport)}

@@ -1,4 +1,4 @@
-"""Listens for HTTP on the loop that gRPC runs on, and stops when told to."""
+"""HTTP server on the event loop that gRPC runs on."""
 
 import asyncio
 import socket
@@ -31,7 +31,7 @@ class HttpListener:
         self._socket: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
         tls = ReloadingContext.of(settings.tls) if settings.tls else None
-        http: Any = partial(Connection, most_connections=settings.connections_per_door)
+        http: Any = partial(Connection, max_connections=settings.connections_per_port)
         config = uvicorn.Config(
             app,
             http=http,

@@ -1,4 +1,4 @@
-"""What operators and load balancers ask a server: whether it is well, what it holds, what it has counted."""
+"""Endpoints for operators and load balancers: health, server information, metrics."""
 
 import asyncio
 from collections.abc import Callable

@@ -26,8 +26,8 @@ _NAMES: dict[type[Event], str] = {
 }
 
 
-class _Asked(NamedTuple):
-    """What a body asks for, and what is wrong with it besides the fields of the request."""
+class _SearchCall(NamedTuple):
+    """The search that a body asks for, and what is wrong with it besides the fields of the request."""
 
     request: SearchRequest
     priority: int
@@ -87,7 +87,7 @@ class SearchEndpoints:
         return fitted(event, encode, len, self._max_send_bytes)
 
 
-def _read_search(values: dict[str, Any]) -> _Asked:
+def _read_search(values: dict[str, Any]) -> _SearchCall:
     violations: list[Violation] = []
     priority = take_priority(values, violations)
     stream = take_flag(values, "stream", True, violations)
@@ -95,4 +95,4 @@ def _read_search(values: dict[str, Any]) -> _Asked:
         request = from_values(SearchRequest, values)
     except InvalidRequestError as error:
         raise InvalidRequestError([*violations, *error.violations]) from None
-    return _Asked(request, priority, stream, violations)
+    return _SearchCall(request, priority, stream, violations)

@@ -37,7 +37,7 @@ class HttpError(EspalierError):
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """What a client is told about a failure.
+    """The HTTP response to a failure.
 
     Attributes:
         status: the HTTP status.
@@ -73,7 +73,7 @@ _NO_RETRY = ("INTERNAL", "DEADLINE_EXCEEDED")
 
 
 def answer_of(error: Exception) -> ErrorAnswer:
-    """Return what a client is told about `error`; see `errors.failure_of`."""
+    """Return the response to `error`; see `errors.failure_of`."""
     if isinstance(error, HttpError):
         rpc_code = _RPC_CODES.get(error.status, "INVALID_ARGUMENT")
         body = error_object(str(error), "invalid_request_error", error.param, error.code)

@@ -1,4 +1,4 @@
-"""What a server holds at the moment of a scrape: calls and searches, the KV pool, and the engine's counters."""
+"""Metrics collected at each scrape: calls and searches, the KV pool, and the engine's counters."""
 
 import asyncio
 import math
@@ -47,8 +47,8 @@ _HISTOGRAMS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
-    """What is known at one moment; `report` is the engine's last one."""
+class _Snapshot:
+    """State of the server at one scrape; `report` is the engine's last one."""
 
     state: EngineState
     admitted: int
@@ -85,16 +85,16 @@ class EngineMetrics(Collector):
             yield from _of_the_executor(moment.report)
             yield from _of_the_models(moment.report)
 
-    async def _look(self) -> _Moment:
+    async def _look(self) -> _Snapshot:
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 self._report = await self._engine.report()
         except (TimeoutError, NotReadyError):
             pass  # the last report stays, and its age tells
         session = self._session
-        return _Moment(self._engine.state, session.admitted_calls, session.waiting_calls, self._report)
+        return _Snapshot(self._engine.state, session.admitted_calls, session.waiting_calls, self._report)
 
-    def _of_the_server(self, moment: _Moment) -> Iterator[Metric]:
+    def _of_the_server(self, moment: _Snapshot) -> Iterator[Metric]:
         models = moment.report.models if moment.report else {}
         digests = {role: models[role][:_DIGEST_DIGITS] for role in (GENERATOR, VERIFIER) if role in models}
         names = {f"{role}_name": name for role, name in (moment.report.model_names if moment.report else {}).items()}

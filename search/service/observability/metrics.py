@@ -18,7 +18,7 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 1
 ABORTED = "aborted"
 """Outcome of a search without a result: a worker refused it, or the engine died or was stopped."""
 
-MOST_NAMES = 100
+MAX_NAMES = 100
 """Different values of a label whose values come from outside; all further ones are `OTHER`."""
 OTHER = "other"
 
@@ -32,9 +32,9 @@ class _Names:
         self._known: set[str] = set()
 
     def bounded(self, name: str) -> str:
-        """Return the name if it is one of the first `MOST_NAMES`, else `OTHER`."""
+        """Return the name if it is one of the first `MAX_NAMES`, else `OTHER`."""
         if name not in self._known:
-            if len(self._known) >= MOST_NAMES:
+            if len(self._known) >= MAX_NAMES:
                 return OTHER
             self._known.add(name)
         return name

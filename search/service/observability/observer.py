@@ -1,4 +1,4 @@
-"""Who hears of calls and searches."""
+"""The Observer protocol for calls and searches that have ended."""
 
 from typing import Protocol
 
@@ -7,14 +7,14 @@ from espalier.search.service.engine_thread import Search
 
 
 class Observer(Protocol):
-    """Hears of what is over, on the event loop; returns at once and does not raise."""
+    """Is notified on the event loop; its methods must not block or raise."""
 
     def call_ended(self, call: Call) -> None:
-        """Hear of a call that is over."""
+        """Handle the end of a call."""
         ...
 
     def search_ended(self, call: Call, search: Search) -> None:
-        """Hear of a search that has ended, and of the call that it was for.
+        """Handle the end of a search, with the call that asked for it.
 
         The call is over already if its client left; otherwise it ends after its search.
         """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
 
-MOST_ROUNDS = 256
+MAX_ROUNDS = 256
 """Rounds of one search that get a span; some algorithms make thousands."""
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -78,7 +78,7 @@ class Tracing:
             span.set_status(self._trace.StatusCode.ERROR)
         context = self._trace.set_span_in_context(span)
         begun = start
-        for number, ended in enumerate(search.rounds[:MOST_ROUNDS]):
+        for number, ended in enumerate(search.rounds[:MAX_ROUNDS]):
             attributes = {"espalier.round": number, "espalier.depth": ended.depth, "espalier.scored": ended.scored}
             one = self._tracer.start_span("round", context, attributes=attributes, start_time=_wall_clock(begun))
             one.end(_wall_clock(ended.at))
@@ -151,7 +151,7 @@ def _provider(exporters: Sequence[SpanExporter]) -> TracerProvider:
 
 
 def _attributes(result: SearchResult) -> dict[str, str | int | float | bool]:
-    """What a search was and what it used up, without any text of it."""
+    """Attributes of a search's span, without any text of it."""
     request, usage = result.configuration, result.usage
     return {
         "espalier.search_id": result.search_id,

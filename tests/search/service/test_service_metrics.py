@@ -25,7 +25,7 @@ from espalier.search.service.access.callers import Caller
 from espalier.search.service.access.calls import Call
 from espalier.search.service.errors import REASONS, BindError
 from espalier.search.service.observability import engine_metrics
-from espalier.search.service.observability.metrics import MOST_NAMES, OTHER, Metrics
+from espalier.search.service.observability.metrics import MAX_NAMES, OTHER, Metrics
 from espalier.search.service.server import serve
 from espalier.search.service.settings import ServerSettings, SettingsError
 from espalier.v1 import search_pb2 as pb
@@ -150,11 +150,11 @@ def test_only_logins_are_named_and_only_so_many(start, fake, tmp_path):
     assert seen.series("espalier_caller_tokens_total", "caller") == {"ann": used_up}
 
     metrics = Metrics()
-    for number in range(MOST_NAMES + 7):
+    for number in range(MAX_NAMES + 7):
         metrics.call_ended(Call(f"GET /{number}", "r", caller=Caller(f"c{number}", login=True)))
     for name, label in (("espalier_caller_calls_total", "caller"), ("espalier_calls_total", "method")):
         counted = shown(metrics).series(name, label)
-        assert len(counted) == MOST_NAMES + 1
+        assert len(counted) == MAX_NAMES + 1
         assert counted[OTHER] == 7
 
 

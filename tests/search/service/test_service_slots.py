@@ -10,14 +10,14 @@ from server_thread import PATIENCE, ServerThread, wait_until
 
 from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import SearchRequest
-from espalier.search.service.settings import MOST_SEARCHES, ServerSettings, SettingsError, default_searches
+from espalier.search.service.settings import MAX_SEARCHES, ServerSettings, SettingsError, default_searches
 
 
 @pytest.mark.parametrize(
     ("on_gpu", "cores", "workers", "searches"),
     [
         *[(False, 1, 1, 32), (False, 2, 1, 32), (False, 8, 1, 128), (False, 16, 1, 256), (False, 96, 1, 256)],
-        *[(False, 8, 4, 128), (True, 1, 1, 128), (True, 64, 1, 128), (True, 64, 8, 1024), (True, 8, 99, MOST_SEARCHES)],
+        *[(False, 8, 4, 128), (True, 1, 1, 128), (True, 64, 1, 128), (True, 64, 8, 1024), (True, 8, 99, MAX_SEARCHES)],
     ],
 )
 def test_searches_follow_from_the_device_and_the_cores(on_gpu: bool, cores: int, workers: int, searches: int):
@@ -50,7 +50,7 @@ def test_calls_whose_time_ends_in_the_queue_are_bounded_too(start, fake):
         assert client.solve(SearchRequest("solve", time_limit=5.0), PATIENCE).answer == "42"
 
 
-@pytest.mark.parametrize("wrong", [0, MOST_SEARCHES + 1])
+@pytest.mark.parametrize("wrong", [0, MAX_SEARCHES + 1])
 def test_a_number_of_searches_out_of_range_is_refused(wrong: int):
     with pytest.raises(SettingsError, match="--max-searches must be between 1 and 4096"):
         ServerSettings(max_searches=wrong)

@@ -188,11 +188,11 @@ def test_a_report_within_a_round_is_no_round(start, exporter, observers):
 def test_a_search_of_very_many_rounds_has_a_limited_number_of_spans(start, fake, exporter, observers):
     with ThreadPoolExecutor(1) as pool, SearchClient(start(observers=observers).address) as client:
         flooding = pool.submit(client.solve, SearchRequest("flood"), PATIENCE)
-        fake.flood_until(2 * tracing.MOST_ROUNDS)
+        fake.flood_until(2 * tracing.MAX_ROUNDS)
         fake.release.set()
         flooding.result(PATIENCE)
     wait_for(exporter, "SolveProblem")
-    assert len(named(exporter, "round")) == tracing.MOST_ROUNDS
+    assert len(named(exporter, "round")) == tracing.MAX_ROUNDS
 
 
 # ---- how it is switched on

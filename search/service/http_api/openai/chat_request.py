@@ -53,7 +53,7 @@ _FIELDS = {f.name for f in fields(SearchRequest)}
 
 class _Part(BaseModel):
     type: Literal["text"]
-    text: InstanceOf[str]  # also with an unpaired surrogate, which is told as a problem's
+    text: InstanceOf[str]  # also with an unpaired surrogate, which the problem's check reports
 
 
 class _Message(BaseModel, extra="allow"):

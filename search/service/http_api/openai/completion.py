@@ -1,4 +1,4 @@
-"""What a search found, as a chat completion: whole, or in chunks."""
+"""Results of searches as chat completions: whole, or in chunks."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -108,7 +108,7 @@ def usage_of(result: SearchResult, path: Shown) -> dict[str, Any]:
 
 
 def espalier_of(result: SearchResult) -> dict[str, Any]:
-    """What the OpenAI API has no place for. Without the texts of the conversation."""
+    """Fields of a result that the OpenAI API has no place for, without the texts of the conversation."""
     configuration = result.configuration.to_dict()
     del configuration["problem"], configuration["history"]
     return {

@@ -56,7 +56,7 @@ class OpenAiEndpoints:
 
     @asynccontextmanager
     async def _search(self, chat: ChatCall, call: Call, progress: bool) -> AsyncIterator[AsyncIterator[Event]]:
-        """The session's search; what is wrong with its fields is told by the places of the body that say them."""
+        """The session's search; violations of its fields are named by the places of the body that set them."""
         try:
             async with self._session.search(
                 chat.request, call, chat.priority, progress, violations=chat.violations

@@ -28,7 +28,7 @@ def short_name(checkpoint: str) -> str:
 
 
 class ModelNames:
-    """What a name asks for, and which names there are."""
+    """The models that are offered, and the searches that their names ask for."""
 
     def __init__(self, name: str, created: int) -> None:
         """Create names.
