@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any
 
 from espalier.search.result import Event, Finished
+from espalier.search.service.event_buffer import fitted
 from espalier.search.service.grpc_api.convert import event_to_wire, request_from_wire
 from espalier.search.service.grpc_api.interceptor import CALL
 from espalier.search.service.session import Session, finished
-from espalier.search.service.truncation import fitted
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceServicer
 

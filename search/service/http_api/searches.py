@@ -13,10 +13,10 @@ from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.request import SearchRequest
 from espalier.search.result import CandidateDone, Event, Finished, Started, StepDone
 from espalier.search.schema import from_values
+from espalier.search.service.event_buffer import fitted
 from espalier.search.service.http_api.body import json_response, read_json, take_flag, take_priority, to_json
 from espalier.search.service.http_api.event_stream import event_stream, with_comments
 from espalier.search.service.session import Session, finished
-from espalier.search.service.truncation import fitted
 
 _NAMES: dict[type[Event], str] = {
     Started: "started",

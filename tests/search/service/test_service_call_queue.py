@@ -83,7 +83,7 @@ def test_nobody_waits_longer_for_a_slot_than_the_search_may_take():
     async def scenario() -> None:
         admission = CallQueue(slots=1, queue=8, wait_seconds=60)
         await admission.acquire()
-        await admission.acquire(at_most=0.01)
+        await admission.acquire(time_limit=0.01)
 
     with pytest.raises(TimeLimitReachedError):
         asyncio.run(scenario())

@@ -19,6 +19,7 @@ from espalier.search.result import (
     StopReason,
     Usage,
 )
+from espalier.search.service.event_buffer import fitted
 from espalier.search.service.grpc_api.convert import (
     event_from_wire,
     event_to_wire,
@@ -27,7 +28,6 @@ from espalier.search.service.grpc_api.convert import (
     result_from_wire,
     result_to_wire,
 )
-from espalier.search.service.truncation import fitted
 from espalier.v1 import search_pb2 as pb
 
 FULL = SearchRequest(
