@@ -26,7 +26,7 @@ from espalier.search.client.retries import DEFAULT_RETRIES, NO_RETRIES, Attempts
 from espalier.search.request import SearchFields, SearchRequest, several
 from espalier.search.result import Event, SearchResult
 from espalier.search.server_info import ServerInfo
-from espalier.search.service.access.request_ids import REQUEST_ID
+from espalier.search.service.access.calls import REQUEST_ID
 from espalier.search.service.grpc_api.convert import event_from_wire
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub

@@ -6,7 +6,7 @@ from espalier.search.client.errors import ConnectionSettingsError
 from espalier.search.request import SearchFields, SearchRequest, make_request
 from espalier.search.result import SearchResult
 from espalier.search.server_info import KvBlocks, Occupancy, ServerInfo
-from espalier.search.service.access.request_ids import request_id_of
+from espalier.search.service.access.calls import request_id_of
 from espalier.search.service.grpc_api.convert import request_to_wire, result_from_wire
 from espalier.v1 import search_pb2 as pb
 

@@ -18,10 +18,9 @@ from espalier.search.request import MAX_PRIORITY, SearchRequest, SubmitOptions, 
 from espalier.search.result import Event, Finished, SearchResult, StepDone, StopReason
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.server_info import ServerInfo
-from espalier.search.service.access.callers import Caller
+from espalier.search.service.access.callers import Caller, Salts
 from espalier.search.service.access.calls import Call
 from espalier.search.service.access.quotas import Quotas
-from espalier.search.service.access.salts import Salts
 from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
 from espalier.search.service.errors import BusyError, NotReadyError, SearchFailedError, SearchTimeoutError

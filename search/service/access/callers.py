@@ -15,6 +15,7 @@ random, so a plain hash of them cannot be reversed.
 import hmac
 import logging
 import re
+import secrets
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -191,3 +192,23 @@ def _entry(file: Path, name: str, table: Any) -> CallerEntry:
             "--replace` makes one"
         )
     return entry
+
+
+class Salts:
+    """Gives out prefix-cache salts, by which cached prompts are shared or kept apart.
+
+    The salt of a caller is the HMAC of its name under a key private to the process. Callers do not share cached
+    prefixes, so response times and usage reveal nothing about the prompts of others.
+    """
+
+    def __init__(self, share_by_host: bool = False) -> None:
+        """Create salts; those of callers known only by their host differ for every call unless `share_by_host`."""
+        self._key = secrets.token_bytes(32)
+        self._share_by_host = share_by_host
+
+    def of(self, caller: Caller) -> bytes:
+        """Return the salt for a call of `caller`, 32 bytes."""
+        if not caller.login and not self._share_by_host:
+            return secrets.token_bytes(32)
+        kind = b"login" if caller.login else b"host"
+        return hmac.digest(self._key, kind + caller.name.encode(), "sha256")

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import re
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +15,10 @@ from espalier.search.service.access.callers import Caller
 from espalier.search.service.settings import LogFormat
 
 log = logging.getLogger("espalier.access")
+
+REQUEST_ID = "x-request-id"
+"""HTTP header and gRPC metadata that carry the caller's id of a call; the server sends it back."""
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 _REFUSALS_A_SECOND = 10
 """Lines a second about calls that never became a search; a flood of them must not fill a disk."""
@@ -61,6 +67,11 @@ class Call:
     def end(self) -> None:
         """Record that it is over."""
         self.seconds = time.monotonic() - self.started
+
+
+def request_id_of(given: str | None) -> str:
+    """Return the caller's id of a call if it is printable ASCII of at most 128 characters, else a new one."""
+    return given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 class AccessLog:

@@ -18,8 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from espalier.search.service.access.callers import Callers
-from espalier.search.service.access.calls import Call
-from espalier.search.service.access.request_ids import REQUEST_ID, request_id_of
+from espalier.search.service.access.calls import REQUEST_ID, Call, request_id_of
 from espalier.search.service.errors import (
     MessageTooLargeError,
     NotOfferedError,

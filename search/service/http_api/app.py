@@ -14,8 +14,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
 from espalier.search.service.access.callers import Callers
-from espalier.search.service.access.calls import Call
-from espalier.search.service.access.request_ids import REQUEST_ID
+from espalier.search.service.access.calls import REQUEST_ID, Call
 from espalier.search.service.http_api.calls import CallMiddleware
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
 from espalier.search.service.http_api.openai.model_names import ModelNames

@@ -8,8 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier.search.service.access.callers import Callers
-from espalier.search.service.access.calls import Call
-from espalier.search.service.access.request_ids import REQUEST_ID, request_id_of
+from espalier.search.service.access.calls import REQUEST_ID, Call, request_id_of
 from espalier.search.service.http_api.body import Body, ClientGoneError, json_response
 from espalier.search.service.http_api.connection import CERTIFICATE_NAME
 from espalier.search.service.http_api.status import HttpError, answer_of

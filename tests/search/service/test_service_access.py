@@ -17,11 +17,9 @@ from grpc_status import rpc_status
 from raw_client import NO_PROXY, bearer, raw_stub
 from server_thread import PATIENCE, ServerThread, wait_until
 
-from espalier.search.service.access.callers import Caller, Callers, CallersFileError
-from espalier.search.service.access.calls import AccessLog, Call
+from espalier.search.service.access.callers import Caller, Callers, CallersFileError, Salts
+from espalier.search.service.access.calls import AccessLog, Call, request_id_of
 from espalier.search.service.access.quotas import Quotas
-from espalier.search.service.access.request_ids import request_id_of
-from espalier.search.service.access.salts import Salts
 from espalier.search.service.errors import QuotaError, UnauthenticatedError
 from espalier.search.service.settings import LogFormat
 from espalier.v1 import search_pb2 as pb
