@@ -1,51 +1,57 @@
 """Every example runs as it stands."""
 
-import os
 import re
-import subprocess
+import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from server_thread import ServerThread
+
+from espalier.search.run.load import RuntimeSettings, load_orchestrator
+from espalier.search.service.settings import ServerSettings
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
-ONE_THREAD = {**os.environ, "ESPALIER_THREADS": "1"}
 
 
-def run(script: str, *arguments: str, folder: Path = FOLDER) -> str:
-    """What an example prints."""
-    command = [sys.executable, str(FOLDER / script), *arguments]
-    done = subprocess.run(command, cwd=folder, env=ONE_THREAD, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs an example as Python would, but in this process, and returns what it prints."""
+
+    def run_script(script: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        monkeypatch.syspath_prepend(FOLDER)
+        runpy.run_path(str(FOLDER / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_script
 
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
     """HOST:PORT of a server of the bundled pair."""
-    command = [sys.executable, "-m", "espalier.experiments.cli.main", "serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ONE_THREAD) as server:
-        assert server.stdout is not None
-        yield re.findall(r"127\.0\.0\.1:\d+", server.stdout.readline())[0]
-        server.terminate()
+    server = ServerThread(lambda: load_orchestrator(RuntimeSettings(kv_memory=2**28)), ServerSettings(port=0))
+    server.wait_loaded()
+    yield server.address
+    server.close()
 
 
-def test_problems_are_solved_in_python() -> None:
+def test_problems_are_solved_in_python(run: Callable[..., str]) -> None:
     printed = run("solve.py")
     assert printed.startswith("73, score ")
     assert re.findall(r"^(\S+): 73 in ", printed, re.MULTILINE) == ["majority", "best-of-n"]
 
 
-def test_a_client_asks_a_server(endpoint: str) -> None:
+def test_a_client_asks_a_server(run: Callable[..., str], endpoint: str) -> None:
     printed = run("client.py", endpoint).splitlines()
     assert re.fullmatch(r"depth 1: \d+ scored, [12] kept", printed[0])
     assert "answer 73" in printed
     assert printed[-2:] == ["59", "95"]
 
 
-def test_an_algorithm_of_ones_own_is_found_beside_its_script(tmp_path: Path) -> None:
-    assert run("own_algorithm.py", folder=tmp_path).startswith("own_algorithm:Halving: 73 of ")
+def test_an_algorithm_of_ones_own_is_found_beside_its_script(run: Callable[..., str]) -> None:
+    assert run("own_algorithm.py").startswith("own_algorithm:Halving: 73 of ")
 
 
 def test_every_example_is_in_the_table_and_has_its_test() -> None:
