@@ -142,7 +142,12 @@ class Turns:
         """Wait for a place on this thread; `give_back` must follow."""
         turn: Future[None] = Future()
         self.ask(account, turn)
-        turn.result()
+        try:
+            turn.result()
+        except BaseException:  # an interrupt
+            if not self.withdraw(turn):
+                self.give_back(account)
+            raise
 
     def give_back(self, account: Account, cost: float = 0.0) -> None:
         """Give a place back, and charge what its use has cost besides what was known before."""

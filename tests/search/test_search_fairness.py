@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -122,6 +122,24 @@ def test_who_holds_fewer_places_goes_first_whatever_it_has_paid(working: Callabl
     assert work.got(1) == [TWO]
     turns.give_back(three, 1.0)
     assert work.got(2) == [TWO, ONE]
+
+
+def test_an_interrupted_wait_for_a_place_leaves_it_to_others(monkeypatch: pytest.MonkeyPatch):
+    turns = Turns(1, 1, 1)
+    turns.take(ONE)
+
+    def interrupted(self: Future, timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            turns.take(TWO)
+        assert turns.waiting == 0
+        turns.give_back(ONE)
+        with pytest.raises(KeyboardInterrupt):  # just as the place was taken
+            turns.take(TWO)
+    turns.take(ONE)
 
 
 @pytest.mark.parametrize("connections", [1, 3])
