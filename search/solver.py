@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from espalier.engine.errors import EspalierError, MisuseError
 from espalier.search.request import SearchFields, SearchRequest, SubmitOptions, make_request, several, with_own_code
 from espalier.search.result import Event, SearchResult
 from espalier.search.run.load import RuntimeSettings, SolverSettings, load_orchestrator
 from espalier.search.schema import from_values
+
+if TYPE_CHECKING:
+    from espalier.prm.scorer import Scorer
 
 OnProgress = Callable[[int, int, SearchResult], None]
 """Called with the number of finished searches, the number of all searches, and the result that just arrived."""
@@ -34,7 +37,7 @@ class Solver:
     def __init__(
         self,
         generator: str | None = None,
-        verifier: str | None = None,
+        verifier: str | Scorer | None = None,
         *,
         device: str = "auto",
         dtype: str = "auto",
@@ -49,8 +52,8 @@ class Solver:
             generator: a folder, a Hugging Face id (`org/name` or `org/name@revision`) or a registered name; None loads
                 the bundled generator.
             verifier: the process reward model, named the same way, or the folder of a trunk head, `self`, `confidence`
-                or `lowest-confidence`; "" loads none. None loads the bundled one with the bundled generator, else none:
-                searches that need one are then refused.
+                or `lowest-confidence`; or a `Scorer` of your own. "" loads none. None loads the bundled one with the
+                bundled generator, else none: searches that need one are then refused.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             dtype: `auto`, `float32`, `bfloat16` or `float16`.
             kv_memory: size of the KV pool shared by both models, in bytes or as text like `4G`; None depends on the
@@ -63,10 +66,11 @@ class Solver:
             CheckpointError: a checkpoint is missing, unsupported or incomplete, or the device is not available.
             InvalidRequestError: a setting is unknown or invalid.
         """
-        given = {"generator": generator, "verifier": verifier, "device": device, "dtype": dtype, "kv_memory": kv_memory}
+        name, own = (verifier, None) if verifier is None or isinstance(verifier, str) else ("", verifier)
+        given = {"generator": generator, "verifier": name, "device": device, "dtype": dtype, "kv_memory": kv_memory}
         named = {name: value for name, value in given.items() if value is not None}
         runtime = from_values(RuntimeSettings, {**named, "max_running": max_running, **settings})
-        self._orchestrator = load_orchestrator(runtime, on_bytes)
+        self._orchestrator = load_orchestrator(runtime, on_bytes, own)
         self._lock = threading.Lock()
         self._closed = False
 

@@ -196,7 +196,11 @@ def check_settings(settings: RuntimeSettings) -> None:
         raise InvalidRequestError(wrong)
 
 
-def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None = None) -> Orchestrator:
+def load_orchestrator(
+    settings: RuntimeSettings,
+    on_bytes: Callable[[int, int], None] | None = None,
+    own_scorer: Scorer | None = None,
+) -> Orchestrator:
     """Load both models onto one device and create an engine and an orchestrator for them.
 
     Also sets this process's thread count for torch and the compiled CPU kernels.
@@ -204,6 +208,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     Args:
         settings: what to load.
         on_bytes: called after each tensor with the bytes of weights loaded so far and the total.
+        own_scorer: the scorer of a caller that names no verifier in `settings`.
 
     Raises:
         InvalidRequestError: settings are invalid; see `check_settings`.
@@ -228,7 +233,7 @@ def load_orchestrator(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         identify(checkpoints[VERIFIER], settings.verifier_family, _REFERENCE in checkpoints)
     checkpoint = checkpoints[GENERATOR]
     models = {GENERATOR: load_generator(checkpoint, dtype, device)}
-    family = scorer = None
+    family, scorer = None, own_scorer
     if settings.verifier == SELF:
         family = verifier_of_generator(checkpoint, models[GENERATOR])
     elif settings.verifier in WITHOUT_WEIGHTS:

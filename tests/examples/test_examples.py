@@ -54,6 +54,14 @@ def test_an_algorithm_of_ones_own_is_found_beside_its_script(run: Callable[..., 
     assert run("own_algorithm.py").startswith("own_algorithm:Halving: 73 of ")
 
 
+def test_steps_are_scored_by_a_function_of_ones_own(run: Callable[..., str]) -> None:
+    printed = run("own_verifier.py")
+    assert printed.startswith("73, score 1.00")
+    scores = dict(re.findall(r"^  (\S+)  \(a\) (\S+)$", printed, re.MULTILINE))
+    assert set(scores) <= {"0.0", "1.0"}
+    assert scores["1.0"] == "38+47=85"
+
+
 def test_every_example_is_in_the_table_and_has_its_test() -> None:
     listed = re.findall(r"`(\w+\.py)` \|", (FOLDER / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(file.name for file in FOLDER.glob("*.py"))
