@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from espalier.search.request import SearchRequest
+from espalier.search.tree import NodeRecord as NodeRecord
 
 Path = tuple[int, ...]
 
@@ -48,7 +49,7 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: what the algorithm asked for, what it was told, and the paths it kept.
+    """One round: the expansions that the algorithm requested, the nodes passed to it, and the paths it kept.
 
     The last of `moments` is the end of the round, before the memory of what is not kept is released. There are more if
     the submission had `report_nodes` and the round sampled paths to their ends.
@@ -92,31 +93,6 @@ class Candidate:
     def text(self) -> str:
         """The generated text of the whole path."""
         return "".join(step.text for step in self.steps)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
-    """One node of the search tree at the end of the search, for display and traces.
-
-    `path` holds the child indices from the root, `tokens` the number of tokens sampled for the node. `termination` is
-    a `Termination`, empty for an inner node. `log_probability` is the sum over its tokens under the generator at
-    temperature 1; None if the server does not report it.
-    """
-
-    node_id: int
-    parent_id: int | None
-    path: tuple[int, ...]
-    text: str
-    score: float | None
-    termination: str
-    multiplicity: int
-    tokens: int
-    log_probability: float | None = None
-
-    @property
-    def depth(self) -> int:
-        """Steps from the root."""
-        return len(self.path)
 
 
 @dataclass(frozen=True, slots=True)

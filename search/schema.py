@@ -2,6 +2,8 @@
 
     beam_width: Annotated[int, Interval(ge=1, le=256), Option("Paths kept after each step.", short="-N")] = 4
 
+A `Field` as an annotation is one that is declared elsewhere.
+
 From the declarations follow validation (`violations`, `from_values`), the command line with its environment variables
 and configuration files (`experiments.cli.schema_options`), and protobuf conversion
 (`search.service.grpc_api.convert`) for fields of the same name in the `.proto`. A field may also list instances of
@@ -275,6 +277,8 @@ def _adapter(field: Field) -> Any:
 
 def _field(name: str, annotation: Any, default: Any) -> Field:
     kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    if metadata and isinstance(metadata[0], Field):
+        return metadata[0]
     options = get_args(kind)
     of_type = {type(item): item for item in metadata}
     optional, own = type(None) in options, CodeName in options

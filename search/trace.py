@@ -135,10 +135,10 @@ def replay(trace: dict[str, Any], algorithm: str = "") -> int:
     try:
         recorded = trace["configuration"]["algorithm"]
         if algorithm and algorithm != recorded:
-            raise TraceError(f"--algorithm {algorithm}: the trace is of {recorded}")
+            raise TraceError(f"--algorithm {algorithm}: the trace records {recorded}")
         if ":" in recorded and not algorithm:
             raise TraceError(
-                f"the trace is of {recorded}, which is no built-in search; load it by --algorithm {recorded}"
+                f"the trace records {recorded}, which is no built-in search; load it by --algorithm {recorded}"
             )
         if algorithm:
             trace = {**trace, "configuration": with_own_code(trace["configuration"])}

@@ -5,8 +5,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from espalier.search.request import Aggregation
-from espalier.search.result import NodeRecord
+from espalier.search.common_fields import Aggregation
 
 
 class Termination(StrEnum):
@@ -20,6 +19,31 @@ class Termination(StrEnum):
     DUPLICATE = "duplicate"
     PRUNED = "pruned"
     CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One node of the search tree at the end of the search, for display and traces.
+
+    `path` holds the child indices from the root, `tokens` the number of tokens sampled for the node. `termination` is
+    a `Termination`, empty for an inner node. `log_probability` is the sum over its tokens under the generator at
+    temperature 1; None if the server does not report it.
+    """
+
+    node_id: int
+    parent_id: int | None
+    path: tuple[int, ...]
+    text: str
+    score: float | None
+    termination: str
+    multiplicity: int
+    tokens: int
+    log_probability: float | None = None
+
+    @property
+    def depth(self) -> int:
+        """Steps from the root."""
+        return len(self.path)
 
 
 @dataclass(slots=True, eq=False)

@@ -126,7 +126,7 @@ def plot_algorithms(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8.5, 5.5), layout="constrained")
     colours = mpl.colormaps["tab20"]
     for i, (name, points) in enumerate(by_name.items()):
-        if name != "greedy" and name != "chain":
+        if any(row["paths"] > 1 for row in points):
             points += by_name.get("chain", [])
         points.sort(key=lambda row: row["paths"])
         tokens, accuracy, half = ([row[key] for row in points] for key in ("generated tokens", "accuracy %", "95% +-"))

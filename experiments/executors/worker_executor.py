@@ -32,7 +32,7 @@ from espalier.experiments.executors.transport import (
     Transport,
     WorkerDescription,
 )
-from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote, validate
+from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import Candidate, Event, Finished, SearchResult, Started, StopReason, Usage
 from espalier.search.run.executor import Rejected, ResolvedRequest
 from espalier.search.run.load import RuntimeSettings, model_names
@@ -157,7 +157,7 @@ class WorkerExecutor:
         self,
         request: SearchRequest | ResolvedRequest,
         on_event: Callable[[Event | Rejected], None] | None = None,
-        options: SubmitOptions = USUAL,
+        options: SubmitOptions = DEFAULT_OPTIONS,
     ) -> str:
         """Queue a search; what only a worker can tell to be wrong with it is told later, see `Rejected`.
 

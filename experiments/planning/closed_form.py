@@ -21,12 +21,9 @@ from functools import lru_cache
 import numpy as np
 
 from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.request import AlgorithmName
-
-_INDEPENDENT = (AlgorithmName.BEST_OF_N, AlgorithmName.MAJORITY)
-_SINGLE = (AlgorithmName.GREEDY, AlgorithmName.CHAIN)
-KNOWN = (AlgorithmName.BEAM, AlgorithmName.DVTS, *_INDEPENDENT, *_SINGLE)
-"""Algorithms with a closed form; the others depend on scores or answers."""
+from espalier.search.algorithms import ALGORITHMS, algorithm_of
+from espalier.search.algorithms.base import Growth
+from espalier.search.request import SearchRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,45 +31,44 @@ class TreeShape:
     """The tree of a search.
 
     Attributes:
-        algorithm: one of `KNOWN`.
-        beam_width: N.
-        expansion: M.
+        request: the search; there is a closed form if its algorithm declares how its paths grow.
         rounds: steps of a path.
         merged_share: share of the sampled children that are merged into an equal sibling, at least 0 and below 1.
     """
 
-    algorithm: AlgorithmName
-    beam_width: int
-    expansion: int
+    request: SearchRequest
     rounds: int
     merged_share: float = 0.0
 
     @property
+    def growth(self) -> Growth | None:
+        """How the paths grow; None without a closed form."""
+        return algorithm_of(self.request).growth
+
+    @property
     def is_independent(self) -> bool:
         """Whether each path is sampled to its end by itself."""
-        return self.algorithm in (*_INDEPENDENT, *_SINGLE)
+        return self.growth is Growth.INDEPENDENT
 
     @property
     def kept(self) -> float:
         """Different paths kept after a round."""
-        width = 1 if self.algorithm in _SINGLE else self.beam_width
-        return width if self.is_independent else max(1.0, width * (1 - self.merged_share))
+        if self.is_independent:
+            return self.request.candidates
+        return max(1.0, self.request.beam_width * (1 - self.merged_share))
 
     @property
     def children(self) -> float:
         """Different children at the end of a round."""
-        return self.kept if self.is_independent else max(1.0, self._sampled * (1 - self.merged_share))
-
-    @property
-    def _sampled(self) -> int:
-        return self.beam_width * self.expansion
+        return self.kept if self.is_independent else max(1.0, self.request.candidates * (1 - self.merged_share))
 
     def ancestors(self, rounds: int) -> list[float]:
         """Expected number of different nodes above the kept paths, for each depth from 1 to `rounds` - 1."""
-        if self.algorithm is AlgorithmName.DVTS:
+        if self.growth is Growth.SUBTREES:
             return [self.kept] * max(0, rounds - 1)
-        scale = self.kept / self.beam_width
-        counts = _surviving(self.beam_width, self.expansion, max(0, rounds - 1))
+        width, expansion = self.request.beam_width, self.request.expansion
+        scale = self.kept / width
+        counts = _surviving(width, expansion, max(0, rounds - 1))
         return [max(1.0, count * scale) for count in reversed(counts)]
 
 
@@ -117,9 +113,10 @@ def blocks_by_round(tree: TreeShape, lengths: PathLengths, block_size: int) -> l
     Raises:
         InvalidRequestError: the algorithm has no closed form.
     """
-    if tree.algorithm not in KNOWN:
-        names = ", ".join(KNOWN)
-        raise InvalidRequestError([Violation("algorithm", f"{tree.algorithm} has no closed form; {names} have one")])
+    if tree.growth is None:
+        names = ", ".join(name for name, its in ALGORITHMS.items() if its.growth)
+        what = f"{tree.request.algorithm} has no closed form; {names} have one"
+        raise InvalidRequestError([Violation("algorithm", what)])
     if tree.is_independent:
         return [_independent(tree, lengths, block_size)]
     return [_round(tree, lengths, block_size, number) for number in range(1, tree.rounds + 1)]

@@ -11,7 +11,6 @@ from espalier.experiments.planning.devices import PlannedModel
 from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
 from espalier.prm.limits import PathLimits, verifier_limits
 from espalier.search.algorithms import memory_estimate
-from espalier.search.request import SearchRequest
 from espalier.search.run.memory import worst_case_blocks
 
 
@@ -89,7 +88,7 @@ def _worst_case(
     tree: TreeShape, models: Mapping[str, PlannedModel], lengths: Mapping[str, PathLengths], block_size: int
 ) -> dict[str, int]:
     """Blocks that admission counts for a search whose limits are the planned lengths."""
-    estimates = memory_estimate(SearchRequest("-", tree.algorithm, tree.beam_width, tree.expansion))
+    estimates = memory_estimate(tree.request)
     its = lengths[GENERATOR]
     step = math.ceil(its.step_tokens)
     limits = PathLimits(math.ceil(its.prompt_tokens), step * tree.rounds, step)

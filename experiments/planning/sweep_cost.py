@@ -10,8 +10,8 @@ from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.sweep.fewer_paths import holds_the_paths_of
 from espalier.experiments.sweep.grid import cell_name, distinct, key_of, varied_fields
 from espalier.experiments.sweep.run import held_requests
-from espalier.search.algorithms import memory_estimate, needs_verifier, with_defaults
-from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.search.algorithms import algorithm_of, memory_estimate, needs_verifier, with_defaults
+from espalier.search.request import SearchRequest
 
 _DEFAULT_MAX_TOKENS = 2048
 _OF_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
@@ -147,9 +147,8 @@ def _longest(name: str, request: SearchRequest, done: int, left: int, kv: tuple[
     full = with_defaults(request)
     path = min(full.max_steps * full.max_step_tokens, full.max_tokens or _DEFAULT_MAX_TOKENS)
     step = min(full.max_step_tokens, path)
-    tokens = _steps_in_parallel(full) * path
-    if full.algorithm is AlgorithmName.MCTS:
-        tokens = full.candidates * (full.simulations or 1) * step + path
+    paths, steps = algorithm_of(full).sampled(full)
+    tokens = paths * path + steps * step
     if full.generator_budget:
         tokens = min(tokens, full.generator_budget + full.candidates * step)
     scored = needs_verifier(full)
@@ -162,18 +161,8 @@ def _longest(name: str, request: SearchRequest, done: int, left: int, kv: tuple[
 
 def _steps_in_parallel(request: SearchRequest) -> float:
     """Paths of the greatest length whose tokens a search samples at most, to scale costs by."""
-    full = with_defaults(request)
-    match full.algorithm:
-        case AlgorithmName.ADAPTIVE:
-            return full.beam_width
-        case AlgorithmName.MCTS:
-            return full.candidates * (full.simulations or 1) / full.max_steps
-        case AlgorithmName.LOOKAHEAD:
-            return full.candidates * (1 + (full.lookahead_steps or 1))
-        case AlgorithmName.PARTICLE:
-            return full.candidates * (full.iterations or 1)
-        case _:
-            return full.candidates
+    paths, steps = algorithm_of(request).sampled(request)
+    return steps / request.max_steps or paths  # a path besides many steps hardly counts
 
 
 def _distance(one: SearchRequest, other: SearchRequest) -> float:

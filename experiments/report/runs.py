@@ -9,21 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from espalier.engine.errors import EspalierError
+from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.experiments.evaluation.run_folder import ASKED, COMMANDS
 from espalier.experiments.evaluation.sample import REFUSED, Unanswered
+from espalier.search.algorithms import unused_fields
+from espalier.search.request import SearchRequest
+from espalier.search.schema import declared, from_values
 
 CONFIG, SAMPLES, TREES = "config.json", "samples.jsonl", "trees.jsonl"
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-_UNUSED = {
-    "greedy": ("beam_width", "expansion", "vote", *_SAMPLING),
-    "chain": ("beam_width", "expansion", "vote"),
-    "majority": ("expansion",),
-    "best-of-n": ("expansion",),
-    "particle": ("expansion",),
-    "mcts": ("beam_width",),
-}
-"""Fields of the request that an algorithm does not use; see the table in search/algorithms/README.md."""
 _SHORT_NAMES = {"beam_width": "N", "expansion": "M"}
 _MODELS = ("generator", "verifier")
 _LONGEST_VALUE = 24
@@ -124,7 +117,17 @@ class Run:
 
     def setting(self, field: str) -> Any:
         """Value of a field of the configuration; None if it is missing or the algorithm does not use it."""
-        return None if field in _UNUSED.get(self.algorithm, ()) else self.configuration.get(field)
+        return None if field in self._unused else self.configuration.get(field)
+
+    @cached_property
+    def _unused(self) -> frozenset[str]:
+        """Fields that its algorithm does not use; none for an algorithm of the user's own, whose code is not loaded."""
+        known = {field.name for field in declared(SearchRequest)}
+        values = {name: value for name, value in self.configuration.items() if name in known}
+        try:
+            return unused_fields(from_values(SearchRequest, {**values, "problem": "-"}))
+        except InvalidRequestError:
+            return frozenset()
 
     def shown_setting(self, field: str) -> str:
         """Value of a field as text."""

@@ -13,8 +13,9 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.step_record import StepRecord
-from espalier.experiments.planning.closed_form import KNOWN, PathLengths, TreeShape, blocks_by_round
-from espalier.search.request import AlgorithmName, SearchRequest, SubmitOptions
+from espalier.experiments.planning.closed_form import PathLengths, TreeShape, blocks_by_round
+from espalier.search.algorithms import algorithm_of
+from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.result import SearchResult
 from espalier.search.run.orchestrator import Orchestrator
 
@@ -177,7 +178,7 @@ def _together(run: _Run) -> dict[str, Any]:
 
 def _estimate(orchestrator: Orchestrator, texts: list[str], results: list[SearchResult]) -> dict[str, float] | None:
     """The closed form with each search's own lengths, averaged; None for an algorithm without one."""
-    if results[0].configuration.algorithm not in KNOWN:
+    if algorithm_of(results[0].configuration).growth is None:
         return None
     found = [_estimate_of(orchestrator, text, result) for text, result in zip(texts, results, strict=True)]
     return {name: fmean(one[name] for one in found) for name in found[0]}
@@ -189,13 +190,7 @@ def _estimate_of(orchestrator: Orchestrator, problem: str, result: SearchResult)
     request = result.configuration
     resolved = orchestrator.check(replace(request, problem=problem))
     depth = max(node.depth for node in steps)
-    tree = TreeShape(
-        AlgorithmName(request.algorithm),
-        request.beam_width,
-        request.expansion,
-        depth,
-        min(0.99, usage.duplicates / usage.nodes),
-    )
+    tree = TreeShape(request, depth, min(0.99, usage.duplicates / usage.nodes))
     lengths = {
         GENERATOR: PathLengths(
             len(resolved.generator_prompt), fmean(node.tokens for node in steps), pending_tokens=1, varying=True

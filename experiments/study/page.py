@@ -7,6 +7,8 @@ from typing import Any
 
 from espalier.experiments.evaluation.run_folder import write_whole
 from espalier.experiments.study.figures import PHASES, draw_all, unshared_bytes
+from espalier.search.algorithms import ALGORITHMS
+from espalier.search.algorithms.base import Growth
 
 Cell = dict[str, Any]
 
@@ -105,7 +107,7 @@ step, depth, merged share); it assumes that all paths reach that depth, and that
 def findings(cells: list[Cell]) -> str:
     """Which M holds the most KV at each N, and why, and how far the closed form is off."""
     lines = []
-    beam = [cell for cell in cells if cell["algorithm"] == "beam"]
+    beam = [cell for cell in cells if ALGORITHMS[cell["algorithm"]].growth is Growth.BEST]
     for width in sorted({cell["beam_width"] for cell in beam}):
         row = sorted((cell for cell in beam if cell["beam_width"] == width), key=lambda cell: cell["expansion"])
         if len(row) > 1:

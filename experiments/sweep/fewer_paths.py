@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.sweep.grid import key_of
-from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest, Vote
+from espalier.search.algorithms import has_independent_paths
+from espalier.search.request import EarlyStop, SearchRequest, Vote
 from espalier.search.result import Candidate, NodeRecord, Sampled, SearchResult, StopReason, Usage
 from espalier.search.voting.vote import VoteResult
 
-_INDEPENDENT = (AlgorithmName.MAJORITY, AlgorithmName.BEST_OF_N)
 _Path = tuple[int, ...]
 
 
@@ -25,7 +25,7 @@ def holds_the_paths_of(larger: SearchRequest, smaller: SearchRequest) -> bool:
     """
     alone = larger.generator_budget is None and larger.verifier_budget is None and larger.time_limit is None
     return (
-        larger.algorithm in _INDEPENDENT
+        has_independent_paths(larger)
         and alone
         and larger.early_stop is EarlyStop.OFF
         and larger.beam_width > smaller.beam_width
@@ -41,7 +41,7 @@ def without_early_stop(requests: Iterable[SearchRequest]) -> list[SearchRequest]
     """
     whole = []
     for request in requests:
-        if request.algorithm in _INDEPENDENT:
+        if has_independent_paths(request):
             if request.early_stop is EarlyStop.FRUGAL:
                 raise EspalierError(
                     "--early-stop frugal: --share-work derives cells from whole searches; leave out one"

@@ -20,9 +20,10 @@ from espalier.experiments.evaluation.graders import make_grader
 from espalier.experiments.evaluation.run_folder import read_samples
 from espalier.experiments.prm_evaluation.metrics import auc_within
 from espalier.experiments.report.runs import TREES, load_runs, read_lines
+from espalier.search.algorithms import ALGORITHMS, has_independent_paths
+from espalier.search.common_fields import Aggregation, CommonFields, Vote
 from espalier.search.grading.answers import extract_answer
 from espalier.search.grading.math_verify import Grader
-from espalier.search.request import Aggregation, AlgorithmName, Vote
 from espalier.search.result import Candidate
 from espalier.search.tree import aggregate
 from espalier.search.voting.vote import select
@@ -30,7 +31,7 @@ from espalier.search.voting.vote import select
 _AUCS = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9)
 _DRAWS = 20
 """Draws of simulated scores of each AUC, which are averaged."""
-_INDEPENDENT = (AlgorithmName.BEST_OF_N, AlgorithmName.MAJORITY)
+_INDEPENDENT = [name for name in ALGORITHMS if has_independent_paths(CommonFields("-", name))]
 """Searches whose paths are the same whatever scores them."""
 _QUARTERS = ("right in the best quarter", "second", "third", "worst")
 

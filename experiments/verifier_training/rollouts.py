@@ -17,10 +17,11 @@ from espalier.experiments.verifier_training.settings import Labels, RolloutSetti
 from espalier.experiments.verifier_training.tree_file import TreeFile, TreeRecord, write_tree
 from espalier.experiments.verifier_training.tree_sampler import VALUED_AT_ONCE, ProblemTree
 from espalier.prm.limits import PathLimits
+from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.grading.math_verify import Grader
 from espalier.search.grading.notation.numerals import number_in
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import MemoryEstimate, worst_case_blocks
+from espalier.search.run.memory import worst_case_blocks
 
 
 def configuration_of(

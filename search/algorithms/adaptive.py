@@ -3,12 +3,15 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from espalier.search.algorithms.base import Expand, path_score
-from espalier.search.grading.answers import exact_match_key, extract_answer
-from espalier.search.request import Aggregation, Vote
+from annotated_types import Interval
+
+from espalier.search.algorithms.base import Expand, MemoryEstimate, SearchAlgorithm, path_score
+from espalier.search.common_fields import Aggregation, CommonFields, Vote
+from espalier.search.schema import Option
 from espalier.search.tree import Node
-from espalier.search.voting.decided import leader_and_rival
 
 
 def leader_stays_first(first: int, second: int) -> float:
@@ -21,7 +24,7 @@ def leader_stays_first(first: int, second: int) -> float:
     return sum(math.comb(tosses, heads) for heads in range(first + 1)) / 2**tosses
 
 
-class AdaptivePaths:
+class AdaptivePaths(SearchAlgorithm):
     """Up to N independent paths, sampled M at a time until the vote is decided.
 
     A majority vote is decided when the remaining paths could not lift another answer to the leader's count, or when
@@ -33,10 +36,24 @@ class AdaptivePaths:
     but never stops before its vote is decided.
     """
 
+    scores = "none"
+
+    @dataclass(frozen=True)
+    class Parameters:
+        """Parameters of `adaptive`."""
+
+        confidence: Annotated[
+            float,
+            Interval(ge=0.5, le=1),
+            Option(
+                "stop when the leading answer is the true majority with this probability; with 1, when nothing can "
+                "overtake it"
+            ),
+        ] = 0.95
+
     def __init__(
         self, root: Node, paths: int, batch: int, vote: Vote, confidence: float, aggregation: Aggregation
     ) -> None:
-        self.uses_scores = vote is not Vote.MAJORITY
         self._root = root
         self._left = paths
         self._batch = batch
@@ -47,22 +64,46 @@ class AdaptivePaths:
         self._answers: dict[Node, str] = {}
         self._decided = False
 
+    @classmethod
+    def start(cls, request: CommonFields, root: Node) -> "AdaptivePaths":
+        """N paths, M at a time."""
+        vote, confidence = request.vote or Vote.MAJORITY, cls.parameters(request).confidence
+        return cls(root, request.beam_width, request.expansion, vote, confidence, request.aggregation)
+
+    @classmethod
+    def candidates(cls, request: CommonFields) -> int:
+        """M paths, or all N."""
+        return min(request.beam_width, request.expansion)
+
+    @classmethod
+    def memory(cls, request: CommonFields) -> tuple[MemoryEstimate, ...]:
+        """The paths of one round; those before it have ended."""
+        paths = cls.candidates(request)
+        return (MemoryEstimate(paths=paths, partial_blocks=paths - 1),)
+
+    @classmethod
+    def sampled(cls, request: CommonFields) -> tuple[int, int]:
+        """N paths at most."""
+        return request.beam_width, 0
+
     def ask(self) -> Sequence[Expand]:
         """The next M paths, or all remaining ones."""
         return [Expand(self._root, min(self._batch, self._left), to_end=True)]
 
     def tell(self, nodes: Sequence[Node]) -> None:
         """Count the answers."""
+        from espalier.search.grading import answers  # here, as a client needs the declarations and no grading
+
         self._left -= sum(node.multiplicity for node in nodes)
         complete = [node for node in nodes if node.complete]
         self._complete += complete
         for node in complete:
-            if answer := extract_answer(node.path_text()):
-                self._answers[node] = exact_match_key(answer)
+            if answer := answers.extract_answer(node.path_text()):
+                self._answers[node] = answers.exact_match_key(answer)
         self._decided = self._is_decided()
 
     def finished(self) -> bool:
-        """Whether the vote is decided or all paths are sampled."""
+        """True if the vote is decided or all paths are sampled."""
         return self._decided or not self._left
 
     def kept(self) -> Sequence[Node]:
@@ -70,6 +111,8 @@ class AdaptivePaths:
         return [*([] if self.finished() else [self._root]), *self._complete]
 
     def _is_decided(self) -> bool:
+        from espalier.search.grading import answers
+
         votes: dict[str, list[Node]] = defaultdict(list)
         for node in sorted(self._answers, key=lambda node: node.path):
             votes[self._answers[node]].append(node)
@@ -79,9 +122,10 @@ class AdaptivePaths:
             return max(self._score(node) for group in votes.values() for node in group) >= 1.0
         if self._vote is Vote.WEIGHTED:
             weights = {key: math.fsum(n.multiplicity * self._score(n) for n in group) for key, group in votes.items()}
-            first, second = leader_and_rival(weights)
+            first, second = answers.leader_and_rival(weights)
             return first > second + self._left
-        first, second = leader_and_rival({key: sum(n.multiplicity for n in group) for key, group in votes.items()})
+        counts = {key: sum(node.multiplicity for node in group) for key, group in votes.items()}
+        first, second = answers.leader_and_rival(counts)
         if first > second + self._left:
             return True
         # A probability below 1 may round to 1.

@@ -7,7 +7,7 @@ from statistics import fmean
 from espalier.search.algorithms.base import Expand, SearchAlgorithm, path_score, viable
 from espalier.search.algorithms.dvts import DiverseTreeSearch
 from espalier.search.algorithms.rebase import RewardBalancedSearch
-from espalier.search.request import Aggregation
+from espalier.search.common_fields import Aggregation, CommonFields
 from espalier.search.tree import Node
 
 EASY = 0.9
@@ -38,7 +38,7 @@ def many_subtrees(candidates: int) -> tuple[int, int]:
     return subtrees, candidates // subtrees
 
 
-class AutoSearch:
+class AutoSearch(SearchAlgorithm):
     """Chooses the search, its N and its M by the scores of the first steps and by the cost of a path.
 
     After Snell et al., 2024 (compute-optimal scaling): on problems that are easy for the generator, samples that do not
@@ -69,7 +69,7 @@ class AutoSearch:
         longest_path: maximum tokens of a path.
     """
 
-    uses_scores = True
+    Parameters = RewardBalancedSearch.Parameters
 
     def __init__(
         self,
@@ -89,6 +89,19 @@ class AutoSearch:
         self._sampled = self._read = self._readable = 0
         self._first_scores: list[float] = []
         self._chosen: SearchAlgorithm | None = None
+
+    @classmethod
+    def start(cls, request: CommonFields, root: Node) -> "AutoSearch":
+        """N*M candidates, within the budgets."""
+        longest = request.max_steps * request.max_step_tokens
+        return cls(
+            root,
+            cls.candidates(request),
+            request.aggregation,
+            cls.parameters(request).rebase_temperature,
+            (request.generator_budget, request.verifier_budget),
+            min(longest, request.max_tokens or longest),
+        )
 
     def ask(self) -> Sequence[Expand]:
         """The pilot's steps, then all first steps, then the requests of the chosen search."""
@@ -112,11 +125,11 @@ class AutoSearch:
         self._chosen.tell(nodes)
 
     def finished(self) -> bool:
-        """Whether the chosen search is finished, or the pilot if the budget allows no other."""
+        """True if the chosen search is finished, or the pilot if the budget allows no other."""
         return self._chosen.finished() if self._chosen else self._candidates == 0
 
     def kept(self) -> Sequence[Node]:
-        """What the pilot keeps, plus the root until a search is chosen, then what that search keeps."""
+        """The nodes of the pilot, with the root until a search is chosen, then with those of that search."""
         rest = self._chosen.kept() if self._chosen else [] if self.finished() else [self._root]
         return [*(self._pilot.kept() if self._pilot else []), *rest]
 
@@ -137,7 +150,7 @@ class AutoSearch:
         return max(0, most)
 
     def _left(self) -> list[int | None]:
-        """What remains of each budget, in tokens."""
+        """The rest of each budget, in tokens."""
         spent = self._sampled, self._root.verifier_tokens + self._read
         return [None if budget is None else budget - gone for budget, gone in zip(self._budgets, spent, strict=True)]
 

@@ -1,9 +1,9 @@
 """Beam search over steps, scored by the verifier."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from espalier.search.algorithms.base import Expand, path_score, viable
-from espalier.search.request import Aggregation
+from espalier.search.algorithms.base import Expand, Growth, SearchAlgorithm, path_score, viable
+from espalier.search.common_fields import Aggregation, CommonFields
 from espalier.search.tree import Node
 
 
@@ -19,7 +19,7 @@ def fill_places(ranked: Iterable[Node], places: int) -> list[Node]:
     return taken
 
 
-class BeamSearch:
+class BeamSearch(SearchAlgorithm):
     """Keeps the N best paths after each step and samples M children from each (Snell et al., 2024).
 
     A node of merged siblings takes one place for each of them and samples M children per place, so merging does not
@@ -27,7 +27,7 @@ class BeamSearch:
     replace it. Ties go to the lower path.
     """
 
-    uses_scores = True
+    growth = Growth.BEST
 
     def __init__(self, root: Node, beam_width: int, expansion: int, aggregation: Aggregation) -> None:
         self._beam_width = beam_width
@@ -35,6 +35,11 @@ class BeamSearch:
         self._aggregation = aggregation
         self._root = root
         self._kept: list[Node] | None = None
+
+    @classmethod
+    def start(cls, request: CommonFields, root: Node) -> "BeamSearch":
+        """N places, M children each."""
+        return cls(root, request.beam_width, request.expansion, request.aggregation)
 
     def ask(self) -> Sequence[Expand]:
         """N*M first steps, then M children for each place of an incomplete path."""
@@ -44,15 +49,20 @@ class BeamSearch:
 
     def tell(self, nodes: Sequence[Node]) -> None:
         """Keep the N best among the new nodes and the complete paths."""
-        complete = [node for node in self._kept or [] if node.complete]
-        contenders = [*complete, *filter(viable, nodes)]
-        ranked = sorted(contenders, key=lambda node: (-path_score(node, self._aggregation), node.path))
-        self._kept = fill_places(ranked, self._beam_width)
+        self._keep_best({node: path_score(node, self._aggregation) for node in self._contenders(nodes)})
 
     def finished(self) -> bool:
-        """Whether every kept path is complete."""
+        """True if every kept path is complete."""
         return self._kept is not None and all(node.complete for node in self._kept)
 
     def kept(self) -> Sequence[Node]:
         """The beam."""
         return self._kept or []
+
+    def _contenders(self, nodes: Sequence[Node]) -> list[Node]:
+        """The new nodes and the complete paths."""
+        return [*(node for node in self._kept or [] if node.complete), *filter(viable, nodes)]
+
+    def _keep_best(self, scores: Mapping[Node, float]) -> None:
+        ranked = sorted(scores, key=lambda node: (-scores[node], node.path))
+        self._kept = fill_places(ranked, self._beam_width)

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from espalier.search.algorithms.base import Expand, path_score, viable
-from espalier.search.request import Aggregation
+from espalier.search.algorithms.base import Expand, Growth, SearchAlgorithm, path_score, viable
+from espalier.search.common_fields import Aggregation, CommonFields
 from espalier.search.tree import Node
 
 
-class DiverseTreeSearch:
+class DiverseTreeSearch(SearchAlgorithm):
     """N independent subtrees: each samples M children per step and continues from the best one.
 
     Beeching et al., 2024 ("Scaling test-time compute with open models"), who named it DVTS. The root samples N*M first
@@ -18,13 +18,18 @@ class DiverseTreeSearch:
     done if its best child is complete. Ties go to the earlier draw.
     """
 
-    uses_scores = True
+    growth = Growth.SUBTREES
 
     def __init__(self, root: Node, subtrees: int, expansion: int, aggregation: Aggregation) -> None:
         self._expansion = expansion
         self._aggregation = aggregation
         self._tips: list[Node | None] = [root] * subtrees
         self._told = False
+
+    @classmethod
+    def start(cls, request: CommonFields, root: Node) -> "DiverseTreeSearch":
+        """N subtrees, M children each."""
+        return cls(root, request.beam_width, request.expansion, request.aggregation)
 
     def ask(self) -> Sequence[Expand]:
         """M children for each unfinished subtree."""
@@ -46,7 +51,7 @@ class DiverseTreeSearch:
             node.multiplicity = count
 
     def finished(self) -> bool:
-        """Whether every subtree is done or lost."""
+        """True if every subtree is done or lost."""
         return not any(tip and tip.open for tip in self._tips)
 
     def kept(self) -> Sequence[Node]:

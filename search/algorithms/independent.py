@@ -1,26 +1,32 @@
 """Independent paths to the end: greedy decoding, a single chain, self-consistency and best-of-N."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from espalier.search.algorithms.base import Expand
+from espalier.search.algorithms.base import SAMPLING, Expand, Growth, SearchAlgorithm
+from espalier.search.common_fields import CommonFields
 from espalier.search.tree import Node
 
 
-class IndependentPaths:
+class IndependentPaths(SearchAlgorithm):
     """N paths sampled independently from the root to their ends.
 
-    With one path this is a chain of thought (Wei et al., 2022), at temperature 0 greedy decoding; with a majority vote,
-    self-consistency (Wang et al., 2022); with verifier scores, best-of-N (Cobbe et al., 2021). Paths that have sampled
-    the same tokens so far are one node with a multiplicity and fork where they diverge: the distribution is the same,
-    and each token is computed once.
+    Paths that have sampled the same tokens so far are one node with a multiplicity and fork where they diverge: the
+    distribution is the same, and each token is computed once.
     """
 
-    def __init__(self, root: Node, paths: int, uses_scores: bool) -> None:
-        self.uses_scores = uses_scores
+    growth = Growth.INDEPENDENT
+
+    def __init__(self, root: Node, paths: int) -> None:
         self._root = root
         self._paths = paths
         self._complete: list[Node] = []
         self._done = False
+
+    @classmethod
+    def start(cls, request: CommonFields, root: Node) -> "IndependentPaths":
+        """All candidates at once."""
+        return cls(root, cls.candidates(request))
 
     def ask(self) -> Sequence[Expand]:
         """All paths at once."""
@@ -32,9 +38,36 @@ class IndependentPaths:
         self._done = True
 
     def finished(self) -> bool:
-        """Whether the only round is over."""
+        """True if the only round is over."""
         return self._done
 
     def kept(self) -> Sequence[Node]:
         """The complete paths."""
         return self._complete
+
+
+class Chain(IndependentPaths):
+    """One sampled path, a chain of thought (Wei et al., 2022)."""
+
+    scores = "none"
+    uses = SAMPLING
+
+
+class Greedy(Chain):
+    """One path of the likeliest tokens."""
+
+    uses = ()
+    fixed: ClassVar[Mapping[str, Any]] = {"temperature": 0.0}
+
+
+class Majority(IndependentPaths):
+    """N paths, and the answer that most of them give: self-consistency (Wang et al., 2022)."""
+
+    scores = "none"
+    uses = ("beam_width", "vote", "early_stop", *SAMPLING)
+
+
+class BestOfN(Majority):
+    """N paths, whose scores weigh their answers (Cobbe et al., 2021)."""
+
+    scores = "answers"

@@ -1,14 +1,19 @@
 """Lookahead search: beam search that scores children after a rollout."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from espalier.search.algorithms.base import Expand, path_score, viable
-from espalier.search.algorithms.beam import fill_places
-from espalier.search.request import Aggregation
+from annotated_types import Interval
+
+from espalier.search.algorithms.base import Expand, MemoryEstimate, path_score, viable
+from espalier.search.algorithms.beam import BeamSearch
+from espalier.search.common_fields import Aggregation, CommonFields
+from espalier.search.schema import Option
 from espalier.search.tree import Node
 
 
-class LookaheadSearch:
+class LookaheadSearch(BeamSearch):
     """Beam search that scores a child after k more greedy steps (Snell et al., 2024, 5.2).
 
     Each open child is rolled out for up to k steps at temperature 0; its score is that of the path to the rollout's
@@ -16,49 +21,64 @@ class LookaheadSearch:
     are kept as in beam search, and the rollouts are dropped; their steps are not reused.
     """
 
-    uses_scores = True
+    growth = None
+
+    @dataclass(frozen=True)
+    class Parameters:
+        """Parameters of `lookahead`."""
+
+        lookahead_steps: Annotated[
+            int, Interval(ge=1, le=16), Option("greedy steps rolled out before a child is scored")
+        ] = 1
 
     def __init__(self, root: Node, beam_width: int, expansion: int, steps: int, aggregation: Aggregation) -> None:
-        self._root = root
-        self._beam_width = beam_width
-        self._expansion = expansion
+        super().__init__(root, beam_width, expansion, aggregation)
         self._steps = steps
-        self._aggregation = aggregation
-        self._kept: list[Node] | None = None
-        self._candidates: list[Node] = []
         self._ends: dict[Node, Node] = {}  # the current end of each candidate's rollout
         self._rolling: list[Node] = []  # candidates with an unfinished rollout
         self._steps_left = 0
+
+    @classmethod
+    def start(cls, request: CommonFields, root: Node) -> "LookaheadSearch":
+        """N places, M children each."""
+        steps = cls.parameters(request).lookahead_steps
+        return cls(root, request.beam_width, request.expansion, steps, request.aggregation)
+
+    @classmethod
+    def memory(cls, request: CommonFields) -> tuple[MemoryEstimate, ...]:
+        """As beam search, plus a rollout of each child, whose last step but one is held while the last is sampled."""
+        return (MemoryEstimate(paths=request.beam_width, steps=cls.sampled(request)[0]),)
+
+    @classmethod
+    def sampled(cls, request: CommonFields) -> tuple[int, int]:
+        """N*M children and their rollouts."""
+        return cls.candidates(request) * (1 + cls.parameters(request).lookahead_steps), 0
 
     def ask(self) -> Sequence[Expand]:
         """A greedy step of each unfinished rollout, else the expansions of beam search."""
         if self._rolling:
             return [Expand(self._ends[node], 1, greedy=True) for node in self._rolling]
-        if self._kept is None:
-            return [Expand(self._root, self._beam_width * self._expansion)]
-        return [Expand(node, node.multiplicity * self._expansion) for node in self._kept if node.open]
+        return super().ask()
 
     def tell(self, nodes: Sequence[Node]) -> None:
         """Start or continue the rollouts; when they have ended, keep the N best candidates."""
         if self._rolling:
             self._roll(nodes)
         else:
-            complete = [node for node in self._kept or [] if node.complete]
-            self._candidates = [*complete, *filter(viable, nodes)]
-            self._ends = {node: node for node in self._candidates}
-            self._rolling = [node for node in self._candidates if node.open]
+            self._ends = {node: node for node in self._contenders(nodes)}
+            self._rolling = [node for node in self._ends if node.open]
             self._steps_left = self._steps
         if not self._rolling:
-            self._keep_the_best()
+            self._keep_best({node: path_score(end, self._aggregation) for node, end in self._ends.items()})
 
     def finished(self) -> bool:
-        """Whether every kept path is complete."""
-        return not self._rolling and self._kept is not None and all(node.complete for node in self._kept)
+        """True if every kept path is complete."""
+        return not self._rolling and super().finished()
 
     def kept(self) -> Sequence[Node]:
         """The beam; during rollouts, all candidates and the rollouts' ends."""
         ends = [self._ends[node] for node in self._rolling]
-        return list(dict.fromkeys([*self._candidates, *ends])) if self._rolling else self._kept or []
+        return list(dict.fromkeys([*self._ends, *ends])) if self._rolling else super().kept()
 
     def _roll(self, nodes: Sequence[Node]) -> None:
         told = {node.parent: node for node in nodes}
@@ -71,9 +91,3 @@ class LookaheadSearch:
             if end.open and self._steps_left:
                 going_on.append(candidate)
         self._rolling = going_on
-
-    def _keep_the_best(self) -> None:
-        scores = {node: path_score(end, self._aggregation) for node, end in self._ends.items()}
-        ranked = sorted(self._candidates, key=lambda node: (-scores[node], node.path))
-        self._kept = fill_places(ranked, self._beam_width)
-        self._candidates, self._ends = [], {}

@@ -3,10 +3,18 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from espalier.search.algorithms.base import Expand, path_score, viable
-from espalier.search.request import Aggregation
+from annotated_types import Interval
+
+from espalier.engine.errors import Violation
+from espalier.search.algorithms.base import SAMPLING, Expand, MemoryEstimate, SearchAlgorithm, path_score, viable
+from espalier.search.common_fields import Aggregation, CommonFields
+from espalier.search.schema import Option
 from espalier.search.tree import Node
+
+MAX_TREE_NODES = 4096
+"""Limit on the nodes created: simulations times M."""
 
 
 @dataclass(slots=True)
@@ -29,7 +37,7 @@ class _Place:
     barren: bool = False
 
 
-class MonteCarloSearch:
+class MonteCarloSearch(SearchAlgorithm):
     """PUCT tree search over steps (Silver et al., 2017): sampled steps are actions, verifier scores are values.
 
     A simulation descends from the root to the child with the largest
@@ -45,7 +53,14 @@ class MonteCarloSearch:
     sampled to its end from the open leaf reached by the most visited children.
     """
 
-    uses_scores = True
+    uses = ("expansion", "vote", *SAMPLING)
+
+    @dataclass(frozen=True)
+    class Parameters:
+        """Parameters of `mcts`."""
+
+        simulations: Annotated[int, Interval(ge=1, le=1024), Option("number of simulations")] = 32
+        exploration: Annotated[float, Interval(ge=0, le=100), Option("PUCT exploration constant")] = 1.25
 
     def __init__(
         self, root: Node, expansion: int, simulations: int, exploration: float, aggregation: Aggregation
@@ -60,6 +75,30 @@ class MonteCarloSearch:
         self._walk: list[_Place] = []  # from the root to the leaf being expanded
         self._next: Expand | None = None
         self._simulate()
+
+    @classmethod
+    def start(cls, request: CommonFields, root: Node) -> "MonteCarloSearch":
+        """M children in each simulation."""
+        its = cls.parameters(request)
+        return cls(root, request.expansion, its.simulations, its.exploration, request.aggregation)
+
+    @classmethod
+    def memory(cls, request: CommonFields) -> tuple[MemoryEstimate, ...]:
+        """Every node of the tree as one step; or, at the end, the one path sampled to completion."""
+        return (MemoryEstimate(paths=0, steps=cls.sampled(request)[1]), MemoryEstimate(paths=2))
+
+    @classmethod
+    def sampled(cls, request: CommonFields) -> tuple[int, int]:
+        """M children in each simulation, and the path that ends the search."""
+        return 1, cls.parameters(request).simulations * request.expansion
+
+    @classmethod
+    def violations(cls, request: CommonFields) -> list[Violation]:
+        """A tree of more than `MAX_TREE_NODES`."""
+        if (nodes := cls.sampled(request)[1]) <= MAX_TREE_NODES:
+            return []
+        too_large = f"simulations * expansion must be at most {MAX_TREE_NODES}, is {nodes}"
+        return [Violation("simulations", too_large)]
 
     def ask(self) -> Sequence[Expand]:
         """M children of one leaf, or the path that ends the search."""
@@ -87,7 +126,7 @@ class MonteCarloSearch:
         self._simulate()
 
     def finished(self) -> bool:
-        """Whether there is no leaf left to expand."""
+        """True if there is no leaf left to expand."""
         return self._next is None
 
     def kept(self) -> Sequence[Node]:

@@ -1,79 +1,91 @@
-"""A search of the user's own: a class named `MODULE:CLASS`, and what it must have."""
+"""A search of the user's own: a class named `MODULE:CLASS`, and checks of what it declares."""
 
 import hashlib
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
-from espalier.search.algorithms.base import Expand, SearchAlgorithm
+from espalier.search.algorithms.base import USABLE, Expand, SearchAlgorithm, parameters_in
 from espalier.search.algorithms.own_code import load_code, place_and_reason
-from espalier.search.request import SearchRequest, Vote
-from espalier.search.schema import CodeName
+from espalier.search.common_fields import CommonFields, Vote
+from espalier.search.schema import CodeName, from_values
 from espalier.search.tree import Node
 
 T = TypeVar("T")
-_METHODS = ("ask", "tell", "finished", "kept")
+_SCORES = ("none", "answers", "steps")
 _CONTRACT = "search/algorithms/README.md has the contract and an example"
 
 
 @cache
-def own_class(name: CodeName) -> Any:
-    """Load a class and check that it is a search; see `base`.
+def own_class(name: CodeName) -> type[SearchAlgorithm]:
+    """Load a class and check what it declares.
+
+    Args:
+        name: `MODULE:CLASS`, or `MODULE:CLASS:NAME=VALUE...` with parameters of its own.
 
     Raises:
-        InvalidRequestError: it cannot be loaded, or lacks something; says what.
+        InvalidRequestError: it cannot be loaded, lacks something, or has no such parameters; says what.
     """
+    module, _, rest = name.partition(":")
+    code, _, given = rest.partition(":")
     try:
-        found = load_code(name)
+        found = load_code(f"{module}:{code}")
     except EspalierError as error:
         raise _refusal(name, str(error)) from error
-    if not isinstance(found, type):
-        raise _refusal(name, f"must be a class; {_CONTRACT}")
-    missing = [f"the method {method}" for method in _METHODS if not callable(getattr(found, method, None))]
-    if not isinstance(getattr(found, "uses_scores", None), bool):
-        missing.append("the class attribute uses_scores, True or False")
-    try:
-        inspect.signature(found).bind(None, None)
-    except (TypeError, ValueError):
-        missing.append("a constructor that takes a request and a root")
-    if missing:
-        raise _refusal(name, f"lacks {', '.join(missing)}; {_CONTRACT}")
+    if not (isinstance(found, type) and issubclass(found, SearchAlgorithm)):
+        raise _refusal(name, f"must be a subclass of espalier.search.algorithms.base.SearchAlgorithm; {_CONTRACT}")
+    if wrong := [*_wrong_declarations(found), *_wrong_parameters(found, parameters_in(name), given)]:
+        raise _refusal(name, f"{', '.join(wrong)}; {_CONTRACT}")
     return found
 
 
-def own_defaults(name: CodeName, fields: Collection[str]) -> tuple[Vote, dict[str, int | float]]:
-    """The default vote of a class, and its defaults of the optional request fields that it uses, among `fields`.
+def _wrong_declarations(its: type[SearchAlgorithm]) -> Iterator[str]:
+    if missing := sorted(getattr(its, "__abstractmethods__", ())):
+        yield f"lacks the methods {', '.join(missing)}"
+    try:
+        inspect.signature(its).bind(None, None)
+    except (TypeError, ValueError):
+        if its.start.__func__ is SearchAlgorithm.start.__func__:  # pyright: ignore[reportFunctionMemberAccess]
+            yield "lacks a constructor that takes a request and a root"
+    if its.scores not in _SCORES:
+        yield f"its scores must be one of {', '.join(_SCORES)}, is {its.scores!r}"
+    if its.vote not in (None, *Vote):
+        yield f"its vote must be one of {', '.join(Vote)}, is {its.vote!r}"
+    if unknown := sorted(set(its.uses) - USABLE):
+        yield f"its uses must be of {', '.join(sorted(USABLE))}, has {', '.join(unknown)}"
+    if not is_dataclass(its.Parameters) or any(field.default is MISSING for field in fields(its.Parameters)):
+        yield "its Parameters must be a dataclass with a default for each field"
 
-    Raises:
-        InvalidRequestError: as `own_class`, or one of them is no vote or no such field.
-    """
-    its = own_class(name)
-    vote = getattr(its, "vote", Vote.WEIGHTED if its.uses_scores else Vote.MAJORITY)
-    usual = getattr(its, "usual", {})
-    if vote not in list(Vote):
-        raise _refusal(name, f"its vote must be one of {', '.join(Vote)}, is {vote!r}")
-    if not isinstance(usual, dict) or not usual.keys() <= set(fields):
-        raise _refusal(name, f"its usual must be a dict with defaults of {', '.join(sorted(fields))}, is {usual!r}")
-    return Vote(vote), usual
+
+def _wrong_parameters(its: type[SearchAlgorithm], values: Mapping[str, Any], given: str) -> Iterator[str]:
+    if given and not all("=" in part for part in given.split(":")):
+        yield f"parameters are written NAME=VALUE:NAME=VALUE, not {given}"
+    elif is_dataclass(its.Parameters):
+        try:
+            from_values(its.Parameters, values)
+        except InvalidRequestError as error:
+            yield from (f"{wrong.field} {wrong.description}" for wrong in error.violations)
 
 
-def make_own(name: CodeName, request: SearchRequest, root: Node) -> SearchAlgorithm:
+def make_own(name: CodeName, request: CommonFields, root: Node) -> SearchAlgorithm:
     """Create the algorithm of a resolved request.
 
     Raises:
         InvalidRequestError: its constructor fails; says where.
     """
     its = own_class(name)
+    has_default_memory = its.memory.__func__ is SearchAlgorithm.memory.__func__  # pyright: ignore[reportFunctionMemberAccess]
     try:
-        return _Guarded(name, its(request, root), root, None if hasattr(its, "memory") else request.candidates)
+        return _Guarded(name, its.start(request, root), root, its.candidates(request) if has_default_memory else None)
     except Exception as error:  # whatever somebody's class does
         raise _refusal(name, f"creating it failed, {place_and_reason(error)}") from error
 
 
-class _Guarded:
+class _Guarded(SearchAlgorithm):
     """A search of the user's own; what it breaks of the contract, or raises, fails the search in one line.
 
     Without `memory` of its own it may hold no more than `most` open paths, and ask for no more children in a round:
@@ -81,7 +93,6 @@ class _Guarded:
     """
 
     def __init__(self, name: CodeName, its: SearchAlgorithm, root: Node, most: int | None) -> None:
-        self.uses_scores = its.uses_scores
         self._name = name
         self._its = its
         self._root = root

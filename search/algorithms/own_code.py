@@ -27,6 +27,6 @@ def load_code(name: str) -> Any:
 
 
 def place_and_reason(error: Exception) -> str:
-    """Where somebody's code failed and why, like `my_search.py:3: ValueError: math domain error`."""
+    """Place and reason of an error in code of the user's own: `my_search.py:3: ValueError: math domain error`."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return f"{at.filename}:{at.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"

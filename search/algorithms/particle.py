@@ -2,10 +2,15 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from espalier.search.algorithms.base import Expand, path_score, viable
+from annotated_types import Interval
+
+from espalier.search.algorithms.base import SAMPLING, Expand, MemoryEstimate, SearchAlgorithm, path_score, viable
 from espalier.search.algorithms.draws import picks, systematic, uniforms
-from espalier.search.request import Aggregation, SearchRequest
+from espalier.search.common_fields import Aggregation, CommonFields
+from espalier.search.schema import Option
 from espalier.search.tree import Node
 
 _CLIP = 1e-7
@@ -18,7 +23,7 @@ def weigh(score: float) -> float:
     return score / (1 - score)
 
 
-class ParticleSearch:
+class ParticleSearch(SearchAlgorithm):
     """N particles, each a path; after every step they are resampled in proportion to their weights.
 
     Puri et al., 2025 ("Rollout Roulette"): the weights are the softmax of the logits of the path scores. Complete
@@ -33,9 +38,17 @@ class ParticleSearch:
     Particles on the same node are stored as a count. A path that was cut off has no weight.
     """
 
-    uses_scores = True
+    uses = ("beam_width", "vote", *SAMPLING)
 
-    def __init__(self, root: Node, request: SearchRequest, particles: int, iterations: int) -> None:
+    @dataclass(frozen=True)
+    class Parameters:
+        """Parameters of `particle`."""
+
+        iterations: Annotated[
+            int, Interval(ge=1, le=64), Option("iterations of the filter; more than one is particle Gibbs")
+        ] = 1
+
+    def __init__(self, root: Node, request: CommonFields, particles: int, iterations: int) -> None:
         """Start at `root`, with the aggregation, problem and seed of `request`."""
         self._root = root
         self._seed, self._problem = request.seed, request.problem
@@ -49,6 +62,26 @@ class ParticleSearch:
         self._depth = 0
         self._rounds = 0
         self._votes: Counter[Node] = Counter()
+
+    @classmethod
+    def start(cls, request: CommonFields, root: Node) -> "ParticleSearch":
+        """N particles."""
+        return cls(root, request, request.beam_width, cls.parameters(request).iterations)
+
+    @classmethod
+    def memory(cls, request: CommonFields) -> tuple[MemoryEstimate, ...]:
+        """N paths and their next steps.
+
+        A later iteration may branch at any inner step, so that each holds a partial block.
+        """
+        inner = request.max_steps if cls.parameters(request).iterations > 1 else 0
+        particles = request.beam_width
+        return (MemoryEstimate(paths=particles, steps=particles, partial_blocks=particles * inner),)
+
+    @classmethod
+    def sampled(cls, request: CommonFields) -> tuple[int, int]:
+        """N paths in each iteration."""
+        return request.beam_width * cls.parameters(request).iterations, 0
 
     def ask(self) -> Sequence[Expand]:
         """One child for each incomplete free particle."""
@@ -68,7 +101,7 @@ class ParticleSearch:
         self._count_votes()
 
     def finished(self) -> bool:
-        """Whether the last iteration has ended."""
+        """True if the last iteration has ended."""
         return not self._iterations_left
 
     def kept(self) -> Sequence[Node]:

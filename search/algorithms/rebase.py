@@ -2,9 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from espalier.search.algorithms.base import Expand, path_score
-from espalier.search.request import Aggregation
+from annotated_types import Interval
+
+from espalier.search.algorithms.base import Expand, SearchAlgorithm, path_score
+from espalier.search.common_fields import Aggregation, CommonFields
+from espalier.search.schema import Option
 from espalier.search.tree import Node
 
 
@@ -24,7 +29,7 @@ def apportion(budget: int, weights: Sequence[float]) -> list[int]:
     return shares
 
 
-class RewardBalancedSearch:
+class RewardBalancedSearch(SearchAlgorithm):
     """REBASE (Wu et al., 2024, "Inference Scaling Laws", 3.1.2).
 
     The root samples B first steps. In each later round, the open nodes share B samples, minus one for each complete
@@ -33,7 +38,15 @@ class RewardBalancedSearch:
     Ties go to the lower path.
     """
 
-    uses_scores = True
+    @dataclass(frozen=True)
+    class Parameters:
+        """Parameters of `rebase` and `auto`."""
+
+        rebase_temperature: Annotated[
+            float,
+            Interval(ge=0.001, le=100),
+            Option("softmax temperature over scores when samples are allocated"),
+        ] = 0.1
 
     def __init__(self, root: Node, budget: int, temperature: float, aggregation: Aggregation) -> None:
         self._budget = budget
@@ -41,6 +54,12 @@ class RewardBalancedSearch:
         self._aggregation = aggregation
         self._shares: dict[Node, int] = {root: budget}
         self._complete: list[Node] = []
+
+    @classmethod
+    def start(cls, request: CommonFields, root: Node) -> "RewardBalancedSearch":
+        """N*M samples a round."""
+        temperature = cls.parameters(request).rebase_temperature
+        return cls(root, cls.candidates(request), temperature, request.aggregation)
 
     def ask(self) -> Sequence[Expand]:
         """Each open node's share of the samples."""
@@ -65,7 +84,7 @@ class RewardBalancedSearch:
                 self._shares[node] = self._shares.get(node, 0) + share
 
     def finished(self) -> bool:
-        """Whether the budget is used up or no node is open."""
+        """True if the budget is used up or no node is open."""
         return not self._shares
 
     def kept(self) -> Sequence[Node]:

@@ -6,12 +6,14 @@ number at the end of the text is not taken for an answer.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from espalier.search.grading.boxes import boxed, closes_all_braces
 from espalier.search.grading.reading import MAX_PARSED, bare, is_words, read
 from espalier.search.grading.statements import MAX_PLACES, few_words, phrase, statements, without_reason
 
+Weight = TypeVar("Weight", int, float)
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 # Texts may be long and repetitive, so repetitions are possessive (`++`): no backtracking.
 _HASHES = re.compile(
@@ -96,6 +98,20 @@ def exact_match_key(answer: str) -> str:
 def is_number(text: str) -> bool:
     """Return whether `text` is a number, or a fraction of two, in digits."""
     return _NUMBER.fullmatch(text) is not None
+
+
+def leader_and_rival(weights: Mapping[str, Weight]) -> tuple[Weight, Weight]:
+    """Return the largest weight of an answer, and an upper bound on that of any other.
+
+    The bound assumes that other answers are equal to each other, except plain numbers, which are known to differ.
+
+    Args:
+        weights: weights of answers by their exact-match key.
+    """
+    leader = max(weights, key=lambda key: weights[key])
+    numbers = [weight for key, weight in weights.items() if key != leader and is_number(key)]
+    unsure = [weight for key, weight in weights.items() if key != leader and not is_number(key)]
+    return weights[leader], sum(unsure, start=max(numbers, default=weights[leader] * 0))
 
 
 def _last_tags(text: str) -> tuple[int, int]:

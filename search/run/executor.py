@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from espalier.prm.limits import PathLimits
-from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote
+from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import Candidate, Event, SearchResult
 from espalier.search.server_info import Occupancy
 from espalier.search.voting.vote import VoteResult
@@ -98,7 +98,7 @@ class Executor(Protocol):
         self,
         request: SearchRequest | ResolvedRequest,
         on_event: Callable[[Event | Rejected], None] | None = None,
-        options: SubmitOptions = USUAL,
+        options: SubmitOptions = DEFAULT_OPTIONS,
     ) -> str:
         """Queue a search and return its id; `on_event` is called from `step`.
 

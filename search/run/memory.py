@@ -1,24 +1,9 @@
 """Upper bounds on the KV memory of a search, computed before it starts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from espalier.prm.limits import PathLimits, RationaleLimits
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
-    """Upper bounds on what a search holds of one model at one of its peaks. Each algorithm provides its own.
-
-    Attributes:
-        paths: sequences up to the length of a whole path; only the prompt is sure to be shared among them.
-        steps: sequences that extend one of those paths by one step.
-        partial_blocks: additional partly filled blocks, held by inner nodes of paths that are being extended.
-    """
-
-    paths: int
-    steps: int = 0
-    partial_blocks: int = 0
+from espalier.search.algorithms.base import MemoryEstimate
 
 
 def worst_case_blocks(estimates: Sequence[MemoryEstimate], limits: PathLimits, block_size: int) -> int:

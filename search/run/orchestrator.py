@@ -18,7 +18,7 @@ from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Done
 from espalier.prm.scorer import Scorer
 from espalier.search.fairness import AccountThreads
-from espalier.search.request import EXACT_MATCH, USUAL, SearchRequest, SubmitOptions, Vote
+from espalier.search.request import DEFAULT_OPTIONS, EXACT_MATCH, SearchRequest, SubmitOptions, Vote
 from espalier.search.result import Candidate, Event, SearchResult, StopReason
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import Generator
@@ -149,7 +149,7 @@ class Orchestrator:
         self,
         request: SearchRequest | ResolvedRequest,
         on_event: Callable[[Event], None] | None = None,
-        options: SubmitOptions = USUAL,
+        options: SubmitOptions = DEFAULT_OPTIONS,
         search_id: str = "",
     ) -> str:
         """Queue a search.

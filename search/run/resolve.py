@@ -15,7 +15,7 @@ from espalier.search.algorithms import (
     verifier_advice,
     with_defaults,
 )
-from espalier.search.request import DEFAULT_MAX_TOKENS, AlgorithmName, SearchRequest, validate
+from espalier.search.request import DEFAULT_MAX_TOKENS, SearchRequest, validate
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.generator import Generator
 from espalier.search.run.memory import worst_case_blocks
@@ -36,10 +36,10 @@ class Resolver:
         a prompt which leaves room for it.
         """
         generator = self._generator
-        temperature = generator.temperature if request.temperature is None else request.temperature
+        request = with_defaults(request)
         return replace(
-            with_defaults(request),
-            temperature=0.0 if request.algorithm is AlgorithmName.GREEDY else temperature,
+            request,
+            temperature=generator.temperature if request.temperature is None else request.temperature,
             top_k=generator.top_k if request.top_k is None else request.top_k,
             top_p=generator.top_p if request.top_p is None else request.top_p,
             min_p=generator.min_p if request.min_p is None else request.min_p,

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from espalier.engine.errors import FatalError
-from espalier.search.request import USUAL, SearchRequest, SubmitOptions
+from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, StepDone
 from espalier.search.run.executor import Executor, Rejected, ResolvedRequest, request_of
 from espalier.search.server_info import Occupancy
@@ -174,7 +174,7 @@ class EngineThread:
         checked: SearchRequest | ResolvedRequest,
         on_end: Callable[[Search], None],
         progress: bool,
-        options: SubmitOptions = USUAL,
+        options: SubmitOptions = DEFAULT_OPTIONS,
     ) -> Search:
         """Start a search.
 

@@ -1,31 +1,16 @@
 """Early stopping of a vote: it is decided once the same answer wins whatever the open paths give."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Collection, Iterable
 
-from espalier.search.grading.answers import exact_match_key, is_number
-from espalier.search.request import EarlyStop, SearchRequest, Vote
+from espalier.search.common_fields import EarlyStop, Vote
+from espalier.search.grading.answers import exact_match_key, leader_and_rival
+from espalier.search.request import SearchRequest
 from espalier.search.result import Candidate
 from espalier.search.tree import Node
 
-Weight = TypeVar("Weight", int, float)
 _ROUNDING = 1e-6
 """More than the rounding errors of all sums of scores in one vote."""
-
-
-def leader_and_rival(weights: Mapping[str, Weight]) -> tuple[Weight, Weight]:
-    """Return the largest weight of an answer, and an upper bound on that of any other.
-
-    The bound assumes that other answers are equal to each other, except plain numbers, which are known to differ.
-
-    Args:
-        weights: weights of answers by their exact-match key.
-    """
-    leader = max(weights, key=lambda key: weights[key])
-    numbers = [weight for key, weight in weights.items() if key != leader and is_number(key)]
-    unsure = [weight for key, weight in weights.items() if key != leader and not is_number(key)]
-    return weights[leader], sum(unsure, start=max(numbers, default=weights[leader] * 0))
 
 
 class PartialVote:

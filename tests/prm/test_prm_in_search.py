@@ -16,10 +16,11 @@ from espalier.prm.base import PrmFamily, ScoreInput, StepPath
 from espalier.prm.families.universal import UniversalPrm
 from espalier.prm.session import StepSession
 from espalier.prm.verifier import Verifier
+from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import NodeRecord, SearchResult
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import MemoryEstimate, worst_case_blocks
+from espalier.search.run.memory import worst_case_blocks
 from espalier.search.run.orchestrator import Orchestrator
 
 BEAM = SearchRequest(

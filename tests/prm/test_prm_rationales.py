@@ -23,9 +23,10 @@ from espalier.prm.limits import PathLimits, RationaleLimits
 from espalier.prm.scorer import ScoreStatus
 from espalier.prm.session import VerifierSession
 from espalier.prm.verifier import Verifier
+from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.request import SearchRequest
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import MemoryEstimate, worst_case_blocks
+from espalier.search.run.memory import worst_case_blocks
 from espalier.search.run.orchestrator import Orchestrator
 from espalier.search.tree import Node
 

@@ -43,8 +43,9 @@ def test_a_search_of_the_callers_own_is_named_by_module_and_class(
     (tmp_path / "callers_search.py").write_text(
         "from espalier.search.algorithms.independent import IndependentPaths\n"
         "class Pair(IndependentPaths):\n"
-        "    uses_scores = False\n"
-        "    def __init__(self, request, root): super().__init__(root, 2, False)\n"
+        "    scores = 'none'\n"
+        "    @classmethod\n"
+        "    def candidates(cls, request): return 2\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -145,7 +145,7 @@ def plan_command(
     if verifier == SELF and VERIFIER in wanted:  # the generator's weights, with a KV of its own
         its = models[GENERATOR]
         models[VERIFIER] = replace(its, memory_bytes=0, shape=replace(its.shape, outputs=2))
-    tree = TreeShape(algorithm, beam_width, expansion, steps, merged_share)
+    tree = TreeShape(request, steps, merged_share)
     lengths = {
         GENERATOR: PathLengths(prompt_tokens, step_tokens, pending_tokens=1),
         VERIFIER: PathLengths(verifier_prompt_tokens or prompt_tokens, verifier_step_tokens or step_tokens),

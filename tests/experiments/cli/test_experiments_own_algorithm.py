@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from espalier.search.algorithms import _own
 from espalier.search.algorithms.own import own_class
 from espalier.search.trace import TraceError, read_trace, replay
 
@@ -27,7 +26,6 @@ def forget() -> None:
     """As in a new process: nothing of the user's module is loaded."""
     sys.modules.pop("halving", None)
     own_class.cache_clear()
-    _own.cache_clear()
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def test_eval_keeps_the_name_and_resumes_only_the_same_code(espalier, folder):
     samples = (folder / "run/samples.jsonl").read_text()
     assert espalier(*command).code == 0
     assert (folder / "run/samples.jsonl").read_text() == samples
-    (folder / "halving.py").write_text(example().replace("// 2", "// 3"))
+    (folder / "halving.py").write_text(example().replace("= 0.5", "= 0.25"))
     forget()
     ran = espalier(*command)
     assert ran.code == 2
@@ -75,13 +73,19 @@ def test_eval_keeps_the_name_and_resumes_only_the_same_code(espalier, folder):
 
 
 def test_a_sweep_has_cells_of_it_beside_built_in_ones_and_finds_them_again(espalier, folder):
-    command = ("sweep", "-a", f"{NAME},beam", "-N", 1, "-M", 2, "--max-step-tokens", 32, "--limit", 1)
+    quarter = f"{NAME}:share=0.25"
+    algorithms = f"{NAME},beam,{quarter}"
+    command = ("sweep", "-a", algorithms, "-N", 1, "-M", 2, "--max-step-tokens", 32, "--limit", 1)
     for _ in range(2):
         ran = espalier(*command, "--out", "sweep", "--json")
         assert ran.code == 0, ran.err
-        assert [cell["algorithm"] for cell in json.loads(ran.out)] == ["beam", NAME]
+        assert [cell["algorithm"] for cell in json.loads(ran.out)] == ["beam", NAME, quarter]
         forget()
-    assert sorted(path.name for path in (folder / "sweep").glob("*/")) == ["beam-N1-M2", f"{NAME}-N1-M2"]
+    assert sorted(path.name for path in (folder / "sweep").glob("*/")) == [
+        "beam-N1-M2",
+        f"{NAME}-N1-M2",
+        f"{quarter}-N1-M2",
+    ]
     ran = espalier("sweep", "-a", NAME, "-N", 2, "-M", 2, "--limit", 1, "--out", "sweep", "--dry-run")
     assert ran.code == 0, ran.err
     ran = espalier("report", "sweep", "--out", "report")
@@ -97,6 +101,8 @@ def test_a_sweep_has_cells_of_it_beside_built_in_ones_and_finds_them_again(espal
             "error: -a/--algorithm: halving:Nothing: module 'halving' has no",
         ),
         (("sweep", "-a", "beam,half:X", "--limit", 1), "half:X: No module named 'half'"),
+        (("solve", "-a", f"{NAME}:share=1"), f"{NAME}:share=1: share must be above 0 and below 1, is 1"),
+        (("eval", "-a", f"{NAME}:shares=1", "--limit", 1), f"{NAME}:shares=1: shares is unknown"),
         (("solve", "-a", "halving"), "'halving' is not one of 'greedy', 'chain'"),
         (("solve", "-a", NAME, "--endpoint", "127.0.0.1:1"), "a server runs its own searches; leave out --endpoint"),
     ],
@@ -112,4 +118,4 @@ def test_a_class_that_lacks_a_method_is_told_in_one_line(espalier, folder):
     ran = espalier("solve", PROBLEM, "-a", NAME)
     assert ran.code == 2
     assert len(ran.err.splitlines()) == 1
-    assert f"{NAME}: lacks the method kept; search/algorithms/README.md" in ran.err
+    assert f"{NAME}: lacks the methods kept; search/algorithms/README.md" in ran.err

@@ -19,6 +19,8 @@ from espalier.experiments.report.runs import differing_fields, load_runs
 from espalier.experiments.report.tables import breakdown_table, main_table
 from espalier.experiments.report.trees import tree_lines
 from espalier.experiments.report.write import _title, write_report
+from espalier.search.algorithms import unused_fields, with_defaults
+from espalier.search.request import AlgorithmName, SearchRequest
 
 
 def report(*arguments):
@@ -62,6 +64,17 @@ def test_fields_that_an_algorithm_does_not_use_make_no_difference(tmp_path):
     runs = load_runs([tmp_path])
     assert differing_fields(runs) == ["seed"]
     assert [run.shown_setting("beam_width") for run in runs] == ["–", "2", "2"]
+
+
+@pytest.mark.parametrize("algorithm", AlgorithmName)
+def test_a_report_leaves_out_the_fields_that_the_algorithm_says_it_does_not_use(tmp_path, algorithm):
+    request = with_defaults(SearchRequest("-", algorithm, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1))
+    run_of(tmp_path / "one", [True], **{**request.to_dict(), "problem": "-"})
+    (run,) = load_runs([tmp_path / "one"])
+    shown = {name for name in run.configuration if run.setting(name) is not None}
+    assert shown & request.to_dict().keys() == {
+        name for name, value in request.to_dict().items() if value is not None
+    } - unused_fields(request)
 
 
 def test_the_last_line_of_a_sample_counts_and_an_incomplete_one_does_not(tmp_path):

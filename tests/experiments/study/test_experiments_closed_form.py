@@ -33,6 +33,10 @@ def peak_after(orchestrator: Orchestrator, request: SearchRequest, rounds: int) 
     return ended[0].usage.peak_kv_bytes
 
 
+def shape(algorithm: AlgorithmName, width: int, expansion: int, rounds: int, merged_share: float = 0.0) -> TreeShape:
+    return TreeShape(SearchRequest("-", algorithm, width, expansion), rounds, merged_share)
+
+
 def check_against_measured(folder: Path, seed: int, algorithm: AlgorithmName = AlgorithmName.BEAM) -> None:
     """Within 5%: KV bytes of both models at the peak, for a random pair, N, M, lengths and block size."""
     draw = random.Random(seed)
@@ -49,7 +53,7 @@ def check_against_measured(folder: Path, seed: int, algorithm: AlgorithmName = A
     measured = [peak_after(orchestrator, replace(request, seed=number), rounds) for number in range(_SEARCHES)]
     layouts = {role: scheduler.pool.layout for role, scheduler in orchestrator.engine.schedulers.items()}
     orchestrator.close()
-    tree = TreeShape(algorithm, width, expansion, rounds)
+    tree = shape(algorithm, width, expansion, rounds)
     lengths = {GENERATOR: PathLengths(prompt + 1, step, pending_tokens=1), VERIFIER: PathLengths(prompt, step)}
     rows = [
         sum(blocks.physical * layouts[role].block_bytes for role, blocks in zip(lengths, both, strict=True))
@@ -75,7 +79,7 @@ def test_subtrees_stay_apart(tmp_path: Path):
 
 def test_independent_paths_share_the_prompt_alone():
     """Ten prompt tokens in blocks of 4, and three paths to token 10 + 2 * 5, of which the last has no KV."""
-    tree = TreeShape(AlgorithmName.MAJORITY, 3, 4, 2)
+    tree = shape(AlgorithmName.MAJORITY, 3, 4, 2)
     (held,) = blocks_by_round(tree, PathLengths(10, 5, pending_tokens=1), 4)
     assert held.physical == 3 + 3 * (5 - 2)
     assert held.logical == 3 + 3 * 5
@@ -83,21 +87,21 @@ def test_independent_paths_share_the_prompt_alone():
 
 def test_two_rounds_by_hand():
     """Two paths of four children: a prompt of 5 tokens, steps of 4, blocks of 4."""
-    first, second = blocks_by_round(TreeShape(AlgorithmName.BEAM, 2, 2, 2), PathLengths(5, 4, pending_tokens=1), 4)
+    first, second = blocks_by_round(shape(AlgorithmName.BEAM, 2, 2, 2), PathLengths(5, 4, pending_tokens=1), 4)
     assert first.physical == 2 + 4 * 1  # a child: its copy of the prompt's second block, then full
     assert second.physical == 1 + 2 * 2 + 4 * 1
     assert (first.logical, second.logical) == (2 + 4 * 2, 2 * 3 + 4 * 3)
 
 
 def test_nothing_is_pruned_with_one_child_so_that_ancestors_stay_apart():
-    assert TreeShape(AlgorithmName.BEAM, 8, 1, 6).ancestors(6) == pytest.approx([8] * 5)
-    pruned = TreeShape(AlgorithmName.BEAM, 8, 4, 6).ancestors(6)
+    assert shape(AlgorithmName.BEAM, 8, 1, 6).ancestors(6) == pytest.approx([8] * 5)
+    pruned = shape(AlgorithmName.BEAM, 8, 4, 6).ancestors(6)
     assert pruned == sorted(pruned)
     assert pruned[0] < 3
 
 
 def test_two_of_four_children_have_the_same_parent_in_a_third_of_all_cases():
-    (above,) = TreeShape(AlgorithmName.BEAM, 2, 2, 2).ancestors(2)
+    (above,) = shape(AlgorithmName.BEAM, 2, 2, 2).ancestors(2)
     assert above == pytest.approx(2 - 1 / 3)
 
 
@@ -105,7 +109,7 @@ def test_one_chain_with_m_1_holds_more_than_several_children_of_few_parents():
     """With many rounds and N of 8: what a researcher sees on the demo pair."""
     lengths = PathLengths(50, 20, pending_tokens=1, varying=True)
     peaks = {
-        m: max(held.physical for held in blocks_by_round(TreeShape(AlgorithmName.BEAM, 8, m, 12), lengths, 16))
+        m: max(held.physical for held in blocks_by_round(shape(AlgorithmName.BEAM, 8, m, 12), lengths, 16))
         for m in (1, 2)
     }
     assert peaks[1] > peaks[2]
@@ -113,12 +117,12 @@ def test_one_chain_with_m_1_holds_more_than_several_children_of_few_parents():
 
 def test_merging_siblings_lowers_the_peak():
     lengths = PathLengths(50, 20, pending_tokens=1)
-    peaks = [
-        blocks_by_round(TreeShape(AlgorithmName.BEAM, 4, 4, 5, share), lengths, 16)[-1].physical for share in (0, 0.5)
-    ]
+    peaks = [blocks_by_round(shape(AlgorithmName.BEAM, 4, 4, 5, share), lengths, 16)[-1].physical for share in (0, 0.5)]
     assert peaks[1] < 0.7 * peaks[0]
 
 
 def test_an_algorithm_without_closed_form_is_refused_with_those_that_have_one():
-    with pytest.raises(InvalidRequestError, match="mcts has no closed form; beam, dvts"):
-        blocks_by_round(TreeShape(AlgorithmName.MCTS, 4, 4, 5), PathLengths(5, 4), 4)
+    with pytest.raises(
+        InvalidRequestError, match="mcts has no closed form; greedy, chain, majority, best-of-n, beam, dvts have one"
+    ):
+        blocks_by_round(shape(AlgorithmName.MCTS, 4, 4, 5), PathLengths(5, 4), 4)

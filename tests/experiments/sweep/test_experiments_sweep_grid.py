@@ -64,6 +64,12 @@ def test_cells_equal_after_defaults_are_one():
     assert names == ["beam-N1-M2", "beam-N1-M4", "beam-N4-M2", "beam-N4-M4", "best-of-n-N1", "best-of-n-N4"]
 
 
+@pytest.mark.parametrize("algorithm", [AlgorithmName.GREEDY, AlgorithmName.CHAIN])
+def test_votes_and_widths_make_no_cells_of_a_single_path(algorithm: AlgorithmName):
+    lists = {"vote": ["majority", "weighted"], "beam_width": [1, 2], "early_stop": ["off", "decided"]}
+    assert len(distinct(requests_of({"algorithm": [algorithm], **lists}), with_defaults)) == 1
+
+
 def test_names_are_those_of_old_sweeps_if_only_n_and_m_vary():
     requests = requests_of({"beam_width": [1, 4], "expansion": [2], "seed": [3]})
     assert [cell_name(each, varied(requests)) for each in requests] == ["N1-M2", "N4-M2"]

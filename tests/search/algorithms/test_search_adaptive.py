@@ -6,12 +6,11 @@ from hypothesis import strategies as st
 from scripted_equivalence import ScriptedEquivalence
 from scripted_tree import BOXED, EOS, LENGTH, Step, drive
 
-from espalier.search.algorithms import adaptive as module
 from espalier.search.algorithms.adaptive import AdaptivePaths, leader_stays_first
-from espalier.search.grading.answers import extract_answer
+from espalier.search.grading import answers as grading
+from espalier.search.grading.answers import extract_answer, leader_and_rival
 from espalier.search.request import Aggregation, Vote
 from espalier.search.result import Candidate
-from espalier.search.voting.decided import leader_and_rival
 from espalier.search.voting.vote import select
 
 
@@ -96,7 +95,7 @@ def test_full_confidence_is_not_reached_by_a_probability_that_rounds_to_it():
 
 def test_each_paths_answer_is_extracted_once(monkeypatch):
     read = []
-    monkeypatch.setattr(module, "extract_answer", lambda text: read.append(text) or extract_answer(text))
+    monkeypatch.setattr(grading, "extract_answer", lambda text: read.append(text) or extract_answer(text))
     assert sampled(drive(adaptive(8, 1), answers(*"abcdef-."))) == 8
     assert len(read) == 7  # all but the one that was cut short
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_tree import LENGTH, Outcome, RandomTree, State, Step, Streams, drive, texts_of
 
-from espalier.search.algorithms import make_algorithm
+from espalier.search.algorithms import answers_suffice, make_algorithm, unused_fields
 from espalier.search.algorithms.base import SearchAlgorithm
 from espalier.search.algorithms.rebase import apportion
 from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
@@ -76,6 +76,35 @@ def test_every_leaf_votes_was_cut_short_or_is_marked_as_pruned(**request):
     for path, node in outcome.nodes.items():
         if node not in parents and node not in outcome.voters:
             assert node.termination in (LENGTH, Termination.PRUNED), path
+
+
+OTHER_VALUES = {
+    "beam_width": (2, 3),
+    "expansion": (2, 3),
+    "aggregation": (Aggregation.LAST, Aggregation.MIN),
+    "lookahead_steps": (1, 3),
+    "simulations": (3, 12),
+    "exploration": (0.1, 20.0),
+    "rebase_temperature": (0.01, 1.0),
+    "iterations": (1, 3),
+    "confidence": (0.5, 1.0),
+}
+
+
+@pytest.mark.parametrize("field", OTHER_VALUES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_changes_what_an_algorithm_does_exactly_if_it_declares_to_use_it(name: AlgorithmName, field: str):
+    def differs(seed: int) -> bool:
+        requests = ({"beam_width": 8, "expansion": 2, field: value} for value in OTHER_VALUES[field])
+        one, other = (drive(requested(name, **fields), RandomTree(seed)) for fields in requests)
+        return (one.asked, one.kept, one.votes) != (other.asked, other.kept, other.votes)
+
+    vote_alone = field == "aggregation" and not needs_steps(name)
+    assert any(map(differs, range(20))) is (field not in unused_fields(SearchRequest("-", name)) and not vote_alone)
+
+
+def needs_steps(name: AlgorithmName) -> bool:
+    return not answers_suffice(SearchRequest("-", name))
 
 
 @settings(max_examples=200)

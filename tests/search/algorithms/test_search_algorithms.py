@@ -163,7 +163,7 @@ def test_independent_paths_are_asked_for_once_and_the_complete_ones_are_kept():
         (2, 0): Step(0.1),
         (2, 0, 0): Step(0.2, LENGTH),
     }
-    outcome = drive(lambda root: IndependentPaths(root, 3, uses_scores=True), script)
+    outcome = drive(lambda root: IndependentPaths(root, 3), script)
     assert outcome.asked == [[((), 3)]]
     assert outcome.final == [(0, 0), (1,)]
     assert outcome.nodes[2, 0, 0].termination is LENGTH
@@ -192,7 +192,7 @@ def test_every_name_has_its_algorithm_its_vote_and_its_need_of_a_verifier(
     request = SearchRequest("1+1?", name, beam_width=3, expansion=2)
     algorithm = make_algorithm(request, Node(0, None, ()))
     assert isinstance(algorithm, kind)
-    assert algorithm.uses_scores == needs_verifier(request) == verifier
+    assert needs_verifier(request) == verifier
     assert with_defaults(request).vote is vote
     assert sum(expand.children for expand in algorithm.ask()) == request.candidates == samples
 
@@ -219,5 +219,5 @@ def test_a_field_left_open_takes_the_usual_value_of_the_algorithm_that_reads_it_
 )
 def test_majority_and_adaptive_read_scores_where_their_vote_does(name: AlgorithmName, vote: Vote | None, reads: bool):
     request = SearchRequest("1+1?", name, vote=vote)
-    assert needs_verifier(request) is make_algorithm(request, Node(0, None, ())).uses_scores is reads
+    assert needs_verifier(request) is reads
     assert answers_suffice(request)

@@ -10,17 +10,19 @@ import pytest
 
 from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.search.algorithms import (
+    algorithm_of,
     answers_suffice,
+    has_independent_paths,
     make_algorithm,
     memory_estimate,
     needs_verifier,
     own_code,
+    stops_early,
     unused_fields,
     with_defaults,
 )
-from espalier.search.algorithms.base import Expand
+from espalier.search.algorithms.base import Expand, MemoryEstimate
 from espalier.search.request import AlgorithmName, SearchRequest, Vote, make_request, validate, with_own_code
-from espalier.search.run.memory import MemoryEstimate
 from espalier.search.schema import CodeName, from_values
 from espalier.search.service.grpc_api.convert import request_from_wire, request_to_wire
 from espalier.search.tree import Node, Termination
@@ -33,21 +35,29 @@ METHODS = """
     def kept(self): return []
 """
 MODULE = f"""
-from espalier.search.run.memory import MemoryEstimate
+from dataclasses import dataclass
+from typing import Annotated
+from annotated_types import Interval
+from espalier.search.algorithms.base import Growth, MemoryEstimate, SearchAlgorithm
 
-class Plain:
-    uses_scores = True
+class Plain(SearchAlgorithm):
     def __init__(self, request, root): self.request, self.root = request, root
 {METHODS}
 class Unscored(Plain):
-    uses_scores = False
+    scores = "none"
 
 class Told(Plain):
     vote = "naive"
-    usual = {{"exploration": 2.0}}
-    answers_suffice = True
-    @staticmethod
-    def memory(request): return (MemoryEstimate(paths=7),)
+    scores = "answers"
+    uses = ("beam_width", "vote", "early_stop")
+    growth = Growth.INDEPENDENT
+    @dataclass
+    class Parameters:
+        exploration: float = 2.0
+        keep: Annotated[float, Interval(gt=0, le=1)] = 0.5
+        name: str = "it"
+    @classmethod
+    def memory(cls, request): return (MemoryEstimate(paths=7),)
 
 class Keeping(Plain):
     def tell(self, nodes):
@@ -60,7 +70,8 @@ class Scripted(Plain):
     def kept(self): return self.keeps
     def finished(self): return self.nothing
 
-class Half:
+class Half(SearchAlgorithm):
+    scores = "some"
     def ask(self): return []
     def finished(self): return True
 
@@ -70,9 +81,15 @@ class Alone(Plain):
 class BadVote(Plain):
     vote = "loudest"
 
-class BadUsual(Plain):
-    usual = {{"beam_width": 3}}
+class BadUses(Plain):
+    uses = ("beam_width", "beem_width")
 
+class BadParameters(Plain):
+    class Parameters: keep = 3
+
+class Duck:
+    def __init__(self, request, root): pass
+{METHODS}
 class Failing(Plain):
     def __init__(self, request, root): raise ZeroDivisionError("of mine")
 
@@ -111,7 +128,6 @@ def test_a_class_that_says_nothing_more_is_a_scored_search_of_n_times_m_children
 def test_the_constructor_gets_the_request_with_its_defaults_and_the_root():
     root = Node(0, None, ())
     made = make_algorithm(request("Keeping"), root)
-    assert made.uses_scores
     assert list(made.kept()) == [root]
     made.tell([])
     assert made.finished()
@@ -124,13 +140,34 @@ def test_a_class_without_scores_votes_by_majority_and_needs_no_verifier_unless_i
     assert needs_verifier(request("Unscored", vote=Vote.WEIGHTED))
 
 
-def test_a_class_may_tell_its_vote_its_fields_its_memory_and_which_scores_it_reads():
+def test_a_class_may_declare_its_vote_its_fields_its_memory_and_its_scores():
     told = request("Told")
     assert with_defaults(told) == replace(told, vote=Vote.NAIVE, exploration=2.0)
     assert with_defaults(request("Told", exploration=1.0)).exploration == 1.0
     assert "exploration" not in unused_fields(told)
     assert memory_estimate(told) == (MemoryEstimate(paths=7),)
     assert answers_suffice(told)
+    assert {"expansion", "temperature"} <= unused_fields(told)
+    assert not {"beam_width", "early_stop", "aggregation"} & unused_fields(told)
+    assert not stops_early(told)
+    assert stops_early(request("Told", vote=Vote.WEIGHTED))
+    assert has_independent_paths(told)
+    assert replace(told, beam_width=3, expansion=5).candidates == 3
+
+
+def test_a_class_may_have_parameters_of_its_own_given_by_its_name_or_by_a_field_of_the_same_name():
+    def parameters(name, **fields):
+        asked = request(name, **fields)
+        return vars(algorithm_of(asked).parameters(with_defaults(asked)))
+
+    assert parameters("Told") == {"exploration": 2.0, "keep": 0.5, "name": "it"}
+    given = {"exploration": 2.0, "keep": 0.25, "name": "true north"}
+    assert parameters("Told:keep=0.25:name=true north") == given
+    assert parameters("Told:exploration=3", exploration=4.0)["exploration"] == 4.0
+    assert with_defaults(request("Told:exploration=3")).exploration == 3
+    validate(request("Told:keep=1"))
+    with pytest.raises(InvalidRequestError, match="exploration: must be between 0 and 100"):
+        validate(request("Told", exploration=101.0))
 
 
 @pytest.mark.parametrize(
@@ -138,12 +175,18 @@ def test_a_class_may_tell_its_vote_its_fields_its_memory_and_which_scores_it_rea
     [
         (
             "my_searches:Half",
-            "lacks the method tell, the method kept, the class attribute uses_scores, True or False, a co",
+            "lacks the methods kept, tell, lacks a constructor that takes a request and a root, its scores must be one",
         ),
         ("my_searches:Alone", "lacks a constructor that takes a request and a root"),
-        ("my_searches:function", "must be a class"),
+        ("my_searches:function", "must be a subclass of espalier.search.algorithms.base.SearchAlgorithm"),
         ("my_searches:BadVote", "its vote must be one of naive, weighted, majority, is 'loudest'"),
-        ("my_searches:BadUsual", "its usual must be a dict with defaults of confidence, exploration, iterations"),
+        ("my_searches:Duck", "must be a subclass of espalier.search.algorithms.base.SearchAlgorithm"),
+        ("my_searches:BadUses", "its uses must be of beam_width, early_stop, expansion, min_p, seed, "),
+        ("my_searches:BadParameters", "its Parameters must be a dataclass with a default for each field"),
+        ("my_searches:Told:keep", "parameters are written NAME=VALUE:NAME=VALUE, not keep"),
+        ("my_searches:Told:keep=2", "keep must be above 0 and at most 1, is 2"),
+        ("my_searches:Told:kept=1:keep=none", "kept is unknown, keep must be a number, is 'none'"),
+        ("my_searches:Plain:keep=1", "keep is unknown"),
         ("my_searches:Nothing", "has no attribute 'Nothing'"),
         ("my_searches:", "has no attribute ''"),
         ("no_such_module:Search", "No module named 'no_such_module'"),

@@ -190,7 +190,8 @@ def test_a_client_imports_nothing_that_runs_searches():
     rooms = ("engine.", "kernels", "prm", "search.run", "search.voting", "search.grading", "search.service.session")
     found = {name for name in modules if name.removeprefix("espalier.").startswith(rooms)}
     assert found <= {"espalier.engine.errors", "espalier.engine.stats"}
-    assert len(modules) <= 32
+    searches = [name for name in modules if "search.algorithms" in name]  # they declare fields of the request
+    assert len(modules) - len(searches) <= 32
 
 
 # ---- many searches

@@ -121,8 +121,6 @@ def test_only_what_the_algorithm_keeps_stays_in_memory(mine: SearchRequest, make
 class _TwiceToTheEnd:
     """Two first steps; from each two paths to the end, and then from the first of them one more."""
 
-    uses_scores = True
-
     def __init__(self, root: Node) -> None:
         self._asks = [[Expand(root, 2)]]
         self._first: list[Node] = []

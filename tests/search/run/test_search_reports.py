@@ -8,7 +8,7 @@ import pytest
 from search_runs import ALL, BEAM, BEST_OF_N, outcome, run
 
 from espalier.engine.roles import GENERATOR, VERIFIER
-from espalier.search.request import USUAL, EarlyStop, SearchRequest, SubmitOptions
+from espalier.search.request import DEFAULT_OPTIONS, EarlyStop, SearchRequest, SubmitOptions
 from espalier.search.result import Event, NodeRecord, SearchResult, StepDone
 from espalier.search.run import search as running
 from espalier.search.run.orchestrator import Orchestrator
@@ -52,14 +52,14 @@ def test_the_changes_add_up_to_the_tree_of_the_result(request_: SearchRequest, m
 
 @pytest.mark.parametrize("request_", ALL.values(), ids=ALL.keys())
 def test_a_search_gives_the_same_whether_it_reports_or_not(request_: SearchRequest, make_orchestrator: Make):
-    silent, talking = (reported(make_orchestrator(), request_, options)[1] for options in (USUAL, ASKED))
+    silent, talking = (reported(make_orchestrator(), request_, options)[1] for options in (DEFAULT_OPTIONS, ASKED))
     assert outcome(silent) == outcome(talking)
     assert silent.rounds == talking.rounds
 
 
 def test_a_search_that_was_not_asked_reports_rounds_alone(make_orchestrator: Make):
     for request in (BEAM, PATHS_TO_THE_END):
-        reports, result = reported(make_orchestrator(), request, USUAL)
+        reports, result = reported(make_orchestrator(), request, DEFAULT_OPTIONS)
         assert len(reports) == len(result.rounds)
         assert not any(report.partial or report.nodes for report in reports)
         assert [len(done.moments) for done in result.rounds] == [1] * len(result.rounds)
@@ -99,7 +99,7 @@ def test_a_report_has_every_kept_node_where_the_tree_was_asked_for(
     make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(running, "_MOST_SHOWN", 1)
-    (short, _), (whole, result) = (reported(make_orchestrator(), BEAM, options) for options in (USUAL, ASKED))
+    (short, _), (whole, result) = (reported(make_orchestrator(), BEAM, options) for options in (DEFAULT_OPTIONS, ASKED))
     assert {len(report.kept) for report in short} == {1}
     assert [len(report.kept) for report in whole] == [len(set(done.kept)) for done in result.rounds]
     assert max(len(report.kept) for report in whole) > 1

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from espalier.engine.errors import DeviceError, PoolTooSmallError
 from espalier.engine.stats import RoleStats
-from espalier.search.request import USUAL, SearchRequest, SubmitOptions, Vote, validate
+from espalier.search.request import DEFAULT_OPTIONS, SearchRequest, SubmitOptions, Vote, validate
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -137,7 +137,10 @@ class ScriptedOrchestrator:
         return request
 
     def submit(
-        self, request: SearchRequest, on_event: Callable[[Event], None] | None = None, options: SubmitOptions = USUAL
+        self,
+        request: SearchRequest,
+        on_event: Callable[[Event], None] | None = None,
+        options: SubmitOptions = DEFAULT_OPTIONS,
     ) -> str:
         self._own_thread()
         self.check(request)

@@ -14,8 +14,9 @@ from espalier.search.service.http_api.status import HttpError
 
 _EXAMPLES = ("greedy", "majority-16", "best-of-16", "beam-n4-m4", "dvts-n4-m4", "auto")
 _LONGEST_FIRST = sorted(AlgorithmName, key=len, reverse=True)
+_SHORT = [rf"{name.removesuffix('-n')}(?=-n?\d)" for name in AlgorithmName if name.endswith("-n")]
 _STRATEGY = re.compile(
-    rf"(?P<algorithm>{'|'.join(_LONGEST_FIRST)}|best-of(?=-n?\d))"
+    rf"(?P<algorithm>{'|'.join(_LONGEST_FIRST)}|{'|'.join(_SHORT)})"
     r"(?:-n?(?P<beam_width>\d{1,6}))?(?:-m(?P<expansion>\d{1,6}))?",
     re.ASCII,
 )
@@ -53,8 +54,9 @@ class ModelNames:
         if name != self._name or not found:
             raise HttpError(404, self._unknown(model), param="model", code="model_not_found")
         algorithm = found["algorithm"]
+        algorithm = algorithm if algorithm in list(AlgorithmName) else f"{algorithm}-n"
         numbers = {field: int(found[field]) for field in ("beam_width", "expansion") if found[field]}
-        return {"algorithm": AlgorithmName.BEST_OF_N if algorithm == "best-of" else algorithm, **numbers}
+        return {"algorithm": algorithm, **numbers}
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the pair and some of its searches."""

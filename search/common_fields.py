@@ -1,0 +1,161 @@
+"""Fields that every search has, and the enumerations of their values; `request` adds those of single algorithms."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from annotated_types import Interval
+
+from espalier.search.conversation import ChatMessage, conversation_text
+from espalier.search.schema import CodeName, Option
+
+
+class AlgorithmName(StrEnum):
+    """Available search algorithms."""
+
+    GREEDY = "greedy"
+    CHAIN = "chain"
+    MAJORITY = "majority"
+    BEST_OF_N = "best-of-n"
+    ADAPTIVE = "adaptive"
+    BEAM = "beam"
+    DVTS = "dvts"
+    LOOKAHEAD = "lookahead"
+    REBASE = "rebase"
+    PARTICLE = "particle"
+    MCTS = "mcts"
+    AUTO = "auto"
+
+
+class Aggregation(StrEnum):
+    """Ways to combine the scores of a path's steps into the path's score."""
+
+    LAST = "last"
+    MIN = "min"
+    PROD = "prod"
+    MEAN = "mean"
+
+
+class Vote(StrEnum):
+    """Ways to select one answer from the complete paths.
+
+    `naive` takes the answer of the best-scored path, `weighted` the answer with the largest sum of path scores,
+    `majority` the answer given by most paths.
+    """
+
+    NAIVE = "naive"
+    WEIGHTED = "weighted"
+    MAJORITY = "majority"
+
+
+class EarlyStop(StrEnum):
+    """Policies of ending a search of independent paths once its answer is decided; see `voting.decided`."""
+
+    OFF = "off"
+    DECIDED = "decided"
+    FRUGAL = "frugal"
+
+
+@dataclass(frozen=True, slots=True)
+class CommonFields:
+    """One problem and the fields of a search on it that an algorithm may read.
+
+    `beam_width` is N, the number of paths kept after each step; `expansion` is M, the children sampled from each kept
+    path. A step scores N*M candidates. (search-and-learn's `n` is our N*M, and its `beam_width` is our M.) Their
+    meaning depends on the algorithm, which declares the fields that it uses; see `algorithms.base.SearchAlgorithm`.
+
+    `history` holds the messages of a conversation before the problem, the oldest first. A first message of the role
+    `system` replaces the generator's system prompt. The generator reads the conversation through its chat template, the
+    verifier as plain text without the system message, `problem_text`.
+    """
+
+    problem: str
+    algorithm: Annotated[
+        AlgorithmName | CodeName,
+        Option("Which search; search/algorithms/README.md says what each does, and how to write one.", short="-a"),
+    ] = AlgorithmName.BEAM
+    beam_width: Annotated[
+        int,
+        Interval(ge=1, le=256),
+        Option(
+            "N: paths kept after each step, subtrees, particles, or independent paths. (search-and-learn's n is N·M.)",
+            short="-N",
+        ),
+    ] = 4
+    expansion: Annotated[
+        int,
+        Interval(ge=1, le=64),
+        Option(
+            "M: children sampled from each kept path. adaptive: paths sampled at a time. (search-and-learn's "
+            "beam_width.)",
+            short="-M",
+        ),
+    ] = 4
+    vote: Annotated[
+        Vote | None,
+        Option("How to select the answer; default: majority for majority, adaptive and single paths, else weighted."),
+    ] = None
+    aggregation: Annotated[Aggregation, Option("How to combine the scores of a path's steps.")] = Aggregation.LAST
+    temperature: Annotated[
+        float | None,
+        Interval(ge=0, le=10),
+        Option("Sampling temperature, 0 for greedy; default: generation_config.json's, ignoring do_sample, else 0.8."),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Interval(ge=0, le=2**31 - 1),
+        Option("Sample from the k most likely tokens, 0 for all; default: generation_config.json's, else 0."),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Interval(gt=0, le=1),
+        Option("Nucleus sampling: probability mass to keep; default: generation_config.json's, else 1."),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Interval(ge=0, le=1),
+        Option("Minimum probability relative to the most likely token; default: generation_config.json's, else 0."),
+    ] = None
+    max_steps: Annotated[int, Interval(ge=1, le=128), Option("Maximum depth, in steps.")] = 40
+    max_step_tokens: Annotated[int, Interval(ge=1, le=2048), Option("Maximum tokens of one step.")] = 256
+    max_tokens: Annotated[
+        int | None,
+        Interval(ge=1, le=262_144),
+        Option("Maximum tokens of one path; default: 2048, or what the context leaves."),
+    ] = None
+    seed: Annotated[int, Interval(ge=0, le=2**63 - 1), Option("Seed of all sampling.")] = 0
+    generator_budget: Annotated[
+        int | None,
+        Interval(ge=1, le=16 * 2**20),
+        Option("Maximum tokens sampled in the whole search; default: no limit."),
+    ] = None
+    verifier_budget: Annotated[
+        int | None,
+        Interval(ge=1, le=16 * 2**20),
+        Option("Maximum verifier tokens in the whole search, including the problem; default: no limit."),
+    ] = None
+    time_limit: Annotated[
+        float | None,
+        Interval(gt=0, le=24 * 3600),
+        Option("Seconds from submission after which the search returns its best answer so far; default: no limit."),
+    ] = None
+    merge_duplicates: Annotated[
+        bool,
+        Option(
+            "Compute equal samples of a step once and count them. The distribution of answers does not change, "
+            "computing each by itself is just slower."
+        ),
+    ] = True
+    early_stop: Annotated[
+        EarlyStop,
+        Option(
+            "majority, best-of-n: whether to end once no path can change the answer any more: off, decided, or frugal, "
+            "which runs only as many paths at a time as could decide it: fewer tokens, in more rounds."
+        ),
+    ] = EarlyStop.DECIDED
+    history: tuple[ChatMessage, ...] = ()
+
+    @property
+    def problem_text(self) -> str:
+        """The problem with the turns before it, as a verifier reads it; see `conversation_text`."""
+        return conversation_text(self.problem, self.history) if self.history else self.problem
