@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import TypeVar
@@ -42,6 +43,25 @@ _SMALL_ENTRIES = 128
 """The same of nodes and steps in what is written."""
 _PLAIN_BYTES = 1024
 """Bytes of text that take as long to check as everything else of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchCall:
+    """A search that a call asks for, as its transport has read it.
+
+    Attributes:
+        request: the search.
+        priority: calls of a larger priority go first.
+        progress: whether to report events other than `Finished`.
+        report_nodes: whether steps tell how the tree has changed; see `SubmitOptions`.
+        violations: what the transport found wrong with the request.
+    """
+
+    request: SearchRequest
+    priority: int = 0
+    progress: bool = False
+    report_nodes: bool = False
+    violations: Sequence[Violation] = ()
 
 
 class Session:
@@ -150,24 +170,12 @@ class Session:
         return await self._writing.run(call.account, entries, partial(writing, event))
 
     @asynccontextmanager
-    async def search(
-        self,
-        request: SearchRequest,
-        call: Call,
-        priority: int = 0,
-        progress: bool = False,
-        report_nodes: bool = False,
-        violations: Sequence[Violation] = (),
-    ) -> AsyncIterator[AsyncIterator[Event]]:
+    async def search(self, asked: SearchCall, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
         """Check, admit and start a search; yields its events, the last one `Finished`, and cancels it on exit.
 
         Args:
-            request: the search.
+            asked: the search.
             call: the call that asks for it, identified; its result is set when the search ends.
-            priority: calls of a larger priority go first.
-            progress: whether to report events other than `Finished`.
-            report_nodes: whether steps tell how the tree has changed; see `SubmitOptions`.
-            violations: what the transport found wrong with the request.
 
         Raises:
             InvalidRequestError, RequestTooLargeError: it can never run; lists everything that is wrong with it.
@@ -180,7 +188,7 @@ class Session:
         self.idle.clear()
         try:
             with self._quotas.call(call.caller):
-                search = await self._start(request, call, call.caller, priority, progress, report_nodes, violations)
+                search = await self._start(asked, call, call.caller)
                 try:
                     yield self._events(search, call)
                 finally:
@@ -210,24 +218,15 @@ class Session:
                 _require_ended_well(event.result)
             yield event
 
-    async def _start(
-        self,
-        request: SearchRequest,
-        call: Call,
-        caller: Caller,
-        priority: int,
-        progress: bool,
-        report_nodes: bool,
-        violations: Sequence[Violation],
-    ) -> Search:
+    async def _start(self, asked: SearchCall, call: Call, caller: Caller) -> Search:
         """Check a request, wait for a slot and submit it; its time limit runs from here."""
         if self._draining:
             raise NotReadyError(STOPPING)
-        account = call.account
+        account, request, priority = call.account, asked.request, asked.priority
         size = _PLAIN_BYTES + len(request.problem) + sum(len(message.content) for message in request.history)
         clock = asyncio.get_running_loop().time
         came = clock()
-        checked = await self._checking.run(account, size, partial(self._check, request, caller, priority, violations))
+        checked = await self._checking.run(account, size, partial(self._check, asked, caller))
         waited, limit = clock() - came, request.time_limit
         give_back: Callable[[], None] = partial(self._call_queue.release, priority, account)
         try:
@@ -248,28 +247,27 @@ class Session:
         try:
             salt = self._salts.of(caller)
             seconds = self._settings.search_seconds
-            options = SubmitOptions(priority, *account, salt, waited, max_seconds=seconds, report_nodes=report_nodes)
-            return self._engine_thread.submit(checked, ended, progress, options)
+            nodes = asked.report_nodes
+            options = SubmitOptions(priority, *account, salt, waited, max_seconds=seconds, report_nodes=nodes)
+            return self._engine_thread.submit(checked, ended, asked.progress, options)
         except BaseException:
             give_back()
             raise
 
-    def _check(
-        self, request: SearchRequest, caller: Caller, priority: int, violations: Sequence[Violation]
-    ) -> SearchRequest | ResolvedRequest:
+    def _check(self, asked: SearchCall, caller: Caller) -> SearchRequest | ResolvedRequest:
         """Resolve a request, or raise all that is wrong with it; on a thread, in turn."""
-        found = list(violations)
+        found, priority = list(asked.violations), asked.priority
         most = self._settings.max_priority if caller.max_priority is None else caller.max_priority
         if not -MAX_PRIORITY <= priority <= most:
             found.append(Violation("priority", f"must be between {-MAX_PRIORITY} and {most} for you, is {priority}"))
         if found or not self._engine_thread.ready:  # else the executor validates it
             try:
-                validate(request)
+                validate(asked.request)
             except InvalidRequestError as error:
                 found += error.violations
         if found:
             raise InvalidRequestError(found)
-        return self._engine_thread.check(request)
+        return self._engine_thread.check(asked.request)
 
 
 class _Places:

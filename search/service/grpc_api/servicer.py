@@ -8,7 +8,7 @@ from espalier.search.result import Event, Finished
 from espalier.search.service.event_buffer import fitted
 from espalier.search.service.grpc_api.convert import event_to_wire, request_from_wire
 from espalier.search.service.grpc_api.interceptor import CALL
-from espalier.search.service.session import Session, finished
+from espalier.search.service.session import SearchCall, Session, finished
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceServicer
 
@@ -58,8 +58,8 @@ class SolveServicer(SearchServiceServicer):
     async def _search(self, message: pb.SolveProblemRequest, progress: bool) -> Any:
         call = CALL.get()
         request, violations = await self._session.read(call, message.ByteSize(), partial(request_from_wire, message))
-        report_nodes = progress and message.include_nodes
-        return self._session.search(request, call, message.priority, progress, report_nodes, violations)
+        nodes = progress and message.include_nodes
+        return self._session.search(SearchCall(request, message.priority, progress, nodes, violations), call)
 
     def _message(self, event: Event, include_nodes: bool) -> pb.SolveProblemStreamResponse | None:
         """Convert an event to a message within the size limit; None for progress that cannot be cut enough."""

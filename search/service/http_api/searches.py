@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +16,7 @@ from espalier.search.schema import from_values
 from espalier.search.service.event_buffer import fitted
 from espalier.search.service.http_api.body import json_response, read_json, take_flag, take_priority, to_json
 from espalier.search.service.http_api.event_stream import event_stream, with_comments
-from espalier.search.service.session import Session, finished
+from espalier.search.service.session import SearchCall, Session, finished
 
 _NAMES: dict[type[Event], str] = {
     Started: "started",
@@ -24,15 +24,6 @@ _NAMES: dict[type[Event], str] = {
     CandidateDone: "candidate",
     Finished: "result",
 }
-
-
-class _SearchCall(NamedTuple):
-    """The search that a body asks for, and what is wrong with it besides the fields of the request."""
-
-    request: SearchRequest
-    priority: int
-    stream: bool
-    violations: list[Violation]
 
 
 def _event_json(event: Event, omitted: dict[str, int]) -> bytes:
@@ -59,23 +50,13 @@ class SearchEndpoints:
         """Run one search; the events come as they happen, or with `"stream": false` the result at the end."""
         call = request.state.call
         asked = await read_json(request, self._session, _read_search)
-        if not asked.stream:
-            async with self._session.search(asked.request, call, asked.priority, violations=asked.violations) as events:
+        if not asked.progress:
+            async with self._session.search(asked, call) as events:
                 end = await finished(events)
             return json_response(await self._session.write(call, end, partial(self._data, encode=_result_json)))
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-            async with (
-                event_stream(send, call) as out,
-                self._session.search(
-                    asked.request,
-                    call,
-                    asked.priority,
-                    progress=True,
-                    report_nodes=True,
-                    violations=asked.violations,
-                ) as events,
-            ):
+            async with event_stream(send, call) as out, self._session.search(asked, call) as events:
                 async for event in with_comments(events, out):
                     if (data := await self._session.write(call, event, self._data)) is not None:
                         await out.write(data, _NAMES[type(event)])
@@ -87,7 +68,7 @@ class SearchEndpoints:
         return fitted(event, encode, len, self._max_send_bytes)
 
 
-def _read_search(values: dict[str, Any]) -> _SearchCall:
+def _read_search(values: dict[str, Any]) -> SearchCall:
     violations: list[Violation] = []
     priority = take_priority(values, violations)
     stream = take_flag(values, "stream", True, violations)
@@ -95,4 +76,4 @@ def _read_search(values: dict[str, Any]) -> _SearchCall:
         request = from_values(SearchRequest, values)
     except InvalidRequestError as error:
         raise InvalidRequestError([*violations, *error.violations]) from None
-    return _SearchCall(request, priority, stream, violations)
+    return SearchCall(request, priority, progress=stream, report_nodes=stream, violations=violations)

@@ -12,6 +12,7 @@ from espalier.search.request import SearchRequest
 from espalier.search.schema import few, from_values
 from espalier.search.service.http_api.body import take_priority, validated
 from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.session import SearchCall
 
 _MAX_MESSAGES = _MAX_PARTS = 512
 """Messages, and parts of one message, that are looked at; a search takes fewer messages still."""
@@ -96,20 +97,14 @@ class ChatCall:
 
     Attributes:
         model: the name that the client used.
-        request: the search.
-        priority: calls of a larger priority go first.
-        stream: whether to send chunks.
+        search: the search; with progress if chunks are wanted.
         include_usage: whether the last chunk tells the usage.
-        violations: what is wrong with the body besides the fields of the request.
         places: fields of the request by the places of the body that set them.
     """
 
     model: str
-    request: SearchRequest
-    priority: int
-    stream: bool
+    search: SearchCall
     include_usage: bool
-    violations: tuple[Violation, ...]
     places: dict[str, str]
 
     def in_body(self, violations: Iterable[Violation]) -> list[Violation]:
@@ -144,7 +139,8 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall:
     except InvalidRequestError as error:
         raise InvalidRequestError([*violations, *_renamed(error.violations, places)]) from None
     include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
-    return ChatCall(chat.model, request, priority, bool(chat.stream), include_usage, tuple(violations), places)
+    search = SearchCall(request, priority, bool(chat.stream), violations=violations)
+    return ChatCall(chat.model, search, include_usage, places)
 
 
 def _not_honoured(chat: _Chat) -> Iterator[Violation]:

@@ -39,13 +39,13 @@ class OpenAiEndpoints:
         call = request.state.call
         chat = await read_json(request, self._session, lambda body: read_chat(body, self._names))
         created = int(time.time())
-        if not chat.stream:
-            async with self._search(chat, call, progress=False) as events:
+        if not chat.search.progress:
+            async with self._search(chat, call) as events:
                 result = (await finished(events)).result
             return json_response(Completion(result.search_id, chat.model, created).whole(result))
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-            async with event_stream(send, call) as out, self._search(chat, call, progress=True) as events:
+            async with event_stream(send, call) as out, self._search(chat, call) as events:
                 async for event in with_comments(events, out):
                     completion = Completion(event.search_id, chat.model, created, chat.include_usage)
                     for chunk in _chunks(event, completion):
@@ -55,12 +55,10 @@ class OpenAiEndpoints:
         return respond
 
     @asynccontextmanager
-    async def _search(self, chat: ChatCall, call: Call, progress: bool) -> AsyncIterator[AsyncIterator[Event]]:
+    async def _search(self, chat: ChatCall, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
         """The session's search; violations of its fields are named by the places of the body that set them."""
         try:
-            async with self._session.search(
-                chat.request, call, chat.priority, progress, violations=chat.violations
-            ) as events:
+            async with self._session.search(chat.search, call) as events:
                 yield events
         except InvalidRequestError as error:
             raise InvalidRequestError(chat.in_body(error.violations)) from None
