@@ -43,10 +43,10 @@ _TASKS_PER_CHILD = 1000
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """Whether an answer equals the gold answer.
+    """Verdict on an answer given the gold answer.
 
     Attributes:
-        correct: whether it does.
+        correct: whether it equals the gold answer.
         error: why it could not be decided, else empty.
         cpu_seconds: CPU time that it took.
     """
