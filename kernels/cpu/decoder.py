@@ -43,13 +43,13 @@ from espalier.kernels.cpu.products.linear import (
     PACKS,
     PANEL,
     ROWS,
+    microkernel,
     multiply_part,
     output_buffer,
     part_compilation,
     parts_of,
     product_compilation,
     stored_rows,
-    unit,
 )
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
@@ -64,22 +64,22 @@ Another norm follows the last layer.
 
 
 class _Buffers(NamedTuple):
-    """What a step's phases hand to one another, flat float32; products have room for what `unit` writes beyond.
+    """What a step's phases hand to one another, flat float32; products have room for what `microkernel` writes beyond.
 
     Attributes:
         hidden: the residual stream, `[T, hidden]`, rows as wide as whole panels.
-        normed: `[T, hidden]`, as `store_row` stores rows.
+        normed: `[T, hidden]`, as `pack_row` stores rows.
         qkv: `[T, (heads + 2 * kv_heads) * head_dim]`, rows as wide as whole panels.
-        mixed: attention's result, `[T, heads * head_dim]`.
-        attended: the same as `store_row` stores rows; `mixed` itself where these are no different.
-        gated: `[T, inner]`, as `store_row` stores rows.
+        attn_out: attention's result, `[T, heads * head_dim]`.
+        packed_attn_out: the same as `pack_row` stores rows; `attn_out` itself where these are no different.
+        gated: `[T, inner]`, as `pack_row` stores rows.
     """
 
     hidden: np.ndarray
     normed: StoredRows
     qkv: np.ndarray
-    mixed: np.ndarray
-    attended: StoredRows
+    attn_out: np.ndarray
+    packed_attn_out: StoredRows
     gated: StoredRows
 
 
@@ -136,19 +136,19 @@ def _forward(
     `output`, float32 `[T, hidden]`, receives the hidden states.
     """
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
-    hidden, normed, qkv, mixed, attended, gated = buffers
+    hidden, normed, qkv, attn_out, packed_attn_out, gated = buffers
     qkv_parts, hidden_parts, gated_parts = parts
     rows, width, wide = len(rotary[0]), norms.shape[2], geometry.heads * geometry.head_dim
     stride = (width + PANEL - 1) // PANEL * PANEL
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
     tiles, few = (rows + ROWS - 1) // ROWS, (rows + ROWS_PER_NORM - 1) // ROWS_PER_NORM
     some, packed = (rows + ROWS_PER_ROTATION - 1) // ROWS_PER_ROTATION, few if packs else 0
-    attend_items, attend_scratch = len(spans.items), scratch_for(geometry, spans)
-    scratch, room = unit.scratch(), aligned((2 * ROWS + 1) * PANEL)
+    attend_items, own_scratch = len(spans.items), scratch_for(geometry, spans)
+    scratch, room = microkernel.scratch(), aligned((2 * ROWS + 1) * PANEL)
     sums = room[: ROWS * PANEL], room[ROWS * PANEL : 2 * ROWS * PANEL], room[2 * ROWS * PANEL :]
     nothing = room[:0]
     sums[2][:] = np.float32(0.0)
-    unit.configure()
+    microkernel.configure()
     denormals = flush_denormals()
     phase = 0
     for layer in range(len(norms)):
@@ -183,14 +183,14 @@ def _forward(
 
         item = fetch_item(counters, phase)
         while item < attend_items:
-            attend(item, scale, windows[layer], qkv, flat, keys_at, values_at, geometry, spans, attend_scratch, mixed)
+            attend(item, scale, windows[layer], qkv, flat, keys_at, values_at, geometry, spans, own_scratch, attn_out)
             item = complete_and_fetch(counters, phase)
         barrier(counters, phase, attend_items)
         phase += 1
 
         item = fetch_item(counters, phase)
         while item < packed:
-            store_rows(item, rows, wide, mixed, attended)
+            store_rows(item, rows, wide, attn_out, packed_attn_out)
             item = complete_and_fetch(counters, phase)
         barrier(counters, phase, packed)
         phase += 1
@@ -202,7 +202,7 @@ def _forward(
                 item,
                 hidden_parts,
                 threads,
-                attended,
+                packed_attn_out,
                 rows,
                 wide,
                 out_panels,
@@ -247,7 +247,7 @@ def _forward(
     while item < few:
         norm_rows(item, hidden, stride, outer.norm, eps, output)
         item = complete_and_fetch(counters, phase)
-    unit.release()
+    microkernel.release()
     restore_denormals(denormals)
     barrier(counters, phase, few)
 
@@ -318,7 +318,7 @@ class CpuLayers(Layers):
         s, stacked, (rows, width), half = self._shape, self._stacked, output.shape, len(self._outer.inverse_frequencies)
         stride, inner = (-(-n // PANEL) * PANEL for n in (width, stacked.inner))
         wide = s.num_heads * s.head_dim
-        mixed = np.empty(rows * wide, np.float32)
+        attn_out = np.empty(rows * wide, np.float32)
         rows_of, packs = (int8_rows, True) if stacked.int8 else (stored_rows, PACKS)
         return _Step(
             tokens=tokens,
@@ -340,8 +340,8 @@ class CpuLayers(Layers):
                 hidden=output_buffer(rows, stride),
                 normed=rows_of(rows, width),
                 qkv=output_buffer(rows, geometry.query_stride),
-                mixed=mixed,
-                attended=rows_of(rows, wide) if packs else mixed,
+                attn_out=attn_out,
+                packed_attn_out=rows_of(rows, wide) if packs else attn_out,
                 gated=rows_of(rows, inner),
             ),
             rotary=(np.empty((rows, half), np.float32), np.empty((rows, half), np.float32)),

@@ -10,14 +10,14 @@ from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.attention.spans import Geometry
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.products.int8_linear import Int8Rows
-from espalier.kernels.cpu.products.linear import PANEL, ROWS, multiply_panel, panels_of, store_row
+from espalier.kernels.cpu.products.linear import PANEL, ROWS, multiply_panel, pack_row, panels_of
 
 ROWS_PER_NORM = 8
 """Rows of one work item in phases with little work for each row."""
 ROWS_PER_ROTATION = 32
 """Rows of one work item that writes keys: neighbouring tokens of a sequence write the same cache lines."""
 StoredRows = np.ndarray | Int8Rows
-"""Rows as `store_row` stores them for a product."""
+"""Rows as `pack_row` stores them for a product."""
 
 
 class Tokens(NamedTuple):
@@ -70,14 +70,14 @@ def norm_and_store_rows(
     normed = np.empty(width, np.float32)
     for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, rows)):
         rms_norm(x, r * x_stride, weight, eps, normed, 0)
-        store_row(normed, 0, width, 0, width, out, r)
+        pack_row(normed, 0, width, 0, width, out, r)
 
 
 @inner
 def store_rows(item: int, rows: int, width: int, x: np.ndarray, out: StoredRows) -> None:
     """Store a few of the `rows` of `x`, `[rows, width]`, as the left side of a product."""
     for r in range(item * ROWS_PER_NORM, min((item + 1) * ROWS_PER_NORM, rows)):
-        store_row(x, r * width, width, 0, width, out, r)
+        pack_row(x, r * width, width, 0, width, out, r)
 
 
 @compiled(**INNER)
@@ -158,4 +158,4 @@ def gated_part(
         multiply_panel(x, first, count, inner, panels, up_at, next_at, zeros, 0, 0, up, 0, PANEL, scratch)
         silu_times(gate, up, count * PANEL)
         for r in range(count):
-            store_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)
+            pack_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)

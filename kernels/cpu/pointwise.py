@@ -21,10 +21,8 @@ from espalier.kernels.cpu.simd import (
     FLOAT,
     INDEX,
     INT,
-    caller,
     first_lanes,
     fma,
-    intrinsic,
     load,
     loop,
     masked_load,
@@ -32,6 +30,7 @@ from espalier.kernels.cpu.simd import (
     reduce,
     store,
     to_all_lanes,
+    vector_function,
 )
 
 LANES = 16
@@ -39,24 +38,24 @@ LANES = 16
 _VECTOR = ir.VectorType(FLOAT, LANES)
 
 
-@intrinsic
-def _largest(_: Any, x: Any, start: Any, count: Any) -> Any:
-    def write(builder: ir.IRBuilder, args: Any) -> Any:
-        x, count = args
+def _write_largest(builder: ir.IRBuilder, args: Any) -> Any:
+    x, count = args
 
-        def larger(one: Any, other: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+    def larger(one: Any, other: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", one, other), one, other)
 
-        def compare(place: Any, top: Any) -> Any:
-            return larger(load(builder, place, _VECTOR), top)
+    def compare(place: Any, top: Any) -> Any:
+        return larger(load(builder, place, _VECTOR), top)
 
-        def compare_rest(place: Any, mask: Any, top: Any) -> Any:
-            return larger(masked_load(builder, place, mask, _constant(float("-inf"))), top)
+    def compare_rest(place: Any, mask: Any, top: Any) -> Any:
+        return larger(masked_load(builder, place, mask, _constant(float("-inf"))), top)
 
-        top = _each_vector(builder, x, count, _constant(float("-inf")), compare, compare_rest)
-        return reduce(builder, top, larger)
+    top = _each_vector(builder, x, count, _constant(float("-inf")), compare, compare_rest)
+    return reduce(builder, top, larger)
 
-    return types.float32(x, types.intp, types.intp), caller("espalier_largest", (0,), write)
+
+largest = vector_function("espalier_largest", _write_largest, types.float32)
+"""`largest(x, start, count)`: the largest of `count` elements from `start` on; minus infinity of none."""
 
 
 def _constant(value: float) -> ir.Constant:
@@ -88,12 +87,6 @@ def _each_vector(
     return loop(builder, some, [value], lambda _, v: [rest(place, mask, v[0])])[0]
 
 
-@inner
-def largest(x: np.ndarray, start: int, count: int) -> np.float32:
-    """The largest of `count` elements from `start` on; minus infinity of none."""
-    return _largest(x, start, count)
-
-
 @inner(fastmath=True)
 def _sum_of_squares(x: np.ndarray) -> np.float32:
     total = np.float32(0.0)
@@ -123,35 +116,30 @@ def _write_exp(builder: ir.IRBuilder, x: Any) -> Any:
     return builder.bitcast(builder.add(builder.bitcast(p, whole), exponent), _VECTOR)
 
 
-@intrinsic
-def _exp_in_place(_: Any, x: Any, start: Any, count: Any, shift: Any) -> Any:
-    def write(builder: ir.IRBuilder, args: Any) -> Any:
-        x, count, shift = args
-        shifts = to_all_lanes(builder, shift, LANES)
+def _write_exp_in_place(builder: ir.IRBuilder, args: Any) -> Any:
+    x, count, shift = args
+    shifts = to_all_lanes(builder, shift, LANES)
 
-        def exp(place: Any, total: Any) -> Any:
-            value = _write_exp(builder, builder.fsub(load(builder, place, _VECTOR), shifts))
-            store(builder, [value], [place])
-            return builder.fadd(total, value)
+    def exp(place: Any, total: Any) -> Any:
+        value = _write_exp(builder, builder.fsub(load(builder, place, _VECTOR), shifts))
+        store(builder, [value], [place])
+        return builder.fadd(total, value)
 
-        def exp_rest(place: Any, mask: Any, total: Any) -> Any:
-            value = _write_exp(builder, builder.fsub(masked_load(builder, place, mask, _constant(0.0)), shifts))
-            masked_store(builder, value, place, mask)
-            return builder.fadd(total, builder.select(mask, value, _constant(0.0)))
+    def exp_rest(place: Any, mask: Any, total: Any) -> Any:
+        value = _write_exp(builder, builder.fsub(masked_load(builder, place, mask, _constant(0.0)), shifts))
+        masked_store(builder, value, place, mask)
+        return builder.fadd(total, builder.select(mask, value, _constant(0.0)))
 
-        return reduce(builder, _each_vector(builder, x, count, _constant(0.0), exp, exp_rest), builder.fadd)
-
-    return types.float32(x, types.intp, types.intp, types.float32), caller("espalier_exp", (0,), write)
+    return reduce(builder, _each_vector(builder, x, count, _constant(0.0), exp, exp_rest), builder.fadd)
 
 
-@inner
-def exp_in_place(x: np.ndarray, start: int, count: int, shift: np.float32) -> np.float32:
-    """Replace `count` elements from `start` on by exp(x - shift), the exponent cut to +-87, and return their sum.
+exp_in_place = vector_function("espalier_exp", _write_exp_in_place, types.float32)
+"""`exp_in_place(x, start, count, shift)` replaces `count` elements from `start` on by exp(x - shift), the exponent cut
+to +-87, and returns their sum.
 
-    Relative error below 3e-7 near zero, and below that times the exponent far from it; numba would call a scalar exp.
-    Each element has the same bits wherever it stands.
-    """
-    return _exp_in_place(x, start, count, shift)
+Relative error below 3e-7 near zero, and below that times the exponent far from it; numba would call a scalar exp. Each
+element has the same bits wherever it stands.
+"""
 
 
 @inner
@@ -172,22 +160,20 @@ def rms_norm(x: np.ndarray, x_start: int, weight: np.ndarray, eps: np.float32, o
         normed[i] = row[i] * factor * weight[i]
 
 
-@intrinsic
-def _silu_times(_: Any, gate: Any, g0: Any, up: Any, u0: Any, vectors: Any) -> Any:
-    def write(builder: ir.IRBuilder, args: Any) -> Any:
-        gate, up, vectors = args
+def _write_silu_times(builder: ir.IRBuilder, args: Any) -> None:
+    gate, up, vectors = args
 
-        def multiply(n: Any, nothing: list[Any]) -> list[Any]:
-            g, u = (load(builder, _vector_of(builder, x, n), _VECTOR) for x in (gate, up))
-            e = _write_exp(builder, builder.fneg(g))
-            value = builder.fdiv(builder.fmul(g, u), builder.fadd(_constant(1.0), e))
-            store(builder, [value], [_vector_of(builder, gate, n)])
-            return nothing
+    def multiply(n: Any, nothing: list[Any]) -> list[Any]:
+        g, u = (load(builder, _vector_of(builder, x, n), _VECTOR) for x in (gate, up))
+        e = _write_exp(builder, builder.fneg(g))
+        value = builder.fdiv(builder.fmul(g, u), builder.fadd(_constant(1.0), e))
+        store(builder, [value], [_vector_of(builder, gate, n)])
+        return nothing
 
-        loop(builder, vectors, [], multiply)
+    loop(builder, vectors, [], multiply)
 
-    place = types.intp
-    return types.void(gate, place, up, place, place), caller("espalier_silu_times", (0, 2), write)
+
+_silu_times = vector_function("espalier_silu_times", _write_silu_times)
 
 
 @inner

@@ -19,33 +19,36 @@ FLOAT = ir.FloatType()
 INT = ir.IntType(32)
 
 
-def caller(
-    name: str, starts: tuple[int, ...], write: Callable[..., Any], whole: tuple[int, ...] = ()
-) -> Callable[..., Any]:
-    """Code that calls the function `name` of its own module, which `write` writes unless the module has it already.
+def vector_function(name: str, write: Callable[..., Any], returned: Any = types.void) -> Any:
+    """A function for compiled code, in LLVM's own instructions, which `write(builder, arguments)` writes.
 
-    The function is never inlined, or each of its many uses would be compiled anew. Arguments at `starts` are arrays,
-    each followed by the index to begin at; array and index become one pointer. Arrays at `whole` become a pointer to
-    their first element. `write(builder, arguments)` returns the function's result: a float, or None for no result.
+    Its arguments are float32 numbers, integers, and arrays, each followed by the index to begin at: array and index
+    become one pointer. The result is a float32 if `returned` says so, else there is none. It is a function of its own
+    in each module that calls it, never inlined, or each of its many uses would be compiled anew.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        passed = []
-        for i, argument in enumerate(args):
-            if i in starts or i in whole:
-                data = context.make_array(signature.args[i])(context, builder, argument).data
-                passed.append(builder.gep(data, [args[i + 1]]) if i in starts else data)
-            elif i - 1 not in starts:
-                passed.append(argument)
-        returned = FLOAT if signature.return_type == types.float32 else ir.VoidType()
-        result = call_function(builder, name, returned, passed, write)
-        return context.get_dummy_value() if returned != FLOAT else result
+        (kinds,), (given,) = signature.args, args
+        passed, values = [], iter(zip(kinds, cgutils.unpack_tuple(builder, given), strict=True))
+        for kind, value in values:
+            if isinstance(kind, types.Array):
+                data = context.make_array(kind)(context, builder, value).data
+                passed.append(builder.gep(data, [next(values)[1]]))
+            else:
+                passed.append(value)
+        result = call_function(builder, name, ir.VoidType() if returned == types.void else FLOAT, passed, write)
+        return context.get_dummy_value() if returned == types.void else result
 
-    return generate
+    def define(_: Any, *given: Any) -> Any:
+        numbers = (types.float32 if isinstance(kind, types.Float) else types.intp for kind in given)
+        kinds = [kind if isinstance(kind, types.Array) else number for kind, number in zip(given, numbers, strict=True)]
+        return returned(types.BaseTuple.from_types(kinds)), generate
+
+    return intrinsic(define)
 
 
 def call_function(builder: ir.IRBuilder, name: str, returned: Any, args: list[Any], write: Callable[..., Any]) -> Any:
-    """Call the function `name` of the module, which `write` writes unless the module has it already; see `caller`."""
+    """Call the function `name` of the module, which `write(builder, arguments)` writes unless it is there already."""
     kind = ir.FunctionType(returned, [argument.type for argument in args])
     function = cgutils.get_or_insert_function(builder.module, kind, name)
     if function.is_declaration:

@@ -31,9 +31,9 @@ def product(x: np.ndarray, weight: np.ndarray, given: np.ndarray | None = None) 
 @numba.njit
 def _multiply(x: np.ndarray, rows: int, inner: int, panel: np.ndarray, stored: np.ndarray, out: np.ndarray) -> None:
     for r in range(rows):
-        amx.store_row(x, r * inner, inner, 0, inner, stored, r)
+        amx.pack_row(x, r * inner, inner, 0, inner, stored, r)
     amx.configure()
-    amx.multiply_panel(stored, 0, rows, inner, panel, 0, 0, out, 0, 32, amx.scratch())
+    amx.multiply_panel(stored, 0, rows, inner, panel, 0, 0, out, 0, 32, out, 0, 32, amx.scratch())
     amx.release()
 
 

@@ -23,7 +23,7 @@ from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.attention.spans import NO_SPANS, Geometry, Spans, extremes, find_spans, geometry_of
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
-from espalier.kernels.cpu.products.tiles import WIDE, multiply_add, multiply_add_chain, multiply_pair, prefetch
+from espalier.kernels.cpu.products.tiles import multiply_add, multiply_add_blocked
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 from espalier.kernels.layout import LayerKV
@@ -103,11 +103,11 @@ def attend(
     # A query is a row of these: groups of one token, then the next token's, then those of the next kv head.
     scaled = scratch[: queries * head_dim]
     logits = scratch[queries * head_dim : queries * (head_dim + width)]
-    mixed = scratch[queries * (head_dim + width) : queries * (2 * head_dim + width)]
-    maxima = scratch[queries * (2 * head_dim + width) : queries * (2 * head_dim + width + 1)]
-    totals = scratch[queries * (2 * head_dim + width + 1) : queries * (2 * head_dim + width + 2)]
-    mixed[:] = np.float32(0.0)
-    totals[:] = np.float32(0.0)
+    attn_out = scratch[queries * (head_dim + width) : queries * (2 * head_dim + width)]
+    row_max = scratch[queries * (2 * head_dim + width) : queries * (2 * head_dim + width + 1)]
+    row_sum = scratch[queries * (2 * head_dim + width + 1) : queries * (2 * head_dim + width + 2)]
+    attn_out[:] = np.float32(0.0)
+    row_sum[:] = np.float32(0.0)
     q, size = 0, groups * head_dim
     for h in range(kv_head, kv_head + num_kv_heads):
         for r in range(first, first + rows):
@@ -125,15 +125,19 @@ def attend(
             continue
         for i in range(chunk_spans[c], chunk_spans[c + 1]):
             _multiply_keys(scaled, flat, keys_at, places, i * chunk, spans[i], logits, shape)
-        _online_softmax(logits, visible[first : first + rows] - before, window, maxima, totals, mixed, shape)
+        _online_softmax(logits, visible[first : first + rows] - before, window, row_max, row_sum, attn_out, shape)
         for i in range(chunk_spans[c], chunk_spans[c + 1]):
-            _multiply_values(logits, flat, values_at, places, i * chunk, spans[i], mixed, shape)
+            _multiply_values(logits, flat, values_at, places, i * chunk, spans[i], attn_out, shape)
     q = 0
     for h in range(kv_head, kv_head + num_kv_heads):
         for r in range(first, first + rows):
             for g in range(groups):
                 at = ((r * kv_heads + h) * groups + g) * head_dim
-                summed, written, total = mixed[q * head_dim : (q + 1) * head_dim], output[at : at + head_dim], totals[q]
+                summed, written, total = (
+                    attn_out[q * head_dim : (q + 1) * head_dim],
+                    output[at : at + head_dim],
+                    row_sum[q],
+                )
                 for i in range(head_dim):
                     written[i] = summed[i] / total
                 q += 1
@@ -158,30 +162,16 @@ def _multiply_keys(
 ) -> None:
     """Write the logits of a span's queries with the keys of its blocks, which begin at `places[first]` and so on."""
     of_head, width, groups, num_kv_heads, head_dim, block_size = shape
-    count, blocks = span[1] * groups, span[3]
-    a, out, of_block = (
-        span[0] * groups * head_dim,
-        span[0] * groups * width + span[2] * block_size,
-        block_size * head_dim,
-    )
-    k = 0
-    while k < blocks:
-        pair = 2 * block_size == WIDE and k + 1 < blocks
-        if pair and num_kv_heads == 1:
-            for ahead in range(k + 2, min(k + 4, blocks)):
-                prefetch(flat, keys_at + places[first + ahead], of_block)
+    count, a, of_block = span[1] * groups, span[0] * groups * head_dim, block_size * head_dim
+    out = span[0] * groups * width + span[2] * block_size
+    for k in range(span[3]):
         for h in range(num_kv_heads):
-            x, z = a + h * of_head * head_dim, out + h * of_head * width
-            left = keys_at + places[first + k] + h * of_block
-            if pair:
-                right = keys_at + places[first + k + 1] + h * of_block
-                multiply_pair(count, scaled, x, head_dim, flat, left, right, logits, z, width, head_dim)
-                continue
+            x, z = a + h * of_head * head_dim, out + h * of_head * width + k * block_size
             for q in range(count):
                 for i in range(z + q * width, z + q * width + block_size):
                     logits[i] = np.float32(0.0)
-            multiply_add(scaled, x, head_dim, flat, left, logits, z, width, count, head_dim, block_size)
-        k, out = k + 1 + int(pair), out + (1 + int(pair)) * block_size
+            at = keys_at + places[first + k] + h * of_block
+            multiply_add(scaled, x, head_dim, flat, at, logits, z, width, count, head_dim, block_size)
 
 
 @inner
@@ -189,9 +179,9 @@ def _online_softmax(
     logits: np.ndarray,
     seen: np.ndarray,
     window: int,
-    maxima: np.ndarray,
-    totals: np.ndarray,
-    mixed: np.ndarray,
+    row_max: np.ndarray,
+    row_sum: np.ndarray,
+    attn_out: np.ndarray,
     shape: ItemShape,
 ) -> None:
     """Turn a chunk's logits into softmax weights: zeros before a token's window, and after it in the same block.
@@ -200,9 +190,9 @@ def _online_softmax(
         logits: `[queries * width]`, written.
         seen: how many of the positions from the chunk's first on each token sees, int64; perhaps more than it has.
         window: see `attend`.
-        maxima: the largest logit of each query so far, updated.
-        totals: the sum of each query's weights so far, 0 at first, updated.
-        mixed: the weighted sum of values of each query so far, rescaled where its largest logit has changed.
+        row_max: the largest logit of each query so far, updated.
+        row_sum: the sum of each query's weights so far, 0 at first, updated.
+        attn_out: the weighted sum of values of each query so far, rescaled where its largest logit has changed.
         shape: see `ItemShape`.
     """
     of_head, width, groups, num_kv_heads, head_dim, block_size = shape
@@ -218,15 +208,15 @@ def _online_softmax(
                 for i in range(q * width + end, q * width + beyond):
                     logits[i] = np.float32(0.0)
                 top = largest(logits, q * width + start, end - start)
-                if totals[q] > 0:
-                    if top > maxima[q]:  # seldom, once some chunks have passed
-                        factor = np.float32(math.exp(maxima[q] - top))
-                        totals[q] *= factor
-                        scale_in_place(mixed, q * head_dim, head_dim, factor)
+                if row_sum[q] > 0:
+                    if top > row_max[q]:  # seldom, once some chunks have passed
+                        factor = np.float32(math.exp(row_max[q] - top))
+                        row_sum[q] *= factor
+                        scale_in_place(attn_out, q * head_dim, head_dim, factor)
                     else:
-                        top = maxima[q]
-                maxima[q] = top
-                totals[q] += exp_in_place(logits, q * width + start, end - start, top)
+                        top = row_max[q]
+                row_max[q] = top
+                row_sum[q] += exp_in_place(logits, q * width + start, end - start, top)
 
 
 @inner
@@ -237,7 +227,7 @@ def _multiply_values(
     places: np.ndarray,
     first: int,
     span: np.ndarray,
-    mixed: np.ndarray,
+    attn_out: np.ndarray,
     shape: ItemShape,
 ) -> None:
     """Add the values of a span's blocks, weighted, to its queries' sums; arguments as `_multiply_keys`."""
@@ -249,8 +239,8 @@ def _multiply_values(
         for k in range(0, blocks, few):
             some = min(few, blocks - k)
             size = last if k + some == blocks else block_size
-            multiply_add_chain(
-                logits, a + k * block_size, width, flat, values_at, places, first + k, some, block_size, size, mixed,
+            multiply_add_blocked(
+                logits, a + k * block_size, width, flat, values_at, places, first + k, some, block_size, size, attn_out,
                 out, head_dim, count, head_dim,
             )  # fmt: skip
         return
@@ -259,7 +249,7 @@ def _multiply_values(
         for h in range(num_kv_heads):
             x, z = a + h * of_head * width + k * block_size, out + h * of_head * head_dim
             at = values_at + places[first + k] + h * block_size * head_dim
-            multiply_add(logits, x, width, flat, at, mixed, z, head_dim, count, inner, head_dim)
+            multiply_add(logits, x, width, flat, at, attn_out, z, head_dim, count, inner, head_dim)
 
 
 @inner

@@ -8,7 +8,7 @@ from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu import compiled
-from espalier.kernels.cpu.products.tiles import TALL
+from espalier.kernels.cpu.products.tiles import MR
 from espalier.kernels.cpu.threads import num_threads
 from espalier.kernels.layout import LayerKV
 
@@ -84,7 +84,7 @@ def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> S
     tables, starts, contexts, sequences = (tensor.numpy() for tensor in tensors)
     visible = (contexts - starts[1:] + 1).astype(np.int64)[sequences] + np.arange(len(sequences))
     fair = -(-len(sequences) * geometry.kv_heads // (_ITEMS_PER_THREAD * num_threads()))
-    tile = min(most_tokens, -(-fair // TALL) * TALL)
+    tile = min(most_tokens, -(-fair // MR) * MR)
     enough = _ITEMS_PER_THREAD * num_threads()
     return _find_spans(tables, sequences, visible, tile, enough, max(1, _CHUNK // geometry.block_size), geometry)
 
@@ -159,7 +159,7 @@ def _find_items(firsts: np.ndarray, enough: int, geometry: Geometry) -> np.ndarr
     items, count = np.empty((parts * kv_heads, 3), np.int64), 0
     for part in range(parts):
         rows = firsts[part + 1] - firsts[part]
-        few = rows * (heads // kv_heads) <= TALL and rows * heads <= _MOST_TOGETHER
+        few = rows * (heads // kv_heads) <= MR and rows * heads <= _MOST_TOGETHER
         together = kv_heads if few and parts >= enough else 1
         for kv_head in range(0, kv_heads, together):
             items[count, 0], items[count, 1], items[count, 2] = part, kv_head, together

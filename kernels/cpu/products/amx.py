@@ -24,9 +24,10 @@ from numba.extending import register_jitable
 
 from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu.products.tiles import write_prefetch
-from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, caller, fma, intrinsic, loop, to_all_lanes
+from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, fma, intrinsic, loop, to_all_lanes, vector_function
 
-TILE_ROWS, TILE_INNER = 16, 32
+TILE_ROWS: int = 16
+TILE_INNER = 32
 _LANES = 16
 _TILE_BYTES = 1024
 _TERMS = 3
@@ -237,52 +238,17 @@ def _write_few(rows: int, builder: ir.IRBuilder, args: Any) -> None:
         builder.store(total, builder.bitcast(place, _FLOATS.as_pointer()), align=4)
 
 
-def _make_few(rows: int) -> Any:
-    """product(x, start, panel, start, out, start, stride, rows of the panel) adds to `rows` rows of `out`."""
+_row, _rows = (vector_function(f"espalier_amx_few_{rows}", partial(_write_few, rows)) for rows in (1, 2))
+"""product(x, start, panel, start, out, start, stride, rows of the panel) adds to 1 or 2 rows of `out`."""
+_one, _two = (vector_function(f"espalier_amx_{n}", partial(_write_product, n, False)) for n in (1, 2))
+"""product(x, start, stride, terms, start, out, start, stride, steps) adds to 16 or 32 rows of `out`."""
+_splitting_one, _splitting_two = (
+    vector_function(f"espalier_amx_splitting_{n}", partial(_write_product, n, True)) for n in (1, 2)
+)
+"""The same with (panel, start, rows of it, mask) at the end, whose terms it leaves in `terms`.
 
-    @intrinsic
-    def multiply(_: Any, x: Any, x0: Any, w: Any, w0: Any, o: Any, o0: Any, so: Any, k: Any) -> Any:
-        place = types.intp
-        signature = types.void(x, place, w, place, o, place, place, place)
-        return signature, caller(f"espalier_amx_few_{rows}", (0, 2, 4), partial(_write_few, rows))
-
-    return multiply
-
-
-def _make_product(row_tiles: int) -> Any:
-    """product(x, start, stride, terms, start, out, start, stride, steps) adds to 16 or 32 rows of `out`."""
-
-    @intrinsic
-    def multiply(_: Any, x: Any, x0: Any, sx: Any, terms: Any, t0: Any, o: Any, o0: Any, so: Any, n: Any) -> Any:
-        place = types.intp
-        signature = types.void(x, place, place, terms, place, o, place, place, place)
-        return signature, caller(f"espalier_amx_{row_tiles}", (0, 3, 5), partial(_write_product, row_tiles, False))
-
-    return multiply
-
-
-def _make_splitting_product(row_tiles: int) -> Any:
-    """As `_make_product`, with (panel, start, rows of it, mask) at the end, whose terms it leaves in `terms`.
-
-    Those of step n lie where step `n & mask` would: they stay in the nearest cache where the mask is small.
-    """
-
-    @intrinsic
-    def multiply(
-        _: Any, x: Any, x0: Any, sx: Any, terms: Any, t0: Any, o: Any, o0: Any, so: Any, n: Any,
-        w: Any, w0: Any, k: Any, mask: Any,
-    ) -> Any:  # fmt: skip
-        place = types.intp
-        signature = types.void(x, place, place, terms, place, o, place, place, place, w, place, place, place)
-        name = f"espalier_amx_splitting_{row_tiles}"
-        return signature, caller(name, (0, 3, 5, 9), partial(_write_product, row_tiles, True))
-
-    return multiply
-
-
-_row, _rows = _make_few(1), _make_few(2)
-_one, _two = _make_product(1), _make_product(2)
-_splitting_one, _splitting_two = _make_splitting_product(1), _make_splitting_product(2)
+Those of step n lie where step `n & mask` would: they stay in the nearest cache where the mask is small.
+"""
 
 
 def _write_row_terms(builder: ir.IRBuilder, args: Any) -> None:
@@ -304,12 +270,8 @@ def _write_row_terms(builder: ir.IRBuilder, args: Any) -> None:
     loop(builder, steps, [], step)
 
 
-@intrinsic
-def _row_terms(_: Any, row: Any, r0: Any, terms: Any, t0: Any, steps: Any) -> Any:
-    place = types.intp
-    signature = types.void(row, place, terms, place, place)
-    return signature, caller("espalier_amx_row_terms", (0, 2), _write_row_terms)
-
+_row_terms = vector_function("espalier_amx_row_terms", _write_row_terms)
+"""row_terms(row, start, terms, start, steps) stores the terms of `steps` times TILE_INNER elements."""
 
 _CONFIGURATION = bytes(
     [1, 0, *[0] * 14, *[64, 0] * 8, *[0] * 16, *[TILE_ROWS] * 8, *[0] * 8]
@@ -350,16 +312,13 @@ def aligned(size: int) -> np.ndarray:
 
 
 def x_size(rows: int, inner: int) -> int:
-    """Float32 elements that `store_row` needs for `rows` rows of `inner` elements."""
+    """See `Microkernel`."""
     return -(-rows // TILE_ROWS) * -(-inner // TILE_INNER) * X_TILE
 
 
 @inner
-def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: np.ndarray, r: int) -> None:
-    """Store `count` elements of a flat array, from `start` on, as row `r` of `x`, from column `first` on.
-
-    `first` is a multiple of TILE_INNER, and `count` too but at the end of the row.
-    """
+def pack_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: np.ndarray, r: int) -> None:
+    """See `Microkernel`: `first` is a multiple of TILE_INNER, and `count` too but at the end of the row."""
     steps, whole = (inner + TILE_INNER - 1) // TILE_INNER, count // TILE_INNER
     at = (r // TILE_ROWS * steps + first // TILE_INNER) * X_TILE + r % TILE_ROWS * TILE_INNER // 2
     _row_terms(row, start, x, at, whole)
@@ -391,22 +350,7 @@ def multiply_columns(
     out_stride: int,
     terms: np.ndarray,
 ) -> None:
-    """Add the product of some columns of `x` and 32 columns of a weight to `out`.
-
-    Args:
-        x: rows of `inner` elements, from `store_row`.
-        first: of its rows, a multiple of TILE_ROWS.
-        rows: how many; as many as fill the last tile are written.
-        inner: columns of `x`.
-        column: the first that is multiplied, a multiple of TILE_INNER.
-        count: of these columns, at most CHUNK.
-        panel: flat float32 `[count, 32]` from `panel_at` on.
-        panel_at: see `panel`.
-        out: flat float32, rows `out_stride` apart, from `out_start` on.
-        out_start: see `out`.
-        out_stride: see `out`.
-        terms: from `scratch`.
-    """
+    """See `Microkernel`: `first` is a multiple of TILE_ROWS, `column` of TILE_INNER; `count` is at most CHUNK."""
     all_steps, steps = (inner + TILE_INNER - 1) // TILE_INNER, (count + TILE_INNER - 1) // TILE_INNER
     stride = all_steps * X_TILE
     if rows <= 2:
@@ -438,13 +382,22 @@ def multiply_panel(
     inner: int,
     panels: np.ndarray,
     panel_at: int,
-    _ahead: int,
+    _prefetch_at: int,
+    terms: np.ndarray,
+    terms_start: int,
+    terms_stride: int,
     out: np.ndarray,
     out_start: int,
     out_stride: int,
-    terms: np.ndarray,
+    scratch: np.ndarray,
 ) -> None:
-    """`multiply_columns` of all columns; the elements behind the panel, which are read next, are prefetched with it."""
+    """See `Microkernel`; the elements behind the panel, which are read next, are prefetched with it."""
+    if terms_stride == 0:  # tiles add to what is in `out`
+        for r in range(rows):
+            at = out_start + r * out_stride
+            sums, given = out[at : at + 2 * _LANES], terms[terms_start : terms_start + 2 * _LANES]
+            for i in range(2 * _LANES):
+                sums[i] = given[i]
     for column in range(0, inner, CHUNK):
-        count, at = min(CHUNK, inner - column), panel_at + column * 32
-        multiply_columns(x, first, rows, inner, column, count, panels, at, out, out_start, out_stride, terms)
+        count, at = min(CHUNK, inner - column), panel_at + column * 2 * _LANES
+        multiply_columns(x, first, rows, inner, column, count, panels, at, out, out_start, out_stride, scratch)

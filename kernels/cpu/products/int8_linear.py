@@ -26,27 +26,26 @@ from espalier.kernels.cpu.products.linear import (
     PANEL,
     multiply_cpu,
     multiply_panel,
-    room_for_weights,
-    store_row,
+    pack,
+    pack_row,
 )
 from espalier.kernels.cpu.products.quantized_linear import PackedWeight
 from espalier.kernels.cpu.simd import (
     FLOAT,
     INDEX,
     INT,
-    caller,
     fma,
-    intrinsic,
     load,
     loop,
     reduce,
     store,
     to_all_lanes,
+    vector_function,
 )
 
 GROUP = 32
 """Neighbours of the inner dimension that share a scale on the left side."""
-TALL = 6
+MR = 6
 """Rows of the largest tile: twice as many vectors of integers and of floats are as many as fit in the registers."""
 _LANES = 16
 """Of a vector."""
@@ -124,16 +123,14 @@ def pack_int8(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         An `Int8Weight`, which stands for a tensor in products.
     """
     out, inner = values.shape
-    raised = values.to(torch.int16) + _OFFSET
+    raised = (values.to(torch.int16) + _OFFSET).to(torch.uint8)
     raised = torch.nn.functional.pad(raised, (0, -inner % GROUP, 0, -out % PANEL), value=_OFFSET)
-    panels = raised.view(-1, PANEL, raised.shape[1] // _PER_LANE, _PER_LANE).transpose(1, 2)
-    kept = room_for_weights(*panels.shape, dtype=torch.uint8).copy_(panels)
-    filled = torch.nn.functional.pad(scales.float(), (0, -out % PANEL)).view(-1, PANEL)
-    return cast(torch.Tensor, Int8Weight((out, inner), kept, filled))
+    panels = pack(raised.view(torch.int32)).view(torch.uint8).unflatten(-1, (PANEL, _PER_LANE))
+    return cast(torch.Tensor, Int8Weight((out, inner), panels, pack(scales.float().view(-1, 1)).view(-1, PANEL)))
 
 
 def int8_rows(rows: int, inner: int) -> Int8Rows:
-    """Memory for `rows` rows of `inner` elements, a multiple of `GROUP`, as `store_row` stores them."""
+    """Memory for `rows` rows of `inner` elements, a multiple of `GROUP`, as `pack_row` stores them."""
     groups = rows * inner // GROUP
     return Int8Rows(np.empty(rows * inner, np.int8), np.empty(groups, np.float32), np.empty(groups, np.int32))
 
@@ -178,14 +175,6 @@ def _to_all_lanes(builder: ir.IRBuilder, value: Any) -> Any:
     return builder.shuffle_vector(first, undefined, ir.Constant(_WORDS, [0] * _LANES))
 
 
-@intrinsic
-def _round_group(_: Any, x: Any, x0: Any, v: Any, v0: Any, s: Any, s0: Any, t: Any, t0: Any) -> Any:
-    """Round one group to bytes, in flat arrays with the place of their first element: x, values, scales, starts."""
-    place = types.intp
-    signature = types.void(x, place, v, place, s, place, t, place)
-    return signature, caller("espalier_round_group", (0, 2, 4, 6), _write_round_group)
-
-
 def _write_round_group(builder: ir.IRBuilder, args: Any) -> None:
     given, values, scale_at, start_at = args
     floats = [load(builder, _at(builder, given, at), _FLOATS) for at in range(0, GROUP, _LANES)]
@@ -210,47 +199,15 @@ def _write_round_group(builder: ir.IRBuilder, args: Any) -> None:
     builder.store(start, start_at)
 
 
-def _by_row_of(size: int) -> tiles.Move:
-    """The move of a pointer to rows of `size` elements for each group."""
-
-    def move(builder: ir.IRBuilder, args: Any, rows: int) -> Any:
-        return builder.mul(args[9], ir.Constant(INDEX, size * rows))
-
-    return move
-
-
-@intrinsic
-def _multiply_add(
-    _: Any, r: Any, v: Any, v0: Any, s: Any, s0: Any, t: Any, t0: Any, w: Any, w0: Any, ws: Any, ws0: Any, b: Any,
-    b0: Any, sb: Any, o: Any, o0: Any, so: Any, groups: Any,
-) -> Any:  # fmt: skip
-    """Write the product of some rows and one panel, added to what `terms` has in its rows.
-
-    Its arguments are flat arrays with the place of their first element, and the distance between rows where there is
-    one; `groups` is also the distance between rows of scales and starts:
-
-        multiply_add(rows, values, values_start, scales, row_start, starts, row_start, weights, weights_start,
-                     weight_scales, panel_start, terms, terms_start, terms_stride, out, out_start, out_stride, groups)
-    """
-    moves = {0: _by_row_of(GROUP), 1: _by_row_of(1), 2: _by_row_of(1), 5: tiles.by_row(6), 7: tiles.by_row(8)}
-    write = tiles.for_rows("espalier_int8_tile", (TALL, 4, 2, 1), _write_tile, moves)
-    place = types.intp
-    signature = types.void(
-        place, v, place, s, place, t, place, w, place, ws, place, b, place, place, o, place, place, place
-    )
-    return signature, caller("espalier_int8_tile_all", (1, 3, 5, 7, 9, 11, 14), write)
-
-
 def _write_tile(rows: int, builder: ir.IRBuilder, args: Any) -> None:
-    values, scales, starts, weights, weight_scales, terms, terms_stride, out, out_stride, groups = args
+    values, values_stride, scales, starts, weights, weight_scales, terms, terms_stride, out, out_stride, groups = args
     halves = range(PANEL // _LANES)
 
     def rows_of(place: Any, stride: Any) -> list[Any]:
-        return [_at(builder, place, builder.mul(stride, ir.Constant(INDEX, row))) for row in range(rows)]
+        return tiles.rows_of(builder, place, stride, rows)
 
-    value_rows = rows_of(values, builder.mul(groups, ir.Constant(INDEX, GROUP)))
-    scale_rows, start_rows = rows_of(scales, groups), rows_of(starts, groups)
-    out_rows, first_terms = rows_of(out, out_stride), rows_of(terms, terms_stride)
+    value_rows, scale_rows = rows_of(values, values_stride), rows_of(scales, groups)
+    start_rows, out_rows, first_terms = rows_of(starts, groups), rows_of(out, out_stride), rows_of(terms, terms_stride)
 
     def add_group(group: Any, sums: list[Any]) -> list[Any]:
         integers = []
@@ -262,7 +219,7 @@ def _write_tile(rows: int, builder: ir.IRBuilder, args: Any) -> None:
             factors = []
             for half in halves:
                 place = _at(builder, of_group, column * PANEL + half * _LANES * _PER_LANE)
-                if rows < TALL:
+                if rows < MR:
                     tiles.write_prefetch(builder, _at(builder, place, _AHEAD))
                 factors.append(load(builder, place, _WORDS))
             for row, place in enumerate(left):
@@ -288,35 +245,41 @@ def _write_tile(rows: int, builder: ir.IRBuilder, args: Any) -> None:
             store(builder, [total], [_at(builder, place, half * _LANES)])
 
 
-@overload(store_row)
-def _store_int8_row(row: Any, start: Any, inner: Any, first: Any, count: Any, x: Any, r: Any) -> Any:
-    def keep(row: Any, start: Any, inner: Any, first: Any, count: Any, x: Any, r: Any) -> None:
-        values, scales, starts = x
+_round_group = vector_function("espalier_round_group", _write_round_group)
+"""round_group(x, start, values, start, scales, start, starts, start) rounds one group to bytes."""
+_multiply = tiles.tile_product("espalier_int8_tile", _write_tile, {0: 1, 2: 10, 3: 10, 6: 7, 8: 9}, (MR, 4, 2, 1))
+"""Writes the product of some rows and one panel, added to what `terms` has in its rows:
+
+    multiply(rows, values, start, values_stride, scales, start, starts, start, weights, start, weight_scales, start,
+             terms, start, terms_stride, out, start, out_stride, groups)
+
+`groups` is also the distance between rows of scales and starts.
+"""
+
+
+@overload(pack_row)
+def _pack_int8_row(*args: Any) -> Any:
+    def round_groups(*args: Any) -> None:
+        row, start, inner, first, count, (values, scales, starts), r = args
         for column in range(first, first + count, GROUP):
             at, group = r * inner + column, (r * inner + column) // GROUP
             _round_group(row, start + column - first, values, at, scales, group, starts, group)
 
-    return keep if _is(x, Int8Rows) else None
+    return round_groups if _is(args[5], Int8Rows) else None
 
 
 @overload(multiply_panel)
-def _multiply_int8_panel(
-    x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, terms: Any, terms_start: Any,
-    terms_stride: Any, out: Any, out_start: Any, out_stride: Any, scratch: Any,
-) -> Any:  # fmt: skip
-    def add(
-        x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, terms: Any, terms_start: Any,
-        terms_stride: Any, out: Any, out_start: Any, out_stride: Any, scratch: Any,
-    ) -> None:  # fmt: skip
-        (values, scales, starts), (weights, weight_scales) = x, panels
-        groups, b, z = inner // GROUP, terms_start, out_start
-        v, row, ws = first * inner, first * groups, panel_at // inner
-        _multiply_add(
-            rows, values, v, scales, row, starts, row, weights, panel_at, weight_scales, ws, terms, b, terms_stride,
-            out, z, out_stride, groups,
+def _multiply_int8_panel(*args: Any) -> Any:
+    def multiply(*args: Any) -> None:
+        (x, first, rows, inner, panels, panel_at), sums = args[:6], args[7:13]
+        (values, scales, starts), (weights, weight_scales), groups = x, panels, inner // GROUP
+        row, group, panel = first * inner, first * groups, panel_at // inner
+        _multiply(
+            rows, values, row, inner, scales, group, starts, group, weights, panel_at, weight_scales, panel, *sums,
+            groups,
         )  # fmt: skip
 
-    return add if _is(x, Int8Rows) and _is(panels, Int8Panels) else None
+    return multiply if _is(args[0], Int8Rows) and _is(args[4], Int8Panels) else None
 
 
 def _is(kind: Any, wanted: type) -> bool:

@@ -19,14 +19,14 @@ from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import HAS_AMX, compiled
 from espalier.kernels.cpu.products import amx, tiles
+from espalier.kernels.cpu.products.microkernel import Microkernel
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
 from espalier.kernels.linear import Linear
 
-unit: Any = amx if HAS_AMX else tiles
-"""The module that multiplies, by `configure`, `release`, `x_size`, `store_row`, `scratch`, `multiply_columns` and
-`multiply_panel`."""
-PANEL = 32 if HAS_AMX else tiles.WIDE
+microkernel: Microkernel = amx if HAS_AMX else tiles
+"""The module that multiplies in float32."""
+PANEL = 32 if HAS_AMX else tiles.NR
 """Columns of a product whose weights lie side by side; the width of one tile."""
 PACKS = HAS_AMX
 """Whether the left side of a product is stored in another way than as plain rows."""
@@ -67,83 +67,30 @@ def parts_of(rows: int, panels: int) -> int:
     return max(1, min(panels, -(-_ITEMS_PER_THREAD * num_threads() // tiles)))
 
 
-def multiply_panel(
-    x: Any,
-    first: int,
-    rows: int,
-    inner: int,
-    panels: Any,
-    panel_at: int,
-    ahead: int,
-    terms: np.ndarray,
-    terms_start: int,
-    terms_stride: int,
-    out: np.ndarray,
-    out_start: int,
-    out_stride: int,
-    scratch: np.ndarray,
-) -> None:
-    """Write the product of some rows and one panel to `out`, in compiled code, by what `x` and `panels` are stored as.
-
-    Args:
-        x: rows of `inner` elements as `store_row` stores them.
-        first: of its rows.
-        rows: how many.
-        inner: elements summed over.
-        panels: the weights; those of the panel begin at `panel_at`.
-        panel_at: see `panels`.
-        ahead: where the panel begins that is read next, which is prefetched.
-        terms: flat float32, what sums begin with: rows of PANEL, `terms_stride` apart, from `terms_start` on. Either
-            what is in `out`, or one row, with a distance of 0.
-        terms_start: see `terms`.
-        terms_stride: see `terms`.
-        out: flat float32, rows `out_stride` apart, from `out_start` on.
-        out_start: see `out`.
-        out_stride: see `out`.
-        scratch: this thread's own, from `unit.scratch`.
-    """
+def multiply_panel(*args: Any) -> None:
+    """`Microkernel.multiply_panel` in compiled code, for rows and panels of the kinds that it is given."""
     raise NotImplementedError("compiled code alone can call this")
 
 
-def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: Any, r: int) -> None:
-    """Store `count` elements, from `start` on, as row `r` of `x`, from column `first` on; in compiled code."""
+def pack_row(*args: Any) -> None:
+    """`Microkernel.pack_row` in compiled code, for rows of the kind that it is given."""
     raise NotImplementedError("compiled code alone can call this")
 
 
 @overload(multiply_panel)
-def _multiply_float_panel(
-    x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, terms: Any, terms_start: Any,
-    terms_stride: Any, out: Any, out_start: Any, out_stride: Any, scratch: Any,
-) -> Any:  # fmt: skip
-    def on_vectors(
-        x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, terms: Any, terms_start: Any,
-        terms_stride: Any, out: Any, out_start: Any, out_stride: Any, scratch: Any,
-    ) -> None:  # fmt: skip
-        tiles.multiply_panel(
-            x, first, rows, inner, panels, panel_at, ahead, terms, terms_start, terms_stride, out, out_start, out_stride
-        )
+def _multiply_float_panel(*args: Any) -> Any:
+    def multiply(*args: Any) -> None:
+        microkernel.multiply_panel(*args)
 
-    def on_amx(
-        x: Any, first: Any, rows: Any, inner: Any, panels: Any, panel_at: Any, ahead: Any, terms: Any, terms_start: Any,
-        terms_stride: Any, out: Any, out_start: Any, out_stride: Any, scratch: Any,
-    ) -> None:  # fmt: skip
-        if terms_stride == 0:  # its tiles add to what is in `out`
-            for r in range(rows):
-                at = out_start + r * out_stride
-                sums, given = out[at : at + PANEL], terms[terms_start : terms_start + PANEL]
-                for i in range(PANEL):
-                    sums[i] = given[i]
-        amx.multiply_panel(x, first, rows, inner, panels, panel_at, ahead, out, out_start, out_stride, scratch)
-
-    return (on_amx if HAS_AMX else on_vectors) if isinstance(panels, types.Array) else None
+    return multiply if isinstance(args[4], types.Array) else None
 
 
-@overload(store_row)
-def _store_float_row(row: Any, start: Any, inner: Any, first: Any, count: Any, x: Any, r: Any) -> Any:
-    def keep(row: Any, start: Any, inner: Any, first: Any, count: Any, x: Any, r: Any) -> None:
-        unit.store_row(row, start, inner, first, count, x, r)
+@overload(pack_row)
+def _pack_float_row(*args: Any) -> Any:
+    def pack(*args: Any) -> None:
+        microkernel.pack_row(*args)
 
-    return keep if isinstance(x, types.Array) else None
+    return pack if isinstance(args[5], types.Array) else None
 
 
 @inner
@@ -174,7 +121,7 @@ def multiply_part(
         item: index of the item, below `ceil(rows / ROWS) * parts`.
         parts: see `parts_of`.
         threads: how many threads take items in turn; the panel of this thread's likely next item is prefetched.
-        x: rows of `inner` elements as `store_row` stores them.
+        x: rows of `inner` elements as `pack_row` stores them.
         rows: rows of the product.
         inner: elements summed over.
         panels: weights of one kind; the weight's begin at `panels_at`.
@@ -182,7 +129,7 @@ def multiply_part(
         num_panels: panels of the weight.
         bias: float32 `[num_panels * PANEL]`; empty to add to `out`.
         out: flat float32, from `product`.
-        scratch: this thread's own, from `unit.scratch`.
+        scratch: this thread's own, from `microkernel.scratch`.
     """
     first, stride, size = item // parts * ROWS, num_panels * PANEL, inner * PANEL
     start, end = panels_of(item, parts, num_panels)
@@ -221,7 +168,7 @@ def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, pa
     item = fetch_item(counters, 0)
     while item < few:
         for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
-            store_row(given, r * inner, inner, 0, inner, x, r)
+            pack_row(given, r * inner, inner, 0, inner, x, r)
         item = complete_and_fetch(counters, 0)
     barrier(counters, 0, few)
 
@@ -246,7 +193,7 @@ def multiply(
     Args:
         counters: of `parallel_run`.
         given: the left side, flat float32 `[rows * inner]`.
-        x: memory for it as `store_row` stores rows; `given` itself unless `packs`.
+        x: memory for it as `pack_row` stores rows; `given` itself unless `packs`.
         packs: whether rows are stored in another way than as they are given.
         rows: rows of the product.
         inner: elements summed over.
@@ -259,14 +206,14 @@ def multiply(
     """
     denormals = flush_denormals()
     store_all(counters, given, rows, inner, packs, x)
-    items, num_panels, scratch = (rows + ROWS - 1) // ROWS * parts, len(bias) // PANEL, unit.scratch()
-    unit.configure()
+    items, num_panels, scratch = (rows + ROWS - 1) // ROWS * parts, len(bias) // PANEL, microkernel.scratch()
+    microkernel.configure()
     item = fetch_item(counters, 1)
     while item < items:
         multiply_part(item, parts, threads, x, rows, inner, panels, panels_at, num_panels, bias, out, scratch)
         item = complete_and_fetch(counters, 1)
     restore_denormals(denormals)
-    unit.release()
+    microkernel.release()
     barrier(counters, 1, items)
 
 
@@ -278,8 +225,8 @@ def product_compilation(x: Any, packs: bool, panels: Any) -> Compilation:
 
 
 def stored_rows(rows: int, inner: int) -> np.ndarray:
-    """Memory for `rows` rows of `inner` elements as `unit` stores them."""
-    return amx.aligned(unit.x_size(rows, inner))
+    """Memory for `rows` rows of `inner` elements as `microkernel` stores them."""
+    return amx.aligned(microkernel.x_size(rows, inner))
 
 
 class _LargeBuffer(threading.local):
@@ -303,8 +250,8 @@ _large = _LargeBuffer()
 
 
 def output_buffer(rows: int, columns: int) -> np.ndarray:
-    """Memory for `rows` rows of sums, `columns` apart, and for the rows that `unit` writes beyond them."""
-    return _large.take(-(-rows // unit.TILE_ROWS) * unit.TILE_ROWS * columns)
+    """Memory for `rows` rows of sums, `columns` apart, and for the rows that `microkernel` writes beyond them."""
+    return _large.take(-(-rows // microkernel.TILE_ROWS) * microkernel.TILE_ROWS * columns)
 
 
 def multiply_cpu(
@@ -321,7 +268,7 @@ def multiply_cpu(
 
     Args:
         x: float32 `[rows, in]`.
-        stored: memory for it as `store_row` stores rows, unless `packs` is false.
+        stored: memory for it as `pack_row` stores rows, unless `packs` is false.
         packs: whether rows are stored in another way than as they are given.
         panels: the weight's, flat.
         num_panels: how many.

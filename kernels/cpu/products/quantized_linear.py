@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from llvmlite import ir
-from numba.core import types
 
 from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu import compiled
@@ -23,14 +22,14 @@ from espalier.kernels.cpu.products.linear import (
     PACKS,
     PANEL,
     ROWS,
+    microkernel,
     output_buffer,
     pack,
     parts_of,
     store_all,
     stored_rows,
-    unit,
 )
-from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, caller, intrinsic, load, loop, store
+from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, load, loop, store, vector_function
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 
 _CHUNK = 128
@@ -153,48 +152,6 @@ def quantized_linear_cpu(x: torch.Tensor, weight: QuantizedWeight, bias: torch.T
     return out[:rows, :out_features]
 
 
-def _make_dequantizer(bits: int) -> Callable[..., None]:
-    """Returns a compiled-in function that writes the factors of neighbouring columns of one group, `[count, PANEL]`.
-
-    Its arguments are flat arrays with the place of their first element: values as `QuantizedWeight` has them, zeros
-    int8 `[PANEL]`, scales float32 `[PANEL]`, and the factors float32:
-
-        dequantize(values, values_start, zeros, zeros_start, scales, scales_start, out, out_start, count)
-    """
-
-    @intrinsic
-    def dequantize(_: Any, v: Any, v0: Any, z: Any, z0: Any, s: Any, s0: Any, o: Any, o0: Any, n: Any) -> Any:
-        place = types.intp
-        signature = types.void(v, place, z, place, s, place, o, place, place)
-        return signature, caller(f"espalier_dequantize_{bits}", (0, 2, 4, 6), partial(_write_dequantize, bits))
-
-    return dequantize
-
-
-def _make_product(bits: int) -> Callable[..., None]:
-    """Returns a compiled-in function that adds the product of some rows and neighbouring columns of one group.
-
-    As a product of `tiles` with the factors that `_make_dequantizer` writes, which stay in registers:
-
-        product(rows, a, a_start, a_stride, values, values_start, zeros, zeros_start, scales, scales_start,
-                out, out_start, out_stride, count)
-    """
-    name = f"espalier_tile_of_{bits}_bits"
-    moves = {0: tiles.by_row(1), 5: tiles.by_row(6)}
-    write = tiles.for_rows(name, tiles.HEIGHTS, partial(_write_tile, bits), moves)
-
-    @intrinsic
-    def multiply_add(
-        _: Any, r: Any, a: Any, a0: Any, sa: Any, v: Any, v0: Any, z: Any, z0: Any, s: Any, s0: Any, o: Any, o0: Any,
-        so: Any, n: Any,
-    ) -> Any:  # fmt: skip
-        place = types.intp
-        signature = types.void(place, a, place, place, v, place, z, place, s, place, o, place, place, place)
-        return signature, caller(f"{name}_all", (1, 4, 6, 8, 10), write)
-
-    return multiply_add
-
-
 def _write_dequantize(bits: int, builder: ir.IRBuilder, args: Any) -> None:
     values, zeros, scales, out, count = args
     factors = _factors(bits, builder, values, zeros, scales)
@@ -246,8 +203,22 @@ def _factors(bits: int, builder: ir.IRBuilder, values: Any, zeros: Any, scales: 
     return lambda n: builder.fmul(builder.sitofp(builder.sub(column(n), zero), floats), scale)
 
 
-_dequantize_8, _dequantize_4 = _make_dequantizer(8), _make_dequantizer(4)
-_multiply_8, _multiply_4 = _make_product(8), _make_product(4)
+_dequantize_8, _dequantize_4 = (
+    vector_function(f"espalier_dequantize_{bits}", partial(_write_dequantize, bits)) for bits in (8, 4)
+)
+"""Write the factors of neighbouring columns of one group, `[count, PANEL]`:
+
+    dequantize(values, start, zeros, start, scales, start, out, start, count)
+
+Values are as in `QuantizedWeight`, zeros int8 `[PANEL]`, scales float32 `[PANEL]`, and the factors float32.
+"""
+_multiply_8, _multiply_4 = (
+    tiles.tile_product(f"espalier_tile_of_{bits}_bits", partial(_write_tile, bits), {0: 1, 5: 6}) for bits in (8, 4)
+)
+"""Add the product of some rows and neighbouring columns of one group, with the same factors, which stay in registers:
+
+    product(rows, a, start, a_stride, values, start, zeros, start, scales, start, out, start, out_stride, count)
+"""
 
 
 @inner
@@ -265,7 +236,7 @@ def _multiply_few(
     out_start: int,
     stride: int,
 ) -> None:
-    """Add the product of at most `tiles.TALL` rows and one panel, whose factors are never stored."""
+    """Add the product of at most `tiles.MR` rows and one panel, whose factors are never stored."""
     whole = len(values) == len(scales) // groups * inner
     size = inner // groups
     for group in range(groups):
@@ -321,15 +292,15 @@ def _multiply(
 ) -> None:
     items, stride = (rows + ROWS - 1) // ROWS * parts, num_panels * PANEL
     groups = len(scales) // stride
-    factors, scratch = np.empty(min(_CHUNK, inner) * PANEL, np.float32), unit.scratch()
+    factors, scratch = np.empty(min(_CHUNK, inner) * PANEL, np.float32), microkernel.scratch()
     store_all(counters, given, rows, inner, PACKS, x)
-    unit.configure()
+    microkernel.configure()
     item = fetch_item(counters, 1)
     while item < items:
         top, part = item // parts * ROWS, item % parts
         count = min(ROWS, rows - top)
         for panel in range(part * num_panels // parts, (part + 1) * num_panels // parts):
-            if count <= tiles.TALL and not PACKS:
+            if count <= tiles.MR and not PACKS:
                 place = top * stride + panel * PANEL
                 _multiply_few(x, top, count, inner, panel, values, scales, zeros, groups, out, place, stride)
                 continue
@@ -337,9 +308,9 @@ def _multiply(
                 last = min(first + _CHUNK, inner)
                 _dequantize(panel, first, last, inner, values, scales, zeros, groups, factors)
                 place = top * stride + panel * PANEL
-                unit.multiply_columns(
+                microkernel.multiply_columns(
                     x, top, count, inner, first, last - first, factors, 0, out, place, stride, scratch
                 )
         item = complete_and_fetch(counters, 1)
-    unit.release()
+    microkernel.release()
     barrier(counters, 1, items)

@@ -10,30 +10,29 @@ from typing import Any
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import cgutils
 
 from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu.simd import (
     FLOAT,
     INDEX,
     call_function,
-    caller,
     fma,
-    intrinsic,
     load,
     loop,
     store,
     to_all_lanes,
+    vector_function,
 )
 
 _LARGE_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
-TALL, WIDE = (8, 32) if _LARGE_REGISTERS else (4, 16)
+MR, NR = (8, 32) if _LARGE_REGISTERS else (4, 16)
 """Rows and lanes of the largest tile: as many sums as fit in the machine's registers beside their operands."""
 
 _NEAR = 2048 // 4
 """Elements by which a panel is prefetched before its use, where it is read once."""
 
-TILE_ROWS = 1
+TILE_ROWS: int = 1
 """Rows that `multiply_columns` writes at a time."""
 
 _BYTE = ir.IntType(8)
@@ -41,135 +40,42 @@ _BYTE = ir.IntType(8)
 
 HEIGHTS = (8, 4, 2, 1) if _LARGE_REGISTERS else (4, 2, 1)
 """Rows of a tile, the most first."""
-Move = Callable[[ir.IRBuilder, Any, int], Any]
-"""How far one argument of a tile moves on for the next tile: a function of the arguments and the tile's rows."""
 
 
-def for_rows(
-    name: str, heights: tuple[int, ...], write: Callable[..., None], moves: dict[int, Move]
-) -> Callable[[ir.IRBuilder, Any], None]:
-    """Code for a product of any number of rows, which is its first argument, by tiles of `heights` rows.
+def tile_product(
+    name: str, write: Callable[..., None], strides: dict[int, int], heights: tuple[int, ...] = HEIGHTS
+) -> Callable[..., None]:
+    """A function for compiled code that multiplies any number of rows, its first argument, by tiles of `heights` rows.
 
     Args:
-        name: of the function of a tile, to which its number of rows is appended.
-        heights: rows of a tile, the most first, the last one 1.
+        name: of a tile's function, to which its number of rows is appended.
         write: `write(rows, builder, arguments)` writes a tile's function; its arguments are those after the first.
-        moves: of those arguments that move on from tile to tile, how far.
+        strides: for each of those arguments that moves on from tile to tile, the argument that says how far for a row.
+        heights: rows of a tile, the most first, the last one 1.
     """
 
     def write_all(builder: ir.IRBuilder, args: Any) -> None:
         left, *tile = args
-        values = [tile[index] for index in moves]
+        values = [tile[index] for index in strides]
         for height in heights:
+            rows = ir.Constant(INDEX, height)
 
-            def multiply(_: Any, values: list[Any], height: int = height) -> list[Any]:
+            def multiply(_: Any, values: list[Any], height: int = height, rows: Any = rows) -> list[Any]:
                 passed = list(tile)
-                for index, value in zip(moves, values, strict=True):
+                for index, value in zip(strides, values, strict=True):
                     passed[index] = value
                 call_function(builder, f"{name}_{height}", ir.VoidType(), passed, partial(write, height))
-                distances = [move(builder, tile, height) for move in moves.values()]
+                distances = [builder.mul(tile[stride], rows) for stride in strides.values()]
                 return [_moved(builder, *pair) for pair in zip(values, distances, strict=True)]
 
-            rows = ir.Constant(INDEX, height)
             values = loop(builder, builder.sdiv(left, rows), values, multiply)
             left = builder.srem(left, rows)
 
-    return write_all
+    return vector_function(f"{name}_all", write_all)
 
 
 def _moved(builder: ir.IRBuilder, value: Any, distance: Any) -> Any:
     return builder.gep(value, [distance]) if isinstance(value.type, ir.PointerType) else builder.add(value, distance)
-
-
-def by_row(stride: int) -> Move:
-    """The move of a pointer to rows: argument `stride` is the distance from one to the next."""
-    return lambda builder, args, rows: builder.mul(args[stride], ir.Constant(INDEX, rows))
-
-
-def _make_product(lanes: int, heights: tuple[int, ...] = HEIGHTS) -> Callable[..., None]:
-    """Returns a compiled-in function that adds a product with `lanes` outputs a row to what is there.
-
-    Its arguments are flat float32 arrays with the place of their first element and the distance between rows:
-
-        product(rows, a, a_start, a_stride, b, b_start, b_stride, out, out_start, out_stride, count)
-
-    For `i < rows` and `l < lanes`, `out[i, l] += sum of a[i, n] * b[n, l] for n < count`, in order of `n`, each a fused
-    multiply-add. `b` and `out` are read and written `lanes` elements at a time. Nothing is checked.
-    """
-    name = f"espalier_tile_{lanes}"
-    write = for_rows(name, heights, partial(_write_tile, lanes), {0: by_row(1), 4: by_row(5)})
-
-    @intrinsic
-    def multiply_add(
-        _: Any, r: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, sb: Any, o: Any, o0: Any, so: Any, n: Any
-    ) -> Any:
-        place = types.intp
-        signature = types.void(place, a, place, place, b, place, place, o, place, place, place)
-        return signature, caller(f"{name}_all", (1, 4, 7), write)
-
-    return multiply_add
-
-
-@intrinsic
-def _multiply_ahead(
-    _: Any, r: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, t: Any, t0: Any, st: Any, o: Any, o0: Any, so: Any,
-    n: Any, ahead: Any, step: Any,
-) -> Any:  # fmt: skip
-    """As `_make_product`, for a `b` without gaps, with a prefetch of the part of `b` that is read next.
-
-        multiply(rows, a, a_start, a_stride, b, b_start, terms, terms_start, terms_stride,
-                 out, out_start, out_stride, count, ahead, step)
-
-    Sums begin with `terms`, rows of `lanes`, and are written to `out`, which may be the same.
-    Each tile prefetches `count * step` elements, of which the first one's lie `ahead` of `b_start`, `step` in each
-    turn: many at once would delay the loads of the current turn, which wait in the same queue.
-    """
-
-    def prefetched(builder: ir.IRBuilder, args: Any, _: int) -> Any:
-        return builder.mul(args[7], args[9])
-
-    moves = {0: by_row(1), 3: by_row(4), 5: by_row(6), 8: prefetched}
-    write = for_rows("espalier_ahead_tile", HEIGHTS, partial(_write_ahead_tile, WIDE), moves)
-    place = types.intp
-    signature = types.void(place, a, place, place, b, place, t, place, place, o, place, place, place, place, place)
-    return signature, caller("espalier_ahead_tile_all", (1, 4, 6, 9), write)
-
-
-@intrinsic
-def multiply_pair(
-    _: Any, r: Any, a: Any, a0: Any, sa: Any, b: Any, left: Any, right: Any, o: Any, o0: Any, so: Any, n: Any
-) -> Any:
-    """As `_make_product`, for a `b` whose halves lie apart, each without gaps; writes `out` instead of adding to it.
-
-        multiply_pair(rows, a, a_start, a_stride, b, left_start, right_start, out, out_start, out_stride, count)
-
-    `WIDE` are the lanes of both halves together. The same bits as a product of each half added to zeros.
-    """
-    moves = {0: by_row(1), 5: by_row(6)}
-    write = for_rows("espalier_pair_tile", HEIGHTS, partial(_write_pair_tile, WIDE), moves)
-    place = types.intp
-    signature = types.void(place, a, place, place, b, place, place, o, place, place, place)
-    return signature, caller("espalier_pair_tile_all", (1, 7), write, (4,))
-
-
-@intrinsic
-def _multiply_chain(
-    _: Any, r: Any, a: Any, a0: Any, sa: Any, b: Any, b0: Any, p: Any, p0: Any, k: Any, size: Any, last: Any, sb: Any,
-    o: Any, o0: Any, so: Any,
-) -> Any:  # fmt: skip
-    """As `_make_product`, for a `b` whose rows lie in separate blocks; the sums stay in registers throughout.
-
-        multiply(rows, a, a_start, a_stride, b, b_start, places, first, blocks, size, last, b_stride,
-                 out, out_start, out_stride)
-
-    `places[first : first + blocks]`, int64, are where each block begins, counted from `b_start`. A block has `size`
-    rows, the last one `last` rows.
-    """
-    moves = {0: by_row(1), 8: by_row(9)}
-    write = for_rows("espalier_chain_tile", HEIGHTS, partial(_write_chain_tile, WIDE), moves)
-    place = types.intp
-    signature = types.void(place, a, place, place, b, place, p, place, place, place, place, place, o, place, place)
-    return signature, caller("espalier_chain_tile_all", (1, 4, 6, 12), write)
 
 
 def _write_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
@@ -184,15 +90,15 @@ def _write_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None
     store(builder, sum_products(builder, sums, rows_of(builder, a, a_stride, rows), shared, count), out_rows)
 
 
-def _write_ahead_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
-    a, a_stride, b, terms, terms_stride, out, out_stride, count, ahead, step = args
+def _write_prefetching_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
+    a, a_stride, b, terms, terms_stride, out, out_stride, count, distance, _, step = args
     vector = ir.VectorType(FLOAT, lanes)
     out_rows = rows_of(builder, out, out_stride, rows)
     sums = [load(builder, place, vector) for place in rows_of(builder, terms, terms_stride, rows)]
     half = builder.sdiv(step, ir.Constant(INDEX, 2))
 
     def shared(n: Any) -> Any:
-        place = builder.gep(b, [builder.add(ahead, builder.mul(n, step))])
+        place = builder.gep(b, [builder.add(distance, builder.mul(n, step))])
         for line in (place, builder.gep(place, [half])):  # a turn's share is two lines at most
             write_prefetch(builder, line)
         return load(builder, _row_of(builder, b, ir.Constant(INDEX, lanes), n), vector)
@@ -200,22 +106,7 @@ def _write_ahead_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -
     store(builder, sum_products(builder, sums, rows_of(builder, a, a_stride, rows), shared, count), out_rows)
 
 
-def _write_pair_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
-    a, a_stride, b, left, right, out, out_stride, count = args
-    vector, half = ir.VectorType(FLOAT, lanes), ir.VectorType(FLOAT, lanes // 2)
-    both = ir.Constant(ir.VectorType(ir.IntType(32), lanes), list(range(lanes)))
-    halves = [builder.gep(b, [start]) for start in (left, right)]
-
-    def shared(n: Any) -> Any:
-        row = [load(builder, _row_of(builder, start, ir.Constant(INDEX, lanes // 2), n), half) for start in halves]
-        return builder.shuffle_vector(row[0], row[1], both)
-
-    zeros = [ir.Constant(vector, [0.0] * lanes)] * rows
-    sums = sum_products(builder, zeros, rows_of(builder, a, a_stride, rows), shared, count)
-    store(builder, sums, rows_of(builder, out, out_stride, rows))
-
-
-def _write_chain_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
+def _write_blocked_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
     a, a_stride, b, places, blocks, size, last, b_stride, out, out_stride = args
     vector = ir.VectorType(FLOAT, lanes)
     out_rows = rows_of(builder, out, out_stride, rows)
@@ -268,24 +159,39 @@ def write_prefetch(builder: ir.IRBuilder, place: Any) -> None:
     builder.call(function, [address, ir.Constant(flag, 0), ir.Constant(flag, 3), ir.Constant(flag, 1)])
 
 
-@intrinsic
-def _prefetch_line(_: Any, x: Any, place: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        write_prefetch(builder, builder.gep(data, [args[1]]))
-        return context.get_dummy_value()
-
-    return types.void(x, types.intp), generate
+def _product_of(lanes: int, heights: tuple[int, ...] = HEIGHTS) -> Callable[..., None]:
+    return tile_product(f"espalier_tile_{lanes}", partial(_write_tile, lanes), {0: 1, 4: 5}, heights)
 
 
-@inner
-def prefetch(x: np.ndarray, start: int, count: int) -> None:
-    """Prefetch the `count` elements of a flat float32 array from `start` on; nothing waits for them."""
-    for i in range(start, start + count, 16):
-        _prefetch_line(x, i)
+_add_wide, _add_16, _add_1 = _product_of(NR), _product_of(16), _product_of(1, (4, 1))
+"""Products of `lanes` outputs a row, added to what is there:
 
+    product(rows, a, a_start, a_stride, b, b_start, b_stride, out, out_start, out_stride, count)
 
-_add_wide, _add_16, _add_1 = _make_product(WIDE), _make_product(16), _make_product(1, (4, 1))
+For `i < rows` and `l < lanes`, `out[i, l] += sum of a[i, n] * b[n, l] for n < count`, in order of `n`, each a fused
+multiply-add. `b` and `out` are read and written `lanes` elements at a time. Nothing is checked.
+"""
+_multiply_prefetching = tile_product(
+    "espalier_prefetching_tile", partial(_write_prefetching_tile, NR), {0: 1, 3: 4, 5: 6, 8: 9}
+)
+"""As `_add_wide`, for a `b` without gaps, with a prefetch of the part of `b` that is read next:
+
+    multiply(rows, a, a_start, a_stride, b, b_start, terms, terms_start, terms_stride,
+             out, out_start, out_stride, count, distance, prefetched_a_row, step)
+
+Sums begin with `terms`, rows of NR, and are written to `out`, which may be the same. A tile prefetches
+`prefetched_a_row` elements for each of its rows, `step` in each turn, the first `distance` behind `b_start`: many at
+once would delay the loads of the current turn, which wait in the same queue.
+"""
+_add_blocked = tile_product("espalier_blocked_tile", partial(_write_blocked_tile, NR), {0: 1, 8: 9})
+"""As `_add_wide`, for a `b` whose rows lie in separate blocks; the sums stay in registers throughout:
+
+    multiply(rows, a, a_start, a_stride, b, b_start, places, first, blocks, size, last, b_stride,
+             out, out_start, out_stride)
+
+`places[first : first + blocks]`, int64, are where each block begins, counted from `b_start`. A block has `size` rows,
+the last one `last` rows.
+"""
 
 
 @inner
@@ -308,10 +214,10 @@ def multiply_add(
     columns] with `out_stride` between rows. Each output adds its products in order of the inner dimension.
     """
     column = 0
-    while columns - column >= WIDE:
+    while columns - column >= NR:
         w, z = b_start + column, out_start + column
         _add_wide(rows, a, a_start, a_stride, b, w, columns, out, z, out_stride, inner)
-        column += WIDE
+        column += NR
     if columns - column >= 16:
         w, z = b_start + column, out_start + column
         _add_16(rows, a, a_start, a_stride, b, w, columns, out, z, out_stride, inner)
@@ -323,7 +229,7 @@ def multiply_add(
 
 @inner
 def configure() -> None:
-    """Do nothing: this unit needs no preparation. `amx` has functions of the names from here on, too."""
+    """Do nothing: vector units need no preparation."""
 
 
 @inner
@@ -332,13 +238,13 @@ def release() -> None:
 
 
 def x_size(rows: int, inner: int) -> int:
-    """Float32 elements that `store_row` needs for `rows` rows of `inner` elements."""
+    """See `Microkernel`."""
     return rows * inner
 
 
 @inner
-def store_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: np.ndarray, r: int) -> None:
-    """Store `count` elements of a flat array, from `start` on, as row `r` of `x`, from column `first` on."""
+def pack_row(row: np.ndarray, start: int, inner: int, first: int, count: int, x: np.ndarray, r: int) -> None:
+    """See `Microkernel`."""
     given, written = row[start : start + count], x[r * inner + first : r * inner + first + count]
     for i in range(count):
         written[i] = given[i]
@@ -365,22 +271,8 @@ def multiply_columns(
     out_stride: int,
     _terms: np.ndarray,
 ) -> None:
-    """Add the product of some columns of `x` and `WIDE` columns of a weight to `out`.
-
-    Args:
-        x: flat float32 `[rows, inner]`.
-        first: of its rows.
-        rows: how many.
-        inner: columns of `x`.
-        column: the first that is multiplied.
-        count: of these columns.
-        panel: flat float32 `[count, WIDE]` from `panel_at` on.
-        panel_at: see `panel`.
-        out: flat float32, rows `out_stride` apart, from `out_start` on.
-        out_start: see `out`.
-        out_stride: see `out`.
-    """
-    multiply_add(x, first * inner + column, inner, panel, panel_at, out, out_start, out_stride, rows, count, WIDE)
+    """See `Microkernel`."""
+    multiply_add(x, first * inner + column, inner, panel, panel_at, out, out_start, out_stride, rows, count, NR)
 
 
 @inner
@@ -391,28 +283,26 @@ def multiply_panel(
     inner: int,
     panels: np.ndarray,
     panel_at: int,
-    ahead: int,
+    prefetch_at: int,
     terms: np.ndarray,
     terms_start: int,
     terms_stride: int,
     out: np.ndarray,
     out_start: int,
     out_stride: int,
+    _scratch: np.ndarray,
 ) -> None:
-    """`multiply_columns` of all columns, with a prefetch of the panel that begins at `ahead`.
-
-    What is in `terms` is added to, rows `terms_stride` apart, from `terms_start` on, instead of what is in `out`.
-    """
-    step = max(1, WIDE // ((rows + TALL - 1) // TALL))
-    distance = _NEAR if rows <= TALL else ahead - panel_at
-    a, t, z = first * inner, terms_start, out_start
-    _multiply_ahead(
-        rows, x, a, inner, panels, panel_at, terms, t, terms_stride, out, z, out_stride, inner, distance, step
-    )
+    """See `Microkernel`."""
+    step = max(1, NR // ((rows + MR - 1) // MR))
+    distance = _NEAR if rows <= MR else prefetch_at - panel_at
+    _multiply_prefetching(
+        rows, x, first * inner, inner, panels, panel_at, terms, terms_start, terms_stride,
+        out, out_start, out_stride, inner, distance, inner * step // MR, step,
+    )  # fmt: skip
 
 
 @inner
-def multiply_add_chain(
+def multiply_add_blocked(
     a: np.ndarray,
     a_start: int,
     a_stride: int,
@@ -429,17 +319,14 @@ def multiply_add_chain(
     rows: int,
     columns: int,
 ) -> None:
-    """As `multiply_add`, the rows of `b` in blocks of `size`, `last` in the last one: see `_multiply_chain`."""
-    if columns % WIDE:
-        for k in range(blocks):
-            inner = last if k == blocks - 1 else size
-            at = a_start + k * size
-            multiply_add(
-                a, at, a_stride, b, b_start + places[first + k], out, out_start, out_stride, rows, inner, columns
+    """As `multiply_add`, the rows of `b` in blocks of `size`, `last` in the last one: see `_add_blocked`."""
+    if columns % NR == 0:
+        for column in range(0, columns, NR):
+            z, w = out_start + column, b_start + column
+            _add_blocked(
+                rows, a, a_start, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride
             )
         return
-    for column in range(0, columns, WIDE):
-        z, w = out_start + column, b_start + column
-        _multiply_chain(
-            rows, a, a_start, a_stride, b, w, places, first, blocks, size, last, columns, out, z, out_stride
-        )
+    for k in range(blocks):
+        at, w, count = a_start + k * size, b_start + places[first + k], last if k == blocks - 1 else size
+        multiply_add(a, at, a_stride, b, w, out, out_start, out_stride, rows, count, columns)
