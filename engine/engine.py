@@ -18,9 +18,11 @@ from espalier.engine.models.model import Model
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.engine.scheduling.admission import Admission
 from espalier.engine.scheduling.fair_sharing import FairSharing
+from espalier.engine.scheduling.launch_ahead import LaunchAheadScheduler
+from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.preemption import Preemption
 from espalier.engine.scheduling.role_policy import GeneratorFirst, RoleLoad, RolePolicy
-from espalier.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from espalier.engine.scheduling.scheduler import Scheduler
 from espalier.engine.stats import SECOND_BOUNDS, Histogram, RoleStats
 from espalier.engine.step_record import StepRecord, Times, record_of
 from espalier.engine.work import Done, Generated, Work
@@ -104,18 +106,19 @@ class Engine:
         self.kv_pool = _make_kv_pool(models, self.settings, device)
         self.schedulers: dict[str, Scheduler] = {}
         self._runners: dict[str, ModelRunner] = {}
+        kind = LaunchAheadScheduler if self.settings.launch_ahead else Scheduler
         for role, model in models.items():
             layout = _layout(model, self.settings.block_size, self.kv_pool.slab_bytes)
             pool = BlockPool(role, layout, self.kv_pool, self.settings.prefix_cache)
             table = SequenceTable(pool, cache_seed=model.digest.encode())
-            self.schedulers[role] = Scheduler(role, model, table, self._make_room)
+            self.schedulers[role] = kind(role, model, table, self._make_room)
             self._runners[role] = ModelRunner(role, model, layout, self.kv_pool)
             _warn_of_missing_embeddings(role, model)
         pools = {role: scheduler.pool for role, scheduler in self.schedulers.items()}
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
         self.sharing = FairSharing({role: model.weight_bytes for role, model in models.items()}, device.type)
         self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
-        self._in_flight: list[tuple[str, SchedulerOutput, BatchInFlight, Times]] = []  # the oldest first
+        self._in_flight: list[tuple[str, StepPlan, BatchInFlight, Times]] = []  # the oldest first
         self.on_step: Callable[[StepRecord], None] | None = None
         self._step_seconds = {role: Histogram(SECOND_BOUNDS) for role in models}
         self._collected: list[Done] = []
@@ -302,7 +305,7 @@ class Engine:
             self._in_flight.append((role, step, batch, (schedule_start, launch_start, perf_counter())))
             scheduler.launched(step)
             if fair:
-                self.sharing.charge(role, step.plan)
+                self.sharing.charge(role, step)
             return True
         if exhausted is None:
             return False

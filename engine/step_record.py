@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from espalier.engine.scheduling.scheduler import SchedulerOutput
+    from espalier.engine.scheduling.planner import StepPlan
 
 Times = tuple[float, float, float]
 """Of a launch: when scheduling began, when the launch began and when it ended. Of its results: when the wait for them
@@ -58,8 +58,8 @@ class StepRecord:
         return self.launch_end - self.launch_start + self.wait_end - self.wait_start
 
 
-def record_of(role: str, step: SchedulerOutput, launch: Times, collect: Times) -> StepRecord:
+def record_of(role: str, plan: StepPlan, launch: Times, collect: Times) -> StepRecord:
     """The record of a batch that was launched and whose results were collected at these times."""
-    plan, draws = step.plan, 0 if step.draws is None else len(step.draws.step_positions)
-    sizes = len(plan.rows), int(plan.counts.sum()), draws, len(step.reads), len(plan.copies[0])
+    draws, reads = len(plan.draws.step_positions) if plan.draws else 0, sum(map(len, plan.reads.values()))
+    sizes = len(plan.rows), int(plan.counts.sum()), draws, reads, len(plan.copies[0])
     return StepRecord(role, *sizes, *launch, *collect)

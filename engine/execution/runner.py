@@ -14,8 +14,9 @@ from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.sequences import SequenceTable
 from espalier.engine.models.model import Head, Model
 from espalier.engine.roles import GENERATOR
+from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.requests import DecodeRows
-from espalier.engine.scheduling.scheduler import SchedulerOutput, StepResults
+from espalier.engine.scheduling.scheduler import StepResults
 from espalier.kernels.layout import KVLayout
 
 _NOTHING = torch.empty(0)
@@ -50,7 +51,7 @@ class ModelRunner:
         self._drawn = _NOTHING  # by the step that was launched last
         self._warm_up(draws=role == GENERATOR)
 
-    def launch(self, table: SequenceTable, step: SchedulerOutput) -> BatchInFlight:
+    def launch(self, table: SequenceTable, plan: StepPlan) -> BatchInFlight:
         """Start a step; `wait` gives its results.
 
         On a GPU kernels are only queued. A negative token id, -1 - i, is the i-th that the step launched before draws.
@@ -59,21 +60,21 @@ class ModelRunner:
             DeviceError: when the model cannot be run.
             MisuseError: when it was closed.
         """
-        plan, decoder = step.plan, self.model.decoder
+        decoder = self.model.decoder
         if not self._layer_kvs:
             raise MisuseError("the engine was closed")
         try:
             self._backend.use_device(self._device)  # whatever thread this is
-            if step.draws is not None and not self._draws_are_warm:
+            if plan.draws is not None and not self._draws_are_warm:
                 self._warm_up(draws=True)
             if plan.copies[0]:
                 self._copy_blocks(self.layout, self._kv_pool.bytes, *plan.copies)
             batch = build_batch(table, plan.rows, plan.first, plan.counts)
             drawn = self._drawn if batch.expects_draws else None
             hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention, drawn)
-            self._drawn, log_probabilities, *drawn_from = self._draw(step, hidden)
-            wait = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(step, hidden)])
-            return BatchInFlight(wait, step.draws.decode.heads if step.draws else [])
+            self._drawn, log_probabilities, *drawn_from = self._draw(plan, hidden)
+            wait = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(plan, hidden)])
+            return BatchInFlight(wait, plan.draws.decode.heads if plan.draws else [])
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
 
@@ -105,23 +106,22 @@ class ModelRunner:
         """The error to raise for what torch says of a device that fails or has no memory left."""
         return DeviceError(self.role, str(self.model.decoder.device), error)
 
-    def _read(self, step: SchedulerOutput, hidden: torch.Tensor) -> list[torch.Tensor]:
+    def _read(self, plan: StepPlan, hidden: torch.Tensor) -> list[torch.Tensor]:
         """What Scores read, float32 `[reads of the head, k]` for each head."""
         values: list[torch.Tensor] = []
-        for name, places in step.reads_of_head.items():
-            rows = step.read_rows[places]
-            read = hidden[self._to_device(rows)]  # [reads of the head, hidden]
-            asked = [step.read_targets[place] for place in places]
+        for name, reads in plan.reads.items():
+            _, rows, asked = zip(*reads, strict=True)
+            read = hidden[self._to_device(np.array(rows))]  # [reads of the head, hidden]
             targets = () if asked[0] is None else (self._to_device(np.array(asked)),)
             values.append(self._apply(self.model.head_named(name), read, *targets).float())
         return values
 
-    def _draw(self, step: SchedulerOutput, hidden: torch.Tensor) -> list[torch.Tensor]:
+    def _draw(self, plan: StepPlan, hidden: torch.Tensor) -> list[torch.Tensor]:
         """Token ids and log-probabilities `[draws]`: one draw for each sampling of each branch.
 
         After them what each of `decode.heads` says of the states drawn from, float32 `[draws, k]`.
         """
-        if (draws := step.draws) is None:
+        if (draws := plan.draws) is None:
             return [_NOTHING, _NOTHING]
         decode = draws.decode
         if self._sampler is None or self._sampler[0] is not decode:
@@ -132,8 +132,8 @@ class ModelRunner:
         if not decode.heads:
             return [*drawn]
         branch_of = self._to_device(decode.branch_of)
-        said = [self._apply(self.model.head_named(name), hidden) for name in decode.heads]  # [branches, k] each
-        return [*drawn, *(values[branch_of].float() for values in said)]
+        head_outputs = [self._apply(self.model.head_named(name), hidden) for name in decode.heads]  # [branches, k] each
+        return [*drawn, *(values[branch_of].float() for values in head_outputs)]
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return self._backend.to_device(array, self._device)

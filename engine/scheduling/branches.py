@@ -35,10 +35,6 @@ class Draws:
         """The position of each branch's new token in its sequence, int64 `[branches]`."""
         return self.decode.starts + self.step_positions[self.decode.firsts]
 
-    def select_live(self, values: np.ndarray) -> np.ndarray:
-        """Those of a step's `values`, one for each of its draws, that are still select_live."""
-        return values if self.live is None else values[self.live]
-
 
 class RunningSamples:
     """Takes in what steps draw: branches grow, part where their samplings differ, and stop.
@@ -68,36 +64,12 @@ class RunningSamples:
         step_positions = (self._table.lengths[decode.rows] - decode.starts)[decode.branch_of]
         return Draws(decode, step_positions, batch_rows, opened)
 
-    def ending(self, draws: Draws) -> list[RunningRequest]:
-        """RunningSamples that stop with the token being drawn, whatever it is."""
-        return [draws.decode.branches[i] for i in np.flatnonzero(self._are_full(draws.decode, draws.positions))]
-
-    def append_placeholders(self, draws: Draws) -> None:
-        """Give each branch of a step in flight that can go on a token that stands for the one being drawn.
-
-        It is -1 - i for the step's draw i, and goes on as if all samplings of the branch drew what the first one did.
-        """
-        decode, positions = draws.decode, draws.positions
-        goes_on = (self._table.lengths[decode.rows] == positions) & ~self._are_full(decode, positions)
-        if draws.opened:
-            goes_on &= np.array([branch not in draws.opened for branch in decode.branches], dtype=bool)
-        if goes_on.any():
-            firsts = decode.firsts if draws.live is None else draws.live[decode.firsts]
-            self._table.write_tokens(decode.rows[goes_on], positions[goes_on], -1 - firsts[goes_on])
-
-    def drop_placeholders(self) -> None:
-        """Take the tokens that stand for draws away again: the step in flight failed."""
-        for branch in self.running:
-            while self._table.tokens[branch.row, self._table.lengths[branch.row] - 1] < 0:
-                self._table.lengths[branch.row] -= 1
-
     def process_outputs(
         self,
         draws: Draws,
         token_ids: np.ndarray,
         log_probabilities: np.ndarray,
         drawn_from: dict[str, np.ndarray],
-        next_draws: Draws | None,
     ) -> list[Generated]:
         """Append the drawn tokens, fork branches whose samplings differ, and take out branches that stop.
 
@@ -106,10 +78,7 @@ class RunningSamples:
             token_ids: int64, for each of the select_live draws.
             log_probabilities: float32, likewise.
             drawn_from: what each head says of the state that each of them was drawn from.
-            next_draws: of a step that is in flight already; what it draws for nobody is dropped from it.
         """
-        if not draws.decode.branches:
-            return []  # all stopped in the step before
         for branch in draws.opened:
             if not branch.work.in_place:
                 branch.sequence = self._table.fork(branch.sequence)
@@ -119,32 +88,16 @@ class RunningSamples:
         rest = [branch for branch in self.running if id(branch) not in chosen]
         decode, positions = draws.decode, draws.positions
         branches, parents, firsts = self._fork_diverged(decode, token_ids, positions)
-        if parted := len(branches) > len(decode.branches):
+        if len(branches) > len(decode.branches):
             decode = self._decode = DecodeRows(branches)
             positions = positions[parents]
         token_ids = token_ids[firsts]
         self._table.write_tokens(decode.rows, positions, token_ids)
         self._table.log_probabilities[decode.rows, positions] = log_probabilities[firsts]
         head_outputs = {head: values[firsts] for head, values in drawn_from.items()}
-        done = self._finish_stopped(decode, token_ids, positions, head_outputs, rest)
-        if next_draws and (parted or done):
-            self._drop_unwanted(next_draws)
-        return done
+        return self._finish_stopped(decode, token_ids, positions, head_outputs, rest)
 
-    def _drop_unwanted(self, draws: Draws) -> None:
-        """Drop what a step in flight draws for branches that have stopped, and for samplings that parted."""
-        decode, alive = draws.decode, set(map(id, (*self.running, *draws.opened)))
-        live = [
-            draw
-            for draw, (b, index) in enumerate(zip(decode.branch_of.tolist(), decode.indices, strict=True))
-            if id(branch := decode.branches[b]) in alive and index in branch.indices
-        ]
-        if len(live) < len(decode.indices):
-            draws.live = np.array(live, dtype=np.int64)
-            draws.decode = DecodeRows([branch for branch in decode.branches if id(branch) in alive])
-            draws.step_positions = draws.step_positions[draws.live]
-
-    def _are_full(self, decode: DecodeRows, positions: np.ndarray) -> np.ndarray:
+    def are_full(self, decode: DecodeRows, positions: np.ndarray) -> np.ndarray:
         """Whether each branch has as many tokens as it may, with those at `positions`; bool `[branches]`."""
         return positions + 1 >= np.minimum(decode.limits, self._context)
 
@@ -192,7 +145,7 @@ class RunningSamples:
         rest: list[RunningRequest],
     ) -> list[Generated]:
         """Finish the branches whose tokens, at `positions`, are their last; `head_outputs` has a row for each."""
-        full = self._are_full(decode, positions)
+        full = self.are_full(decode, positions)
         flagged = np.flatnonzero(full | self._is_eos[token_ids] | self._has_newline[token_ids])
         done, stopped = [], set()
         for i in flagged.tolist():

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.sequences import SequenceTable
+from espalier.engine.scheduling.branches import Draws
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
 
 MakeRoom = Callable[[Collection[Hashable]], bool]
@@ -37,18 +38,36 @@ class Chunk:
 
     Attributes:
         target: the waiting work or the branch.
-        row: its sequence's row of the table.
         count: tokens computed.
     """
 
     target: WaitingRequest | RunningRequest
-    row: int
     count: int
+
+
+class Read(NamedTuple):
+    """One position at which a head is read.
+
+    Attributes:
+        item: the Score that it belongs to.
+        row: of the batch.
+        target: the token that the head is asked about; None for a head that takes none.
+    """
+
+    item: WaitingRequest
+    row: int
+    target: int | None
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """The tokens of one step: one token of each branch, then the chunks. Blocks for all of them are in place.
+    """One step. Its planner gives the tokens, and blocks for all of them; its scheduler adds what is read and drawn.
+
+        batch rows   [ branch 0 | branch 1 | ... | chunk 0 ............. | chunk 1 ... | ... ]
+        counts            1          1              count                   count
+        ends              1          2              2 + count               ...           T
+
+    Row `ends[i] - 1` is the last token of sequence `i`, position `first[i] + counts[i] - 1`: there it is sampled from.
 
     Attributes:
         branches: branches that compute their last token.
@@ -57,6 +76,10 @@ class StepPlan:
         first: int64 `[S]`, the position of each sequence's first token.
         counts: int64 `[S]`, how many tokens of each sequence are computed.
         copies: blocks to copy from, and the blocks to copy them to, before anything is written.
+        reads: by the names of heads.
+        scored: Scores whose last read is in this step.
+        opened: for each Generate whose pending tokens end in this step, the branch that it continues as.
+        draws: the tokens that it draws, None without any.
     """
 
     branches: list[RunningRequest]
@@ -65,6 +88,10 @@ class StepPlan:
     first: np.ndarray
     counts: np.ndarray
     copies: tuple[list[int], list[int]]
+    reads: dict[str, list[Read]] = field(default_factory=dict)
+    scored: list[WaitingRequest] = field(default_factory=list)
+    opened: dict[WaitingRequest, RunningRequest] = field(default_factory=dict)
+    draws: Draws | None = None
 
 
 class BatchPlanner:
@@ -172,7 +199,7 @@ class BatchPlanner:
                 last = self._without_blocks(chunks)[-1]
                 self._pool.require(self._blocks_for(last), frozenset({last.target.work.owner}))
             chunks = placed
-            rows = np.concatenate((rows, np.array([c.row for c in chunks], dtype=np.int64)))
+            rows = np.concatenate((rows, np.array([c.target.row for c in chunks], dtype=np.int64)))
             counts = np.concatenate((counts, np.array([c.count for c in chunks], dtype=np.int64)))
         # A sequence without pending tokens is asked again for its last one, to have logits to sample from.
         first = np.minimum(self._table.computed[rows], self._table.lengths[rows] - 1).astype(np.int64)
@@ -188,7 +215,7 @@ class BatchPlanner:
         targets: list[WaitingRequest | RunningRequest] = [*(running[i] for i in dropped), *waiting]
         for i in reversed(dropped):
             running = [*running[:i], *running[i + 1 :]]
-        chunks = [Chunk(t, t.row, max(1, self._table.missing(t.row))) for t in targets]
+        chunks = [Chunk(t, max(1, self._table.missing(t.row))) for t in targets]
         if len(running) + sum(chunk.count for chunk in chunks) <= budget:
             return running, chunks
         return self._choose_fairly(running, chunks, budget)
@@ -209,23 +236,23 @@ class BatchPlanner:
         for chunk in chunks:
             if count := min(chunk.count, left[chunk.target.work.owner]):
                 left[chunk.target.work.owner] -= count
-                chosen.append(Chunk(chunk.target, chunk.row, count))
+                chosen.append(Chunk(chunk.target, count))
         return branches, chosen
 
     def _place_chunks(self, chunks: list[Chunk], copies: tuple[list[int], list[int]]) -> list[Chunk]:
         """Take blocks for the chunks in order, while there are blocks, and return those chunks; adds to `copies`."""
         placed: list[Chunk] = []
-        plain = [chunk for chunk in chunks if not self._table.is_unmatched(chunk.row)]
+        plain = [chunk for chunk in chunks if not self._table.is_unmatched(chunk.target.row)]
         for chunk in chunks:
-            if not self._table.is_unmatched(chunk.row):
+            if not self._table.is_unmatched(row := chunk.target.row):
                 continue
-            self._table.match_prefix(chunk.row, chunk.target.known_tokens(int(self._table.lengths[chunk.row])))
-            chunk.count = min(chunk.count, max(1, self._table.missing(chunk.row)))
+            self._table.match_prefix(row, chunk.target.known_tokens(int(self._table.lengths[row])))
+            chunk.count = min(chunk.count, max(1, self._table.missing(row)))
             if not self._fits([chunk]):
                 self._note_blocked(chunk)
                 continue
             self._write([chunk], copies)
-            self._table.register(chunk.row, int(self._table.computed[chunk.row]) + chunk.count)
+            self._table.register(row, int(self._table.computed[row]) + chunk.count)
             placed.append(chunk)
         fitting = plain
         while fitting and not self._fits(fitting):
@@ -255,7 +282,7 @@ class BatchPlanner:
 
     def _spans(self, chunks: list[Chunk]) -> tuple[np.ndarray, np.ndarray]:
         """Rows of chunks, and how many new tokens each writes."""
-        rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)
+        rows = np.array([chunk.target.row for chunk in chunks], dtype=np.int64)
         pending = self._table.lengths[rows] - self._table.computed[rows]
         return rows, np.minimum(np.array([chunk.count for chunk in chunks], dtype=np.int64), pending)
 

@@ -1,7 +1,6 @@
-"""One model's waiting and running work: it plans each step, and takes in the step's results."""
+"""The scheduler of one model: its waiting and running work, the plan of each step, and what becomes of its results."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,36 +9,11 @@ import numpy as np
 from espalier.engine.errors import MisuseError, NumericalError
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.branches import Draws, RunningSamples
-from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, StepPlan
+from espalier.engine.scheduling.branches import RunningSamples
+from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, Read, StepPlan
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
 from espalier.engine.stats import ROW_BOUNDS, TOKEN_BOUNDS, Histogram
 from espalier.engine.work import Done, Generate, Score, Scored, Work
-
-
-@dataclass(slots=True)
-class SchedulerOutput:
-    """One step: the tokens to compute, the positions whose head values are read, the draws to make.
-
-    Attributes:
-        plan: the tokens and the blocks for them.
-        reads: the Score that each read belongs to.
-        read_rows: int64 `[reads]`, the row of the batch that each read is of.
-        reads_of_head: indices of the reads of each head, by its name.
-        read_targets: for each read, the token that its head is asked about; None for a head that takes none.
-        scored: Scores whose last read is in this step.
-        opened: for each Generate whose pending tokens end in this step, the branch that it continues as.
-        draws: the tokens that it draws, None without any.
-    """
-
-    plan: StepPlan
-    reads: list[WaitingRequest]
-    read_rows: np.ndarray
-    reads_of_head: dict[str, list[int]]
-    read_targets: list[int | None]
-    scored: list[WaitingRequest]
-    opened: dict[WaitingRequest, RunningRequest]
-    draws: Draws | None = None
 
 
 class StepResults(NamedTuple):
@@ -49,7 +23,7 @@ class StepResults(NamedTuple):
         token_ids: int64 `[draws]`.
         log_probabilities: float32 `[draws]`.
         drawn_from: by the names of heads, float32 `[draws, k]`: what each says of the states drawn from.
-        values: for each of `reads_of_head`, float32 `[reads of the head, k]`.
+        values: for each head of the plan's `reads`, float32 `[reads of the head, k]`.
     """
 
     token_ids: np.ndarray
@@ -80,7 +54,7 @@ class Scheduler:
         self._model = model
         self._waiting: list[WaitingRequest] = []
         self._branches = RunningSamples(table, model)
-        self._in_flight: list[SchedulerOutput] = []  # launched, and not taken in yet; the oldest first
+        self._in_flight: list[StepPlan] = []  # launched, and not taken in yet; the oldest first
         self._busy_rows: set[int] = set()  # of sequences that work waits or runs in place on
 
     @property
@@ -187,123 +161,81 @@ class Scheduler:
         Steps in flight are forgotten: what they draw is drawn again.
         """
         self._in_flight.clear()
-        self._branches.drop_placeholders()
         self.table.drop_all()
         for item in self._waiting:
             item.values.clear()
 
-    def schedule(self, max_tokens: int) -> SchedulerOutput | None:
+    def schedule(self, max_tokens: int) -> StepPlan | None:
         """The next step, of at most `max_tokens` tokens; None when there is nothing to run.
-
-        The step before may be in flight. Its draws are tokens of this step then, though only the device knows them: a
-        branch goes on as if its sampling of the lowest index drew what all of them drew, and nothing that stops it.
-        Whatever turns out otherwise in `update` is dropped from this step.
 
         After this call comes `launched` once the model computes the step, or `drop_all_kv` if it cannot.
 
         Raises:
             PoolExhaustedError: when blocks run out and no owner can give any up.
         """
-        running, waiting = self._ready()
-        if self._in_flight and (draws := self._in_flight[-1].draws):
-            self._branches.append_placeholders(draws)
-        # Nobody gives up KV for those who are only ahead of others: without them held back there may be room.
+        # Nobody gives up KV for those who are only ahead of others: without them throttled there may be room.
         may_preempt = not self._in_flight and not self.planner.throttled
-        plan = self.planner.plan(running, waiting, max_tokens, may_preempt=may_preempt)
+        plan = self.planner.plan(*self._ready(), max_tokens, may_preempt=may_preempt)
         if plan is None:
             return None
         ends = plan.counts.cumsum()
-        lengths = self.table.lengths[plan.rows]
-        whole = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts) >= lengths
-        output = SchedulerOutput(plan, [], np.empty(0, np.int64), {}, [], [], {})
+        whole = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts) >= self.table.lengths[plan.rows]
         sampled, places = list(plan.branches), list(range(len(plan.branches)))
-        read_rows: list[int] = []
         for i, chunk in enumerate(plan.chunks, start=len(plan.branches)):
             target = chunk.target
             if isinstance(target, WaitingRequest) and isinstance(target.work, Score):
-                read_rows += self._reads(output, target, target.work, int(plan.first[i]), chunk.count, int(ends[i]))
+                if reads := _reads(target, target.work, int(plan.first[i]), chunk.count, int(ends[i])):
+                    plan.reads.setdefault(target.work.head, []).extend(reads)
                 if whole[i]:
-                    output.scored.append(target)
-                continue
-            if not whole[i]:
-                continue
-            if isinstance(target, WaitingRequest):
-                assert isinstance(target.work, Generate)
-                output.opened[target] = self._open_branch(target, target.work, chunk.count)
-                target = output.opened[target]
-            sampled.append(target)
-            places.append(i)
-        output.read_rows = np.array(read_rows, dtype=np.int64)
+                    plan.scored.append(target)
+            elif whole[i]:
+                if isinstance(target, WaitingRequest):
+                    assert isinstance(target.work, Generate)
+                    plan.opened[target] = self._open_branch(target, target.work, chunk.count)
+                    target = plan.opened[target]
+                sampled.append(target)
+                places.append(i)
         if sampled:
             # Without chunks the batch is a token of each, in this order.
             batch_rows = ends[places] - 1 if len(places) < ends[-1] else None
-            output.draws = self._branches.draws(sampled, list(output.opened.values()), batch_rows)
-        return output
-
-    @staticmethod
-    def _reads(
-        output: SchedulerOutput, item: WaitingRequest, work: Score, first: int, count: int, end: int
-    ) -> list[int]:
-        """Add the reads of `count` tokens from position `first` on; returns their rows of the batch, before `end`."""
-        first -= item.base
-        reads = [i for i, place in enumerate(work.score_positions) if 0 <= place - first < count]
-        if reads:
-            known = len(output.reads)
-            output.reads_of_head.setdefault(work.head, []).extend(range(known, known + len(reads)))
-        output.reads += [item] * len(reads)
-        output.read_targets += [work.targets[i] if work.targets else None for i in reads]
-        return [end - count + work.score_positions[i] - first for i in reads]
+            plan.draws = self._branches.draws(sampled, list(plan.opened.values()), batch_rows)
+        return plan
 
     def _ready(self) -> tuple[list[RunningRequest], list[WaitingRequest]]:
         """Running and waiting work that another step can go on with."""
-        if not self._in_flight:
-            return self._branches.running, self._waiting
-        step = self._in_flight[-1]
-        leaving = {id(item) for item in (*step.scored, *step.opened)}
-        if step.draws:
-            leaving |= set(map(id, self._branches.ending(step.draws)))
-        return (
-            [branch for branch in self._branches.running if id(branch) not in leaving],
-            [item for item in self._waiting if id(item) not in leaving],
-        )
+        return self._branches.running, self._waiting
 
-    def launched(self, output: SchedulerOutput) -> None:
+    def launched(self, plan: StepPlan) -> None:
         """Count a step's tokens as computed, since the next step builds on them."""
-        self._in_flight.append(output)
-        plan = output.plan
+        self._in_flight.append(plan)
         self.table.computed[plan.rows] = np.maximum(self.table.computed[plan.rows], plan.first + plan.counts)
         for chunk in plan.chunks:
             chunk.target.count_computed(chunk.count)
-            if isinstance(chunk.target, RunningRequest) and not self.table.missing(chunk.row):
+            if isinstance(chunk.target, RunningRequest) and not self.table.missing(chunk.target.row):
                 chunk.target.extra_tokens -= 1  # its last token had not been computed before
         self.copied_blocks += len(plan.copies[0])
         self.batch_rows.add(len(plan.rows))
         self.batch_tokens.add(int(plan.counts.sum()))
 
-    def update(self, output: SchedulerOutput, results: StepResults) -> list[Done]:
-        """Take in the results of a step, the oldest of those in flight, and return the work that it finished.
+    def update(self, plan: StepPlan, results: StepResults) -> list[Done]:
+        """Process the results of a step, the oldest of those in flight, and return the work that it finished.
 
         Raises:
             NumericalError: when what was read, or what tokens are drawn from, is not a number.
         """
-        self._in_flight.remove(output)
-        if wanted := output.draws and output.draws.select_live:
-            drawn_from = {head: wanted(values) for head, values in results.drawn_from.items()}
-            drawn = wanted(results.token_ids), wanted(results.log_probabilities), drawn_from
-            results = StepResults(*drawn, results.values)
-        if owners := _owners_without_numbers(output, results):
+        self._in_flight.remove(plan)
+        if owners := _owners_without_numbers(plan, results):
             raise NumericalError(self.role, owners)
-        for places, rows in zip(output.reads_of_head.values(), results.values, strict=True):
-            for place, row in zip(places, rows, strict=True):
-                output.reads[place].values.append(row[None])
-        done: list[Done] = [_scored(item) for item in output.scored]
-        if left := {id(item) for item in (*output.scored, *output.opened)}:
+        for reads, rows in zip(plan.reads.values(), results.values, strict=True):
+            for read, row in zip(reads, rows, strict=True):
+                read.item.values.append(row[None])
+        done: list[Done] = [_scored(item) for item in plan.scored]
+        if left := {id(item) for item in (*plan.scored, *plan.opened)}:
             self._waiting = [item for item in self._waiting if id(item) not in left]
-            self._busy_rows -= {item.row for item in output.scored}
-            self._busy_rows -= {item.row for item, branch in output.opened.items() if not branch.work.in_place}
-        if output.draws:
-            next_draws = self._in_flight[0].draws if self._in_flight else None
-            finished = self._branches.process_outputs(output.draws, *results[:3], next_draws)
+            self._busy_rows -= {item.row for item in plan.scored}
+            self._busy_rows -= {item.row for item, branch in plan.opened.items() if not branch.work.in_place}
+        if plan.draws:
+            finished = self._branches.process_outputs(plan.draws, *results[:3])
             self._busy_rows -= {one.sequence.row for one in finished if one.work.in_place}
             done += finished
         return done
@@ -328,14 +260,20 @@ def _require_reads_in_order(work: Score) -> None:
         raise MisuseError("Score has a target for each of its reads, or none")
 
 
-def _owners_without_numbers(output: SchedulerOutput, results: StepResults) -> frozenset[Hashable]:
+def _reads(item: WaitingRequest, work: Score, first: int, count: int, end: int) -> list[Read]:
+    """Reads of `count` tokens from position `first` on, whose rows of the batch are those before `end`."""
+    targets, first = work.targets or (None,) * len(work.score_positions), first - item.base
+    reads = zip(work.score_positions, targets, strict=True)
+    return [Read(item, end - count + i - first, target) for i, target in reads if 0 <= i - first < count]
+
+
+def _owners_without_numbers(plan: StepPlan, results: StepResults) -> frozenset[Hashable]:
     """Owners whose results are not numbers."""
     owners: set[Hashable] = set()
-    for places, rows in zip(output.reads_of_head.values(), results.values, strict=True):
-        if np.isnan(rows).any():
-            owners |= {output.reads[places[i]].work.owner for i in np.flatnonzero(np.isnan(rows).any(axis=1))}
-    if output.draws:
-        decode = output.draws.decode
+    for reads, rows in zip(plan.reads.values(), results.values, strict=True):
+        owners |= {reads[i].item.work.owner for i in np.flatnonzero(np.isnan(rows).any(axis=1))}
+    if plan.draws:
+        decode = plan.draws.decode
         finite = np.isfinite(results.log_probabilities)
         for name, values in results.drawn_from.items():
             reads_it = np.array([branch.work.head == name for branch in decode.branches], dtype=bool)[decode.branch_of]

@@ -303,7 +303,7 @@ class LaunchAheadMachine(EngineMachine):
 def test_whatever_happens_in_whatever_order_results_are_as_if_alone(
     machine: type[EngineMachine], load_model: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
 ):
-    for name, strictest in (("_LEAD", 1), ("_WORTHWHILE", 0)):
+    for name, strictest in (("_MAX_LAG", 1), ("_WORTHWHILE", 0)):
         monkeypatch.setattr(fair_sharing, name, strictest)
     generator = replace(load_model("talker"), other_heads=HEADS)
     EngineMachine.models = {GENERATOR: generator, VERIFIER: load_model("classifier")}

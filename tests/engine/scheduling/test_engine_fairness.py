@@ -126,7 +126,7 @@ def test_who_finds_no_room_beside_one_that_is_ahead_waits_and_does_not_fail(
 def _step_of(owner: str, tokens: int) -> StepPlan:
     work = Generate(owner, SimpleNamespace(), (Sampling(),), 1)  # type: ignore[arg-type]
     nothing = np.empty(0, np.int64)
-    return StepPlan([], [Chunk(WaitingRequest(work, 0), 0, tokens)], nothing, nothing, nothing, ([], []))
+    return StepPlan([], [Chunk(WaitingRequest(work, 0), tokens)], nothing, nothing, nothing, ([], []))
 
 
 def test_a_caller_that_had_nothing_to_do_has_no_credit_from_that_time():
@@ -199,16 +199,16 @@ def test_a_step_costs_its_tokens_and_a_constant_that_all_in_it_share():
     step.chunks += _step_of("other", 1).chunks
     for _ in range(35):
         shared.charge(GENERATOR, step)
-    assert not shared.ahead({"one", "other", "idle"}), "9 a step for each of two"
+    assert not shared.over_share({"one", "other", "idle"}), "9 a step for each of two"
     shared.charge(GENERATOR, step)
-    assert shared.ahead({"one", "other", "idle"}) == {"one", "other"}
+    assert shared.over_share({"one", "other", "idle"}) == {"one", "other"}
 
     small = _books("often", "seldom")
     for _ in range(37):
         small.charge(VERIFIER, _step_of("often", 1))
-    assert not small.ahead({"often", "seldom"}), "of a model of half the size, a step costs half as much"
+    assert not small.over_share({"often", "seldom"}), "of a model of half the size, a step costs half as much"
     small.charge(VERIFIER, _step_of("often", 1))
-    assert small.ahead({"often", "seldom"}) == {"often"}
+    assert small.over_share({"often", "seldom"}) == {"often"}
 
 
 def test_an_account_that_comes_back_has_no_credit_from_what_it_had_paid_before():
