@@ -1,6 +1,7 @@
 """Reference-counted KV blocks of one model, in slabs taken from the KV pool on demand."""
 
 import heapq
+import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 
@@ -10,6 +11,8 @@ from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.memory.prefix_cache import PrefixCache
 from espalier.kernels.layout import KVLayout
+
+log = logging.getLogger("espalier.engine.memory")
 
 
 class BlockPool:
@@ -182,6 +185,12 @@ class BlockPool:
         """Whether this pool may have one more live slab without taking one that another model has reserved."""
         return self.unclaimed_slabs > 0 or self.kv_pool.unreserved_slabs > 0
 
+    # slab 0 (live)   | live | cached | free | live |   blocks 0 to 3: block id = slab * blocks_per_slab + slot
+    # slab 1 (idle)   | free | cached | free | free |   blocks 4 to 7
+    # slab 2          of the other model, or of none
+    #
+    # Slots are sought in this order: free ones of live slabs, another slab that may be claimed, cached ones of live
+    # slabs, a free slab that the other model has reserved and does not need yet, an idle slab of one's own.
     def _find_slots(self) -> list[int]:
         """Free slots, at least one, of the slab that the next block should come from."""
         if slots := self._slots_of_a_live_slab():
@@ -236,6 +245,7 @@ class BlockPool:
         self.cache.forget(block)
         self._free_slots[self._slab(block)].append(block)
         self.evictions += 1
+        log.debug("evicted block %d of the %s from the prefix cache", block, self.role)
 
     def _count_live(self, block: int) -> None:
         """Count a block that now has its first reference."""

@@ -1,10 +1,13 @@
 """The KV pool: the one byte tensor that both models' KV lives in, cut into slabs."""
 
+import logging
 from typing import Protocol
 
 import torch
 
 from espalier.engine.errors import PoolExhaustedError
+
+log = logging.getLogger("espalier.engine.memory")
 
 
 class SlabHolder(Protocol):
@@ -84,6 +87,7 @@ class KVPool:
             return None
         slab = self._free.pop()
         self._role_of[slab] = role
+        log.debug("slab %d goes to the %s; %d slabs are free", slab, role, len(self._free))
         return slab
 
     def give_back(self, slab: int, role: str) -> None:
@@ -91,6 +95,7 @@ class KVPool:
         assert self._role_of[slab] == role, f"slab {slab} belongs to {self._role_of[slab]}, not {role}"
         self._role_of[slab] = None
         self._free.append(slab)
+        log.debug("slab %d comes back from the %s; %d slabs are free", slab, role, len(self._free))
 
     def owned_by(self, role: str) -> set[int]:
         """Slabs that `role` holds."""

@@ -276,6 +276,9 @@ class SequenceTable:
         Raises:
             PoolExhaustedError: when there are not enough blocks for all rows; then nothing has changed.
         """
+        # blocks of a row   | full, shared | full, shared | tail     | fresh ......... | fresh .......... |
+        # positions         0                        computed ^                    computed + counts ^
+        # Before `computed` nothing is written; a tail that others share is copied, the blocks after it are new.
         sources, destinations = [], []
         tails, shared, needed = self._writes(rows, counts)
         if not (blocks := int(shared.sum() + needed.sum())):

@@ -1,6 +1,7 @@
 """Admission by memory: blocks for a search's worst case are reserved before it starts."""
 
 import itertools
+import logging
 import math
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from dataclasses import dataclass
 from espalier.engine.errors import PoolTooSmallError
 from espalier.engine.memory.blocks import BlockPool
 from espalier.engine.memory.pool import KVPool
+
+log = logging.getLogger("espalier.engine.admission")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Admission:
         self.reserved_blocks = wanted
         self._set_reserved_slabs()
         self._ranks[owner] = (-priority, next(self._arrivals))
+        log.debug("admitted %s: reserved blocks %s, %d of %d slabs", owner, blocks, slabs, self.kv_pool.num_slabs)
         return Reservation(blocks, owner)
 
     def would_fit(self, blocks: Mapping[str, int], without: Collection[Reservation]) -> bool:

@@ -1,11 +1,14 @@
 """Preemption: which owner gives up its KV when blocks run out, and when that KV is computed again."""
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 
 from espalier.engine.memory.pool import KVPool
 from espalier.engine.scheduling.admission import Admission
 from espalier.engine.scheduling.scheduler import Scheduler
+
+log = logging.getLogger("espalier.engine.preemption")
 
 
 class Preemption:
@@ -38,6 +41,7 @@ class Preemption:
                 self.counts[role] += 1
             scheduler.drop_kv(owner)
             scheduler.planner.paused.add(owner)
+        log.info("preempted %s, which frees blocks %s", owner, held)
 
     def suspend(self, owner: Hashable) -> None:
         """Preempt `owner` until `resume_owner`, whatever room there is."""
@@ -117,6 +121,7 @@ class Preemption:
         """Stop pausing the work of `owner`: it resumes, or there is none any more."""
         self._suspended.discard(owner)
         if self._preempted.pop(owner, None) is not None:
+            log.info("%s is not paused any more", owner)
             for scheduler in self._schedulers.values():
                 scheduler.planner.paused.discard(owner)
 

@@ -190,6 +190,10 @@ def _find_chunk(
     longest = (extremes(visible, 0, rows)[1] + block_size - 1) // block_size
     runs, last = np.empty((rows, 3), np.int64), np.empty((rows, 3), np.int64)
     num_last = opened = 0
+    # block        0   1   2   3
+    # row 0      | A | B | C | D |     spans   0: rows 0 to 2, blocks 0 and 1 (A, B)
+    # row 1      | A | B | E | F |             1: row 0, block 2 (C)     2: rows 1 and 2, block 2 (E)
+    # row 2      | A | B | E |                 3: row 0, block 3 (D)     4: row 1, block 3 (F)
     for b in range(before, min(before + chunk, longest)):
         num_runs, r, prolongs = 0, 0, b > before
         while r < rows:
