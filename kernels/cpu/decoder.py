@@ -31,7 +31,7 @@ from espalier.kernels.cpu.phases import (
     Tokens,
     add_rows,
     embed_rows,
-    gated_part,
+    gated_phase,
     norm_and_store_rows,
     norm_rows,
     rotate_and_store,
@@ -44,10 +44,10 @@ from espalier.kernels.cpu.products.linear import (
     PANEL,
     ROWS,
     microkernel,
-    multiply_part,
+    multiply_phase,
     output_buffer,
-    part_compilation,
     parts_of,
+    phase_compilation,
     product_compilation,
     stored_rows,
 )
@@ -84,7 +84,17 @@ class _Buffers(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """The arguments of `_forward`, which describes them, but for its counters."""
+    """One step, as compiled code reads it.
+
+    Attributes:
+        places: where each layer's keys and values begin in a slab.
+        writes: the batch rows and addresses of keys and values to store.
+        inner: the MLP's width, filled up to whole panels.
+        packs: whether attention's result is stored again for its product.
+        parts: into how many parts the panels of qkv, of the residual stream and of the MLP are cut.
+        rotary: cosines and sines.
+        output: float32 `[T, hidden]`, receives the hidden states.
+    """
 
     tokens: Tokens
     outer: Outer
@@ -107,41 +117,22 @@ class _Step(NamedTuple):
 
 
 @compiled(nogil=True)
-def _forward(
-    counters: np.ndarray,
-    tokens: Tokens,
-    outer: Outer,
-    weights: StackedWeights,
-    windows: np.ndarray,
-    eps: np.float32,
-    flat: np.ndarray,
-    places: np.ndarray,
-    geometry: Geometry,
-    spans: Spans,
-    writes: tuple[np.ndarray, np.ndarray],
-    scale: np.float32,
-    inner: int,
-    packs: bool,
-    parts: tuple[int, int, int],
-    threads: int,
-    buffers: _Buffers,
-    rotary: tuple[np.ndarray, np.ndarray],
-    output: np.ndarray,
-) -> None:
+def _forward(counters: np.ndarray, step: _Step) -> None:
     """One thread's share of a forward pass; every thread of it runs this with the same arguments.
 
-    `counters` hold the next item of each phase, `places` where each layer's keys and values begin in a slab, `writes`
-    the batch rows and addresses of keys and values to store, `parts` into how many parts each kind of product's inner
-    dimension is cut, `packs` whether attention's result is stored again for its product, `rotary` cosines and sines;
-    `output`, float32 `[T, hidden]`, receives the hidden states.
+    `counters` hold the next item of each phase.
     """
+    (
+        tokens, outer, weights, windows, eps, flat, places, geometry, spans, writes, scale, inner, packs, parts,
+        threads, buffers, rotary, output,
+    ) = step  # fmt: skip
     norms, head_norms, qkv_bias, out_bias, qkv_panels, out_panels, gate_up_panels, down_panels = weights
     hidden, normed, qkv, attn_out, packed_attn_out, gated = buffers
     qkv_parts, hidden_parts, gated_parts = parts
     rows, width, wide = len(rotary[0]), norms.shape[2], geometry.heads * geometry.head_dim
     stride = (width + PANEL - 1) // PANEL * PANEL
     hidden_count, qkv_count, gated_count = stride // PANEL, qkv_bias.shape[1] // PANEL, inner // PANEL
-    tiles, few = (rows + ROWS - 1) // ROWS, (rows + ROWS_PER_NORM - 1) // ROWS_PER_NORM
+    few = (rows + ROWS_PER_NORM - 1) // ROWS_PER_NORM
     some, packed = (rows + ROWS_PER_ROTATION - 1) // ROWS_PER_ROTATION, few if packs else 0
     attend_items, own_scratch = len(spans.items), scratch_for(geometry, spans)
     scratch, room = microkernel.scratch(), aligned((2 * ROWS + 1) * PANEL)
@@ -163,14 +154,11 @@ def _forward(
         barrier(counters, phase, few)
         phase += 1
 
-        item = fetch_item(counters, phase)
-        while item < tiles * qkv_parts:
-            at = layer * qkv_count * PANEL * width
-            multiply_part(
-                item, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, qkv_bias[layer], qkv, scratch
-            )
-            item = complete_and_fetch(counters, phase)
-        barrier(counters, phase, tiles * qkv_parts)
+        at = layer * qkv_count * PANEL * width
+        bias = qkv_bias[layer]
+        multiply_phase(
+            counters, phase, qkv_parts, threads, normed, rows, width, qkv_panels, at, qkv_count, bias, qkv, scratch
+        )
         phase += 1
 
         item = fetch_item(counters, phase)
@@ -195,25 +183,11 @@ def _forward(
         barrier(counters, phase, packed)
         phase += 1
 
-        item = fetch_item(counters, phase)
-        while item < tiles * hidden_parts:  # what goes into the residual stream is added to it in place
-            at = layer * hidden_count * PANEL * wide
-            multiply_part(
-                item,
-                hidden_parts,
-                threads,
-                packed_attn_out,
-                rows,
-                wide,
-                out_panels,
-                at,
-                hidden_count,
-                nothing,
-                hidden,
-                scratch,
-            )
-            item = complete_and_fetch(counters, phase)
-        barrier(counters, phase, tiles * hidden_parts)
+        at = layer * hidden_count * PANEL * wide  # what goes into the residual stream is added to it in place
+        multiply_phase(
+            counters, phase, hidden_parts, threads, packed_attn_out, rows, wide, out_panels, at, hidden_count, nothing,
+            hidden, scratch,
+        )  # fmt: skip
         phase += 1
 
         item = fetch_item(counters, phase)
@@ -223,24 +197,18 @@ def _forward(
         barrier(counters, phase, few)
         phase += 1
 
-        item = fetch_item(counters, phase)
-        while item < tiles * gated_parts:
-            at = layer * 2 * gated_count * PANEL * width
-            gated_part(
-                item, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gated, sums, scratch
-            )
-            item = complete_and_fetch(counters, phase)
-        barrier(counters, phase, tiles * gated_parts)
+        at = layer * 2 * gated_count * PANEL * width
+        gated_phase(
+            counters, phase, gated_parts, threads, normed, rows, width, gate_up_panels, at, gated_count, gated, sums,
+            scratch,
+        )  # fmt: skip
         phase += 1
 
-        item = fetch_item(counters, phase)
-        while item < tiles * hidden_parts:
-            at = layer * hidden_count * PANEL * inner
-            multiply_part(
-                item, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, nothing, hidden, scratch
-            )
-            item = complete_and_fetch(counters, phase)
-        barrier(counters, phase, tiles * hidden_parts)
+        at = layer * hidden_count * PANEL * inner
+        multiply_phase(
+            counters, phase, hidden_parts, threads, gated, rows, inner, down_panels, at, hidden_count, nothing, hidden,
+            scratch,
+        )  # fmt: skip
         phase += 1
 
     item = fetch_item(counters, phase)
@@ -300,7 +268,7 @@ class CpuLayers(Layers):
         spans = find_spans(batch, self.tokens_per_item, geometry)
         writes = _writes(batch, rows, layer_kvs[0].keys.shape[1])
         step = self._step(Tokens(ids, positions.numpy()), layer_kvs, geometry, spans, writes, output)
-        parallel_run(_forward, _PHASES * len(self) + 1, *step)
+        parallel_run(_forward, _PHASES * len(self) + 1, step)
         return output
 
     def _geometry(self, layer_kv: LayerKV) -> Geometry:
@@ -350,7 +318,7 @@ class CpuLayers(Layers):
 
     def compilation(self) -> Compilation:
         """What `forward` compiles: `_forward`, and its largest parts on their own; others are compiled within it."""
-        s, int64s = self._shape, np.zeros(1, np.int64)
+        s, int64s, counters = self._shape, np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
         layout = KVLayout(1, s.num_kv_heads, s.head_dim, 1, torch.float32, 8 * s.num_kv_heads * s.head_dim)
         kv = layout.layer_view(torch.empty(layout.slab_bytes, dtype=torch.uint8), 0)
         tokens, output = Tokens(int64s, int64s), torch.empty(1, self.outer.embedding.shape[1])
@@ -359,13 +327,13 @@ class CpuLayers(Layers):
         head_norms, bias = weights.head_norms[0], weights.qkv_bias[0]
         return compilation(
             _forward,
-            np.zeros((1, 1), np.int64),
-            *step,
+            counters,
+            step,
             parts=[
                 attend_compilation(step.geometry),
-                part_compilation(buffers.normed, weights.qkv),
+                phase_compilation(buffers.normed, weights.qkv),
                 compilation(
-                    gated_part, 0, 0, 0, buffers.normed, 0, 0, weights.gate_up, 0, 0, buffers.gated,
+                    gated_phase, counters, 0, 0, 0, buffers.normed, 0, 0, weights.gate_up, 0, 0, buffers.gated,
                     (floats, floats, floats), floats,
                 ),
                 compilation(

@@ -11,6 +11,7 @@ from espalier.kernels.cpu.attention.spans import Geometry
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.products.int8_linear import Int8Rows
 from espalier.kernels.cpu.products.linear import PANEL, ROWS, multiply_panel, pack_row, panels_of
+from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item
 
 ROWS_PER_NORM = 8
 """Rows of one work item in phases with little work for each row."""
@@ -126,8 +127,9 @@ def add_rows(item: int, stride: int, bias: np.ndarray, out: np.ndarray) -> None:
 
 
 @compiled(**INNER)
-def gated_part(
-    item: int,
+def gated_phase(
+    counters: np.ndarray,
+    phase: int,
     parts: int,
     threads: int,
     x: StoredRows,
@@ -140,22 +142,24 @@ def gated_part(
     sums: tuple[np.ndarray, np.ndarray, np.ndarray],
     scratch: np.ndarray,
 ) -> None:
-    """Store one work item's share of silu(gate) * up as the left side of the next product.
+    """One thread's share of a phase that stores silu(gate) * up as the left side of the next product.
 
-    Arguments as `multiply_part`, up's panels after gate's; `sums` have room for ROWS rows of a panel's
-    sums, twice, and PANEL zeros.
+    Arguments as `multiply_phase`, up's panels after gate's; `sums` have room for ROWS rows of a panel's sums, twice,
+    and PANEL zeros.
     """
-    first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
-    count, size, (gate, up, zeros) = min(ROWS, rows - first), inner * PANEL, sums
-    for panel in range(start, end):
-        following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
-        gate_at, up_at, next_at = (
-            panels_at + panel * size,
-            panels_at + (num_panels + panel) * size,
-            panels_at + following * size,
-        )
-        multiply_panel(x, first, count, inner, panels, gate_at, up_at, zeros, 0, 0, gate, 0, PANEL, scratch)
-        multiply_panel(x, first, count, inner, panels, up_at, next_at, zeros, 0, 0, up, 0, PANEL, scratch)
-        silu_times(gate, up, count * PANEL)
-        for r in range(count):
-            pack_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)
+    items, size, (gate, up, zeros) = (rows + ROWS - 1) // ROWS * parts, inner * PANEL, sums
+    item = fetch_item(counters, phase)
+    while item < items:
+        first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
+        count = min(ROWS, rows - first)
+        for panel in range(start, end):
+            following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
+            gate_at, next_at = panels_at + panel * size, panels_at + following * size
+            up_at = gate_at + num_panels * size
+            multiply_panel(x, first, count, inner, panels, gate_at, up_at, zeros, 0, 0, gate, 0, PANEL, scratch)
+            multiply_panel(x, first, count, inner, panels, up_at, next_at, zeros, 0, 0, up, 0, PANEL, scratch)
+            silu_times(gate, up, count * PANEL)
+            for r in range(count):
+                pack_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)
+        item = complete_and_fetch(counters, phase)
+    barrier(counters, phase, items)

@@ -101,8 +101,9 @@ def panels_of(item: int, parts: int, num_panels: int) -> tuple[int, int]:
 
 
 @compiled(**INNER)
-def multiply_part(
-    item: int,
+def multiply_phase(
+    counters: np.ndarray,
+    phase: int,
     parts: int,
     threads: int,
     x: Any,
@@ -115,10 +116,11 @@ def multiply_part(
     out: np.ndarray,
     scratch: np.ndarray,
 ) -> None:
-    """Write one work item's share of `bias + x @ weight.T` to `out`, or add it without the bias to what is there.
+    """One thread's share of a phase that writes `bias + x @ weight.T` to `out`, or adds it without the bias.
 
     Args:
-        item: index of the item, below `ceil(rows / ROWS) * parts`.
+        counters: of `parallel_run`.
+        phase: see `counters`; its items are `ceil(rows / ROWS) * parts`.
         parts: see `parts_of`.
         threads: how many threads take items in turn; the panel of this thread's likely next item is prefetched.
         x: rows of `inner` elements as `pack_row` stores them.
@@ -128,37 +130,30 @@ def multiply_part(
         panels_at: see `panels`.
         num_panels: panels of the weight.
         bias: float32 `[num_panels * PANEL]`; empty to add to `out`.
-        out: flat float32, from `product`.
+        out: flat float32, from `output_buffer`.
         scratch: this thread's own, from `microkernel.scratch`.
     """
-    first, stride, size = item // parts * ROWS, num_panels * PANEL, inner * PANEL
-    start, end = panels_of(item, parts, num_panels)
-    for panel in range(start, end):
-        place = first * stride + panel * PANEL
-        terms, terms_at, terms_stride = (bias, panel * PANEL, 0) if len(bias) else (out, place, stride)
-        following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
-        multiply_panel(
-            x,
-            first,
-            min(ROWS, rows - first),
-            inner,
-            panels,
-            panels_at + panel * size,
-            panels_at + following * size,
-            terms,
-            terms_at,
-            terms_stride,
-            out,
-            place,
-            stride,
-            scratch,
-        )
+    items, stride, size = (rows + ROWS - 1) // ROWS * parts, num_panels * PANEL, inner * PANEL
+    item = fetch_item(counters, phase)
+    while item < items:
+        first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
+        for panel in range(start, end):
+            place = first * stride + panel * PANEL
+            terms, terms_at, terms_stride = (bias, panel * PANEL, 0) if len(bias) else (out, place, stride)
+            following = panel + 1 if panel + 1 < end else panels_of(item + threads, parts, num_panels)[0]
+            at, next_at = panels_at + panel * size, panels_at + following * size
+            multiply_panel(
+                x, first, min(ROWS, rows - first), inner, panels, at, next_at, terms, terms_at, terms_stride,
+                out, place, stride, scratch,
+            )  # fmt: skip
+        item = complete_and_fetch(counters, phase)
+    barrier(counters, phase, items)
 
 
-def part_compilation(x: Any, panels: Any) -> Compilation:
-    """The compilation of `multiply_part` for rows and weights stored as these."""
-    floats = np.zeros(0, np.float32)
-    return compilation(multiply_part, 0, 0, 0, x, 0, 0, panels, 0, 0, floats, floats, floats)
+def phase_compilation(x: Any, panels: Any) -> Compilation:
+    """The compilation of `multiply_phase` for rows and weights stored as these."""
+    counters, floats = np.zeros((1, 1), np.int64), np.zeros(0, np.float32)
+    return compilation(multiply_phase, counters, 0, 0, 0, x, 0, 0, panels, 0, 0, floats, floats, floats)
 
 
 @inner
@@ -206,22 +201,18 @@ def multiply(
     """
     denormals = flush_denormals()
     store_all(counters, given, rows, inner, packs, x)
-    items, num_panels, scratch = (rows + ROWS - 1) // ROWS * parts, len(bias) // PANEL, microkernel.scratch()
     microkernel.configure()
-    item = fetch_item(counters, 1)
-    while item < items:
-        multiply_part(item, parts, threads, x, rows, inner, panels, panels_at, num_panels, bias, out, scratch)
-        item = complete_and_fetch(counters, 1)
+    num_panels, scratch = len(bias) // PANEL, microkernel.scratch()
+    multiply_phase(counters, 1, parts, threads, x, rows, inner, panels, panels_at, num_panels, bias, out, scratch)
     restore_denormals(denormals)
     microkernel.release()
-    barrier(counters, 1, items)
 
 
 def product_compilation(x: Any, packs: bool, panels: Any) -> Compilation:
     """What a product compiles for rows and weights stored as these; `packs` as in `multiply`."""
     floats = np.zeros(0, np.float32)
     arguments = np.zeros((1, 1), np.int64), floats, x, packs, 0, 0, panels, 0, floats, 0, 0, floats
-    return compilation(multiply, *arguments, parts=[part_compilation(x, panels)])
+    return compilation(multiply, *arguments, parts=[phase_compilation(x, panels)])
 
 
 def stored_rows(rows: int, inner: int) -> np.ndarray:
