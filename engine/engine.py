@@ -29,6 +29,9 @@ from espalier.engine.work import Done, Generated, Work
 from espalier.kernels.layout import KVLayout
 
 log = logging.getLogger("espalier.engine")
+_WITHOUT_EMBEDDING = (
+    "the %s has an embedding for %d tokens and none for %s of its tokenizer; texts with one are refused"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,8 @@ class Engine:
             table = SequenceTable(pool, cache_seed=model.digest.encode())
             self.schedulers[role] = kind(role, model, table, self._make_room)
             self._runners[role] = ModelRunner(role, model, layout, self.kv_pool)
-            _warn_of_missing_embeddings(role, model)
+            if beyond := model.without_embedding:
+                log.warning(_WITHOUT_EMBEDDING, role, model.config.vocab_size, name_tokens(beyond))
         pools = {role: scheduler.pool for role, scheduler in self.schedulers.items()}
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
         self.sharing = FairSharing({role: model.weight_bytes for role, model in models.items()}, device.type)
@@ -127,11 +131,8 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether any work waits or runs, or has results that `step` has not returned yet."""
-        return (
-            bool(self._collected)
-            or any(self._failed.values())
-            or any(scheduler.busy for scheduler in self.schedulers.values())
-        )
+        working = any(scheduler.busy for scheduler in self.schedulers.values())
+        return working or bool(self._collected) or any(self._failed.values())
 
     @property
     def models(self) -> dict[str, Model]:
@@ -474,16 +475,6 @@ class Engine:
         return self._preemption.make_room(requesters)
 
 
-def _warn_of_missing_embeddings(role: str, model: Model) -> None:
-    if beyond := model.without_embedding:
-        log.warning(
-            "the %s has an embedding for %d tokens and none for %s of its tokenizer; a text that holds one is refused",
-            role,
-            model.config.vocab_size,
-            name_tokens(beyond),
-        )
-
-
 def _layout(model: Model, block_size: int, slab_bytes: int) -> KVLayout:
     c = model.config
     return model.decoder.backend.layout(
@@ -492,9 +483,8 @@ def _layout(model: Model, block_size: int, slab_bytes: int) -> KVLayout:
 
 
 def _make_kv_pool(models: Mapping[str, Model], settings: EngineSettings, device: torch.device) -> KVPool:
-    block_bytes = [
-        _layout(model, settings.block_size, 2**62).block_bytes for model in models.values()
-    ]  # a slab of any size: only the block's size is wanted
+    any_slab = 2**62
+    block_bytes = [_layout(model, settings.block_size, any_slab).block_bytes for model in models.values()]
     slab = settings.slab_bytes or max(settings.kv_memory_bytes // 128, *block_bytes)
     slab = max(slab - slab % 64, *block_bytes)  # 64: keeps every model's view of a slab aligned
     if settings.kv_memory_bytes < slab:

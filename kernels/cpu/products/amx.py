@@ -23,7 +23,7 @@ from numba.core import cgutils, types
 from numba.extending import register_jitable
 
 from espalier.kernels.compilation.compiler import inner
-from espalier.kernels.cpu.products.tiles import write_prefetch
+from espalier.kernels.cpu.products.tiles import fill_rows, write_prefetch
 from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, fma, intrinsic, loop, to_all_lanes, vector_function
 
 TILE_ROWS: int = 16
@@ -393,11 +393,7 @@ def multiply_panel(
 ) -> None:
     """See `Microkernel`; the elements behind the panel, which are read next, are prefetched with it."""
     if terms_stride == 0:  # tiles add to what is in `out`
-        for r in range(rows):
-            at = out_start + r * out_stride
-            sums, given = out[at : at + 2 * _LANES], terms[terms_start : terms_start + 2 * _LANES]
-            for i in range(2 * _LANES):
-                sums[i] = given[i]
+        fill_rows(terms, terms_start, 2 * _LANES, out, out_start, out_stride, rows)
     for column in range(0, inner, CHUNK):
         count, at = min(CHUNK, inner - column), panel_at + column * 2 * _LANES
         multiply_columns(x, first, rows, inner, column, count, panels, at, out, out_start, out_stride, scratch)

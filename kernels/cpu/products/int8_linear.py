@@ -18,12 +18,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import cgutils
 from numba.extending import overload
 
 from espalier.kernels.cpu.products import tiles
 from espalier.kernels.cpu.products.linear import (
     PANEL,
+    is_tuple_of,
     multiply_cpu,
     multiply_panel,
     pack,
@@ -113,7 +114,11 @@ class Int8Weight(PackedWeight):
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `PackedWeight`."""
-        return int8_linear_cpu(x, self, bias)
+        num_panels, (rows, given), inner = len(self.values), x.shape, self.values.shape[1] * _PER_LANE
+        filled = torch.nn.functional.pad(x, (0, inner - given)) if inner > given else x
+        panels, stored = int8_panels(self.values, self.scales), int8_rows(rows, inner)
+        seconds = max(rows / _SPEED, 1 / _RATE) * num_panels * PANEL * inner
+        return multiply_cpu(filled, stored, True, panels, num_panels, self.shape[0], bias, seconds)
 
 
 def pack_int8(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -138,24 +143,6 @@ def int8_rows(rows: int, inner: int) -> Int8Rows:
 def int8_panels(values: torch.Tensor, scales: torch.Tensor) -> Int8Panels:
     """The arrays of an `Int8Weight`, or of several in one tensor, as products read them."""
     return Int8Panels(values.view(-1).numpy(), scales.view(-1).numpy())
-
-
-def int8_linear_cpu(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """`x @ weight.T + bias`.
-
-    Args:
-        x: float32 `[rows, in]`.
-        weight: from `pack_int8`.
-        bias: float32 `[out]`, the first term of each sum, or None.
-
-    Returns:
-        float32 `[rows, out]`.
-    """
-    num_panels, (rows, given), inner = len(weight.values), x.shape, weight.values.shape[1] * _PER_LANE
-    filled = torch.nn.functional.pad(x, (0, inner - given)) if inner > given else x
-    panels, stored = int8_panels(weight.values, weight.scales), int8_rows(rows, inner)
-    seconds = max(rows / _SPEED, 1 / _RATE) * num_panels * PANEL * inner
-    return multiply_cpu(filled, stored, True, panels, num_panels, weight.shape[0], bias, seconds)
 
 
 def _call(builder: ir.IRBuilder, name: str, result: Any, *operands: Any) -> Any:
@@ -265,7 +252,7 @@ def _pack_int8_row(*args: Any) -> Any:
             at, group = r * inner + column, (r * inner + column) // GROUP
             _round_group(row, start + column - first, values, at, scales, group, starts, group)
 
-    return round_groups if _is(args[5], Int8Rows) else None
+    return round_groups if is_tuple_of(args[5], Int8Rows) else None
 
 
 @overload(multiply_panel)
@@ -279,9 +266,4 @@ def _multiply_int8_panel(*args: Any) -> Any:
             groups,
         )  # fmt: skip
 
-    return multiply if _is(args[0], Int8Rows) and _is(args[4], Int8Panels) else None
-
-
-def _is(kind: Any, wanted: type) -> bool:
-    """Whether numba's type `kind` is that of a named tuple of class `wanted`."""
-    return isinstance(kind, types.BaseNamedTuple) and getattr(kind, "instance_class", None) is wanted
+    return multiply if is_tuple_of(args[0], Int8Rows) and is_tuple_of(args[4], Int8Panels) else None

@@ -77,6 +77,11 @@ def pack_row(*args: Any) -> None:
     raise NotImplementedError("compiled code alone can call this")
 
 
+def is_tuple_of(kind: Any, wanted: type) -> bool:
+    """Whether numba's type `kind` is that of a named tuple of class `wanted`."""
+    return isinstance(kind, types.BaseNamedTuple) and getattr(kind, "instance_class", None) is wanted
+
+
 @overload(multiply_panel)
 def _multiply_float_panel(*args: Any) -> Any:
     def multiply(*args: Any) -> None:
@@ -203,7 +208,8 @@ def multiply(
     store_all(counters, given, rows, inner, packs, x)
     microkernel.configure()
     num_panels, scratch = len(bias) // PANEL, microkernel.scratch()
-    multiply_phase(counters, 1, parts, threads, x, rows, inner, panels, panels_at, num_panels, bias, out, scratch)
+    phase: Any = np.int64(1)  # a plain 1 has a type of its own, for which `multiply_phase` would be compiled as well
+    multiply_phase(counters, phase, parts, threads, x, rows, inner, panels, panels_at, num_panels, bias, out, scratch)
     restore_denormals(denormals)
     microkernel.release()
 
@@ -281,24 +287,6 @@ def multiply_cpu(
     return torch.from_numpy(out).view(-1, columns)[:rows, :out_features]
 
 
-def linear_cpu(x: torch.Tensor, panels: torch.Tensor, out_features: int, bias: torch.Tensor | None) -> torch.Tensor:
-    """`x @ weight.T + bias` for a weight in panels.
-
-    Args:
-        x: float32 `[rows, in]`.
-        panels: float32, from `pack`.
-        out_features: columns of the product, at most those of the panels.
-        bias: float32 `[out_features]`, the first term of each sum, or None.
-
-    Returns:
-        float32 `[rows, out_features]`.
-    """
-    rows, inner = x.shape
-    stored = stored_rows(rows, inner) if PACKS else None
-    seconds = rows * panels.numel() / _SPEED
-    return multiply_cpu(x, stored, PACKS, panels.view(-1).numpy(), len(panels), out_features, bias, seconds)
-
-
 class CpuLinear(Linear):
     """`Linear` in float32 on CPU; the weight is kept in panels."""
 
@@ -314,4 +302,6 @@ class CpuLinear(Linear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[rows, in]` to `[rows, out]`."""
-        return linear_cpu(x, self._weight, self.out_features, self.bias)
+        panels, stored = self._weight, stored_rows(*x.shape) if PACKS else None
+        flat, seconds = panels.view(-1).numpy(), len(x) * panels.numel() / _SPEED
+        return multiply_cpu(x, stored, PACKS, flat, len(panels), self.out_features, self.bias, seconds)

@@ -1,6 +1,6 @@
 """A matrix product in float32 with a quantised weight, which is dequantised a few columns at a time.
 
-A product has the bits of `linear_cpu` with the dequantised weight: the same factors, summed in the same order. So a row
+A product has the bits of `CpuLinear` with the dequantised weight: the same factors, summed in the same order. So a row
 does not depend on the rest of its batch, as it would with the quantising library, whose products are MKL's.
 """
 
@@ -8,29 +8,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from llvmlite import ir
+from numba.core import types
+from numba.extending import overload
 
-from espalier.kernels.compilation.compiler import inner
-from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.products import tiles
 from espalier.kernels.cpu.products.linear import (
     PACKS,
     PANEL,
-    ROWS,
+    is_tuple_of,
     microkernel,
-    output_buffer,
+    multiply_cpu,
+    multiply_panel,
     pack,
-    parts_of,
-    store_all,
     stored_rows,
 )
 from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, load, loop, store, vector_function
-from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 
 _CHUNK = 128
 """Elements of the inner dimension that are dequantised at a time: so few that they stay in a core's cache."""
@@ -77,6 +75,15 @@ class PackedWeight(ABC):
         return weight.multiply(x, bias[0] if bias else None)
 
 
+class QuantizedPanels(NamedTuple):
+    """The arrays of a `QuantizedWeight`, flat, as products read them, and its groups a row."""
+
+    values: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray
+    groups: int
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight(PackedWeight):
     """A quantised weight `[out, in]` that `torch.nn.functional.linear` takes, on CPU with float32 rows.
@@ -103,7 +110,12 @@ class QuantizedWeight(PackedWeight):
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `PackedWeight`."""
-        return quantized_linear_cpu(x, self, bias)
+        (rows, inner), num_panels = x.shape, len(self.values)
+        values, scales, zeros = (tensor.view(-1).numpy() for tensor in (self.values, self.scales, self.zeros))
+        panels = QuantizedPanels(values, scales, zeros, self.scales.shape[1])
+        stored = stored_rows(rows, inner) if PACKS else None
+        seconds = max(rows / _SPEED, 1 / _RATE) * num_panels * PANEL * inner
+        return multiply_cpu(x, stored, PACKS, panels, num_panels, self.shape[0], bias, seconds)
 
 
 def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> torch.Tensor:
@@ -122,34 +134,6 @@ def pack_quantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tens
     out, inner = values.shape
     packed = QuantizedWeight((out, inner), panels.contiguous(), pack(scales.float()), pack(zeros.to(torch.int8)))
     return cast(torch.Tensor, packed)
-
-
-def quantized_linear_cpu(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """`x @ weight.T + bias`.
-
-    Args:
-        x: float32 `[rows, in]`.
-        weight: from `pack_quantized`.
-        bias: float32 `[out]`, the first term of each sum, or None.
-
-    Returns:
-        float32 `[rows, out]`.
-    """
-    (rows, inner), out_features = x.shape, weight.shape[0]
-    num_panels = len(weight.values)
-    columns = num_panels * PANEL
-    out = torch.from_numpy(output_buffer(rows, columns)).view(-1, columns)
-    out[:rows] = 0
-    if bias is not None:
-        out[:rows, :out_features] = bias
-    given = x.contiguous().view(-1).numpy()
-    stored = stored_rows(rows, inner) if PACKS else given
-    arrays = tuple(t.view(-1).numpy() for t in (weight.values, weight.scales, weight.zeros))
-    parts = parts_of(rows, num_panels)
-    seconds = max(rows / _SPEED, 1 / _RATE) * columns * inner
-    flat_out = out.view(-1).numpy()
-    parallel_run(_multiply, 2, given, stored, rows, inner, *arrays, num_panels, parts, flat_out, seconds=seconds)
-    return out[:rows, :out_features]
 
 
 def _write_dequantize(bits: int, builder: ir.IRBuilder, args: Any) -> None:
@@ -203,114 +187,51 @@ def _factors(bits: int, builder: ir.IRBuilder, values: Any, zeros: Any, scales: 
     return lambda n: builder.fmul(builder.sitofp(builder.sub(column(n), zero), floats), scale)
 
 
-_dequantize_8, _dequantize_4 = (
-    vector_function(f"espalier_dequantize_{bits}", partial(_write_dequantize, bits)) for bits in (8, 4)
-)
-"""Write the factors of neighbouring columns of one group, `[count, PANEL]`:
+def _product_of(bits: int) -> Any:
+    """Code for `multiply_panel` with panels of so many bits, by two functions.
 
-    dequantize(values, start, zeros, start, scales, start, out, start, count)
+        dequantize(values, start, zeros, start, scales, start, out, start, count)
+        product(rows, a, start, a_stride, values, start, zeros, start, scales, start, out, start, out_stride, count)
 
-Values are as in `QuantizedWeight`, zeros int8 `[PANEL]`, scales float32 `[PANEL]`, and the factors float32.
-"""
-_multiply_8, _multiply_4 = (
-    tiles.tile_product(f"espalier_tile_of_{bits}_bits", partial(_write_tile, bits), {0: 1, 5: 6}) for bits in (8, 4)
-)
-"""Add the product of some rows and neighbouring columns of one group, with the same factors, which stay in registers:
+    The one writes the factors of neighbouring columns of one group, `[count, PANEL]`; the other adds the product with
+    these factors to `out`, and keeps them in registers.
+    """
+    dequantize = vector_function(f"espalier_dequantize_{bits}", partial(_write_dequantize, bits))
+    product = tiles.tile_product(f"espalier_tile_of_{bits}_bits", partial(_write_tile, bits), {0: 1, 5: 6})
+    width = PANEL * bits // 8
 
-    product(rows, a, start, a_stride, values, start, zeros, start, scales, start, out, start, out_stride, count)
-"""
+    def multiply(*args: Any) -> None:
+        (x, first, rows, inner, (values, scales, zeros, groups), panel_at), scratch = args[:6], args[13]
+        terms, terms_at, terms_stride, out, out_at, out_stride = args[7:13]
+        if terms_stride == 0:
+            tiles.fill_rows(terms, terms_at, PANEL, out, out_at, out_stride, rows)
+        size, column_at, group_at = inner // groups, panel_at // PANEL, panel_at // (inner * PANEL) * groups
+        if rows <= tiles.MR and not PACKS:
+            for group in range(groups):
+                n, its = group * size, (group_at + group) * PANEL
+                a, at = first * inner + n, (column_at + n) * width
+                product(rows, x, a, inner, values, at, zeros, its, scales, its, out, out_at, out_stride, size)
+            return
+        factors = np.empty(min(_CHUNK, inner) * PANEL, np.float32)
+        for column in range(0, inner, _CHUNK):
+            last, n = min(column + _CHUNK, inner), column
+            while n < last:
+                end, its = min(last, (n // size + 1) * size), (group_at + n // size) * PANEL
+                at, place = (column_at + n) * width, (n - column) * PANEL
+                dequantize(values, at, zeros, its, scales, its, factors, place, end - n)
+                n = end
+            microkernel.multiply_columns(
+                x, first, rows, inner, column, last - column, factors, 0, out, out_at, out_stride, scratch
+            )
 
-
-@inner
-def _multiply_few(
-    x: np.ndarray,
-    first: int,
-    rows: int,
-    inner: int,
-    panel: int,
-    values: np.ndarray,
-    scales: np.ndarray,
-    zeros: np.ndarray,
-    groups: int,
-    out: np.ndarray,
-    out_start: int,
-    stride: int,
-) -> None:
-    """Add the product of at most `tiles.MR` rows and one panel, whose factors are never stored."""
-    whole = len(values) == len(scales) // groups * inner
-    size = inner // groups
-    for group in range(groups):
-        its = (panel * groups + group) * PANEL
-        source, a, z = panel * inner + group * size, first * inner + group * size, out_start
-        if whole:
-            at = source * PANEL
-            _multiply_8(rows, x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
-        else:
-            at = source * _HALF
-            _multiply_4(rows, x, a, inner, values, at, zeros, its, scales, its, out, z, stride, size)
+    return multiply
 
 
-@inner
-def _dequantize(
-    panel: int,
-    first: int,
-    last: int,
-    inner: int,
-    values: np.ndarray,
-    scales: np.ndarray,
-    zeros: np.ndarray,
-    groups: int,
-    out: np.ndarray,
-) -> None:
-    """The factors of one panel from column `first` to `last` of the weight, `[last - first, PANEL]`."""
-    whole = len(values) == len(scales) // groups * inner
-    size, n = inner // groups, first
-    while n < last:
-        group = panel * groups + n // size
-        end = min(last, (n // size + 1) * size)
-        source, place, its = panel * inner + n, (n - first) * PANEL, group * PANEL
-        if whole:
-            _dequantize_8(values, source * PANEL, zeros, its, scales, its, out, place, end - n)
-        else:
-            _dequantize_4(values, source * _HALF, zeros, its, scales, its, out, place, end - n)
-        n = end
+_multiply_8, _multiply_4 = _product_of(8), _product_of(4)
 
 
-@compiled(nogil=True)
-def _multiply(
-    counters: np.ndarray,
-    given: np.ndarray,
-    x: np.ndarray,
-    rows: int,
-    inner: int,
-    values: np.ndarray,
-    scales: np.ndarray,
-    zeros: np.ndarray,
-    num_panels: int,
-    parts: int,
-    out: np.ndarray,
-) -> None:
-    items, stride = (rows + ROWS - 1) // ROWS * parts, num_panels * PANEL
-    groups = len(scales) // stride
-    factors, scratch = np.empty(min(_CHUNK, inner) * PANEL, np.float32), microkernel.scratch()
-    store_all(counters, given, rows, inner, PACKS, x)
-    microkernel.configure()
-    item = fetch_item(counters, 1)
-    while item < items:
-        top, part = item // parts * ROWS, item % parts
-        count = min(ROWS, rows - top)
-        for panel in range(part * num_panels // parts, (part + 1) * num_panels // parts):
-            if count <= tiles.MR and not PACKS:
-                place = top * stride + panel * PANEL
-                _multiply_few(x, top, count, inner, panel, values, scales, zeros, groups, out, place, stride)
-                continue
-            for first in range(0, inner, _CHUNK):
-                last = min(first + _CHUNK, inner)
-                _dequantize(panel, first, last, inner, values, scales, zeros, groups, factors)
-                place = top * stride + panel * PANEL
-                microkernel.multiply_columns(
-                    x, top, count, inner, first, last - first, factors, 0, out, place, stride, scratch
-                )
-        item = complete_and_fetch(counters, 1)
-    microkernel.release()
-    barrier(counters, 1, items)
+@overload(multiply_panel)
+def _multiply_quantized_panel(*args: Any) -> Any:
+    if not is_tuple_of(args[4], QuantizedPanels):
+        return None
+    return _multiply_8 if args[4].types[0].dtype == types.int8 else _multiply_4

@@ -228,6 +228,17 @@ def multiply_add(
 
 
 @inner
+def fill_rows(
+    terms: np.ndarray, start: int, count: int, out: np.ndarray, out_start: int, out_stride: int, rows: int
+) -> None:
+    """Write `count` elements of `terms` to each of some rows of `out`, where a product only adds to what is there."""
+    for r in range(rows):
+        given, row = terms[start : start + count], out[out_start + r * out_stride : out_start + r * out_stride + count]
+        for i in range(count):
+            row[i] = given[i]
+
+
+@inner
 def configure() -> None:
     """Do nothing: vector units need no preparation."""
 
