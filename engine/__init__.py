@@ -1,4 +1,4 @@
-"""How tokens are computed: KV pool, blocks, sequences, scheduler, model runner, sampling, weights.
+"""The engine, which computes tokens: KV pool, blocks, sequences, scheduler, model runner, sampling, weights.
 
 Contract. `Engine.step()` is the only place that runs a model: one batch of one model, whose finished work it returns;
 with `launch_ahead`, the work of the batch before: the next one, of either model, is launched before a batch's results

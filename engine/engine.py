@@ -36,7 +36,7 @@ _WITHOUT_EMBEDDING = (
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How an engine is sized.
+    """Sizes and options of an engine.
 
     Attributes:
         kv_memory_bytes: size of the KV pool both models share.
@@ -65,7 +65,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """How many blocks some sequences hold.
+    """Number of blocks some sequences hold.
 
     Attributes:
         logical_blocks: blocks if every sequence had its own.
@@ -130,7 +130,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether any work waits or runs, or has results that `step` has not returned yet."""
+        """True if any work waits or runs, or has results that `step` has not returned yet."""
         working = any(scheduler.busy for scheduler in self.schedulers.values())
         return working or bool(self._collected) or any(self._failed.values())
 
@@ -175,7 +175,7 @@ class Engine:
         return [table.fork(sequence) for _ in range(count)]
 
     def length(self, sequence: KVSequence) -> int:
-        """How many tokens a sequence has, computed or not.
+        """Number of tokens a sequence has, computed or not.
 
         Raises:
             MisuseError: when the sequence was released or belongs to another engine.
@@ -371,7 +371,7 @@ class Engine:
         self.schedulers[role].drop_all_kv()
 
     def footprint(self, sequences: Sequence[KVSequence]) -> Footprint:
-        """How many blocks `sequences` hold together.
+        """Number of blocks `sequences` hold together.
 
         Raises:
             MisuseError: when one of them was released or belongs to another engine.

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 """Tokens that one error or warning names."""
 
 
@@ -149,8 +149,8 @@ class NoEmbeddingError(InvalidRequestError):
 
 def name_tokens(tokens: Mapping[int, str]) -> str:
     """A list of tokens and their ids for a person to read, cut short where there are many."""
-    some = ", ".join(f"{token!r} (id {i})" for i, token in list(tokens.items())[:_MOST_NAMED])
-    return some + (f" and {len(tokens) - _MOST_NAMED} more" if len(tokens) > _MOST_NAMED else "")
+    some = ", ".join(f"{token!r} (id {i})" for i, token in list(tokens.items())[:_MAX_NAMED])
+    return some + (f" and {len(tokens) - _MAX_NAMED} more" if len(tokens) > _MAX_NAMED else "")
 
 
 def _size(count: int) -> str:

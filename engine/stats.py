@@ -1,4 +1,4 @@
-"""What an engine counts, and what it holds: one `RoleStats` for each model."""
+"""Counters of an engine and the memory it holds: one `RoleStats` for each model."""
 
 from bisect import bisect_left
 from collections.abc import Iterable

@@ -14,7 +14,7 @@ from espalier.engine.memory.sequences import KVSequence
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one sequence samples: the temperature first, then each filter on what the one before it left.
+    """Sampling parameters of one sequence: the temperature first, then each filter on what the one before it left.
 
     Attributes:
         temperature: softmax temperature; 0 takes the most likely token.

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.layout import LayerKV
 
-_MOST_GATHERED = 2**26
+_MAX_GATHERED = 2**26
 """Elements of keys, of values and of logits that `GatheredAttention` holds at a time."""
 
 
@@ -54,7 +54,7 @@ class GatheredAttention:
         for count in counts.unique().tolist():
             alike = (counts == count).nonzero()[:, 0]
             longest = int(batch.context_lengths[alike].max())
-            most = max(1, _MOST_GATHERED // (longest * kv_heads * head_dim))
+            most = max(1, _MAX_GATHERED // (longest * kv_heads * head_dim))
             for some in alike.split(most) if count else ():
                 contexts = batch.context_lengths[some, None].int()
                 places = torch.arange(int(contexts.max()), device=contexts.device, dtype=torch.int32)
@@ -109,7 +109,7 @@ class GatheredAttention:
         if (known := group.masks.get(window)) is not None:
             return known
         n, count = group.rows.shape
-        most = max(1, _MOST_GATHERED // (n * len(group.places) * self._num_heads))  # tokens whose logits fit
+        most = max(1, _MAX_GATHERED // (n * len(group.places) * self._num_heads))  # tokens whose logits fit
         masks = group.masks[window] = []
         for tokens in torch.arange(count, device=group.places.device, dtype=torch.int32).split(most):
             behind = (group.contexts - count + tokens)[:, None, :, None] - group.places

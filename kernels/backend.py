@@ -48,7 +48,7 @@ class Backend(Protocol):
         ...
 
     def quantized_packer(self) -> QuantizedPacker | None:
-        """What prepares quantised weights for this backend's own product; None where the quantising library has one."""
+        """Packer of quantised weights for this backend's own product; None where the quantising library has one."""
         ...
 
     def copy_blocks(self, layout: KVLayout, kv_pool: torch.Tensor, sources: list[int], destinations: list[int]) -> None:

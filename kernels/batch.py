@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Which tokens a step computes and where their context lies; in the host's memory until layers move it.
+    """The tokens of a step and the places of their context; in the host's memory until layers move it.
 
     S sequences contribute T new tokens in all, those of one sequence side by side. The tokens of sequence `s` have the
     last `query_starts[s + 1] - query_starts[s]` positions of its context, and each attends to itself and to the

@@ -1,4 +1,4 @@
-"""Where a token's key and value lie in the KV pool: pure address arithmetic, shared by every operation.
+"""Layout of keys and values in the KV pool: pure address arithmetic, shared by every operation.
 
 Inside a slab the layout is layer-major, so that one layer's reads of many blocks stay close together:
 
@@ -28,7 +28,7 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """How one model's KV blocks lie inside slabs.
+    """Layout of one model's KV blocks inside slabs.
 
     Attributes:
         num_layers: decoder layers.
@@ -40,7 +40,7 @@ class KVLayout:
     """
 
     keys_by_token: ClassVar[bool] = False
-    """Whether keys lie as values do, `[kv head][token][head dim]`."""
+    """True if keys lie as values do, `[kv head][token][head dim]`."""
 
     num_layers: int
     num_kv_heads: int
@@ -65,7 +65,7 @@ class KVLayout:
 
     @property
     def blocks_per_slab(self) -> int:
-        """How many blocks fit in one slab."""
+        """Number of blocks fit in one slab."""
         return self.slab_bytes // self.block_bytes
 
     @property

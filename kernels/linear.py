@@ -20,7 +20,7 @@ class Linear:
         self._weight = weight
 
     def keeps(self, weight: torch.Tensor) -> bool:
-        """Whether products read this very tensor, and not a copy of it."""
+        """True if products read this very tensor, and not a copy of it."""
         return self._weight is weight
 
     @property

@@ -107,7 +107,7 @@ class ModelRunner:
         return DeviceError(self.role, str(self.model.decoder.device), error)
 
     def _read(self, plan: StepPlan, hidden: torch.Tensor) -> list[torch.Tensor]:
-        """What Scores read, float32 `[reads of the head, k]` for each head."""
+        """Values that Scores read, float32 `[reads of the head, k]` for each head."""
         values: list[torch.Tensor] = []
         for name, reads in plan.reads.items():
             _, rows, asked = zip(*reads, strict=True)

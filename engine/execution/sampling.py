@@ -60,7 +60,7 @@ class Sampler:
 
 
 class _Parameters(NamedTuple):
-    """What draws have in common that share the work on a row: the row, and all of `Sampling` but the key."""
+    """Parameters of draws that share the work on a row: the row, and all of `Sampling` but the key."""
 
     row: int
     temperature: float

@@ -80,7 +80,7 @@ class BlockPool:
 
     @property
     def allocatable_blocks(self) -> int:
-        """How often `allocate` would succeed now."""
+        """Number of times that `allocate` would succeed now."""
         slabs = self.live_slabs + self.kv_pool.available_slabs
         return slabs * self.layout.blocks_per_slab - self.live_blocks
 
@@ -182,7 +182,7 @@ class BlockPool:
 
     @property
     def _can_claim_slab(self) -> bool:
-        """Whether this pool may have one more live slab without taking one that another model has reserved."""
+        """True if this pool may have one more live slab without taking one that another model has reserved."""
         return self.unclaimed_slabs > 0 or self.kv_pool.unreserved_slabs > 0
 
     # slab 0 (live)   | live | cached | free | live |   blocks 0 to 3: block id = slab * blocks_per_slab + slot

@@ -1,4 +1,4 @@
-"""How a GPU's memory is shared out among weights, what steps need while they run, and the KV pool."""
+"""Division of a GPU's memory among weights, what steps need while they run, and the KV pool."""
 
 import logging
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from espalier.engine.models.config import DecoderConfig
 
 log = logging.getLogger(__name__)
 _LIBRARIES = 256 * 2**20
-"""What cuBLAS, which has a workspace of 32 MiB for each of a few streams, and compiled kernels take, in bytes."""
+"""Bytes that cuBLAS, which has a workspace of 32 MiB for each of a few streams, and compiled kernels take, in bytes."""
 
 RECORDED_TOKENS, RECORDED_PARTIALS = 256, 5120
 """Tokens, and partial results of their attention, that the largest recorded step has room for."""

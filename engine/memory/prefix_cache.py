@@ -1,4 +1,4 @@
-"""Which full blocks hold which tokens, so that a prompt seen before is not computed again.
+"""The prefix cache: full blocks by the hash of their tokens, so that a prompt seen before is not computed again.
 
 A block is known by the sha256 of its tokens and of all before them, so equal hashes mean equal prefixes.
 """
@@ -34,7 +34,7 @@ class PrefixCache:
         self._hash_of: dict[int, bytes] = {}
 
     def __contains__(self, block: int) -> bool:
-        """Whether the cache knows the tokens of `block`."""
+        """True if the cache knows the tokens of `block`."""
         return block in self._hash_of
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:

@@ -68,11 +68,11 @@ class SequenceTable:
         return len(self.lengths) - len(self._free_rows)
 
     def missing(self, row: int) -> int:
-        """How many tokens of a row have no KV yet."""
+        """Number of tokens of a row have no KV yet."""
         return int(self.lengths[row] - self.computed[row])
 
     def computed_tokens(self) -> int:
-        """How many tokens of all live sequences have their KV in blocks; shared ones count for each sequence."""
+        """Number of tokens of all live sequences have their KV in blocks; shared ones count for each sequence."""
         return sum(int(self.computed[sequence.row]) for owned in self._of_owner.values() for sequence in owned)
 
     def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> KVSequence:
@@ -110,7 +110,7 @@ class SequenceTable:
             del self._unhashed[row]
 
     def is_unmatched(self, row: int) -> bool:
-        """Whether `match_prefix` or `register` has something to do for a row."""
+        """True if `match_prefix` or `register` has something to do for a row."""
         return row in self._unhashed or row in self._preempted
 
     def drop_kv(self, owner: Hashable) -> None:

@@ -139,7 +139,7 @@ class Checkpoint:
         return sum(info.nbytes for info in self.tensors.values())
 
     def __contains__(self, name: str) -> bool:
-        """Whether the files hold a tensor of this name; never with dummy weights, though any name can be taken."""
+        """True if the files hold a tensor of this name; never with dummy weights, though any name can be taken."""
         return name in self.tensors
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -202,7 +202,7 @@ class Checkpoint:
         return {} if (text := self.text(name)) is None else parse_object(self.folder / name, text)
 
     def text(self, name: str) -> str | None:
-        """What the small file `name` says, such as `tokenizer.json`, or None when it is absent.
+        """The text of the small file `name`, such as `tokenizer.json`, or None when it is absent.
 
         Raises:
             CheckpointError: when it cannot be read as text, or cannot be made of a GGUF file's metadata.
@@ -241,7 +241,7 @@ class Checkpoint:
         self.tensors.update(file.tensors)
 
     def _holds_another_head(self) -> bool:
-        """Whether the files hold a head with other values than the embedding's."""
+        """True if the files hold a head with other values than the embedding's."""
         embedding = next((name for name in _EMBEDDINGS if name in self.tensors), None)
         if embedding is None or _HEAD not in self.tensors:
             return False

@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a folder, a registered name, or the Hugging Face hub and its cache."""
+"""Locations of checkpoints: a folder, a registered name, or the Hugging Face hub and its cache."""
 
 import errno
 import re

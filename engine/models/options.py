@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class LoadFormat(StrEnum):
-    """Which files weights come from."""
+    """Formats of weight files."""
 
     AUTO = "auto"
     """safetensors where there are any, else `.bin`."""
@@ -16,7 +16,7 @@ class LoadFormat(StrEnum):
 
 
 class Quantization(StrEnum):
-    """How the weights of a decoder's matrix products are kept; embeddings, norms, verifiers' heads stay."""
+    """Formats of the weights of a decoder's matrix products; embeddings, norms, verifiers' heads stay."""
 
     NONE = "none"
     INT8 = "int8"

@@ -17,13 +17,13 @@ from espalier.engine.models.text_files import parse_object, require, shown
 MAX_TOKEN_ID = 2**22 - 1
 """Beyond it are no tokens of any model, and a table by id would take gigabytes."""
 MAX_GROWTH = 64
-"""How many times longer a tokenizer's rules may make a text."""
+"""Factor by which a tokenizer's rules may lengthen a text."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Fields of tokenizer_config.json that name a special token; a chat template has them as variables."""
 END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>")
 """Tokens that end what a model says, in every model that has them."""
 _CONTROL = re.compile(r"<.+>|\[.+\]")
-"""How special tokens look, and words do not."""
+"""Pattern of special tokens, which words do not match."""
 _RAW_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONFIG = "tokenizer_config.json"
 
@@ -112,7 +112,7 @@ class TextTokenizer:
         return value.get("content") if isinstance(value, dict) else value
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token has no text."""
+        """True if a token has no text."""
         return token_id in self._special
 
     @cached_property
@@ -133,7 +133,7 @@ class TextTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the checkpoint comes with a chat template."""
+        """True if the checkpoint comes with a chat template."""
         return self._template is not None
 
     def render_chat(
@@ -223,7 +223,7 @@ class TextTokenizer:
             checkpoint.warn(f"vocab in {place} gives {twice} tokens the id of another")
 
     def _take_begin(self) -> tuple[str, str]:
-        """What goes before a text, and who says so: `add_bos_token`, or what the post-processor of tokenizer.json does.
+        """Tokens before a text, and their source: `add_bos_token`, or what the post-processor of tokenizer.json does.
 
         The post-processor is taken off, for `encode` adds nothing.
         """

@@ -22,7 +22,7 @@ from espalier.engine.models.text_files import parse_object, read_text
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a file says of a tensor before its values.
+    """A tensor's entry in a file, before its values.
 
     Attributes:
         kind: the type of its values, as the format calls it.
@@ -151,7 +151,7 @@ SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 """Patterns of configuration, tokenizer, chat template and indices of weight files."""
 _INDEX = ".index.json"
 GGUF = ".gguf"
-"""How the names of GGUF files end; one holds tensors and all that small files say."""
+"""Suffix of GGUF files; one holds tensors and all that small files say."""
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _STEMS = {LoadFormat.SAFETENSORS: "model.safetensors", LoadFormat.BIN: "pytorch_model.bin"}
 

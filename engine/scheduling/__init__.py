@@ -1,1 +1,1 @@
-"""What runs next: who is admitted, what a step computes, whose turn it is, who gives way."""
+"""Scheduling: admission, the plan of each step, turns of the two models, preemption."""

@@ -75,7 +75,7 @@ class Admission:
         return Reservation(blocks, owner)
 
     def would_fit(self, blocks: Mapping[str, int], without: Collection[Reservation]) -> bool:
-        """Whether `blocks` could be reserved if the reservations `without` were released and their blocks were free.
+        """True if `blocks` could be reserved if the reservations `without` were released and their blocks were free.
 
         Only reservations count here: where other owners hold more than they reserved, or their blocks lie in more slabs
         than they need, room may come later than this says.

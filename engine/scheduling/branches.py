@@ -12,7 +12,7 @@ from espalier.engine.work import Generated, StopCause
 
 @dataclass(slots=True)
 class Draws:
-    """What one step draws: a token for each sampling of each branch.
+    """The draws of one step: a token for each sampling of each branch.
 
     Attributes:
         decode: the branches.
@@ -57,7 +57,7 @@ class RunningSamples:
     def draws(
         self, sampled: list[RunningRequest], opened: list[RunningRequest], batch_rows: np.ndarray | None
     ) -> Draws:
-        """What a step draws that samples some branches, of which `opened` begin with it; see `Draws`."""
+        """The draws of a step that samples some branches, of which `opened` begin with it."""
         if self._decode is None or self._decode.branches != sampled:
             self._decode = DecodeRows(sampled)
         decode = self._decode
@@ -98,7 +98,7 @@ class RunningSamples:
         return self._finish_stopped(decode, token_ids, positions, head_outputs, rest)
 
     def are_full(self, decode: DecodeRows, positions: np.ndarray) -> np.ndarray:
-        """Whether each branch has as many tokens as it may, with those at `positions`; bool `[branches]`."""
+        """True if each branch has as many tokens as it may, with those at `positions`; bool `[branches]`."""
         return positions + 1 >= np.minimum(decode.limits, self._context)
 
     def _fork_diverged(

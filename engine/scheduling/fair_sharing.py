@@ -54,7 +54,7 @@ class FairSharing:
 
     @property
     def contended(self) -> bool:
-        """Whether several accounts have owners."""
+        """True if several accounts have owners."""
         return len(self._groups) > 1
 
     def over_share(self, owners: Collection[Hashable]) -> frozenset[Hashable]:
@@ -71,7 +71,7 @@ class FairSharing:
         return frozenset(owner for owner in owners if self._virtual_time[self._accounts.get(owner)] > limit)
 
     def is_worthwhile(self, loads: Mapping[str, RoleLoad], left: Mapping[str, RoleLoad]) -> bool:
-        """Whether steps that leave out what is in `loads`, by role, and not in `left` are shorter by enough."""
+        """True if steps that leave out what is in `loads`, by role, and not in `left` are shorter by enough."""
         saved = sum(load.tokens - left[role].tokens for role, load in loads.items())
         return saved >= _WORTHWHILE * self._step_cost
 

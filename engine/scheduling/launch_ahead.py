@@ -67,7 +67,7 @@ class LaunchAheadScheduler(Scheduler):
             self.table.write_tokens(decode.rows[goes_on], positions[goes_on], -1 - firsts[goes_on])
 
     def _select_live(self, draws: Draws) -> Draws | None:
-        """What a step in flight draws, without draws for branches that have stopped and samplings that diverged."""
+        """The draws of a step in flight, without those for branches that have stopped and samplings that diverged."""
         decode, alive = draws.decode, set(map(id, (*self._branches.running, *draws.opened)))
         live = [
             draw

@@ -134,7 +134,7 @@ class Preemption:
         return {owner for scheduler in self._schedulers.values() for owner in scheduler.owners()}
 
     def _fits(self, blocks: Mapping[str, int]) -> bool:
-        """Whether there is room for `blocks` of each role, and a slab of each to grow into."""
+        """True if there is room for `blocks` of each role, and a slab of each to grow into."""
         slabs = 0
         for role, count in blocks.items():
             pool = self._schedulers[role].pool

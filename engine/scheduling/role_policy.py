@@ -1,4 +1,4 @@
-"""Which role runs next: a policy over how much work each one has."""
+"""Role policy: the model whose batch runs next, by how much work each one has."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +8,7 @@ from espalier.engine.roles import GENERATOR, VERIFIER
 
 @dataclass(frozen=True, slots=True)
 class RoleLoad:
-    """How much work one model has: branches being sampled and tokens waiting to be computed."""
+    """Work of one model: branches being sampled and tokens waiting to be computed."""
 
     running_branches: int
     waiting_tokens: int
@@ -20,7 +20,7 @@ class RoleLoad:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to run."""
+        """True if there is anything to run."""
         return self.running_branches > 0 or self.waiting_tokens > 0
 
 

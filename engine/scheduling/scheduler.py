@@ -17,7 +17,7 @@ from espalier.engine.work import Done, Generate, Score, Scored, Work
 
 
 class StepResults(NamedTuple):
-    """What the model gave for one step.
+    """Results of one step.
 
     Attributes:
         token_ids: int64 `[draws]`.
@@ -59,16 +59,16 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to run."""
+        """True if there is anything to run."""
         return bool(self._waiting or self._branches.running)
 
     @property
     def running_branches(self) -> int:
-        """How many children are being sampled, without those of paused and held back owners."""
+        """Number of children are being sampled, without those of paused and throttled owners."""
         return len(self.planner.active(self._ready()[0]))
 
     def waiting_tokens(self) -> int:
-        """How many tokens waiting work has to compute, without that of paused and held back owners."""
+        """Number of tokens waiting work has to compute, without that of paused and throttled owners."""
         rows = [item.work.sequence.row for item in self.planner.active(self._ready()[1])]
         return int(np.maximum(self.table.lengths[rows] - self.table.computed[rows], 1).sum())
 
@@ -99,7 +99,7 @@ class Scheduler:
         self.table.release(sequence)
 
     def works_on(self, sequence: KVSequence) -> bool:
-        """Whether work waits on a sequence, or runs in place on it."""
+        """True if work waits on a sequence, or runs in place on it."""
         return sequence.row in self._busy_rows
 
     def submit(self, work: Work) -> None:

@@ -44,7 +44,7 @@ class Compilation(NamedTuple):
 
     @property
     def done(self) -> bool:
-        """Whether it is compiled, here or in the folder where it is kept."""
+        """True if it is compiled, here or in the folder where it is kept."""
         return is_compiled(self.function, self.types)
 
     def run(self) -> None:
@@ -95,7 +95,7 @@ def _locked(place: Path | None) -> Iterator[None]:
 
 
 class _Queue:
-    """What is to be compiled, by whoever is free; nothing before its parts.
+    """Queue of compilations, for whoever is free; nothing before its parts.
 
     Attributes:
         total: how many functions there were at first, parts included.

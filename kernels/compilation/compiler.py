@@ -90,7 +90,7 @@ class _Kept(FunctionCache):
     said = False
 
     def holds(self, types: tuple[Any, ...], context: Any) -> bool:
-        """Whether there is a file for arguments of `types`."""
+        """True if there is a file for arguments of `types`."""
         with self._guard_against_spurious_io_errors():
             return self._index_key(types, context.codegen()) in self._cache_file._load_index()
         return False
@@ -140,7 +140,7 @@ class Compiler:
 
 
 def is_compiled(function: Any, types: tuple[Any, ...]) -> bool:
-    """Whether a function of a `Compiler` need not be compiled for arguments of `types`, here or in any process."""
+    """True if a function of a `Compiler` need not be compiled for arguments of `types`, here or in any process."""
     kept = isinstance(function._cache, _Kept) and function._cache.holds(types, function.targetctx)
     return types in function.overloads or kept
 

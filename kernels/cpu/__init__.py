@@ -11,7 +11,7 @@ from espalier.kernels.compilation.compiler import Compiler
 
 
 def _has_amx() -> bool:
-    """Whether the processor has AMX for bfloat16 and the system lets this process use it; asks for the permission."""
+    """True if the processor has AMX for bfloat16 and the system lets this process use it; asks for the permission."""
     features = llvmlite.binding.get_host_cpu_features()
     wanted = os.environ.get("ESPALIER_AMX", "1") != "0" and platform.system() == "Linux"
     if not (wanted and features.get("amx-bf16") and features.get("avx512bw")):
@@ -21,9 +21,9 @@ def _has_amx() -> bool:
 
 
 HAS_AMX = _has_amx()
-"""Whether `amx` computes products; with `ESPALIER_AMX=0` in the environment `tiles` does."""
+"""True if `amx` computes products; with `ESPALIER_AMX=0` in the environment `tiles` does."""
 HAS_VNNI = bool(llvmlite.binding.get_host_cpu_features().get("avx512vnni"))
-"""Whether the processor sums products of bytes, which `int8_linear` needs."""
+"""True if the processor sums products of bytes, which `int8_linear` needs."""
 
 
 compiled = Compiler(Path(__file__).parent, "amx" if HAS_AMX else "")

@@ -90,6 +90,6 @@ def _pack(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits:
 
 
 def compilations(layers: CpuLayers) -> list[Compilation]:
-    """What is compiled before the first step of a model with these layers, what takes longest first."""
+    """Compilations before the first step of a model with these layers, the longest first."""
     others = [spans_compilation(), draw_compilation(), *layers.head_compilations(), copy_compilation()]
     return [layers.compilation(), *others]

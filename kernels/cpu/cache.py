@@ -29,5 +29,5 @@ def _copy(flat: np.ndarray, pairs: np.ndarray, slots: int, slab_bytes: int, part
 
 
 def copy_compilation() -> Compilation:
-    """What `copy_blocks_cpu` compiles."""
+    """The compilation of `copy_blocks_cpu`."""
     return compilation(_copy, np.zeros(1, np.uint8), np.zeros((2, 1), np.int64), 0, 0, 0, 0)

@@ -64,7 +64,7 @@ Another norm follows the last layer.
 
 
 class _Buffers(NamedTuple):
-    """What a step's phases hand to one another, flat float32; products have room for what `microkernel` writes beyond.
+    """Buffers between the phases of a step, flat float32; products have room for what `microkernel` writes beyond.
 
     Attributes:
         hidden: the residual stream, `[T, hidden]`, rows as wide as whole panels.
@@ -317,7 +317,7 @@ class CpuLayers(Layers):
         )
 
     def compilation(self) -> Compilation:
-        """What `forward` compiles: `_forward`, and its largest parts on their own; others are compiled within it."""
+        """The compilation of `forward`: of `_forward`, its largest parts on their own, others within it."""
         s, int64s, counters = self._shape, np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
         layout = KVLayout(1, s.num_kv_heads, s.head_dim, 1, torch.float32, 8 * s.num_kv_heads * s.head_dim)
         kv = layout.layer_view(torch.empty(layout.slab_bytes, dtype=torch.uint8), 0)
@@ -346,7 +346,7 @@ class CpuLayers(Layers):
         )  # fmt: skip
 
     def head_compilations(self) -> list[Compilation]:
-        """What products with heads compile: in float32, and for a language head in int8 where the layers are."""
+        """Compilations of products with heads: in float32, and for a language head in int8 where the layers are."""
         floats = product_compilation(stored_rows(1, 1), PACKS, np.empty(0, np.float32))
         if not self._stacked.int8:
             return [floats]

@@ -38,7 +38,7 @@ class StackedWeights(NamedTuple):
 
 
 def run_in_one_call(layer: LayerWeights) -> bool:
-    """Whether weights of this form can be stacked: those in float32, and those in int8 without rows to fill up."""
+    """True if weights of this form can be stacked: those in float32, and those in int8 without rows to fill up."""
     if isinstance(layer.qkv, Int8Weight):
         return not any(weight.shape[1] % GROUP for weight in (layer.qkv, layer.out, layer.down))
     return isinstance(layer.qkv, torch.Tensor)

@@ -47,7 +47,7 @@ def _weigh(
 
 @inner
 def _bins_within_reach(bins: np.ndarray, masses: np.ndarray, top_k: int, top_p: float, min_p: float) -> int:
-    """How many bins hold all tokens that the filters can keep."""
+    """Number of bins hold all tokens that the filters can keep."""
     if top_k == 0 and top_p >= 1:
         if min_p <= 0:
             return _BINS
@@ -226,7 +226,7 @@ def draw_tokens_cpu(
 
 
 def draw_compilation() -> Compilation:
-    """What `draw_tokens_cpu` compiles."""
+    """The compilation of `draw_tokens_cpu`."""
     int64s, floats, doubles = np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros(1)
     counters = np.zeros((1, 1), np.int64)
     return compilation(_draw, counters, floats, floats, 0, floats, int64s, doubles, int64s, floats)

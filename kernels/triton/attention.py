@@ -40,7 +40,7 @@ WIDE = Tile(64, {"num_warps": 8, "num_stages": 3})
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How `tl.dot` multiplies numbers of a dtype: float32 as float32."""
+    """Precision of `tl.dot` for a dtype: float32 as float32."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 

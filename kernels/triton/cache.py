@@ -1,4 +1,4 @@
-"""What happens between the product of q, k and v and attention, in one pass, and copies of whole blocks."""
+"""Norms, rotation and writes between the product of q, k and v and attention, in one pass; copies of whole blocks."""
 
 # pyright: reportArgumentType=false
 # (within kernels, numbers and tensors have Triton's types, which are not those of Python)

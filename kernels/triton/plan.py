@@ -1,4 +1,4 @@
-"""Which rows of a step read which blocks together, as work items for `attention.py`; nothing here touches a device.
+"""Attention plans: rows that read the same blocks together, as work items for `attention.py`; no device is touched.
 
 A *run* is some neighbouring blocks that some sequences share: the blocks before their fork, or the ones that a sequence
 has for itself. Runs are cut at multiples of `chunk` positions, whatever they are runs of, so the logits of a token are
@@ -29,7 +29,7 @@ _ITEMS_PER_PROCESSOR = 4
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What decides whether blocks are read together, and how finely work is cut.
+    """Costs by which blocks are read together or not, and work is cut.
 
     Attributes:
         processors: multiprocessors of the device.

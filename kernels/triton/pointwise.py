@@ -38,7 +38,7 @@ def gated(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def take_drawn(token_ids: torch.Tensor, drawn: torch.Tensor) -> None:
-    """Where an id of int32 `[T]` is -1 - i, put the i-th of `drawn`, int64, in its place."""
+    """Replace each id -1 - i of int32 `[T]` by the i-th of `drawn`, int64."""
     replace_by_drawn[(triton.cdiv(len(token_ids), PORTION),)](token_ids, drawn, len(token_ids), PORTION=PORTION)
 
 

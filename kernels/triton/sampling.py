@@ -90,7 +90,7 @@ def measure_segments(
     SEGMENT: tl.constexpr,
     LEAST_TEMPERATURE: tl.constexpr,
 ):
-    """What a segment of a row holds; the grid is `[B, segments]`, and results are `[B, segments]`.
+    """Partial results of a segment of a row; the grid is `[B, segments]`, and results are `[B, segments]`.
 
     Args:
         logits: float32 `[B, vocabulary]`.

@@ -1,4 +1,4 @@
-"""What a step's kernels read of its tokens, and what comes of it: one copy to the device, and one back."""
+"""Inputs of a step's kernels, in one copy to the device, and their results, in one back."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from espalier.kernels.triton.pointwise import take_drawn
 
 
 class Room(NamedTuple):
-    """How much of everything a packed step has room for."""
+    """Capacities of a packed step."""
 
     tokens: int
     narrow: int
@@ -24,7 +24,7 @@ class Room(NamedTuple):
     table_entries: int
 
     def holds(self, other: "Room") -> bool:
-        """Whether there is room for all of another."""
+        """True if there is room for all of another."""
         return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
 

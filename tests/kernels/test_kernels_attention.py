@@ -66,7 +66,7 @@ def test_attention_in_torch_equals_dense_attention(attend, sequences: list[tuple
 @pytest.mark.parametrize("most", [1, 64 * 90, 4 * 40 * 4, 2**26])
 @pytest.mark.parametrize("window", [None, 20])
 def test_sequences_gathered_in_parts_of_any_size_attend_alike(most: int, window, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention, "_MOST_GATHERED", most)
+    monkeypatch.setattr(attention, "_MAX_GATHERED", most)
     problem = family()
     output = paged_attention_gathered(problem.query, problem.layer_kv, problem.batch, 0.2, window)
     torch.testing.assert_close(output, dense_attention(problem, 0.2, window), rtol=1e-5, atol=1e-5)

@@ -22,7 +22,7 @@ MAX_CPU_SECONDS = 2.0
 MAX_MEMORY = 512 * 2**20
 """Memory that rendering may take, in bytes."""
 _MAX_WAIT_SECONDS = 60
-"""How long an answer may take on a machine that is busy with other things."""
+"""Seconds that an answer may take on a machine that is busy with other things."""
 _NOW = "2024-07-26"
 """The present for templates that ask for it (Llama 3.x): a fixed date keeps prompts the same tomorrow."""
 _DATE_STRING = "26 Jul 2024"
@@ -31,7 +31,7 @@ _PROGRAM = Path(__file__).with_name("worker.py")
 
 
 class TemplateFailedError(Exception):
-    """What a template raised, in its own words."""
+    """An error that a template raised, in its own words."""
 
 
 class ChatTemplate:

@@ -33,7 +33,7 @@ from espalier.engine.models.weights import GGUF
 _ID = "eos_token_id"
 _END_FIELDS = ("eos_token", "eot_token", "eom_token")
 _ANSWER = "It is 5"
-"""What an assistant says where a template is asked for what comes after."""
+"""An assistant's text where a template is asked for what comes after."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p":
 def model_config(
     metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], rope_factors: np.ndarray | None
 ) -> dict[str, Any]:
-    """What `config.json` of the same model says, so far as Espalier reads it.
+    """The fields of the same model's `config.json` that Espalier reads.
 
     Args:
         metadata: of the file.

@@ -80,7 +80,7 @@ class GgufFile:
         return torch.from_numpy(self._in_layout_order(name, _values(stored, self._path)))
 
     def text(self, name: str) -> str | None:
-        """What the small file `name` of the same checkpoint in Hugging Face layout says, or None where it has none.
+        """The text of the small file `name` of the same checkpoint in Hugging Face layout, or None where it has none.
 
         Raises:
             CheckpointError: when the metadata lacks what is needed for it, or the tokenizer is of an unknown kind.

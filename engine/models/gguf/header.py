@@ -33,7 +33,7 @@ _SCALARS = {
     GGUFValueType.INT64: "q",
     GGUFValueType.FLOAT64: "d",
 }
-"""How `struct` calls the types of numbers."""
+"""Names of the types of numbers in `struct`."""
 
 
 @dataclass(frozen=True, slots=True)

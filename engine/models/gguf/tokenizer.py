@@ -40,7 +40,7 @@ _TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class _WordRule:
-    """How text is prepared for byte-level merges.
+    """Preparation of text for byte-level merges.
 
     Attributes:
         split: pattern of words; empty for GPT-2's.

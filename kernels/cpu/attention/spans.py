@@ -1,4 +1,4 @@
-"""Which tokens of a batch read which blocks together, and how that is cut into work items."""
+"""Spans: tokens of a batch that read the same blocks together, cut into work items."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from espalier.kernels.cpu.products.tiles import MR
 from espalier.kernels.cpu.threads import num_threads
 from espalier.kernels.layout import LayerKV
 
-_MOST_TOGETHER = 64
+_MAX_TOGETHER = 64
 """Queries of a work item that reads all kv heads, at most."""
 _ITEMS_PER_THREAD = 4
 """So many that a thread which is interrupted leaves most of its share to other threads."""
@@ -21,7 +21,7 @@ _CHUNK = 256
 
 
 class Geometry(NamedTuple):
-    """Where keys, values and queries lie in memory.
+    """Layout of keys, values and queries in memory.
 
     Attributes:
         slab_stride: elements from slab to slab.
@@ -43,7 +43,7 @@ class Geometry(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Which tokens of a batch read which blocks together, found once for all layers and heads; all arrays are int64.
+    """Tokens of a batch that read the same blocks together, found once for all layers and heads; all arrays are int64.
 
     The tokens are cut into parts, and the positions of each part into chunks. A span is some neighbouring tokens of a
     part and some neighbouring blocks of a chunk that all of these tokens see; of the last block some may see less.
@@ -90,7 +90,7 @@ def find_spans(batch: AttentionBatch, most_tokens: int, geometry: Geometry) -> S
 
 
 def spans_compilation() -> Compilation:
-    """What `find_spans` compiles."""
+    """The compilation of `find_spans`."""
     tables, sequences, visible = np.zeros((1, 1), np.int32), np.zeros(1, np.int32), np.zeros(1, np.int64)
     return compilation(_find_spans, tables, sequences, visible, 0, 0, 0, Geometry(0, 0, 0, 0, 0, 0, 0))
 
@@ -159,7 +159,7 @@ def _find_items(firsts: np.ndarray, enough: int, geometry: Geometry) -> np.ndarr
     items, count = np.empty((parts * kv_heads, 3), np.int64), 0
     for part in range(parts):
         rows = firsts[part + 1] - firsts[part]
-        few = rows * (heads // kv_heads) <= MR and rows * heads <= _MOST_TOGETHER
+        few = rows * (heads // kv_heads) <= MR and rows * heads <= _MAX_TOGETHER
         together = kv_heads if few and parts >= enough else 1
         for kv_head in range(0, kv_heads, together):
             items[count, 0], items[count, 1], items[count, 2] = part, kv_head, together
@@ -232,6 +232,6 @@ def _find_chunk(
 
 
 def geometry_of(layer_kv: LayerKV, heads: int, query_stride: int) -> Geometry:
-    """Where keys, values and queries lie, for `attend`."""
+    """The layout of keys, values and queries, for `attend`."""
     _, slots, block_size, kv_heads, head_dim = layer_kv.keys.shape
     return Geometry(layer_kv.keys.stride(0), slots, block_size, heads, kv_heads, head_dim, query_stride)

@@ -29,7 +29,7 @@ microkernel: Microkernel = amx if HAS_AMX else tiles
 PANEL = 32 if HAS_AMX else tiles.NR
 """Columns of a product whose weights lie side by side; the width of one tile."""
 PACKS = HAS_AMX
-"""Whether the left side of a product is stored in another way than as plain rows."""
+"""True if the left side of a product is stored in another way than as plain rows."""
 ROWS = 256
 """Most rows of one work item: so many are multiplied with a panel each time it comes from memory."""
 _SPEED = 12e10 if HAS_AMX else 4e10
@@ -62,7 +62,7 @@ def unpack(panels: torch.Tensor, out_features: int) -> torch.Tensor:
 
 
 def parts_of(rows: int, panels: int) -> int:
-    """How many parts to cut the panels into, so that there are enough work items for all threads."""
+    """Number of parts to cut the panels into, so that there are enough work items for all threads."""
     tiles = max(1, -(-rows // ROWS))
     return max(1, min(panels, -(-_ITEMS_PER_THREAD * num_threads() // tiles)))
 
@@ -78,7 +78,7 @@ def pack_row(*args: Any) -> None:
 
 
 def is_tuple_of(kind: Any, wanted: type) -> bool:
-    """Whether numba's type `kind` is that of a named tuple of class `wanted`."""
+    """True if numba's type `kind` is that of a named tuple of class `wanted`."""
     return isinstance(kind, types.BaseNamedTuple) and getattr(kind, "instance_class", None) is wanted
 
 
@@ -215,7 +215,7 @@ def multiply(
 
 
 def product_compilation(x: Any, packs: bool, panels: Any) -> Compilation:
-    """What a product compiles for rows and weights stored as these; `packs` as in `multiply`."""
+    """The compilation of a product for rows and weights stored as these; `packs` as in `multiply`."""
     floats = np.zeros(0, np.float32)
     arguments = np.zeros((1, 1), np.int64), floats, x, packs, 0, 0, panels, 0, floats, 0, 0, floats
     return compilation(multiply, *arguments, parts=[phase_compilation(x, panels)])
