@@ -63,12 +63,12 @@ class StackedLayers:
         self._packed = StackedWeights(*(_room(count, part) for part in _pack(first, shape)))
         for index in range(count):
             for whole, part in zip(self._packed, _pack(load(index) if index else first, shape), strict=True):
-                _put(whole, index, part)
+                _of_each(lambda whole, part, index=index: whole[index].copy_(part), whole, part)
         self.arrays = StackedWeights(*(_as_array(whole) for whole in self._packed))
 
     def weights(self, index: int) -> LayerWeights:
         """One layer's weights as they were given."""
-        s, packed = self._shape, StackedWeights(*(_part(whole, index) for whole in self._packed))
+        s, packed = self._shape, StackedWeights(*(_of_each(lambda each: each[index], whole) for whole in self._packed))
         qkv_rows, hidden = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, packed.norms.shape[1]
         if self.int8:
             qkv, out, gate_up, down = packed.qkv, packed.out, packed.gate_up, packed.down
@@ -113,24 +113,17 @@ def _pack(layer: LayerWeights, shape: LayerShape) -> StackedWeights:
     )
 
 
+def _of_each(function: Callable[..., Any], *parts: Any) -> Any:
+    """Apply `function` to parts that are tensors, or to the tensors of each `Int8Weight`."""
+    if not isinstance(parts[0], Int8Weight):
+        return function(*parts)
+    values, scales = (function(*(getattr(part, name) for part in parts)) for name in ("values", "scales"))
+    return Int8Weight(parts[0].shape, values, scales)
+
+
 def _room(count: int, part: Any) -> Any:
     """Memory for what is packed of `count` layers."""
-    if isinstance(part, Int8Weight):
-        return Int8Weight(part.shape, _room(count, part.values), _room(count, part.scales))
-    return room_for_weights(count, *part.shape, dtype=part.dtype)
-
-
-def _put(whole: Any, index: int, part: Any) -> None:
-    if isinstance(part, Int8Weight):
-        whole.values[index], whole.scales[index] = part.values, part.scales
-    else:
-        whole[index] = part
-
-
-def _part(whole: Any, index: int) -> Any:
-    if isinstance(whole, Int8Weight):
-        return Int8Weight(whole.shape, whole.values[index], whole.scales[index])
-    return whole[index]
+    return _of_each(lambda tensor: room_for_weights(count, *tensor.shape, dtype=tensor.dtype), part)
 
 
 def _as_array(whole: Any) -> Any:

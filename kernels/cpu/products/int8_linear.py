@@ -107,11 +107,6 @@ class Int8Weight(PackedWeight):
     values: torch.Tensor
     scales: torch.Tensor
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
-
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `PackedWeight`."""
         num_panels, (rows, given), inner = len(self.values), x.shape, self.values.shape[1] * _PER_LANE

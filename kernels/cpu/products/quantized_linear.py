@@ -56,9 +56,9 @@ class PackedWeight(ABC):
     device = torch.device("cpu")
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of all that is kept."""
+        return sum(getattr(self, name).nbytes for name in self.__slots__ if name != "shape")
 
     @abstractmethod
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -102,11 +102,6 @@ class QuantizedWeight(PackedWeight):
     values: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of values, scales and zeros."""
-        return self.values.nbytes + self.scales.nbytes + self.zeros.nbytes
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `PackedWeight`."""

@@ -29,7 +29,7 @@ def test_every_batch_is_recorded_once_in_order_of_its_phases(
         assert (len(mine), sum(one.tokens for one in mine)) == (stats.steps, stats.computed_tokens)
         assert sum(one.copied_blocks for one in mine) == stats.copied_blocks
     for one in records:
-        times = [one.begun, one.scheduled, one.launched, one.waiting, one.waited, one.updated]
+        times = [one.schedule_start, one.launch_start, one.launch_end, one.wait_start, one.wait_end, one.update_end]
         assert times == sorted(times)
         assert one.tokens >= one.rows
     assert any(one.reads for one in records if one.role == "verifier")
