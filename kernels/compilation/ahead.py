@@ -91,6 +91,8 @@ def _locked(place: Path | None) -> Iterator[None]:
         yield
     finally:
         if lock:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked meanwhile has this file open, too
             lock.close()
 
 
@@ -130,8 +132,8 @@ class _Queue:
         with self._changed:
             self._incomplete.discard(one.key)
             self._compiling.discard(id(one.function))
-            self._progress.show(self.total - len(self._incomplete), self.total)
             self._changed.notify_all()
+            self._progress.show(self.total - len(self._incomplete), self.total)
 
     def give_back(self, one: Compilation) -> None:
         """Leave one that was taken to others."""

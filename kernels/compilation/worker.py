@@ -36,7 +36,7 @@ class Worker:
         try:
             self._connection.send((python.__module__, python.__qualname__, types))
             return self._connection.recv()
-        except (OSError, EOFError):
+        except Exception:  # that it has ended, or that types cannot be pickled: whoever waits must hear of it
             return False
 
     def stop(self) -> None:

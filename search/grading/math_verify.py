@@ -37,6 +37,8 @@ DEFAULT_MEMORY_BYTES = 2 * 2**30
 _LIMITS_CPU_TIME = hasattr(signal, "setitimer")
 _WARMING = ("\\sqrt{8}", "2\\sqrt{2}"), ("x^2+x", "x(x+1)"), ("x<2", "(-\\infty,2)")
 """Pairs that a child compares first: what they import and set up is no later answer's CPU time."""
+_LOOK_SECONDS = 1.0
+"""Seconds between two looks whether the processes of an answer that is waited for are still there."""
 _TASKS_PER_CHILD = 1000
 """Answers after which a child process is replaced, because sympy's caches grow."""
 
@@ -114,9 +116,7 @@ class Grader:
         if kind is None:
             self._pool.close()
             self._pool.join()
-            self._pool = self._new_pool()
-        else:
-            self.stop()
+        self.stop()
 
     def start(self) -> None:
         """Start the child processes before the first answer."""
@@ -176,7 +176,7 @@ class Grader:
     def resolve(self, future: "Future[Grade]") -> Grade:
         """Wait for a grade; if the process died or exceeded a limit, the grade is wrong and has an error."""
         try:
-            return future.result()
+            return self._wait(future)
         except TimeoutError:
             return Grade(False, f"grading took more than {self._timeout:g} s", self._cpu_seconds)
         except MemoryError:
@@ -191,6 +191,18 @@ class Grader:
             return Grade(False, "grading was stopped")
         except Exception as error:  # of a check that is somebody else's
             return Grade(False, f"grading failed: {type(error).__name__}: {error}")
+
+    def _wait(self, future: "Future[Grade]") -> Grade:
+        """The result of a future, which pebble forgets if it is handed over while pebble gives up a dead pool."""
+        while True:
+            with suppress(TimeoutError):
+                return future.result(_LOOK_SECONDS)
+            with self._lock:
+                if future.done():
+                    return future.result()
+                if not self._pool.active:
+                    self._restart()
+                    raise BrokenProcessPool("all of them have ended")
 
     def grade(self, gold: str, answer: str) -> Grade:
         """Grade one answer."""

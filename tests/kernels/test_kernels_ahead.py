@@ -104,6 +104,7 @@ def test_what_another_process_fails_at_is_left_to_this_one_which_says_why(functi
     wanted = compilation(functions.wrong, 1)
     worker = Worker()
     try:
+        assert not worker.compile(wanted.function, (lambda: "cannot be pickled",))
         assert not worker.compile(wanted.function, wanted.types)
         assert not worker.compile(functions.both, (numba.int64,))  # it has ended
     finally:

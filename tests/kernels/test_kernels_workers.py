@@ -7,6 +7,7 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
+from forked_process import is_true_when_forked
 
 from espalier.kernels.cpu import threads as workers
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
@@ -105,12 +106,4 @@ def test_a_containers_share_of_the_cores_bounds_the_threads(text: str, least: in
 def test_a_forked_process_has_helpers_of_its_own(threads):
     threads(2)
     check()
-    child = os.fork()
-    if child == 0:
-        try:
-            check()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert status == 0
+    assert is_true_when_forked(lambda: check() is None)

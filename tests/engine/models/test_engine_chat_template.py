@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from forked_process import is_true_when_forked
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from espalier.engine.errors import CheckpointError, TemplateLimitError
@@ -155,7 +156,7 @@ def test_an_interrupt_while_waiting_does_not_mix_up_answers(process: Any, monkey
 
 
 def test_many_threads_get_each_their_own_prompt(process: Any):
-    together = threading.Barrier(4)
+    together = threading.Barrier(4, timeout=60)
 
     def ask(number: int) -> bool:
         together.wait()
@@ -167,10 +168,10 @@ def test_many_threads_get_each_their_own_prompt(process: Any):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 def test_a_forked_process_renders_by_one_of_its_own(process: Any):
-    child = os.fork()
-    if not child:
+    def renders() -> bool:
         fine = process._running is None and rendered("{{ 3 }}") == "3"
         process.close()
-        os._exit(0 if fine else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        return fine
+
+    assert is_true_when_forked(renders)
     assert rendered("{{ 4 }}") == "4"

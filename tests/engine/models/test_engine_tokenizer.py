@@ -205,9 +205,11 @@ def test_other_threads_go_on_while_a_text_is_encoded(tokenizer: TextTokenizer):
 
     def encode() -> None:
         times[0] = time.perf_counter()
-        tokenizer.encode(text)
-        times[1] = time.perf_counter()
-        ended.set()
+        try:
+            tokenizer.encode(text)
+        finally:
+            times[1] = time.perf_counter()
+            ended.set()
 
     thread = threading.Thread(target=encode)
     thread.start()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +89,9 @@ def executor(cluster: Any, second_node: Any, kept: list[WorkerExecutor]) -> Work
         kept.append(WorkerExecutor(RayTransport(RUNTIME, settings), RUNTIME, longest_first=True))
     (executor,) = kept
     assert not executor.busy
+    end = time.monotonic() + PATIENCE
     while not all(worker.up for worker in executor._workers):
+        assert time.monotonic() < end, "a worker did not come back"
         executor.step()
     return executor
 

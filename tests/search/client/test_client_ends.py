@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 import pytest
 from failing_server import failing_server
+from forked_process import is_true_when_forked
 from server_thread import PATIENCE, wait_until
 
 from espalier.engine.errors import MisuseError
@@ -129,15 +130,13 @@ def test_an_interrupt_that_is_caught_ends_the_search_while_its_traceback_is_kept
 def test_a_process_that_is_forked_cannot_use_its_parents_client(start):
     with SearchClient(start().address) as client:
         client.solve("solve", PATIENCE)
-        child = os.fork()
-        if child == 0:
-            try:
+
+        def is_refused() -> bool:
+            with pytest.raises(MisuseError, match="forked"):
                 client.solve("solve", PATIENCE)
-            except MisuseError as error:
-                os._exit(7 if "forked" in str(error) else 1)
-            finally:
-                os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            return True
+
+        assert is_true_when_forked(is_refused)
         assert client.solve("solve", PATIENCE).answer == "42"
 
 
