@@ -29,16 +29,17 @@ from espalier.experiments.executors.ray_transport import RayTransport  # noqa: E
 from espalier.experiments.executors.ray_worker import RayWorker  # noqa: E402
 
 PATIENCE = 60.0
+RESTART = 240.0
+"""Seconds for Ray to start a worker again on a machine that is busy with others."""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head without CPUs, and a node with one; each test adds the second."""
+    """A head with one CPU; each test adds the second node. Each process beside a node imports Ray for seconds."""
     from ray.cluster_utils import Cluster
 
-    quiet = {"include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **quiet})
-    cluster.add_node(num_cpus=1, **quiet)
+    alone = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **alone})
     yield cluster
     cluster.shutdown()
 
@@ -47,8 +48,8 @@ def cluster() -> Iterator[Any]:
 def second_node(cluster: Any) -> Any:
     """A node with one CPU beside the first; what a test takes away, the next one adds."""
     nodes = cluster.list_all_nodes()
-    if len(nodes) < 3:
-        cluster.add_node(num_cpus=1, include_dashboard=False)
+    if len(nodes) < 2:
+        cluster.add_node(num_cpus=1, include_dashboard=False, include_log_monitor=False)
         cluster.wait_for_nodes()
     return cluster.list_all_nodes()[-1]
 
@@ -89,7 +90,7 @@ def executor(cluster: Any, second_node: Any, kept: list[WorkerExecutor]) -> Work
         kept.append(WorkerExecutor(RayTransport(RUNTIME, settings), RUNTIME, longest_first=True))
     (executor,) = kept
     assert not executor.busy
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + RESTART
     while not all(worker.up for worker in executor._workers):
         assert time.monotonic() < end, "a worker did not come back"
         executor.step()

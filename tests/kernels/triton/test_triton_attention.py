@@ -57,7 +57,7 @@ def attended(problem: PagedProblem, plan: AttentionPlan, scale: float = 0.2, win
 
 def forest() -> list[tuple[int, int]]:
     """Two families and a stranger: see `plant`."""
-    return [(150, 1), (141, 1), (200, 9), (143, 1), (20, 1), (170, 2), (195, 1), (131, 131), (137, 1)]
+    return [(150, 1), (141, 1), (200, 9), (143, 1), (20, 1), (170, 2), (195, 1), (131, 67), (137, 1)]
 
 
 def plant(problem: PagedProblem) -> PagedProblem:
