@@ -151,20 +151,6 @@ def test_no_caller_holds_every_place(connections: int, working: Callable[..., Wo
     assert work.got(min(connections, 2) + 1)[-1] == TWO
 
 
-def test_a_place_is_not_kept_for_a_thread_whose_wait_was_interrupted(monkeypatch: pytest.MonkeyPatch):
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    turns = Turns(1, each=1, of_caller=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(Future, "result", interrupted)
-        for account in (ONE, TWO, ONE):
-            with pytest.raises(KeyboardInterrupt):
-                turns.take(account)
-    turns.take(TWO)
-    assert turns.waiting == 0
-
-
 def test_work_of_one_account_does_not_wait_for_anothers_and_is_a_few_at_once():
     threads, stop, running = AccountThreads(2, "test"), threading.Event(), threading.Semaphore(0)
 

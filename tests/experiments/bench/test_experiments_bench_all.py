@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from espalier.experiments.bench import everything
 from espalier.experiments.bench.__main__ import app
+from espalier.experiments.bench.engine import prefix
 
 SMALL = {
     "prefix": ("prefix", "--repeats", "1", "--children", "2", "--new-tokens", "1"),
@@ -18,6 +19,7 @@ SMALL = {
 
 def test_all_goes_on_where_it_stopped_and_names_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(everything, "PUBLISHED", SMALL)
+    monkeypatch.setattr(prefix, "SHARED", (0, 40))
     arguments = ["all", "--out", str(tmp_path), "--vllm-python", "none"]
     ended = CliRunner().invoke(app, arguments)
     assert "no figures of broken, accuracy" in str(ended.exception)

@@ -99,7 +99,7 @@ def test_a_frozen_trunk_does_not_move_and_the_layers_above_learn(generator, make
 
 
 def test_training_that_was_stopped_ends_with_the_same_weights(generator, maker, tmp_path: Path) -> None:
-    plan = Schedule(steps=4, tokens=64)
+    plan = Schedule(steps=3, tokens=64)
 
     def train(path: Path, stop_at: int | None = None) -> dict[str, torch.Tensor]:
         model = untaught_verifier(generator, maker, seed=0)
