@@ -368,7 +368,7 @@ def votes(
 ) -> None:
     """Share of problems that other verifiers would have solved with a run's paths, simulated ones among them."""
     from espalier.experiments.bench.report import Report
-    from espalier.experiments.verifier_training.recorded_votes import run
+    from espalier.experiments.bench.searches.recorded_votes import run
 
     Report(f"votes over the paths of {folder.name}", json_path).finish(run(folder), {})
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.experiments.bench.report import cell
-from espalier.experiments.evaluation.run_folder import write_whole
+from espalier.experiments.runs.folder import write_whole
 
 _COMPARED = tuple(f"--only={name}" for name in ("best-of-n", "beam", "dvts", "rebase", "auto"))
 PUBLISHED: dict[str, tuple[str, ...]] = {

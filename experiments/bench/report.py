@@ -55,7 +55,7 @@ class Report:
         self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _write(self, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float], complete: bool) -> None:
-        from espalier.experiments.evaluation.run_folder import write_whole
+        from espalier.experiments.runs.folder import write_whole
 
         if self._json_path is None:
             return
@@ -78,7 +78,7 @@ def nothing_shown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, float]
 
 def machine() -> dict[str, Any]:
     """Return the processor and the versions of relevant packages."""
-    from espalier.experiments.evaluation.provenance import git_state, processor_name
+    from espalier.experiments.runs.provenance import git_state, processor_name
     from espalier.kernels.cpu.threads import num_threads
 
     packages = {}

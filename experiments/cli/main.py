@@ -323,7 +323,7 @@ def _is_on_the_line(context: typer.Context, name: str | None) -> bool:
 def _problem_text(problem: str | None) -> tuple[str, str | None]:
     """The problem to solve; and its gold answer if it is from the benchmark."""
     if problem is None:
-        from espalier.experiments.evaluation.benchmarks import load_benchmark
+        from espalier.experiments.runs.benchmarks import load_benchmark
 
         shown = load_benchmark("demo")[_SHOWCASE]
         return shown.problem, shown.answer

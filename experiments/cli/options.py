@@ -10,7 +10,7 @@ import typer
 from annotated_types import Interval
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.evaluation.benchmarks import FIELDS, Selection
+from espalier.experiments.runs.benchmarks import FIELDS, Selection
 from espalier.search.schema import Option
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.experiments.report.plots import make_logarithmic
-from espalier.experiments.sweep.grid import N_AND_M, settings_text
-from espalier.experiments.sweep.run import Cell
+from espalier.experiments.runs.grid import N_AND_M, settings_text
+from espalier.experiments.runs.sweep import Cell
 from espalier.search.result import NodeRecord, SearchResult
 
 if TYPE_CHECKING:

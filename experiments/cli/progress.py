@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 if TYPE_CHECKING:
-    from espalier.experiments.evaluation.sample import Sample
+    from espalier.experiments.runs.record import Sample
 
 _EVERY_SECONDS = 20.0
 """Between two lines where there is no terminal."""

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from espalier.experiments.evaluation.sample import Unanswered, unanswered_in, unanswered_text, why_unanswered
-from espalier.experiments.evaluation.summary import Summary
 from espalier.experiments.planning.sweep_cost import LONGEST, Estimate
-from espalier.experiments.sweep.grid import settings_text
-from espalier.experiments.sweep.run import Cell
+from espalier.experiments.runs.grid import settings_text
+from espalier.experiments.runs.record import Unanswered, unanswered_in, unanswered_text, why_unanswered
+from espalier.experiments.runs.summary import Summary
+from espalier.experiments.runs.sweep import Cell
 from espalier.search.result import NodeRecord, SearchResult, StopReason
 
 _MAX_PRUNED_SHOWN = 3

@@ -14,9 +14,9 @@ from espalier.search.algorithms import needs_verifier, verifier_advice
 from espalier.search.request import SearchRequest
 
 if TYPE_CHECKING:
-    from espalier.experiments.evaluation.benchmarks import Problem
-    from espalier.experiments.evaluation.sample import Sample
-    from espalier.experiments.evaluation.summary import Summary
+    from espalier.experiments.runs.benchmarks import Problem
+    from espalier.experiments.runs.record import Sample
+    from espalier.experiments.runs.summary import Summary
     from espalier.search.run.load import RuntimeSettings
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -26,7 +26,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
 def load_problems(benchmark: str, field_map: str | None, offline: bool, limit: int | None = None) -> "list[Problem]":
     """Load a command's benchmark; see `load_benchmark`."""
     from espalier.experiments.cli.options import parse_field_map
-    from espalier.experiments.evaluation.benchmarks import load_benchmark
+    from espalier.experiments.runs.benchmarks import load_benchmark
 
     def notify(what: str) -> None:
         print(f"notice: {what}", file=sys.stderr)
@@ -80,7 +80,7 @@ def writing_to(out: Path | None, is_file: bool = False) -> Iterator[None]:
     Raises:
         EspalierError: another process writes there; see `folder_lock`.
     """
-    from espalier.experiments.evaluation.folder_lock import file_lock, folder_lock
+    from espalier.experiments.runs.folder_lock import file_lock, folder_lock
 
     lock = nullcontext() if out is None else file_lock(out) if is_file else folder_lock(out)
     with kept_on_interrupt(out), lock:

@@ -12,7 +12,6 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.evaluation.provenance import hardware
 from espalier.experiments.executors.transport import (
     Cancel,
     Check,
@@ -27,6 +26,7 @@ from espalier.experiments.executors.transport import (
     Stepped,
     WorkerDescription,
 )
+from espalier.experiments.runs.provenance import hardware
 from espalier.search.result import Event, Finished
 from espalier.search.run.executor import Rejected
 from espalier.search.run.failure import reason_of

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from espalier.experiments.evaluation.benchmarks import Problem
-from espalier.experiments.evaluation.run_folder import read_samples
-from espalier.experiments.evaluation.sample import Sample
-from espalier.experiments.sweep.fewer_paths import holds_the_paths_of
-from espalier.experiments.sweep.grid import cell_name, distinct, key_of, varied_fields
-from espalier.experiments.sweep.run import held_requests
+from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.runs.fewer_paths import holds_the_paths_of
+from espalier.experiments.runs.folder import read_samples
+from espalier.experiments.runs.grid import cell_name, distinct, key_of, varied_fields
+from espalier.experiments.runs.record import Sample
+from espalier.experiments.runs.sweep import held_requests
 from espalier.search.algorithms import algorithm_of, memory_estimate, needs_verifier, with_defaults
 from espalier.search.request import SearchRequest
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from espalier.experiments.evaluation.statistics import wilson_interval
+from espalier.experiments.runs.statistics import wilson_interval
 
 _RESAMPLES = 1000
 CALIBRATION_BINS = 10

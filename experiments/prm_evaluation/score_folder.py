@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.evaluation.run_folder import RunFolder, write_whole
 from espalier.experiments.prm_evaluation.scoring import Scored
 from espalier.experiments.prm_evaluation.solutions import Solution
+from espalier.experiments.runs.folder import RunFolder, write_whole
+from espalier.experiments.runs.jsonl import append, damage_named, open_lines, read_lines
 
 
 class ScoreFolder:
@@ -36,16 +37,13 @@ class ScoreFolder:
         self.folder = folder
         self._steps = {solution.unique_id: len(solution.steps) for solution in solutions}
         self.done = self._read()
-        # Removes an incomplete last line, so that the next one starts on its own.
-        write_whole(self._scores, "".join(_line(each) for each in self.done.values()))
-        self._file = self._scores.open("a", encoding="utf-8")
+        self._file = open_lines(self._scores)
 
     def append(self, scored: Scored) -> None:
         """Keep the scores of a solution; a refused one is not kept, so that it is tried again."""
         if not scored.refused:
             self.done[scored.unique_id] = scored
-            self._file.write(_line(scored))
-            self._file.flush()
+            append(self._file, _record(scored))
 
     def finish(self, records: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
         """Write all `records`, which have `id` and `scores`, and the summary.
@@ -53,9 +51,9 @@ class ScoreFolder:
         Scores of solutions that this command was not asked for are kept behind them.
         """
         self.close()
-        rows = {record["id"]: json.dumps(record) + "\n" for record in records}
-        rest = [_line(self.done[name]) for name in self._steps if name in self.done and name not in rows]
-        write_whole(self._scores, "".join([*rows.values(), *rest]))
+        rows = {record["id"]: dict(record) for record in records}
+        rows |= {name: _record(self.done[name]) for name in self._steps if name in self.done and name not in rows}
+        write_whole(self._scores, "".join(json.dumps(row) + "\n" for row in rows.values()))
         write_whole(self.folder / "summary.json", dict(summary))
 
     def close(self) -> None:
@@ -63,19 +61,13 @@ class ScoreFolder:
         self._file.close()
 
     def _read(self) -> dict[str, Scored]:
-        lines = self._scores.read_text(encoding="utf-8", errors="replace").split("\n") if self._scores.exists() else []
         found: dict[str, Scored] = {}
-        for number, line in enumerate(lines, start=1):
-            try:
-                record = json.loads(line) if line.strip() else None
-                if record and record["scores"] and len(record["scores"]) == self._steps.get(record["id"]):
-                    found[record["id"]] = Scored(record["id"], tuple(float(score) for score in record["scores"]))
-            except (ValueError, TypeError, KeyError) as error:
-                if number == len(lines):
-                    break
-                raise EspalierError(f"{self._scores}:{number} is damaged: {error}; remove the line") from error
+        for place, record in read_lines(self._scores):
+            with damage_named(place):
+                if record["scores"] and len(record["scores"]) == self._steps.get(record["id"]):
+                    found[record["id"]] = Scored(record["id"], tuple(map(float, record["scores"])))
         return found
 
 
-def _line(scored: Scored) -> str:
-    return json.dumps({"id": scored.unique_id, "scores": scored.scores}) + "\n"
+def _record(scored: Scored) -> dict[str, Any]:
+    return {"id": scored.unique_id, "scores": scored.scores}

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from espalier.experiments.evaluation.benchmark_files import BenchmarkError, is_path, read_json
+from espalier.experiments.runs.benchmark_files import BenchmarkError, is_path, read_json
 
 
 class Format(StrEnum):

@@ -1,13 +1,13 @@
-"""What a report holds."""
+"""The contents of a report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.experiments.evaluation.sample import listed, unanswered_in
 from espalier.experiments.report.differences import Difference
-from espalier.experiments.report.measures import Measures
 from espalier.experiments.report.plots import Plot
 from espalier.experiments.report.problems import ProblemRow
+from espalier.experiments.report.runs import Run
+from espalier.experiments.runs.record import listed, unanswered_in
 
 NOTES = (
     "Intervals of an accuracy are 95% Wilson intervals. With several searches of a problem, standard errors are "
@@ -35,7 +35,7 @@ class Report:
     """
 
     title: str
-    measures: list[Measures]
+    runs: Sequence[Run]
     differences: list[Difference]
     problems: list[ProblemRow]
     problem_count: int
@@ -45,11 +45,11 @@ class Report:
     @property
     def warnings(self) -> list[str]:
         """Warnings for who compares the runs: other problems, unfinished runs, searches without an answer."""
-        same = len({frozenset(m.run.by_problem) for m in self.measures}) == 1
+        same = len({frozenset(run.by_problem) for run in self.runs}) == 1
         found = [] if same else [_MIXED]
-        if unfinished := [f"{m.run.name} has {m.run.unfinished}" for m in self.measures if m.run.unfinished]:
+        if unfinished := [f"{run.name} has {run.unfinished}" for run in self.runs if run.unfinished]:
             found.append(f"{listed(unfinished)}: interrupted, or still running")
         if self.not_begun:
             found.append(f"not begun yet, or interrupted before: {listed(self.not_begun)}")
-        unanswered = unanswered_in([(m.run.name, m.unanswered, m.searches) for m in self.measures])
+        unanswered = unanswered_in([(run.name, run.summary.unanswered, run.summary.searches) for run in self.runs])
         return [*found, *([unanswered] if unanswered else [])]

@@ -1,17 +1,16 @@
 """Sends the runs of a report to an experiment tracker: configuration and figures of each."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.engine.errors import EspalierError
+from espalier.experiments.report.tables import figures
 
 if TYPE_CHECKING:
     from espalier.experiments.report.contents import Report
-    from espalier.experiments.report.measures import Measures
 
 
 class Tracker(StrEnum):
@@ -51,33 +50,26 @@ def log_report(tracker: Tracker, report: "Report", folder: Path) -> None:
         ) from error
 
 
-def figures(measures: "Measures") -> dict[str, float]:
-    """The numbers of a run by name; those without a value are left out."""
-    values = {field.name: getattr(measures, field.name) for field in fields(measures)}
-    numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
-    return numbers | {f"pass_at_{k}": value for k, value in measures.pass_at.items()}
-
-
 def _to_tensorboard(report: "Report", folder: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
-    for measures in report.measures:
+    for run in report.runs:
         plain = {
             name: value if isinstance(value, int | float | str | bool) else str(value)
-            for name, value in measures.run.configuration.items()
+            for name, value in run.configuration.items()
         }
-        with SummaryWriter(log_dir=str(folder / "tensorboard" / measures.run.name)) as writer:
-            writer.add_hparams(plain, figures(measures), run_name=".")
+        with SummaryWriter(log_dir=str(folder / "tensorboard" / run.name)) as writer:
+            writer.add_hparams(plain, figures(run), run_name=".")
 
 
 def _to_mlflow(report: "Report", folder: Path) -> None:
     import mlflow  # pyright: ignore[reportMissingImports]
 
     with mlflow.start_run(run_name=report.title):
-        for measures in report.measures:
-            with mlflow.start_run(run_name=measures.run.name, nested=True):
-                mlflow.log_params(measures.run.configuration)
-                mlflow.log_metrics(figures(measures))
+        for run in report.runs:
+            with mlflow.start_run(run_name=run.name, nested=True):
+                mlflow.log_params(run.configuration)
+                mlflow.log_metrics(figures(run))
         for file in _files(folder):
             mlflow.log_artifact(str(file))
 
@@ -85,14 +77,14 @@ def _to_mlflow(report: "Report", folder: Path) -> None:
 def _to_wandb(report: "Report", folder: Path) -> None:
     import wandb  # pyright: ignore[reportMissingImports]
 
-    for measures in report.measures:
-        with wandb.init(name=measures.run.name, group=report.title, config=measures.run.configuration) as run:
-            run.log(figures(measures))
-    with wandb.init(name="report", group=report.title, job_type="report") as run:
+    for run in report.runs:
+        with wandb.init(name=run.name, group=report.title, config=run.configuration) as sent:
+            sent.log(figures(run))
+    with wandb.init(name="report", group=report.title, job_type="report") as sent:
         artifact = wandb.Artifact("report", type="report")
         for file in _files(folder):
             artifact.add_file(str(file))
-        run.log_artifact(artifact)
+        sent.log_artifact(artifact)
 
 
 _SENDERS: dict[Tracker, Callable[["Report", Path], Any]] = {

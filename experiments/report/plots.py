@@ -9,9 +9,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from espalier.experiments.evaluation.statistics import wilson_interval
-from espalier.experiments.report.measures import Measures, pareto_front
-from espalier.experiments.report.runs import Outcome, Run
+from espalier.experiments.report.measures import pareto_front
+from espalier.experiments.report.runs import Run
+from espalier.experiments.runs.record import Sample
+from espalier.experiments.runs.statistics import wilson_interval
+from espalier.experiments.runs.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +62,7 @@ class Plot:
     svg: str
 
 
-def draw_plots(measures: Sequence[Measures], folder: Path) -> list[Plot]:
+def draw_plots(runs: Sequence[Run], folder: Path) -> list[Plot]:
     """Draw every plot that the runs have data for, as `.svg` and `.png` in `folder`.
 
     Those of an earlier report that these runs have no data for are removed.
@@ -70,7 +72,7 @@ def draw_plots(measures: Sequence[Measures], folder: Path) -> list[Plot]:
     mpl.use("Agg")
     plots: list[Plot] = []
     with mpl.rc_context(_STYLE):
-        for name, title, caption, draw in _all(measures):
+        for name, title, caption, draw in _all(runs):
             if figure := draw():
                 plots.append(Plot(name, title, caption, _save(figure, folder / name)))
             else:
@@ -82,19 +84,19 @@ def draw_plots(measures: Sequence[Measures], folder: Path) -> list[Plot]:
 _Draw = Callable[[], "Figure | None"]
 
 
-def _all(measures: Sequence[Measures]) -> Iterator[tuple[str, str, str, _Draw]]:
+def _all(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, _Draw]]:
     """Name, title, caption and drawing function of each plot; the function returns None without data."""
-    costs: list[tuple[str, str, Callable[[Measures], float | None]]] = [
-        ("tokens", "generated tokens per search", lambda m: m.generated_tokens),
-        ("seconds", "seconds per search", lambda m: m.wall_seconds),
-        ("peak-kv", "peak KV memory of a search, MiB", lambda m: m.peak_kv_mib),
+    costs: list[tuple[str, str, Callable[[Summary], float | None]]] = [
+        ("tokens", "generated tokens per search", lambda s: s.generated_tokens),
+        ("seconds", "seconds per search", lambda s: s.wall_seconds),
+        ("peak-kv", "peak KV memory of a search, MiB", lambda s: s.peak_kv_mib),
     ]
     for name, label, cost in costs:
         caption = "Dashed: Pareto front. Bars: 95% intervals. Numbers: rows of the table."
-        yield f"accuracy-{name}", f"Accuracy and {label}", caption, lambda c=cost, t=label: _cost(measures, c, t)
+        yield f"accuracy-{name}", f"Accuracy and {label}", caption, lambda c=cost, t=label: _cost(runs, c, t)
     caption = "Accuracy in percent; mean over runs that differ in nothing but the seed."
-    yield "heat-map", "Accuracy over N and M", caption, lambda: _heat_maps(measures)
-    groups = _groups([m.run for m in measures])
+    yield "heat-map", "Accuracy over N and M", caption, lambda: _heat_maps(runs)
+    groups = _groups(runs)
     caption = (
         "Share of right answers among selected answers with a similar score, with 95% intervals; on the dotted line, "
         "scores are probabilities. Below: number of answers."
@@ -147,30 +149,31 @@ def _by_algorithm(runs: Sequence[Run]) -> dict[str, str]:
     return {name: _COLORS[place % len(_COLORS)] for place, name in enumerate(names)}
 
 
-def _groups(runs: Sequence[Run]) -> dict[str, list[Outcome]]:
-    """Outcomes by run if there are few runs, else by algorithm."""
-    groups: dict[str, list[Outcome]] = {}
+def _groups(runs: Sequence[Run]) -> dict[str, list[Sample]]:
+    """Samples by run if there are few runs, else by algorithm."""
+    groups: dict[str, list[Sample]] = {}
     for run in runs:
         title = run.name if len(runs) <= _MOST_GROUPS else run.algorithm
-        groups.setdefault(title, []).extend(run.outcomes)
+        groups.setdefault(title, []).extend(run.samples)
     return groups
 
 
-def _cost(measures: Sequence[Measures], cost: Callable[[Measures], float | None], label: str) -> "Figure | None":
+def _cost(runs: Sequence[Run], cost: Callable[[Summary], float | None], label: str) -> "Figure | None":
     import matplotlib.pyplot as plt
 
-    points = [(number, value, m) for number, m in enumerate(measures, start=1) if (value := cost(m))]
+    points = [(number, value, run) for number, run in enumerate(runs, start=1) if (value := cost(run.summary))]
     if not points:
         return None
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    colors = _by_algorithm([m.run for m in measures])
-    front = [points[i] for i in pareto_front([(value, m.accuracy) for _, value, m in points])]
-    axes.plot([value for _, value, _ in front], [100 * m.accuracy for *_, m in front], ls="--", lw=1.2, color="grey")
-    for _, value, m in points:
-        bars = [[max(0.0, 100 * (m.accuracy - m.low))], [max(0.0, 100 * (m.high - m.accuracy))]]
-        color = colors[m.run.algorithm]
-        axes.errorbar([value], [100 * m.accuracy], yerr=bars, color=color, lw=1, alpha=0.4)
-        axes.plot([value], [100 * m.accuracy], "o", color=color, ms=6)
+    colors = _by_algorithm(runs)
+    front = [points[i] for i in pareto_front([(value, run.summary.accuracy) for _, value, run in points])]
+    shares = [100 * run.summary.accuracy for *_, run in front]
+    axes.plot([value for _, value, _ in front], shares, ls="--", lw=1.2, color="grey")
+    for _, value, run in points:
+        s, color = run.summary, colors[run.algorithm]
+        bars = [[max(0.0, 100 * (s.accuracy - s.low))], [max(0.0, 100 * (s.high - s.accuracy))]]
+        axes.errorbar([value], [100 * s.accuracy], yerr=bars, color=color, lw=1, alpha=0.4)
+        axes.plot([value], [100 * s.accuracy], "o", color=color, ms=6)
     values = [value for _, value, _ in points]
     if max(values) > _WIDE_RANGE * min(values) > 0:
         axes.margins(x=0.08)
@@ -181,7 +184,7 @@ def _cost(measures: Sequence[Measures], cost: Callable[[Measures], float | None]
     axes.set_ylabel("accuracy, %")
     axes.grid(alpha=0.25)
     _legend(figure, axes, colors)
-    _number(figure, axes, [(number, value, 100 * m.accuracy) for number, value, m in points])
+    _number(figure, axes, [(number, value, 100 * run.summary.accuracy) for number, value, run in points])
     return figure
 
 
@@ -229,14 +232,14 @@ def _legend(figure: "Figure", axes: "Axes", colors: dict[str, str]) -> None:
         axes.set_title(next(iter(colors)))
 
 
-def _heat_maps(measures: Sequence[Measures]) -> "Figure | None":
+def _heat_maps(runs: Sequence[Run]) -> "Figure | None":
     """One map for each set of runs that differ only in N, M and seed, with at least two values of N and of M.
 
     The runs of a map searched the same problems.
     """
     import matplotlib.pyplot as plt
 
-    panels = _grids(measures)
+    panels = _grids(runs)
     if not panels:
         return None
     columns = min(_COLUMNS, len(panels))
@@ -251,23 +254,23 @@ def _heat_maps(measures: Sequence[Measures]) -> "Figure | None":
     return figure
 
 
-def _grids(measures: Sequence[Measures]) -> list[tuple[str, dict[tuple[int, int], float]]]:
+def _grids(runs: Sequence[Run]) -> list[tuple[str, dict[tuple[int, int], float]]]:
     """Titles and accuracies by (N, M)."""
-    groups: dict[tuple[str, frozenset[str]], list[Measures]] = {}
-    for m in measures:
-        if m.run.setting("beam_width") is not None and m.run.setting("expansion") is not None:
+    groups: dict[tuple[str, frozenset[str]], list[Run]] = {}
+    for run in runs:
+        if run.setting("beam_width") is not None and run.setting("expansion") is not None:
             left_out = ("beam_width", "expansion", "seed")
-            rest = {field: value for field, value in m.run.configuration.items() if field not in left_out}
-            alike = repr(sorted(rest.items())), frozenset(m.run.by_problem)
-            groups.setdefault(alike, []).append(m)
+            rest = {field: value for field, value in run.configuration.items() if field not in left_out}
+            alike = repr(sorted(rest.items())), frozenset(run.by_problem)
+            groups.setdefault(alike, []).append(run)
     panels = []
     for found in groups.values():
         accuracy: dict[tuple[int, int], list[float]] = {}
-        for m in found:
-            point = int(m.run.setting("beam_width")), int(m.run.setting("expansion"))
-            accuracy.setdefault(point, []).append(m.accuracy)
+        for run in found:
+            point = int(run.setting("beam_width")), int(run.setting("expansion"))
+            accuracy.setdefault(point, []).append(run.summary.accuracy)
         if all(len({point[axis] for point in accuracy}) > 1 for axis in (0, 1)):
-            panels.append((found[0].run.algorithm, {point: fmean(values) for point, values in accuracy.items()}))
+            panels.append((found[0].algorithm, {point: fmean(values) for point, values in accuracy.items()}))
     return panels
 
 
@@ -288,7 +291,7 @@ def _heat_map(axes: "Axes", cells: dict[tuple[int, int], float], low: float, hig
     axes.set_ylabel("N")
 
 
-def _calibration(groups: dict[str, list[Outcome]]) -> "Figure | None":
+def _calibration(groups: dict[str, list[Sample]]) -> "Figure | None":
     import matplotlib.pyplot as plt
 
     scored = {title: [(o.score, o.correct) for o in found if o.score is not None] for title, found in groups.items()}
@@ -341,7 +344,7 @@ def calibration_error(scored: Sequence[tuple[float, bool]]) -> float:
 
 
 def _histograms(
-    groups: dict[str, list[Outcome]], value: Callable[[Outcome], int], label: str, whole: bool
+    groups: dict[str, list[Sample]], value: Callable[[Sample], int], label: str, whole: bool
 ) -> "Figure | None":
     import matplotlib.pyplot as plt
 

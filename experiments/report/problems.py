@@ -1,21 +1,22 @@
-"""The problems of a report: what each run made of them."""
+"""The problems of a report, each with the searches of all runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.evaluation.benchmarks import load_benchmark
-from espalier.experiments.report.runs import Outcome, Run
+from espalier.experiments.report.runs import Run
 from espalier.experiments.report.trees import Line, load_trees, tree_lines
+from espalier.experiments.runs.benchmarks import load_benchmark
+from espalier.experiments.runs.record import Sample
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run's search of a problem: the run's number in the table, the outcome, its tree, whether it is whole."""
+    """One run's search of a problem: the run's number in the table, the sample, its tree, whether it is whole."""
 
     number: int
     run: Run
-    outcome: Outcome
+    sample: Sample
     lines: list[Line]
     whole_tree: bool
 
@@ -48,15 +49,15 @@ def problem_rows(runs: Sequence[Run], most: int) -> tuple[list[ProblemRow], int]
     for number, run in enumerate(runs, start=1):
         trees = load_trees(run, attempts.keys())  # one run's trees at a time, as they may be large
         for name in kept:
-            for outcome in run.by_problem.get(name, []):
-                nodes = trees.get((name, outcome.epoch))
-                attempts[name].append(Attempt(number, run, outcome, tree_lines(outcome, nodes), bool(nodes)))
+            for sample in run.by_problem.get(name, []):
+                nodes = trees.get((name, sample.epoch))
+                attempts[name].append(Attempt(number, run, sample, tree_lines(sample, nodes), bool(nodes)))
     texts = _texts(runs)
     return [_row(runs, attempts[name], texts) for name in kept], len(found)
 
 
 def _row(runs: Sequence[Run], attempts: list[Attempt], texts: dict[tuple[str, str], str]) -> ProblemRow:
-    first = attempts[0].outcome
+    first = attempts[0].sample
     by_run = [run.by_problem.get(first.unique_id, []) for run in runs]
     return ProblemRow(
         unique_id=first.unique_id,
@@ -64,19 +65,19 @@ def _row(runs: Sequence[Run], attempts: list[Attempt], texts: dict[tuple[str, st
         gold=first.gold,
         level=first.level,
         subject=first.subject,
-        solved=[(sum(outcome.correct for outcome in found), len(found)) for found in by_run],
+        solved=[(sum(sample.correct for sample in found), len(found)) for found in by_run],
         attempts=attempts,
     )
 
 
 def _disputed(runs: Sequence[Run], name: str) -> bool:
-    return len({outcome.correct for run in runs for outcome in run.by_problem.get(name, [])}) > 1
+    return len({sample.correct for run in runs for sample in run.by_problem.get(name, [])}) > 1
 
 
 def _texts(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
     """Texts of the problems by id and gold answers; a benchmark that cannot be loaded adds none."""
     texts: dict[tuple[str, str], str] = {}
-    for benchmark, fields in dict.fromkeys((run.source[0] or run.benchmark, run.source[1]) for run in runs):
+    for benchmark, fields in dict.fromkeys(run.source for run in runs):
         try:
             problems = load_benchmark(benchmark, field_map=dict(fields), offline=True, notify=lambda _: None)
         except EspalierError:  # moved since the run; samples do not hold the problems

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from espalier.experiments.report.differences import Difference
-from espalier.experiments.report.measures import Breakdown, Measures
-from espalier.experiments.report.runs import differing_fields, field_title
+from espalier.experiments.report.measures import Breakdown
+from espalier.experiments.report.runs import Run, differing_fields, field_title
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,12 @@ class Table:
         return text.getvalue()
 
 
-def main_table(measures: Sequence[Measures]) -> Table:
+def main_table(runs: Sequence[Run]) -> Table:
     """One row per run, for readers: the settings that differ, accuracy, and cost."""
-    runs = [m.run for m in measures]
     fields = differing_fields(runs)
-    several = any(m.standard_error is not None for m in measures)
-    ks = _ks(measures)
-    refused, unanswered = (any(getattr(m, name) for m in measures) for name in ("refused", "unanswered"))
+    several = any(run.summary.standard_error is not None for run in runs)
+    ks = _ks(runs)
+    refused, unanswered = (any(getattr(run.summary, name) for run in runs) for name in ("refused", "unanswered"))
     columns = [
         *("#", "run", "algorithm"),
         *map(field_title, fields),
@@ -48,46 +47,56 @@ def main_table(measures: Sequence[Measures]) -> Table:
     ]
     rows = [
         [
-            *(str(number), m.run.name, m.run.algorithm),
-            *map(m.run.shown_setting, fields),
-            *(_counted(m, m.problems, not several), f"{100 * m.accuracy:.1f}", f"{100 * m.low:.1f}–{100 * m.high:.1f}"),
-            *([_counted(m, m.searches, True), _or_dash(m.standard_error, 100)] if several else []),
-            *(_or_dash(m.pass_at.get(k), 100) for k in ks),
-            *([str(m.refused)] if refused else []),
-            *([str(sum(m.unanswered.values()))] if unanswered else []),
-            *(f"{m.generated_tokens:.0f}", f"{m.verifier_tokens:.0f}"),
-            *("–" if value is None else f"{value:#.3g}" for value in (m.wall_seconds, m.peak_kv_mib)),
+            *(str(number), run.name, run.algorithm),
+            *map(run.shown_setting, fields),
+            _counted(run, s.problems, not several),
+            *(f"{100 * s.accuracy:.1f}", f"{100 * s.low:.1f}–{100 * s.high:.1f}"),
+            *([_counted(run, s.searches, True), _or_dash(s.standard_error, 100)] if several else []),
+            *(_or_dash(s.pass_at.get(k), 100) for k in ks),
+            *([str(s.refused)] if refused else []),
+            *([str(sum(s.unanswered.values()))] if unanswered else []),
+            *(f"{s.generated_tokens:.0f}", f"{s.verifier_tokens:.0f}"),
+            *("–" if value is None else f"{value:#.3g}" for value in (s.wall_seconds, s.peak_kv_mib)),
         ]
-        for number, m in enumerate(measures, start=1)
+        for number, (run, s) in enumerate(((run, run.summary) for run in runs), start=1)
     ]
     return Table(columns, rows)
 
 
-def _counted(m: Measures, count: int, tells: bool) -> str:
+def _counted(run: Run, count: int, tells: bool) -> str:
     """A number of problems or searches; the one that `tells` also says how many an unfinished run is to have."""
-    return f"{count} of {m.run.asked}, unfinished" if tells and m.run.unfinished else str(count)
+    return f"{count} of {run.asked}, unfinished" if tells and run.unfinished else str(count)
 
 
-def data_table(measures: Sequence[Measures]) -> Table:
+FIGURES = (
+    "problems", "searches", "refused", "unanswered", "accuracy", "low", "high", "standard_error", "generated_tokens",
+    "verifier_tokens", "wall_seconds", "search_seconds", "peak_kv_mib",
+)  # fmt: skip
+"""Figures of a run for programs, by their names in its summary."""
+
+
+def figures(run: Run) -> dict[str, float]:
+    """The figures of a run by name, nothing rounded; those without a value are left out."""
+    values = {name: getattr(run.summary, name) for name in FIGURES}
+    values["unanswered"] = sum(run.summary.unanswered.values())
+    values |= {f"pass_at_{k}": value for k, value in run.summary.pass_at.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def data_table(runs: Sequence[Run]) -> Table:
     """One row per run, for programs: shares as fractions, nothing rounded, empty where there is no value."""
-    fields = differing_fields([m.run for m in measures])
-    ks = _ks(measures)
-    names = (
-        "problems", "searches", "refused", "unanswered", "accuracy", "low", "high", "standard_error",
-        "generated_tokens", "verifier_tokens", "wall_seconds", "search_seconds", "peak_kv_mib",
-    )  # fmt: skip
-    columns = ["run", "folder", "benchmark", "algorithm", *fields, *names, "asked", *(f"pass_at_{k}" for k in ks)]
+    fields, ks = differing_fields(runs), [f"pass_at_{k}" for k in _ks(runs)]
     rows = [
         [
-            *(m.run.name, str(m.run.folder), m.run.benchmark, m.run.algorithm),
-            *(_plain(m.run.setting(field)) for field in fields),
-            *(_plain(_number(getattr(m, name))) for name in names),
-            _plain(m.run.asked),
-            *(_plain(m.pass_at.get(k)) for k in ks),
+            *(run.name, str(run.folder), run.benchmark, run.algorithm),
+            *(_plain(run.setting(field)) for field in fields),
+            *(_plain(figures(run).get(name)) for name in FIGURES),
+            _plain(run.asked),
+            *(_plain(figures(run).get(k)) for k in ks),
         ]
-        for m in measures
+        for run in runs
     ]
-    return Table(columns, rows)
+    return Table(["run", "folder", "benchmark", "algorithm", *fields, *FIGURES, "asked", *ks], rows)
 
 
 DIFFERENCE_COLUMNS = (
@@ -129,14 +138,14 @@ def difference_cells(d: Difference) -> list[str]:
     ]
 
 
-def breakdown_table(measures: Sequence[Measures], breakdown: Breakdown) -> Table:
+def breakdown_table(runs: Sequence[Run], breakdown: Breakdown) -> Table:
     """Accuracy in percent per level or subject, one row per run; n stands where it is that of all runs, or in each."""
     counts = [{row[place][1] for row in breakdown.cells} for place in range(len(breakdown.groups))]
     same = [found.pop() if len(found) == 1 else None for found in counts]
     titles = [group if n is None else f"{group} (n={n})" for group, n in zip(breakdown.groups, same, strict=True)]
     rows = [
-        [str(number), m.run.name, *(_share(*cell, n is None) for cell, n in zip(cells, same, strict=True))]
-        for number, (m, cells) in enumerate(zip(measures, breakdown.cells, strict=True), start=1)
+        [str(number), run.name, *(_share(*cell, n is None) for cell, n in zip(cells, same, strict=True))]
+        for number, (run, cells) in enumerate(zip(runs, breakdown.cells, strict=True), start=1)
     ]
     return Table(["#", "run", *titles], rows)
 
@@ -146,8 +155,8 @@ def _share(right: int, count: int, tells: bool) -> str:
     return (f"{100 * right / count:.0f}" + f" (n={count})" * tells) if count else "–"
 
 
-def _ks(measures: Sequence[Measures]) -> list[int]:
-    return sorted({k for m in measures for k in m.pass_at if k > 1})
+def _ks(runs: Sequence[Run]) -> list[int]:
+    return sorted({k for run in runs for k in run.summary.pass_at if k > 1})
 
 
 def _or_dash(value: float | None, factor: float = 1) -> str:
@@ -161,11 +170,6 @@ def _points(share: float) -> str:
 
 def _probability(p: float | None) -> str:
     return "–" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _number(value: object) -> object:
-    """A measure as one number: of counts by reason, their sum."""
-    return sum(value.values()) if isinstance(value, dict) else value
 
 
 def _plain(value: object) -> str:

@@ -5,9 +5,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.experiments.report.runs import TREES, Outcome, Run, read_lines
+from espalier.experiments.report.runs import Run
+from espalier.experiments.runs.folder import TREES
+from espalier.experiments.runs.jsonl import read_lines
+from espalier.experiments.runs.record import Sample
 
-_MOST_PRUNED = 3
+_MAX_PRUNED = 3
 """Leaves without an answer shown at each fork; the others are counted."""
 _COMPLETE = ("eos", "boxed")
 _DUPLICATE = "duplicate"
@@ -19,7 +22,7 @@ _ENDED = {
     "degenerate": "repeats itself",
     "budget": "over budget",
 }
-"""What the page says of how a path ended."""
+"""How a path ended, in words."""
 
 Path = tuple[int, ...]
 Key = tuple[str, int]
@@ -53,23 +56,20 @@ def load_trees(run: Run, problems: Collection[str]) -> dict[Key, list[dict[str, 
     Raises:
         EspalierError: the file is damaged.
     """
-    path = run.folder / TREES
-    if not path.is_file():
-        return {}
     return {
-        (record["unique_id"], int(record.get("epoch") or 0)): record["nodes"]
-        for _, record in read_lines(path)
-        if record.get("unique_id") in problems and isinstance(record.get("nodes"), list)
+        (record["unique_id"], record["epoch"]): record["nodes"]
+        for _, record in read_lines(run.folder / TREES)
+        if record["unique_id"] in problems
     }
 
 
-def tree_lines(outcome: Outcome, nodes: list[dict[str, Any]] | None) -> list[Line]:
+def tree_lines(sample: Sample, nodes: list[dict[str, Any]] | None) -> list[Line]:
     """Lay out a search's tree depth first, or without `nodes` its selected path.
 
     Of the steps at a fork that lead to no complete path, only the best are shown.
     """
     if not nodes:
-        return [Line(depth, step, None, "", True, False) for depth, step in enumerate(outcome.steps)]
+        return [Line(depth, step, None, "", True, False) for depth, step in enumerate(sample.steps)]
     by_path = {tuple(node["path"]): node for node in nodes if node.get("termination") != _DUPLICATE}
     children: dict[Path, list[Path]] = defaultdict(list)
     for path in by_path:
@@ -81,7 +81,7 @@ def tree_lines(outcome: Outcome, nodes: list[dict[str, Any]] | None) -> list[Lin
         if node.get("termination") in _COMPLETE
         for length in range(1, len(path) + 1)
     }
-    selected = _selected(by_path, outcome.text)
+    selected = _selected(by_path, sample.text)
     lines: list[Line] = []
     todo: list[Path | Line] = [()]  # drawn last first; a line counts the steps left out at a fork
     while todo:
@@ -95,9 +95,9 @@ def tree_lines(outcome: Outcome, nodes: list[dict[str, Any]] | None) -> list[Lin
             children[path], key=lambda p: (p not in selected, p not in complete, -(by_path[p].get("score") or 0))
         )
         dead = [p for p in below if p not in selected and p not in complete and not children[p]]
-        if hidden := len(dead[_MOST_PRUNED:]):
+        if hidden := len(dead[_MAX_PRUNED:]):
             todo.append(Line(len(path), f"and {hidden} more", None, "", False, True))
-        todo += [p for p in reversed(below) if p not in dead[_MOST_PRUNED:]]
+        todo += [p for p in reversed(below) if p not in dead[_MAX_PRUNED:]]
     return lines
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.evaluation.benchmark_files import SUFFIXES
-from espalier.experiments.evaluation.run_folder import write_whole
 from espalier.experiments.report import tables
 from espalier.experiments.report.contents import NOTES, Report
 from espalier.experiments.report.differences import Difference, differences
-from espalier.experiments.report.measures import breakdowns, measure
+from espalier.experiments.report.measures import breakdowns
 from espalier.experiments.report.plots import draw_plots
 from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import Run
+from espalier.experiments.runs.benchmark_files import SUFFIXES
+from espalier.experiments.runs.folder import write_whole
 
 PAGE, MARKDOWN, TABLE, DIFFERENCES = "report.html", "report.md", "table.csv", "differences.csv"
 _TEMPLATE = "page.html"
@@ -43,16 +43,15 @@ def write_report(
     Raises:
         EspalierError: a file cannot be written, a file of trees is damaged, or scipy is not installed.
     """
-    measures = [measure(run) for run in runs]
     compared = differences(runs, resamples, seed)
     rows, count = problem_rows(runs, most_problems)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        plots = draw_plots(measures, out)
+        plots = draw_plots(runs, out)
     except OSError as error:
         raise EspalierError(f"cannot write the report to {out}: {error.strerror}; name another --out") from error
-    report = Report(_title(runs), measures, compared, rows, count, plots, not_begun)
-    write_whole(out / TABLE, tables.data_table(measures).csv())
+    report = Report(_title(runs), runs, compared, rows, count, plots, not_begun)
+    write_whole(out / TABLE, tables.data_table(runs).csv())
     write_whole(out / DIFFERENCES, tables.difference_data(compared).csv())
     write_whole(out / MARKDOWN, markdown(report))
     write_whole(out / PAGE, page(report))
@@ -61,14 +60,14 @@ def write_report(
 
 def markdown(report: Report) -> str:
     """The report in Markdown, with links to the plots beside it."""
-    parts = [f"# {report.title}", tables.main_table(report.measures).markdown()]
+    parts = [f"# {report.title}", tables.main_table(report.runs).markdown()]
     parts += [f"Note: {warning}." for warning in report.warnings]
     parts += [f"## {plot.title}\n\n![{plot.title}]({plot.name}.svg)\n\n{plot.caption}" for plot in report.plots]
     if report.differences:
         parts += ["## Differences", tables.difference_table(report.differences).markdown()]
         parts += [text for difference in report.differences if (text := _disagreements(difference))]
-    for breakdown in breakdowns([m.run for m in report.measures]):
-        table = tables.breakdown_table(report.measures, breakdown)
+    for breakdown in breakdowns(report.runs):
+        table = tables.breakdown_table(report.runs, breakdown)
         parts += [f"## Accuracy per {breakdown.title}, %", table.markdown()]
     parts += ["## How to read it", "\n".join(f"- {note}" for note in NOTES)]
     return "\n\n".join(parts) + "\n"
@@ -84,15 +83,12 @@ def page(report: Report) -> str:
         lstrip_blocks=True,
     )
     places = {row.unique_id: place for place, row in enumerate(report.problems)}
-    numbers = {id(m.run): number for number, m in enumerate(report.measures, start=1)}
+    numbers = {id(run): number for number, run in enumerate(report.runs, start=1)}
     return environment.get_template(_TEMPLATE).render(
         report=report,
         notes=NOTES,
-        main=tables.main_table(report.measures),
-        breakdowns=[
-            (found.title, tables.breakdown_table(report.measures, found))
-            for found in breakdowns([m.run for m in report.measures])
-        ],
+        main=tables.main_table(report.runs),
+        breakdowns=[(found.title, tables.breakdown_table(report.runs, found)) for found in breakdowns(report.runs)],
         pairs=[
             (difference, numbers[id(difference.first)], numbers[id(difference.second)], cells)
             for difference in report.differences

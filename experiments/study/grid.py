@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.evaluation.run_folder import write_whole
+from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.study.measure import measure_cell
 from espalier.search.request import AlgorithmName, SearchRequest, validate
 from espalier.search.run.orchestrator import Orchestrator

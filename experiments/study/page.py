@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from espalier.experiments.evaluation.run_folder import write_whole
+from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.study.figures import PHASES, draw_all, unshared_bytes
 from espalier.search.algorithms import ALGORITHMS
 from espalier.search.algorithms.base import Growth

@@ -12,7 +12,7 @@ from espalier.engine.models.options import Quantization
 from espalier.engine.roles import GENERATOR
 from espalier.engine.scheduling.admission import Reservation
 from espalier.engine.work import Generated
-from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeFile, TreeRecord, write_tree
 from espalier.experiments.verifier_training.tree_sampler import VALUED_AT_ONCE, ProblemTree

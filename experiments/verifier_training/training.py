@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.evaluation.run_folder import write_whole
 from espalier.experiments.prm_evaluation.metrics import auc, auc_within, calibration
 from espalier.experiments.prm_evaluation.show import plot_reliability
+from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.verifier_training.features import Features
 from espalier.prm.scorers.trunk_head import ARCHITECTURE
 

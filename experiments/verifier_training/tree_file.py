@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.evaluation.run_folder import write_whole
+from espalier.experiments.runs.folder import write_whole
+from espalier.experiments.runs.jsonl import append, damage_named, open_lines, read_lines
 
 _FORMAT = 1
 
@@ -112,18 +113,13 @@ class TreeFile:
         return read_trees(self.path)
 
     def open(self) -> TextIO:
-        """Open the file for appending, after removing an incomplete last line."""
-        if self.path.is_file():
-            with self.path.open("rb+") as stream:
-                whole = stream.read()
-                stream.truncate(whole.rfind(b"\n") + 1)
-        return self.path.open("a", encoding="utf-8")
+        """Open the file for appending; see `open_lines`."""
+        return open_lines(self.path)
 
 
 def write_tree(stream: TextIO, tree: TreeRecord) -> None:
     """Append one problem."""
-    stream.write(json.dumps({"format": _FORMAT} | asdict(tree), ensure_ascii=False) + "\n")
-    stream.flush()
+    append(stream, {"format": _FORMAT} | asdict(tree), ensure_ascii=False)
 
 
 def read_trees(path: Path) -> Iterator[TreeRecord]:
@@ -132,20 +128,12 @@ def read_trees(path: Path) -> Iterator[TreeRecord]:
     Raises:
         EspalierError: a line is damaged, or the file cannot be read.
     """
-    try:
-        with path.open(encoding="utf-8") as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.endswith("\n"):
-                    yield _tree(path, number, line)
-    except OSError as error:
-        raise EspalierError(f"cannot read rollouts from {path}: {error.strerror}") from error
-
-
-def _tree(path: Path, number: int, line: str) -> TreeRecord:
-    try:
-        read = json.loads(line)
-        if read.pop("format") != _FORMAT:
-            raise EspalierError(f"{path}:{number} has another format than {_FORMAT}")
-        return TreeRecord(**read | {"steps": [StepRecord(**step) for step in read["steps"]]})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise EspalierError(f"{path}:{number} is no line of rollouts: {error}") from error
+    if not path.is_file():
+        raise EspalierError(f"no file of rollouts {str(path)!r}")
+    for place, read in read_lines(path):
+        with damage_named(place):
+            if read.pop("format") != _FORMAT:
+                raise ValueError(f"it has another format than {_FORMAT}")
+            steps = [StepRecord(**step) for step in read.pop("steps")]
+            tree = TreeRecord(**read, steps=steps)
+        yield tree

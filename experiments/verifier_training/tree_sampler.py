@@ -18,7 +18,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, StopCause, stream_key
-from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
 from espalier.experiments.verifier_training.tree_file import StepRecord, TreeRecord
 from espalier.search.grading.answers import extract_answer

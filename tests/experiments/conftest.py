@@ -49,7 +49,7 @@ def espalier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     Commands that grade as usual share the session's grader, whose child need not start with each of them.
     """
     from espalier.experiments.cli import main as cli
-    from espalier.experiments.evaluation import graders
+    from espalier.experiments.runs import graders
 
     make = graders.make_grader
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from espalier.experiments.evaluation.benchmarks import Problem
-from espalier.experiments.evaluation.evaluate import evaluate
-from espalier.experiments.evaluation.sample import Sample
+from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.runs.evaluate import evaluate
+from espalier.experiments.runs.record import Sample
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.executor import Executor

@@ -112,7 +112,7 @@ class _Killer:
 
 
 def _kill_at(moment: str) -> None:
-    from espalier.experiments.evaluation.run_folder import RunFolder
+    from espalier.experiments.runs.folder import RunFolder
 
     if moment == HALF_A_FILE:
         Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]

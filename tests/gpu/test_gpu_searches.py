@@ -15,7 +15,7 @@ from espalier.search.result import SearchResult
 
 def solve(device: str, problems: int, **settings: object) -> list[SearchResult]:
     from espalier.experiments.demo import generator_path, verifier_path
-    from espalier.experiments.evaluation.benchmarks import load_benchmark
+    from espalier.experiments.runs.benchmarks import load_benchmark
     from espalier.search.request import AnswerEquivalence
     from espalier.search.run.load import RuntimeSettings, load_orchestrator
 

@@ -12,7 +12,7 @@ from espalier.engine.roles import GENERATOR
 from espalier.engine.work import Generate, Generated, Sampling, Score, stream_key
 from espalier.experiments.bench.baselines.vllm_process import VllmProcess, VllmSettings
 from espalier.experiments.bench.report import Show, nothing_shown
-from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.experiments.verifier_training.rollouts import sample_trees
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeRecord

@@ -7,11 +7,11 @@ from typing import Any
 
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.cli.progress import sample_progress
-from espalier.experiments.evaluation.benchmarks import load_benchmark
-from espalier.experiments.evaluation.evaluate import evaluate, run_configuration
-from espalier.experiments.evaluation.run_folder import RunFolder
-from espalier.experiments.evaluation.statistics import mean_interval
-from espalier.experiments.evaluation.summary import Summary
+from espalier.experiments.runs.benchmarks import load_benchmark
+from espalier.experiments.runs.evaluate import evaluate, run_configuration
+from espalier.experiments.runs.folder import RunFolder
+from espalier.experiments.runs.statistics import mean_interval
+from espalier.experiments.runs.summary import Summary
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator

@@ -8,11 +8,11 @@ from typing import Any
 
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.cli.progress import sample_progress
-from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
-from espalier.experiments.evaluation.evaluate import evaluate, run_configuration
-from espalier.experiments.evaluation.run_folder import RunFolder
-from espalier.experiments.evaluation.sample import Sample
-from espalier.experiments.evaluation.statistics import mean_interval
+from espalier.experiments.runs.benchmarks import Problem, load_benchmark
+from espalier.experiments.runs.evaluate import evaluate, run_configuration
+from espalier.experiments.runs.folder import RunFolder
+from espalier.experiments.runs.record import Sample
+from espalier.experiments.runs.statistics import mean_interval
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.experiments.bench.report import Show, nothing_shown
-from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
+from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.search.request import AlgorithmName, AnswerEquivalence, EarlyStop, SearchRequest, Vote
 from espalier.search.result import SearchResult
 from espalier.search.run.load import RuntimeSettings, load_orchestrator

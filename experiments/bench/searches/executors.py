@@ -11,12 +11,12 @@ from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.bench.report import Show, nothing_shown
-from espalier.experiments.evaluation.benchmarks import load_benchmark
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.ray_transport import RayTransport, import_ray
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings
 from espalier.experiments.executors.transport import Transport
 from espalier.experiments.executors.worker_executor import WorkerExecutor
+from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
 from espalier.search.run.executor import Executor
 from espalier.search.run.load import RuntimeSettings, load_orchestrator

@@ -13,8 +13,8 @@ from espalier.engine.models.options import Quantization
 from espalier.experiments.bench.baselines.search_and_learn import Peer
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.bench.searches.peers import GENERATOR, TITLES, VERIFIER
-from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
-from espalier.experiments.evaluation.statistics import paired_interval, wilson_interval
+from espalier.experiments.runs.benchmarks import Problem, load_benchmark
+from espalier.experiments.runs.statistics import paired_interval, wilson_interval
 from espalier.search.grading.answers import canonical
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator

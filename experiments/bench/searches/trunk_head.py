@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.hub import locate
 from espalier.experiments.bench.report import Show, nothing_shown
-from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
+from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.prm.scorers.trunk_head import ARCHITECTURE
 from espalier.search.request import AlgorithmName, AnswerEquivalence, SearchRequest
 from espalier.search.result import SearchResult

@@ -11,7 +11,7 @@ from typing import Any
 
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.bench.service.server_process import logins, serving
-from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import SearchRequest
 from espalier.search.result import Started

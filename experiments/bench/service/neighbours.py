@@ -13,7 +13,7 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.bench.service.answering_server import ROOTS, TOWERS
 from espalier.experiments.bench.service.server_process import ServerProcess, logins, serving
-from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
 

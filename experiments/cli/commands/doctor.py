@@ -107,7 +107,7 @@ def _fits(found: str, requirement: str) -> bool:
 
 
 def _processor() -> Iterator[Finding]:
-    from espalier.experiments.evaluation.provenance import memory_bytes, processor_name, vector_units
+    from espalier.experiments.runs.provenance import memory_bytes, processor_name, vector_units
     from espalier.kernels.cpu.threads import num_threads
 
     memory = memory_bytes()
@@ -120,7 +120,7 @@ def _processor() -> Iterator[Finding]:
 def _gpus() -> Iterator[Finding]:
     import torch
 
-    from espalier.experiments.evaluation.provenance import gpus
+    from espalier.experiments.runs.provenance import gpus
 
     found = gpus()
     if not found:

@@ -24,7 +24,7 @@ from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
-    from espalier.experiments.evaluation.sample import Sample
+    from espalier.experiments.runs.record import Sample
 
 
 @with_schema
@@ -52,10 +52,10 @@ def evaluate_command(
     from espalier.experiments.cli.loading import load_executor
     from espalier.experiments.cli.progress import sample_progress
     from espalier.experiments.cli.render import show_summary
-    from espalier.experiments.evaluation.evaluate import evaluate, left_open, run_configuration
-    from espalier.experiments.evaluation.graders import make_grader
-    from espalier.experiments.evaluation.provenance import describe_command
-    from espalier.experiments.evaluation.run_folder import RunFolder
+    from espalier.experiments.runs.evaluate import evaluate, run_configuration
+    from espalier.experiments.runs.folder import RunFolder
+    from espalier.experiments.runs.graders import make_grader
+    from espalier.experiments.runs.provenance import describe_command
     from espalier.experiments.study.chrome_trace import profiled
 
     if trees and out is None:
@@ -71,7 +71,7 @@ def evaluate_command(
         if out:
             command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
             configuration = run_configuration(benchmark, request, executor, checker)
-            folder = RunFolder(out, configuration, left_open(request), command)
+            folder = RunFolder(out, configuration, command)
             before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))
         with profiled(executor, profile), checker, sample_progress(epochs * len(asked), before) as on_sample:
             summary = evaluate(

@@ -36,10 +36,10 @@ def report_command(
     """Compare runs: a table, paired differences, plots, and one HTML page that opens to problems and trees."""
     from rich.console import Console
 
-    from espalier.experiments.evaluation.folder_lock import folder_lock
     from espalier.experiments.report.runs import load_runs, runs_not_begun
     from espalier.experiments.report.tables import main_table
     from espalier.experiments.report.write import MARKDOWN, PAGE, write_report
+    from espalier.experiments.runs.folder_lock import folder_lock
 
     if log:
         check_installed(log)  # before the work, not after it
@@ -49,7 +49,7 @@ def report_command(
             loaded, out, not_begun=runs_not_begun(runs), most_problems=problems, resamples=resamples, seed=seed
         )
     console = Console()
-    _show(console, report.title, main_table(report.measures))
+    _show(console, report.title, main_table(report.runs))
     for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if log:

@@ -14,7 +14,7 @@ from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine
-    from espalier.experiments.evaluation.benchmarks import Problem, Selection
+    from espalier.experiments.runs.benchmarks import Problem, Selection
     from espalier.experiments.verifier_training.tree_file import TreeRecord
     from espalier.search.run.generator import Generator
 
@@ -71,7 +71,7 @@ def sample_rollouts(
 ) -> "list[TreeRecord]":
     """Sample what `out` lacks of the problems, with a progress bar; say what there is, and return it in their order."""
     from espalier.experiments.cli.progress import share_progress
-    from espalier.experiments.evaluation.graders import make_grader
+    from espalier.experiments.runs.graders import make_grader
     from espalier.experiments.verifier_training.rollouts import configuration_of, write_rollouts
     from espalier.experiments.verifier_training.tree_file import TreeFile
 

@@ -20,13 +20,13 @@ from espalier.experiments.cli.runs import (
 )
 from espalier.experiments.cli.schema_options import Lists, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
-from espalier.experiments.sweep.grid import distinct, read_grid, read_values, requests_of
+from espalier.experiments.runs.grid import distinct, read_grid, read_values, requests_of
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
-    from espalier.experiments.evaluation.benchmarks import Problem
-    from espalier.experiments.evaluation.sample import Sample
+    from espalier.experiments.runs.benchmarks import Problem
+    from espalier.experiments.runs.record import Sample
 
 _USUAL = {"beam_width": [1, 2, 4], "expansion": [1, 2, 4]}
 """The grid without --grid, for fields that are not given."""
@@ -96,13 +96,13 @@ def sweep_command(
     from espalier.experiments.cli.plots import plot_cells
     from espalier.experiments.cli.progress import sample_progress
     from espalier.experiments.cli.render import show_cells
-    from espalier.experiments.evaluation.graders import make_grader
-    from espalier.experiments.evaluation.provenance import describe_command
-    from espalier.experiments.evaluation.statistics import require_scipy
     from espalier.experiments.report.runs import load_runs, runs_not_begun
     from espalier.experiments.report.write import PAGE, write_report
-    from espalier.experiments.sweep.fewer_paths import without_early_stop
-    from espalier.experiments.sweep.run import TABLE, Cell, sweep
+    from espalier.experiments.runs.fewer_paths import without_early_stop
+    from espalier.experiments.runs.graders import make_grader
+    from espalier.experiments.runs.provenance import describe_command
+    from espalier.experiments.runs.statistics import require_scipy
+    from espalier.experiments.runs.sweep import TABLE, Cell, sweep
 
     if share_work and isolated:
         raise typer.BadParameter(

@@ -16,7 +16,7 @@ from espalier.experiments.demo.recipe.oracle import beam_search, make_engine, nu
 from espalier.experiments.demo.recipe.samples import read_samples, samples_path
 from espalier.experiments.demo.recipe.train_generator import PHASES
 from espalier.experiments.demo.recipe.train_verifier import STAGES
-from espalier.experiments.evaluation.statistics import wilson_interval
+from espalier.experiments.runs.statistics import wilson_interval
 from espalier.search.request import SearchRequest
 from espalier.search.result import SearchResult
 from espalier.search.run.load import RuntimeSettings, load_orchestrator

@@ -8,7 +8,7 @@ from typing import Any
 
 from espalier.experiments.demo.problems import Problem
 from espalier.experiments.demo.recipe.oracle import label_steps
-from espalier.experiments.evaluation.statistics import wilson_interval
+from espalier.experiments.runs.statistics import wilson_interval
 from espalier.search.result import SearchResult
 
 _BINS = 10

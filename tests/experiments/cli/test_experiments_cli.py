@@ -14,7 +14,7 @@ from tiny_models import edit_tensors
 
 from espalier.engine.errors import EspalierError
 from espalier.engine.models.hub import locate
-from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.request import AlgorithmName
 from espalier.search.run.load import RuntimeSettings
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from espalier.engine.models.hub import locate
-from espalier.experiments.evaluation.benchmarks import load_benchmark
-from espalier.experiments.evaluation.provenance import git_state, hardware
+from espalier.experiments.runs.benchmarks import load_benchmark
+from espalier.experiments.runs.provenance import git_state, hardware
 
 EVAL = ("eval", "-N", 2, "-M", 2, "--limit", 2)
 

@@ -83,7 +83,7 @@ def test_an_evaluation_on_a_full_disk_keeps_what_it_has_and_goes_on_behind_it(es
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert ran.code == 2
-    assert f"error: cannot write {out / 'samples.jsonl'}: File too large; the samples before are kept" in ran.err
+    assert f"error: cannot write {out / 'samples.jsonl'}: File too large; what came before is kept" in ran.err
     held = (out / "samples.jsonl").read_text().splitlines()[:-1]
     assert 0 < len(held) < 6
     assert espalier(*command).code == 0

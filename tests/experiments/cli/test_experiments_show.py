@@ -10,14 +10,15 @@ from hand_made import BEST, LONG, NODES, ROOT, node, result
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from rich.console import Console
+from run_samples import summary
 
 from espalier.experiments.cli.plots import plot_tree
 from espalier.experiments.cli.render import search_tree, show_result, show_summary
-from espalier.experiments.evaluation.summary import Summary
 
-SUMMARY = Summary(
-    "some", 300, 0, 0, {}, 120, 0.4, 0.346, 0.456, {"1": 0.75, "2": 0.05}, 480.4, 171.2, 1.034, 1.0, 0.42, 61.24, 293.9,
-    "math-verify 0", {},
+SUMMARY = summary(
+    problems=300, searches=300, correct=120, accuracy=0.4, low=0.346, high=0.456,
+    accuracy_by_level={"1": 0.75, "2": 0.05}, generated_tokens=480.4, verifier_tokens=171.2, verifier_redundancy=1.034,
+    generator_redundancy=1.0, blocks_shared=0.42, seconds=61.24, problems_per_minute=293.9,
 )  # fmt: skip
 
 

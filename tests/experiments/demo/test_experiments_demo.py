@@ -19,7 +19,7 @@ from espalier.experiments.demo.problems import (
 from espalier.experiments.demo.recipe.corruptions import judged_solution, slipped_steps
 from espalier.experiments.demo.recipe.oracle import label_steps, numbers_of
 from espalier.experiments.demo.taught import not_taught
-from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.experiments.runs.benchmarks import load_benchmark
 
 
 def test_the_oracle_marks_everything_after_the_first_slip_wrong() -> None:

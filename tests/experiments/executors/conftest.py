@@ -3,7 +3,7 @@
 import pytest
 from executor_runs import RUNTIME, Samples, run
 
-from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
+from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.search.grading.math_verify import Grader
 from espalier.search.run.load import load_orchestrator
 

@@ -19,10 +19,10 @@ from process_tree import alive, descendants, wait_until
 from server_thread import ServerThread
 
 from espalier.engine.errors import EspalierError, RequestTooLargeError
-from espalier.experiments.evaluation.benchmarks import Problem
 from espalier.experiments.executors import process_transport, worker_executor
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.worker_executor import WorkerExecutor
+from espalier.experiments.runs.benchmarks import Problem
 from espalier.search.client import SearchClient
 from espalier.search.result import StopReason
 from espalier.search.run.load import RuntimeSettings

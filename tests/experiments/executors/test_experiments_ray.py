@@ -13,11 +13,11 @@ import pytest
 from executor_runs import REQUEST, RUNTIME, run
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, RequestTooLargeError
-from espalier.experiments.evaluation.benchmarks import Problem
-from espalier.experiments.evaluation.sample import Sample
 from espalier.experiments.executors.settings import ExecutorName, ExecutorSettings
 from espalier.experiments.executors.transport import Run
 from espalier.experiments.executors.worker_executor import WorkerExecutor
+from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.runs.record import Sample
 from espalier.search.client import SearchClient
 from espalier.search.result import Finished, StepDone, StopReason
 from espalier.search.run.load import RuntimeSettings, load_orchestrator

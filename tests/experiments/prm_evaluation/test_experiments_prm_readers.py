@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier.experiments.evaluation.benchmark_files import BenchmarkError
 from espalier.experiments.prm_evaluation.solutions import Format, read_solutions
+from espalier.experiments.runs.benchmark_files import BenchmarkError
 
 PROCESS = {
     "id": "gsm8k-0",

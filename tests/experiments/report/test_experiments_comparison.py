@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from espalier.experiments.evaluation.statistics import (
+from espalier.experiments.runs.statistics import (
     adjusted_p,
     clustered_standard_error,
     effective_trials,

@@ -12,7 +12,7 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.cli.main import app
 from espalier.experiments.report import plots
 from espalier.experiments.report.differences import differences
-from espalier.experiments.report.measures import breakdowns, measure, pareto_front
+from espalier.experiments.report.measures import breakdowns, pareto_front
 from espalier.experiments.report.plots import calibration_bins, calibration_error
 from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import differing_fields, load_runs
@@ -82,7 +82,7 @@ def test_the_last_line_of_a_sample_counts_and_an_incomplete_one_does_not(tmp_pat
     with (folder / "samples.jsonl").open("a") as file:
         file.write('{"unique_id": "p2", "corr')
     (run,) = load_runs([folder])
-    assert {outcome.unique_id: outcome.correct for outcome in run.outcomes} == {"p0": True, "p1": True}
+    assert {sample.unique_id: sample.correct for sample in run.samples} == {"p0": True, "p1": True}
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_the_last_line_of_a_sample_counts_and_an_incomplete_one_does_not(tmp_pat
     [
         ('{"unique_id": \n{}\n', "samples.jsonl:1 is damaged"),
         ("[1]\n", "samples.jsonl:1 is damaged: it is not a JSON object"),
-        ('{"unique_id": "p0", "correct": 1, "usage": {}}\n', "samples.jsonl:1 is not a sample: correct must"),
-        ('{"unique_id": "p0"}\n', "samples.jsonl:1 is not a sample: it has no 'usage'"),
+        ('{"unique_id": "p0", "correct": 1, "usage": {}}\n', "samples.jsonl:1 is damaged"),
+        ('{"unique_id": "p0"}\n', "samples.jsonl:1 is damaged: Sample.__init__() missing"),
         ("", "holds no samples"),
     ],
 )
@@ -113,7 +113,7 @@ def test_measures_of_one_epoch(tmp_path):
     refused = line("p3", False, stop_reason="refused")
     refused["usage"] = dict.fromkeys(refused["usage"], 0)
     lines = [line("p0", True), line("p1", True), line("p2", False), refused]
-    m = measure(load_runs([write_run(tmp_path / "a", lines)])[0])
+    m = load_runs([write_run(tmp_path / "a", lines)])[0].summary
     assert (m.problems, m.searches, m.refused, m.accuracy) == (4, 4, 1, 0.5)
     assert (m.low, m.high) == pytest.approx((0.1500, 0.8500), abs=5e-5)
     assert (m.standard_error, m.pass_at) == (None, {})
@@ -125,12 +125,12 @@ def test_measures_of_several_epochs(tmp_path):
     right = {"p0": [1, 1, 1, 1], "p1": [1, 0, 0, 0], "p2": [0, 0, 0, 0]}
     lines = [line(name, bool(r), epoch=e) for name, found in right.items() for e, r in enumerate(found)]
     (run,) = load_runs([write_run(tmp_path / "a", lines)])
-    m = measure(run)
+    m = run.summary
     assert (m.problems, m.searches, m.accuracy) == (3, 12, pytest.approx(5 / 12))
     assert m.standard_error == pytest.approx(((4 * 7 / 12) ** 2 + (2 / 3) ** 2 + (5 / 3) ** 2) ** 0.5 / 12)
     assert m.pass_at == pytest.approx({1: 5 / 12, 2: 0.5, 4: 2 / 3})
     assert m.high - m.low > 0.6  # the three problems, not twelve searches, are independent
-    assert {"searches", "clustered SE, points", "pass@2 %", "pass@4 %"} <= set(main_table([m]).columns)
+    assert {"searches", "clustered SE, points", "pass@2 %", "pass@4 %"} <= set(main_table([run]).columns)
 
 
 def test_accuracy_per_level_and_subject(tmp_path):
@@ -151,7 +151,7 @@ def test_the_number_of_searches_stands_in_the_header_only_where_it_is_that_of_al
         write_run(tmp_path / name, [*lines, line("q", False, subject="geometry")])
     runs = load_runs([tmp_path])
     _, by_subject = breakdowns(runs)
-    table = breakdown_table([measure(run) for run in runs], by_subject)
+    table = breakdown_table(runs, by_subject)
     assert table.columns == ["#", "run", "algebra", "geometry (n=1)"]
     assert table.rows == [["1", "a", "67 (n=3)", "0"], ["2", "b", "100 (n=1)", "0"]]
 
@@ -258,7 +258,7 @@ def test_a_tree_shows_the_selected_path_first_and_counts_dead_ends(tmp_path):
 
 def test_without_trees_the_selected_path_is_shown(tmp_path):
     (run,) = load_runs([run_of(tmp_path / "a", [True])])
-    lines = tree_lines(run.outcomes[0], None)
+    lines = tree_lines(run.samples[0], None)
     assert [line.text for line in lines] == ["47+25=72", "72-24=48", "\\boxed{48}"]
 
 
@@ -403,7 +403,7 @@ def test_an_unfinished_run_says_so_and_one_of_a_sweep_that_has_not_begun_too(tmp
 def test_several_epochs_of_an_unfinished_run_are_counted_as_searches(tmp_path):
     lines = [line("p0", True, epoch=0), line("p0", True, epoch=1), line("p1", True)]
     (run,) = load_runs([write_run(tmp_path / "a", lines, asked=4)])
-    table = main_table([measure(run)])
+    table = main_table([run])
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert (row["problems"], row["searches"]) == ("2", "3 of 4, unfinished")
 
@@ -431,7 +431,7 @@ def test_axes_that_count_have_no_fractions(tmp_path, monkeypatch):
     figures = {}
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.setdefault(path.name, figure) and "")
     run_of(tmp_path / "a", [True, False])
-    plots.draw_plots([measure(run) for run in load_runs([tmp_path / "a"])], tmp_path)
+    plots.draw_plots(load_runs([tmp_path / "a"]), tmp_path)
     counts = {
         "steps": [axis for axes in figures["steps"].axes for axis in (axes.xaxis, axes.yaxis)],
         "answer-length": [axes.yaxis for axes in figures["answer-length"].axes],
@@ -467,12 +467,3 @@ def test_scipy_that_is_missing_is_named(tmp_path, monkeypatch):
     run_of(tmp_path / "b", [True, True])
     with pytest.raises(EspalierError, match=re.escape("pip install 'espalier[report]'")):
         differences(load_runs([tmp_path / "a", tmp_path / "b"]))
-
-
-def test_old_samples_without_epoch_subject_and_digest_are_read(tmp_path):
-    record = line("p0", True)
-    for key in ("asked", "wall_seconds"):
-        del record[key]
-    (run,) = load_runs([write_run(tmp_path / "a", [record])])
-    assert (run.outcomes[0].epoch, run.outcomes[0].subject, measure(run).wall_seconds) == (0, None, None)
-    assert json.dumps(run.outcomes[0].steps)

@@ -14,7 +14,7 @@ from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
-from espalier.experiments.evaluation.benchmarks import Problem
+from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.verifier_training.features import HIDDEN, Features, take_features
 from espalier.experiments.verifier_training.rollouts import sample_trees
 from espalier.experiments.verifier_training.settings import RolloutSettings

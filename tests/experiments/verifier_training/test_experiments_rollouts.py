@@ -11,7 +11,7 @@ from plain import plain_logits
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import EspalierError
-from espalier.experiments.evaluation.benchmarks import Problem, load_benchmark
+from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.experiments.verifier_training.rollouts import sample_trees, write_rollouts
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
 from espalier.experiments.verifier_training.tree_file import TreeFile, TreeRecord, read_trees, write_tree
@@ -175,8 +175,8 @@ class TestFile:
         path = write(PROBLEMS[:2])
         lines = path.read_text().splitlines(keepends=True)
         for wrong, message in (
-            ("{}\n", r"trees.jsonl:1 is no line of rollouts"),
-            (lines[0].replace('"format": 1', '"format": 7'), r"trees.jsonl:1 has another format than 1"),
+            ("{}\n", r"trees.jsonl:1 is damaged: it has no 'format'"),
+            (lines[0].replace('"format": 1', '"format": 7'), r"trees.jsonl:1 is damaged: it has another format than 1"),
         ):
             path.write_text(wrong + lines[1])
             with pytest.raises(EspalierError, match=message):

@@ -7,7 +7,7 @@ import torch
 from layer_steps import LAYERS, make_step, random_layer, random_outer
 
 from espalier.engine.models import decoder
-from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.kernels.layers import LayerShape
 from espalier.kernels.torch_backend import TorchBackend
 from espalier.kernels.triton.backend import TritonBackend

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from server_thread import ServerThread
 
-from espalier.experiments.evaluation.benchmarks import load_benchmark
+from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.search.client import SearchClient
 from espalier.search.request import AlgorithmName, EarlyStop, SearchRequest
 from espalier.search.result import Finished, Started, StepDone

@@ -1,1 +1,0 @@
-"""Benchmarks, evaluation runs, and their results on disk."""

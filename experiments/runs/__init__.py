@@ -1,0 +1,1 @@
+"""Benchmarks, runs of searches over them, and the record that is kept."""

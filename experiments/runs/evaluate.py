@@ -1,0 +1,293 @@
+"""Batch evaluation: runs every problem of a benchmark through one executor and grades the answers."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
+from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.runs.folder import RunFolder
+from espalier.experiments.runs.folder_lock import folder_lock
+from espalier.experiments.runs.jsonl import append
+from espalier.experiments.runs.record import Sample, refused_sample, sample_of, tree_record
+from espalier.experiments.runs.summary import Summary, search_fields, summarise
+from espalier.search.algorithms import own_code
+from espalier.search.grading.equality import is_right_within
+from espalier.search.grading.math_verify import Grade, Grader
+from espalier.search.request import SearchRequest, SubmitOptions
+from espalier.search.result import SearchResult
+from espalier.search.run.executor import Executor
+
+_Grades = list["Future[Grade]"]
+"""Grades of one answer, by each accepted answer."""
+_Key = tuple[str, int]
+"""Id of a problem, and epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Another run whose results follow from those of the run that is evaluated.
+
+    Attributes:
+        folder: folder of the other run.
+        derive: returns the other run's result, or None if it does not follow.
+    """
+
+    folder: RunFolder
+    derive: Callable[[SearchResult], SearchResult | None]
+
+
+def run_configuration(
+    benchmark: str, request: SearchRequest, executor: Executor, grader: Grader | None = None
+) -> dict[str, Any]:
+    """Return what a run's samples depend on, for its `config.json`.
+
+    The search with every default filled in, a digest of its code if it is the user's own, the models' digests, and the
+    grader's rule if it is not math-verify.
+    """
+    effective = executor.effective(request)
+    graded = {"grader": grader.rule} if grader and grader.rule else {}
+    return {
+        "benchmark": benchmark,
+        **search_fields(effective),
+        **own_code(effective),
+        **executor.describe_models(),
+        **graded,
+    }
+
+
+def evaluate(
+    executor: Executor,
+    problems: list[Problem],
+    request: SearchRequest,
+    grader: Grader,
+    *,
+    benchmark: str,
+    limit: int | None = None,
+    asked: Sequence[Problem] | None = None,
+    epochs: int = 1,
+    keep_trees: bool = False,
+    folder: RunFolder | None = None,
+    derivations: Sequence[Derivation] = (),
+    on_sample: Callable[[Sample], None] | None = None,
+) -> Summary:
+    """Search many problems concurrently, and grade the answers.
+
+    Searches do not share cached prompts, so that each one's usage does not depend on other searches or on
+    interruptions. A time limit counts from the start of each search, as all are submitted at once.
+
+    Args:
+        executor: runs the searches; it decides how many run at once.
+        problems: the problems of the benchmark; samples of other problems in the folder are ignored.
+        request: the search; its problem is replaced by each problem.
+        grader: grades answers in its own processes while searches continue.
+        benchmark: name of the benchmark, for the summary.
+        limit: number of problems to search from the start; None for all.
+        asked: the problems to search, in order, instead of those from the start.
+        epochs: how often each is searched; epoch e has the request's seed plus e.
+        keep_trees: whether `trees.jsonl` in the folder gets each search's tree.
+        folder: stores samples as they arrive; None stores nothing. Answers in it that could not be graded are graded
+            again without another search.
+        derivations: runs that get those samples which they lack and which follow from a search of this run, before
+            this run gets its own; only this run gets a summary.
+        on_sample: called with each new sample, derived ones too.
+
+    Returns:
+        The summary of the requested problems and of all others with samples in the folder.
+
+    Raises:
+        InvalidRequestError: the request is invalid; see `Orchestrator.submit` for other errors. No search has started.
+        EspalierError: another process writes to the folder.
+    """
+    asked = problems[:limit] if asked is None else asked
+    searches = [(problem, epoch) for epoch in range(epochs) for problem in asked]
+    with ExitStack() as stack:
+        for each in [*([folder] if folder else []), *(each.folder for each in derivations)]:
+            stack.enter_context(folder_lock(each.folder))
+        samples = _samples_in(folder, problems)
+        wanted = [(p, e) for p, e in searches if _is_missing(samples, (p.unique_id, e))]
+        if folder:
+            folder.ask(len(samples.keys() | {(problem.unique_id, epoch) for problem, epoch in searches}))
+        keys = [(problem.unique_id, epoch) for problem, epoch in wanted]
+        own = stack.enter_context(_Writer(folder, samples, keys, keep_trees))
+        others = [
+            stack.enter_context(_Writer(each.folder, _samples_in(each.folder, problems), keys, keep_trees))
+            for each in derivations
+        ]
+
+        def derived(key: _Key, result: SearchResult) -> Iterator[tuple[_Writer, SearchResult]]:
+            for writer, derivation in zip(others, derivations, strict=True):
+                if writer.lacks(key) and (follows := derivation.derive(result)):
+                    yield writer, follows
+
+        for sample in _graded_again(problems, list(samples.values()), grader):
+            own.write(sample)
+        last = time.monotonic()
+        for writer, sample, result in _run(executor, wanted, request, grader, own, derived):
+            if writer is not own:
+                writer.write(sample, result)
+            else:
+                now = time.monotonic()
+                if not _refused_as_before(sample, samples.get(sample.key)):
+                    own.write(replace(sample, wall_seconds=now - last), result)
+                last = now
+            if on_sample:
+                on_sample(sample)
+        places = {problem.unique_id: place for place, problem in enumerate(problems)}
+        in_order = sorted(samples.values(), key=lambda sample: (places[sample.unique_id], sample.epoch))
+        summary = summarise(in_order, benchmark, search_fields(executor.effective(request)), grader.name)
+        if folder:
+            folder.write_summary(summary)
+    return summary
+
+
+def _samples_in(folder: RunFolder | None, problems: Sequence[Problem]) -> dict[_Key, Sample]:
+    return {sample.key: sample for sample in folder.samples_of(problems)} if folder else {}
+
+
+def _is_missing(samples: Mapping[_Key, Sample], key: _Key) -> bool:
+    return key not in samples or samples[key].refused
+
+
+class _Writer:
+    """Collects the samples of one run, and appends them and their trees to its folder, if it has one."""
+
+    def __init__(
+        self, folder: RunFolder | None, samples: dict[_Key, Sample], wanted: Sequence[_Key], keep_trees: bool
+    ) -> None:
+        """Start with the `samples` that the run has; it may get those of `wanted` that are missing."""
+        self.run = folder.folder.name if folder else ""
+        self._samples = samples
+        self._stream = folder.open_samples() if folder else None
+        missing = [key for key in wanted if self.lacks(key)]
+        self._trees = folder.open_trees(missing) if folder and keep_trees else None
+
+    def lacks(self, key: _Key) -> bool:
+        """Whether the search has no sample yet, or was refused."""
+        return _is_missing(self._samples, key)
+
+    def write(self, sample: Sample, result: SearchResult | None = None) -> None:
+        """Add a sample, and the tree of its search.
+
+        Raises:
+            EspalierError: they cannot be written; the samples before are kept.
+        """
+        self._samples[sample.key] = sample
+        if self._trees and result:  # before its sample; see `RunFolder.open_trees`
+            append(self._trees, tree_record(sample, result))
+        if self._stream:
+            append(self._stream, asdict(sample))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for stream in (self._stream, self._trees):
+            if stream:
+                with suppress(OSError) if kind else nullcontext():  # a line that could not be written fails once more
+                    stream.close()
+
+
+def _refused_as_before(sample: Sample, before: Sample | None) -> bool:
+    return before is not None and before.refused and sample.refused and before.error == sample.error
+
+
+def _graded_again(problems: list[Problem], samples: list[Sample], grader: Grader) -> Iterator[Sample]:
+    """Yield those of `samples` that were not graded before and are now."""
+    by_id = {problem.unique_id: problem for problem in problems}
+    for sample in samples:
+        if sample.ungraded:
+            grade = _grade(_submit(by_id[sample.unique_id], sample.answer, grader), grader)
+            if grade.error != sample.error:
+                yield replace(sample, correct=grade.correct, error=grade.error)
+
+
+def _run(
+    executor: Executor,
+    wanted: list[tuple[Problem, int]],
+    request: SearchRequest,
+    grader: Grader,
+    own: _Writer,
+    derived: Callable[[_Key, SearchResult], Iterable[tuple[_Writer, SearchResult]]],
+) -> Iterable[tuple[_Writer, Sample, SearchResult | None]]:
+    """Yield samples and results in the order of grading; the engine never waits for a grade.
+
+    Those that are `derived` from a search come before its own, so that none is missing once that is written.
+    """
+    by_search: dict[str, tuple[Problem, int]] = {}
+    grading: list[list[_InGrading]] = []
+    try:
+        for problem, epoch in wanted:
+            history = problem.history or request.history
+            asked = replace(request, problem=problem.problem, history=history, seed=request.seed + epoch)
+            try:
+                by_search[executor.submit(asked, options=_submit_options())] = problem, epoch
+            except RequestTooLargeError as error:
+                yield own, refused_sample(problem, str(error), epoch), None
+            except InvalidRequestError as error:
+                if any(violation.field not in ("problem", "history") for violation in error.violations):
+                    raise
+                yield own, refused_sample(problem, str(error), epoch), None
+        max_tokens = executor.effective(request).max_tokens
+        while executor.busy:
+            for result in executor.step():
+                problem, epoch = by_search[result.search_id]
+                if result.error:
+                    yield own, refused_sample(problem, result.error, epoch), None
+                    continue
+                results = [*derived((problem.unique_id, epoch), result), (own, result)]
+                grading.append([
+                    _InGrading(writer, problem, epoch, found, _submit(problem, found.answer, grader), max_tokens)
+                    for writer, found in results
+                ])  # fmt: skip
+            ready = [group for group in grading if all(each.done for each in group)]
+            grading = [group for group in grading if group not in ready]
+            yield from (each.graded(grader, own) for group in ready for each in group)
+    finally:  # cancel remaining searches; the caller closes the executor
+        executor.drop(by_search)
+    yield from (each.graded(grader, own) for group in grading for each in group)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _InGrading:
+    """A result whose answer is being graded."""
+
+    writer: _Writer
+    problem: Problem
+    epoch: int
+    result: SearchResult
+    grades: _Grades
+    max_tokens: int | None
+
+    @property
+    def done(self) -> bool:
+        return all(grade.done() for grade in self.grades)
+
+    def graded(self, grader: Grader, searched: _Writer) -> tuple[_Writer, Sample, SearchResult]:
+        """Wait for the grade; `searched` is the writer of the run that searched."""
+        source = "" if self.writer is searched else searched.run
+        grade = _grade(self.grades, grader)
+        sample = sample_of(self.problem, self.result, grade, self.epoch, source, self.max_tokens)
+        return self.writer, sample, self.result
+
+
+def _submit_options() -> SubmitOptions:
+    """Options of one search; its salt is unique, so that it computes its own prompts."""
+    return SubmitOptions(salt=secrets.token_bytes(16), timed_from_start=True)
+
+
+def _submit(problem: Problem, answer: str, grader: Grader) -> _Grades:
+    # Tolerances are of the usual grading; a rule that somebody names holds as it is.
+    within = partial(is_right_within, tolerances=problem.tolerances) if problem.tolerances and not grader.rule else None
+    return [grader.submit(gold, answer, within) for gold in problem.golds]
+
+
+def _grade(grades: _Grades, grader: Grader) -> Grade:
+    """Right if any accepted answer matches; else the first grade with an error, if there is one."""
+    found = [grader.resolve(grade) for grade in grades]
+    return next((grade for grade in found if grade.correct), None) or max(found, key=lambda grade: bool(grade.error))

@@ -1,0 +1,144 @@
+"""Searches of independent paths that are derived from one with more paths.
+
+The random stream of each sampled step depends on the seed, the problem and the step's place in the tree, and not on N.
+So the first n of N independent paths are those of a search with N = n: what is left of the tree is its tree, and the
+same vote of what is left selects its answer. Seconds and memory were those of the larger search, and are not known.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.runs.grid import key_of
+from espalier.search.algorithms import has_independent_paths
+from espalier.search.request import EarlyStop, SearchRequest, Vote
+from espalier.search.result import Candidate, NodeRecord, Sampled, SearchResult, StopReason, Usage
+from espalier.search.voting.vote import VoteResult
+
+_Path = tuple[int, ...]
+
+
+def holds_the_paths_of(larger: SearchRequest, smaller: SearchRequest) -> bool:
+    """Whether the first paths of the search `larger` are those of `smaller`; both with every default filled in.
+
+    A budget is split among the paths, and a time limit or early stop may cut off some, so there must be none.
+    """
+    alone = larger.generator_budget is None and larger.verifier_budget is None and larger.time_limit is None
+    return (
+        has_independent_paths(larger)
+        and alone
+        and larger.early_stop is EarlyStop.OFF
+        and larger.beam_width > smaller.beam_width
+        and key_of(replace(larger, beam_width=smaller.beam_width)) == key_of(smaller)
+    )
+
+
+def without_early_stop(requests: Iterable[SearchRequest]) -> list[SearchRequest]:
+    """Return the requests with searches of independent paths run to their end, with the same answers.
+
+    Raises:
+        EspalierError: one of them asks for `frugal`, which is there to compute less.
+    """
+    whole = []
+    for request in requests:
+        if has_independent_paths(request):
+            if request.early_stop is EarlyStop.FRUGAL:
+                raise EspalierError(
+                    "--early-stop frugal: --share-work derives cells from whole searches; leave out one"
+                )
+            request = replace(request, early_stop=EarlyStop.OFF)
+        whole.append(request)
+    return whole
+
+
+def with_fewer_paths(
+    result: SearchResult, paths: int, vote: Callable[[Sequence[Candidate], Vote], VoteResult]
+) -> SearchResult | None:
+    """Return the result of the search with the first `paths` paths only.
+
+    In its usage, seconds and KV memory are 0, as they are not known.
+
+    Args:
+        result: a finished search of more independent paths, without budgets and time limit.
+        paths: the smaller N.
+        vote: see `Orchestrator.vote`.
+
+    Returns:
+        None if the search did not finish, or computed tokens again after a preemption, which the smaller one might
+        not have had.
+    """
+    whole = result.usage
+    again = whole.generator_tokens != whole.generator_tree_tokens or whole.verifier_tokens != whole.verifier_tree_tokens
+    if result.stop_reason is not StopReason.FINISHED or again:
+        return None
+    counts: dict[_Path, int] = {(): paths}
+    kept: list[tuple[NodeRecord, Sampled]] = []
+    for node, sampled in sorted(zip(result.nodes, result.sampled, strict=True), key=lambda pair: pair[0].path):
+        if node.path:
+            counts[node.path] = sum(draw < counts.get(node.path[:-1], 0) for draw in sampled.draws)
+        if counts[node.path]:
+            many = counts[node.path] if node.path else node.multiplicity
+            kept.append((replace(node, multiplicity=many), sampled))
+    many = {node.node_id: node.multiplicity for node, _ in kept}
+    candidates = tuple(replace(c, multiplicity=many[c.node_id]) for c in result.candidates if c.node_id in many)
+    configuration = replace(result.configuration, beam_width=paths)
+    outcome = vote(candidates, configuration.vote or Vote.NAIVE)
+    return replace(
+        result,
+        answer=outcome.best.answer if outcome.best else "",
+        score=outcome.best.score if outcome.best else None,
+        best=outcome.best,
+        candidates=candidates,
+        nodes=tuple(sorted((node for node, _ in kept), key=lambda node: node.node_id)),
+        usage=_usage(kept, whole.prompt_tokens),
+        configuration=configuration,
+        grader=outcome.grader,
+        rounds=(),
+        sampled=(),
+    )
+
+
+def _computed(nodes: Sequence[tuple[NodeRecord, Sampled]]) -> int:
+    """Generator tokens of a tree below the prompt; see `tree.computed_once`."""
+    parents = {node.parent_id for node, _ in nodes}
+    return sum(sampled.own_tokens - (node.node_id not in parents) for node, sampled in nodes if node.path)
+
+
+def _usage(kept: Sequence[tuple[NodeRecord, Sampled]], prompt: int) -> Usage:
+    """The usage of a search with these nodes, ordered by path; `prompt` counts the generator's tokens before them."""
+    parents = {node.parent_id for node, _ in kept}
+    steps = [node for node, _ in kept if node.path]
+    generator, verifier = prompt + _computed(kept), sum(sampled.verifier_tokens for _, sampled in kept)
+    problem = kept[0][1].verifier_tokens
+    sampled_to: dict[_Path, int] = {(): 0}
+    read_to: dict[_Path, int] = {(): 0}
+    generator_alone = verifier_alone = 0
+    for node, sampled in kept:
+        if not node.path:
+            continue
+        sampled_to[node.path] = sampled_to[node.path[:-1]] + node.tokens
+        read_to[node.path] = read_to[node.path[:-1]] + sampled.verifier_tokens
+        if node.node_id not in parents:
+            generator_alone += node.multiplicity * (prompt + sampled_to[node.path]) * bool(sampled_to[node.path])
+            verifier_alone += node.multiplicity * (problem + read_to[node.path]) * bool(read_to[node.path])
+    return Usage(
+        generator_tokens=generator,
+        generator_tree_tokens=generator,
+        generator_saved_tokens=max(0, generator_alone - generator),
+        generated_tokens=sum(node.multiplicity * node.tokens for node in steps),
+        verifier_tokens=verifier,
+        verifier_tree_tokens=verifier,
+        verifier_saved_tokens=max(0, verifier_alone - verifier),
+        nodes=sum(node.multiplicity for node in steps),
+        pruned=0,
+        duplicates=sum(node.multiplicity - 1 for node in steps),
+        peak_kv_bytes=0,
+        generator_peak_kv_bytes=0,
+        verifier_peak_kv_bytes=0,
+        logical_blocks=0,
+        physical_blocks=0,
+        queue_seconds=0.0,
+        first_step_seconds=0.0,
+        seconds=0.0,
+        prompt_tokens=prompt,
+    )

@@ -1,0 +1,64 @@
+"""Files of JSON Lines that a process appends to, and may be killed at: a last line without its end does not count."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from espalier.engine.errors import EspalierError
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the location and the object of each line; nothing for a file that is not there.
+
+    Raises:
+        EspalierError: the file cannot be read, or a line is damaged.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip() and line.endswith("\n"):
+                    with damage_named(f"{path}:{number}"):
+                        record = json.loads(line)
+                        if not isinstance(record, dict):
+                            raise ValueError("it is not a JSON object")
+                    yield f"{path}:{number}", record
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise EspalierError(f"cannot read {path}: {error.strerror}") from error
+
+
+@contextmanager
+def damage_named(place: str) -> Iterator[None]:
+    """Turn errors of what is read from a line into one that names the line."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise EspalierError(f"{place} is damaged: {what}; repair or remove the line") from error
+
+
+def open_lines(path: Path) -> TextIO:
+    """Open a file for appending, after removing a last line without its end."""
+    if path.is_file():
+        with path.open("rb+") as stream:
+            stream.truncate(stream.read().rfind(b"\n") + 1)
+    return path.open("a", encoding="utf-8")
+
+
+def append(stream: TextIO, record: Mapping[str, Any], ensure_ascii: bool = True) -> None:
+    """Append a line, which another process can read from then on.
+
+    Raises:
+        EspalierError: it cannot be written; the lines before are kept.
+    """
+    try:
+        stream.write(json.dumps(record, ensure_ascii=ensure_ascii) + "\n")
+        stream.flush()
+    except OSError as error:
+        raise EspalierError(
+            f"cannot write {stream.name}: {error.strerror}; what came before is kept, and running the command again "
+            "goes on behind it"
+        ) from error

@@ -1,0 +1,296 @@
+"""The outcome of one problem of an evaluation, a line of `samples.jsonl`; and why it may be without an answer."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from espalier.experiments.runs.benchmarks import Problem
+from espalier.search.grading.math_verify import Grade
+from espalier.search.request import SearchRequest
+from espalier.search.result import NodeRecord, SearchResult, StopReason, Usage
+
+REFUSED = "refused"
+"""Stop reason of a problem that was not searched."""
+_NOT_DERIVED = (
+    "peak_kv_bytes", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "logical_blocks", "physical_blocks",
+    "queue_seconds", "first_step_seconds", "seconds",
+)  # fmt: skip
+"""Fields of the usage that are None in derived samples."""
+
+
+class Unanswered(StrEnum):
+    """The reason why a search ended without an answer; where its paths ended in several ways, that of most of them."""
+
+    MAX_TOKENS = "max-tokens"
+    CONTEXT = "context"
+    MAX_STEPS = "max-steps"
+    MAX_STEP_TOKENS = "max-step-tokens"
+    BUDGET = "budget"
+    TIME_LIMIT = "time-limit"
+    VERIFIER = "verifier"
+    REPETITION = "repetition"
+    NO_FINAL_ANSWER = "no-final-answer"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+    @property
+    def text(self) -> str:
+        """The reason in words, behind a number of searches."""
+        return _TEXTS[self]
+
+    @property
+    def advice(self) -> str:
+        """The option or model that would help; empty if nothing is known to."""
+        return _ADVICE.get(self, "")
+
+
+_TEXTS = {
+    Unanswered.MAX_TOKENS: "cut by --max-tokens",
+    Unanswered.CONTEXT: "cut at the end of the generator's context",
+    Unanswered.MAX_STEPS: "cut by --max-steps",
+    Unanswered.MAX_STEP_TOKENS: "cut by --max-step-tokens",
+    Unanswered.BUDGET: "cut by --generator-budget or --verifier-budget",
+    Unanswered.TIME_LIMIT: "cut by --time-limit",
+    Unanswered.VERIFIER: "cut where the verifier could not read on",
+    Unanswered.REPETITION: "lost in repetition",
+    Unanswered.NO_FINAL_ANSWER: "complete without a final answer",
+    Unanswered.CANCELLED: "cancelled",
+    Unanswered.UNKNOWN: "without a recorded reason",
+}
+_ADVICE = {
+    Unanswered.MAX_TOKENS: "raise --max-tokens",
+    Unanswered.CONTEXT: "take a generator with a longer context",
+    Unanswered.MAX_STEPS: "raise --max-steps",
+    Unanswered.MAX_STEP_TOKENS: "raise --max-step-tokens",
+    Unanswered.BUDGET: "raise the budget",
+    Unanswered.TIME_LIMIT: "raise --time-limit",
+    Unanswered.VERIFIER: "take a verifier with a longer context",
+    Unanswered.REPETITION: "raise --temperature",
+    Unanswered.NO_FINAL_ANSWER: "ask for \\boxed{} with --system-prompt",
+}
+_STOPPED = {
+    StopReason.BUDGET: Unanswered.BUDGET,
+    StopReason.DEADLINE: Unanswered.TIME_LIMIT,
+    StopReason.CANCELLED: Unanswered.CANCELLED,
+}
+_ENDED = {"budget": Unanswered.BUDGET, "degenerate": Unanswered.REPETITION}
+"""Reasons by a node's termination, apart from `length`, which has several."""
+_MAX_LISTED = 6
+_STEP_END = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One search of a problem: a line of `samples.jsonl`.
+
+    Attributes:
+        gold: all accepted answers.
+        error: the reason why a problem was refused or its answer could not be graded; both count as not solved.
+        text: the selected path.
+        answers: the candidates' answers with their counts.
+        usage: the search's; in a derived sample, seconds and KV memory are None.
+        asked: digest of the problem and its gold answers.
+        wall_seconds: time since the previous sample or the start of the command, so that the sum over samples is the
+            total time despite interruptions; 0 in a derived sample.
+        epoch: number of the search among those of the problem, from 0.
+        derived_from: name of the run whose larger search this sample was derived from; empty for a search of its own.
+        unanswered: reason for no answer, a value of `Unanswered`; empty if there is one.
+        warnings: those of the search's result.
+    """
+
+    unique_id: str
+    level: int | None
+    gold: str
+    answer: str
+    correct: bool
+    error: str
+    score: float | None
+    stop_reason: str
+    text: str
+    answers: dict[str, int]
+    usage: dict[str, Any]
+    asked: str = ""
+    wall_seconds: float = 0.0
+    epoch: int = 0
+    subject: str | None = None
+    derived_from: str = ""
+    unanswered: str = ""
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.correct, bool) or not isinstance(self.usage, dict):
+            raise TypeError("correct must be true or false, and usage an object")
+        if not isinstance(self.wall_seconds, int | float):
+            raise TypeError("wall_seconds must be a number")
+        object.__setattr__(self, "warnings", tuple(self.warnings))  # JSON has lists
+
+    @property
+    def refused(self) -> bool:
+        """Whether the problem could not be searched, for example for lack of memory."""
+        return self.stop_reason == REFUSED
+
+    @property
+    def ungraded(self) -> bool:
+        """Whether there is an answer that could not be graded."""
+        return bool(self.error) and not self.refused
+
+    @property
+    def why_unanswered(self) -> Unanswered | None:
+        """The reason for no answer; None if there is one, or the search was refused."""
+        return None if self.answer or self.refused else Unanswered(self.unanswered or Unanswered.UNKNOWN)
+
+    @property
+    def steps(self) -> list[str]:
+        """Steps of the selected path; empty without one."""
+        return [step for step in self.text.split(_STEP_END) if step.strip()]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Problem and epoch, which no other sample of a run has."""
+        return self.unique_id, self.epoch
+
+    def is_of(self, problem: Problem) -> bool:
+        """Whether this is a sample of `problem`, not of an earlier problem with the same id."""
+        return self.asked == _digest(problem)
+
+
+def sample_of(
+    problem: Problem,
+    result: SearchResult,
+    grade: Grade,
+    epoch: int = 0,
+    derived_from: str = "",
+    max_tokens: int | None = None,
+) -> Sample:
+    """Create the sample of a finished search, or of a result that was derived from another run's.
+
+    `max_tokens` is that of `why_unanswered`.
+    """
+    answers: Counter[str] = Counter()
+    for candidate in result.candidates:
+        if candidate.answer:
+            answers[candidate.answer] += candidate.multiplicity
+    return Sample(
+        unique_id=problem.unique_id,
+        level=problem.level,
+        gold=_gold(problem),
+        answer=result.answer,
+        correct=grade.correct,
+        error=grade.error,
+        score=result.score,
+        stop_reason=str(result.stop_reason),
+        text=result.best.text if result.best else "",
+        answers=dict(answers),
+        usage=asdict(result.usage) | (dict.fromkeys(_NOT_DERIVED) if derived_from else {}),
+        asked=_digest(problem),
+        epoch=epoch,
+        subject=problem.subject,
+        derived_from=derived_from,
+        unanswered=why_unanswered(result, max_tokens) or "",
+        warnings=result.warnings,
+    )
+
+
+def tree_record(sample: Sample, result: SearchResult) -> dict[str, Any]:
+    """Return the tree of a sample's search: a line of `trees.jsonl`.
+
+    Nodes are ordered by path and numbered in that order, so that the record does not depend on timing.
+    """
+    nodes = sorted(result.nodes, key=lambda node: node.path)
+    place: dict[int | None, int | None] = {None: None}
+    place |= {node.node_id: i for i, node in enumerate(nodes)}
+    records = [asdict(node) | {"node_id": i, "parent_id": place[node.parent_id]} for i, node in enumerate(nodes)]
+    return {"unique_id": sample.unique_id, "epoch": sample.epoch, "nodes": records}
+
+
+def refused_sample(problem: Problem, why: str, epoch: int = 0) -> Sample:
+    """Create the sample of a problem that could not be searched, for example one longer than the model's context."""
+    return Sample(
+        unique_id=problem.unique_id,
+        level=problem.level,
+        gold=_gold(problem),
+        answer="",
+        correct=False,
+        error=why,
+        score=None,
+        stop_reason=REFUSED,
+        text="",
+        answers={},
+        usage=asdict(Usage()),
+        asked=_digest(problem),
+        epoch=epoch,
+        subject=problem.subject,
+    )
+
+
+def _gold(problem: Problem) -> str:
+    return " or ".join(problem.golds)
+
+
+def _digest(problem: Problem) -> str:
+    before = [[message.role, message.content] for message in problem.history]
+    asked = [problem.problem, *problem.golds, *problem.tolerances, *before]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def why_unanswered(result: SearchResult, max_tokens: int | None) -> Unanswered | None:
+    """The reason why a search has no answer; None if it has one.
+
+    Args:
+        result: the search's result, with its nodes.
+        max_tokens: limit on a path's tokens before the prompt was known, which may have left less of the context.
+    """
+    if result.answer:
+        return None
+    if result.stop_reason in _STOPPED:
+        return _STOPPED[result.stop_reason]
+    if result.candidates:
+        return Unanswered.NO_FINAL_ANSWER
+    tokens: dict[tuple[int, ...], int] = {(): 0}
+    counts: Counter[Unanswered] = Counter()
+    for node in sorted(result.nodes, key=lambda node: node.path):
+        if node.path:
+            tokens[node.path] = tokens.get(node.path[:-1], 0) + node.tokens
+        if reason := _reason(node, tokens[node.path], result.configuration, max_tokens):
+            counts[reason] += node.multiplicity
+    return counts.most_common(1)[0][0] if counts else Unanswered.UNKNOWN
+
+
+def _reason(node: NodeRecord, tokens: int, request: SearchRequest, max_tokens: int | None) -> Unanswered | None:
+    """The reason why a path of so many tokens ended at `node`; None if it did not, or was not kept."""
+    if node.termination != "length":
+        return _ENDED.get(node.termination)
+    if request.max_tokens is not None and tokens >= request.max_tokens:
+        return Unanswered.CONTEXT if request.max_tokens < (max_tokens or 0) else Unanswered.MAX_TOKENS
+    if node.depth >= request.max_steps:
+        return Unanswered.MAX_STEPS
+    return Unanswered.MAX_STEP_TOKENS if node.tokens >= request.max_step_tokens else Unanswered.VERIFIER
+
+
+def unanswered_in(runs: Sequence[tuple[str, Mapping[str, int], int]]) -> str:
+    """One sentence as `unanswered_text` over several runs: their names, counts and numbers of searches."""
+    without = [(name, counts, searches) for name, counts, searches in runs if counts]
+    total = sum((Counter(counts) for _, counts, _ in without), Counter[str]())
+    text = unanswered_text(total, sum(searches for *_, searches in without))
+    return f"{text} ({listed([name for name, *_ in without])})" if text else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names with commas between them; of many, the first and the number of the others."""
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def unanswered_text(counts: Mapping[str, int], searches: int) -> str:
+    """One sentence on how many of `searches` ended without an answer, by reason, and what would help; empty if none."""
+    total = sum(counts.values())
+    if not total:
+        return ""
+    reasons = sorted(map(Unanswered, counts), key=lambda reason: -counts[reason])
+    why = ", ".join(f"{counts[reason]} {reason.text}" for reason in reasons)
+    advice = ", ".join(reason.advice for reason in reasons if reason.advice)
+    return f"{total} of {searches} searches ended without an answer: {why}" + (f"; {advice}" if advice else "")

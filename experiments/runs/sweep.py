@@ -1,0 +1,299 @@
+"""Runs the cells of a sweep, each in a run folder of its own, and writes tables of all cells of the sweep's folder."""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from espalier.engine.errors import EspalierError
+from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.runs.evaluate import Derivation, evaluate, run_configuration
+from espalier.experiments.runs.fewer_paths import holds_the_paths_of, with_fewer_paths
+from espalier.experiments.runs.folder import (
+    CONFIG,
+    RunFolder,
+    read_configuration,
+    read_samples,
+    remove_partial_files,
+    write_whole,
+)
+from espalier.experiments.runs.folder_lock import LOCK
+from espalier.experiments.runs.grid import (
+    FIELDS,
+    N_AND_M,
+    cell_name,
+    distinct,
+    in_unused_fields_of,
+    is_cell_name,
+    key_of,
+    settings_of,
+    varied_fields,
+)
+from espalier.experiments.runs.record import Sample
+from espalier.experiments.runs.summary import Summary, search_fields, summarise
+from espalier.search.grading.math_verify import Grader
+from espalier.search.request import SearchRequest, with_own_code
+from espalier.search.run.executor import Executor
+from espalier.search.schema import CodeName, from_values
+
+CELLS, TABLE = "cells.json", "sweep.csv"
+"""File names of a sweep's tables."""
+_COLUMNS = (
+    "benchmark", "problems", "refused", "ungraded", "unanswered", "correct", "accuracy", "low", "high",
+    "generated_tokens", "verifier_tokens", "verifier_redundancy", "generator_redundancy", "blocks_shared", "seconds",
+    "problems_per_minute", "grader", "derived", "search_seconds", "peak_kv_bytes",
+)  # fmt: skip
+"""Fields of a summary in the table, after the varied fields."""
+
+
+_CELL = re.compile(r"(?:[a-z-]+-)?[NM]\d")
+"""Start of the names of most cells' run folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of the grid, with its summary.
+
+    Attributes:
+        name: name of its run folder.
+        settings: N, M and all fields in which cells of the sweep differ; None for those that its search does not use.
+        summary: summary of its samples.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    summary: Summary
+
+    @property
+    def refused(self) -> bool:
+        """Whether none of its problems could be searched."""
+        return self.summary.refused == self.summary.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cell as JSON-serializable values, its settings beside its name."""
+        fields = asdict(self)
+        return {"name": fields.pop("name"), **fields.pop("settings"), **fields}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A run folder of the sweep: its path, its search, and the search with every default filled in."""
+
+    path: Path
+    request: SearchRequest
+    effective: SearchRequest
+
+
+def sweep(
+    executor: Executor,
+    problems: list[Problem],
+    requests: Sequence[SearchRequest],
+    grader: Grader,
+    *,
+    benchmark: str,
+    folder: Path,
+    asked: Sequence[Problem] | None = None,
+    epochs: int = 1,
+    keep_trees: bool = False,
+    isolated: bool = False,
+    share_work: bool = False,
+    command: Mapping[str, Any] | None = None,
+    on_sample: Callable[[Sample], None] | None = None,
+    on_cell: Callable[[Cell], None] | None = None,
+) -> list[Cell]:
+    """Evaluate every distinct search; cells and samples already in `folder` are not run again.
+
+    Searches that differ only in fields that they do not use are one cell. Writes a run folder per cell, and after each
+    cell the tables of all cells in `folder`: `sweep.csv`, and `cells.json` with every value.
+
+    Args:
+        executor: runs the searches; it decides how many run at once.
+        problems: the problems of the benchmark.
+        requests: the searches, validated; see `requests_of`.
+        grader: grades the answers.
+        benchmark: name of the benchmark.
+        folder: output folder.
+        asked: the problems to search; None for all.
+        epochs: how often each is searched; see `evaluate`.
+        keep_trees: whether each cell keeps the trees of its searches; see `evaluate`.
+        isolated: refuse samples of commands that searched several problems at once, and derived ones.
+        share_work: derive samples from searches that differ in a larger N only, where that is exact; see `fewer_paths`.
+        command: see `RunFolder`.
+        on_sample: called with each new sample.
+        on_cell: called with each requested cell.
+
+    Returns:
+        All cells in `folder`, ordered by algorithm, N, M and the other varied fields.
+
+    Raises:
+        InvalidRequestError: a cell's request is invalid; no search has started.
+        EspalierError: the folder has a cell of other models or of another benchmark, or one that was not searched in
+            isolation; no search has started.
+    """
+    remove_partial_files(folder)
+    held = [_Place(path, request, executor.effective(request)) for path, request in held_requests(folder)]
+    places = _places(folder, distinct(requests, executor.effective), held, executor)
+    if isolated:
+        _require_isolated(places)
+    asked_paths = {place.path for place in places}
+    everything = [*(place for place in held if place.path not in asked_paths), *places]
+    varied = varied_fields(place.effective for place in everything)
+    cells: dict[Path, Cell] = {}
+    for place in everything:
+        if (place.path / CONFIG).is_file():
+            run_folder = _run_folder(place, benchmark, executor, grader)
+            if samples := run_folder.samples_of(problems):
+                summary = summarise(samples, benchmark, search_fields(place.effective), grader.name)
+                cells[place.path] = _cell(place, varied, summary)
+    if share_work:
+        places.sort(key=lambda place: -place.effective.beam_width)
+    # All before the first, so that a report of an interrupted sweep knows of every cell.
+    folders = {place.path: _run_folder(place, benchmark, executor, grader, command) for place in places}
+    for run_folder in folders.values():
+        run_folder.ask(epochs * len(problems if asked is None else asked))
+    for place in places:
+        run_folder = folders[place.path]
+        smaller = [other for other in places if share_work and holds_the_paths_of(place.effective, other.effective)]
+        derivations = [
+            Derivation(
+                folders[other.path],
+                partial(with_fewer_paths, paths=other.effective.beam_width, vote=executor.vote),
+            )
+            for other in smaller
+        ]
+        summary = evaluate(
+            executor, problems, place.request, grader,
+            benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=keep_trees, folder=run_folder,
+            derivations=derivations, on_sample=on_sample,
+        )  # fmt: skip
+        cells[place.path] = _cell(place, varied, summary)
+        if on_cell:
+            on_cell(cells[place.path])
+        _write(folder, _in_order(cells.values(), varied), varied)
+    return _in_order(cells.values(), varied)
+
+
+def held_requests(folder: Path) -> list[tuple[Path, SearchRequest]]:
+    """Run folders in `folder` with their searches, as far as their configurations say.
+
+    Raises:
+        EspalierError: a configuration cannot be read.
+    """
+    found: list[tuple[Path, SearchRequest]] = []
+    for path in sorted(folder.glob("*/")):
+        try:
+            stored = read_configuration(path)
+            values = {name: value for name, value in stored.values.items() if name in FIELDS} if stored else {}
+            request = from_values(SearchRequest, {"problem": "-", **with_own_code(values)})
+        except EspalierError as error:
+            if _CELL.match(path.name):
+                raise EspalierError(f"{path} is no cell of a sweep: {error}; name another --out") from error
+            continue  # not of a sweep
+        if stored and is_cell_name(path.name, request):
+            found.append((path, request))
+    return found
+
+
+def _places(
+    folder: Path, requests: Sequence[SearchRequest], held: Sequence[_Place], executor: Executor
+) -> list[_Place]:
+    """Where each search is kept: the run folder that has it, else a new one."""
+    by_key = {key_of(place.effective): place for place in reversed(held)}
+    effective = [executor.effective(request) for request in requests]
+    varied = varied_fields([*(place.effective for place in held), *effective])
+    for path in folder.glob("*/"):
+        remove_partial_files(path)  # a cell that was killed before it had a configuration
+    taken = {path.name for path in folder.glob("*/") if any(file.name != LOCK for file in path.iterdir())}
+    places: list[_Place] = []
+    for request, full in zip(requests, effective, strict=True):
+        if there := by_key.get(key_of(full)):
+            kept = in_unused_fields_of(request, there.request)
+            places.append(_Place(there.path, kept, executor.effective(kept)))
+            continue
+        name = first = cell_name(full, varied)
+        number = 2
+        while name in taken:
+            name, number = f"{first}-{number}", number + 1
+        taken.add(name)
+        places.append(_Place(folder / name, request, full))
+    return places
+
+
+def _require_isolated(places: Iterable[_Place]) -> None:
+    """Check that no samples were searched beside others.
+
+    Raises:
+        EspalierError: names the first cell that has such samples.
+    """
+    for place in places:
+        if (samples := read_samples(place.path)) and (stored := read_configuration(place.path)):
+            if not stored.commands or any(each.get("in_flight") != 1 for each in stored.commands):
+                raise EspalierError(
+                    f"--isolated: {place.path} holds samples of searches that ran beside others; name another --out"
+                )
+            if any(sample.derived_from for sample in samples):
+                raise EspalierError(
+                    f"--isolated: {place.path} holds samples derived from a larger search; name another --out"
+                )
+
+
+def _run_folder(
+    place: _Place,
+    benchmark: str,
+    executor: Executor,
+    grader: Grader,
+    command: Mapping[str, Any] | None = None,
+) -> RunFolder:
+    configuration = run_configuration(benchmark, place.request, executor, grader)
+    return RunFolder(place.path, configuration, command)
+
+
+def _cell(place: _Place, varied: Sequence[str], summary: Summary) -> Cell:
+    settings = settings_of(place.effective)
+    return Cell(place.path.name, {name: settings[name] for name in column_names(varied)}, summary)
+
+
+def column_names(varied: Sequence[str]) -> list[str]:
+    """The settings in a sweep's tables: the algorithm if it varies, N, M, and the other varied fields."""
+    return [
+        *(name for name in varied if name == "algorithm"), *N_AND_M, *(name for name in varied if name != "algorithm")
+    ]  # fmt: skip
+
+
+def _in_order(cells: Iterable[Cell], varied: Sequence[str]) -> list[Cell]:
+    names = column_names(varied)
+    ordinal = {name: {value: i for i, value in enumerate(_choices(name))} for name in names}
+
+    def key(cell: Cell) -> list[tuple[bool, bool, Any]]:
+        values = [(name, cell.settings[name]) for name in names]
+        return [
+            (value is not None, isinstance(value, CodeName), 0 if value is None else ordinal[name].get(value, value))
+            for name, value in values
+        ]
+
+    return sorted(cells, key=key)
+
+
+def _choices(name: str) -> list[StrEnum]:
+    """Values of a field in the order of their declaration; empty unless it is a choice."""
+    kind = FIELDS[name].kind
+    return list(kind) if issubclass(kind, StrEnum) else []
+
+
+def _write(folder: Path, cells: Sequence[Cell], varied: Sequence[str]) -> None:
+    names = column_names(varied)
+    write_whole(folder / CELLS, [cell.to_dict() for cell in cells])
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow((*names, *_COLUMNS))
+    for cell in cells:
+        summary = asdict(cell.summary) | {"unanswered": sum(cell.summary.unanswered.values())}
+        figures = (summary[column] for column in _COLUMNS)
+        settings = ("" if cell.settings[name] is None else cell.settings[name] for name in names)
+        writer.writerow((*settings, *figures))
+    write_whole(folder / TABLE, table.getvalue())

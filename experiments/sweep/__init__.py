@@ -1,1 +1,0 @@
-"""Sweeps: grids of searches, each cell a run folder, with tables of all cells."""
