@@ -292,8 +292,7 @@ def algorithms(
 ) -> None:
     """Accuracy of every algorithm against the tokens it generates, with paired differences to best-of-N."""
     from espalier.experiments.bench.report import Report
-    from espalier.experiments.bench.searches.algorithms import run
-    from espalier.experiments.cli.plots import plot_algorithms
+    from espalier.experiments.bench.searches.algorithms import plot_algorithms, run
 
     counts = parse_int_list(paths, "--paths")
     title = f"demo benchmark, {limit} problems, {seeds} seeds"
@@ -393,7 +392,7 @@ def service_fairness(
     searches: Annotated[int, typer.Option(min=1, help="Small searches beside each crowd.")] = 20,
     json_path: JsonPath = None,
 ) -> None:
-    """How long a caller's small search waits and takes beside what others ask, compared with its fair share."""
+    """Wait and time of a caller's small search beside what others ask, compared with its fair share."""
     from espalier.experiments.bench.report import Report
     from espalier.experiments.bench.service import fairness, neighbours
 

@@ -32,6 +32,7 @@ from espalier.experiments.cli.operating.token import token
 from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
 from espalier.experiments.cli.schema_options import flags_by_field, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
+from espalier.experiments.planning.options import DeviceOptions, LengthOptions
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.algorithms import verifier_advice
 from espalier.search.request import SearchRequest, SubmitOptions
@@ -158,7 +159,7 @@ def solve(
     else:
         show_result(console, result, gold)
     if plot:  # after the result, which a disk that is full must not hide
-        from espalier.experiments.cli.plots import plot_tree
+        from espalier.experiments.plots.tree import plot_tree
 
         plot_tree(result, text, plot)
     if trace:
@@ -297,7 +298,16 @@ def _say(error: EspalierError | OSError) -> int:
 
 def _flag(field: str) -> str:
     """The flag of a field; its own name if it has none."""
-    kinds = (CallerEntry, RolloutSettings, opt.SelectionOptions, ExecutorSettings, RuntimeSettings, SearchRequest)
+    kinds = (
+        CallerEntry,
+        DeviceOptions,
+        LengthOptions,
+        RolloutSettings,
+        opt.SelectionOptions,
+        ExecutorSettings,
+        RuntimeSettings,
+        SearchRequest,
+    )
     return flags_by_field(*kinds).get(field, field)
 
 

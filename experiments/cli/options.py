@@ -71,7 +71,7 @@ def parse_field_map(text: str | None) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class SelectionOptions:
-    """Which problems of a benchmark are run, as the command line says it."""
+    """The choice of a benchmark's problems, as the command line says it."""
 
     help_panel: ClassVar = "Problems"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -11,23 +10,14 @@ from rich.text import Text
 from rich.tree import Tree
 
 from espalier.experiments.planning.sweep_cost import LONGEST, Estimate
+from espalier.experiments.report.trees import Line, tree_lines
 from espalier.experiments.runs.grid import settings_text
 from espalier.experiments.runs.record import Unanswered, unanswered_in, unanswered_text, why_unanswered
 from espalier.experiments.runs.summary import Summary
 from espalier.experiments.runs.sweep import Cell
-from espalier.search.result import NodeRecord, SearchResult, StopReason
+from espalier.search.result import SearchResult, StopReason
 
-_MAX_PRUNED_SHOWN = 3
 _MAX_STEP_SHOWN = 100
-_MARKS = {
-    "eos": "✓ complete",
-    "boxed": "✓ complete",
-    "pruned": "✗ pruned",
-    "length": "✗ cut off",
-    "degenerate": "✗ repeats itself",
-    "budget": "✗ over budget",
-}
-
 _STOPPED = {
     StopReason.BUDGET: "cut short by --generator-budget or --verifier-budget",
     StopReason.DEADLINE: "cut short by --time-limit",
@@ -56,41 +46,21 @@ def _why_unanswered(result: SearchResult) -> str:
 
 def search_tree(result: SearchResult) -> Tree:
     """Build the search tree: kept steps with scores, the best pruned ones at each fork, and a count of the rest."""
-    children: dict[int | None, list[NodeRecord]] = defaultdict(list)
-    for node in result.nodes:
-        if node.termination != "duplicate":
-            children[node.parent_id].append(node)
-    winners = result.selected_path
     root = Tree(Text("problem", style="bold"), guide_style="dim")
-    _grow(root, 0, children, winners)
+    branches = [root]
+    for line in tree_lines(result.nodes, result.selected_path):
+        branches[line.depth + 1 :] = [branches[line.depth].add(_label(line))]
     return root
 
 
-def _grow(branch: Tree, parent_id: int, children: dict[int | None, list[NodeRecord]], winners: set[int]) -> None:
-    nodes = sorted(
-        children[parent_id], key=lambda n: (n.node_id not in winners, -(n.score if n.score is not None else 0))
-    )
-    lost = [n for n in nodes if not _leads_somewhere(n, children, winners)]
-    for node in nodes:
-        if node not in lost or lost.index(node) < _MAX_PRUNED_SHOWN:
-            _grow(branch.add(_label(node, winners)), node.node_id, children, winners)
-    if (hidden := len(lost) - _MAX_PRUNED_SHOWN) > 0:
-        branch.add(Text(f"and {hidden} more", style="dim"))
-
-
-def _leads_somewhere(node: NodeRecord, children: dict[int | None, list[NodeRecord]], winners: set[int]) -> bool:
-    return node.node_id in winners or bool(children[node.node_id]) or node.termination in ("eos", "boxed")
-
-
-def _label(node: NodeRecord, winners: set[int]) -> Text:
-    style = "bold green" if node.node_id in winners else "dim" if node.termination == "pruned" else ""
-    score = "      " if node.score is None else f"{node.score:.4f}"
-    merged = f"  ×{node.multiplicity}" if node.multiplicity > 1 else ""
-    mark = f"  {_MARKS[node.termination]}" if node.termination in _MARKS else ""
-    text = " ".join(node.text.split()) or "(end)"
+def _label(line: Line) -> Text:
+    if line.left_out:
+        return Text(line.text, style="dim")
+    score, text = "      " if line.score is None else f"{line.score:.4f}", " ".join(line.text.split())
     if len(text) > _MAX_STEP_SHOWN:
         text = text[:_MAX_STEP_SHOWN] + " …"
-    return Text.assemble((score, "cyan"), "  ", (text, style), (merged + mark, "dim"))
+    style = "bold green" if line.selected else "dim" if line.faded else ""
+    return Text.assemble((score, "cyan"), "  ", (text, style), (line.note and f"  {line.note}", "dim"))
 
 
 def _costs(result: SearchResult) -> Group:
@@ -153,7 +123,7 @@ def show_summary(console: Console, summary: Summary, asked: int | None = None, f
 
 
 def _with_reason(summary: Summary, what: str, meaning: str, folder: Path | None) -> str:
-    """How many problems failed in this way, and the first reason; refers to the samples file for the others."""
+    """Number of problems that failed in this way, and the first reason; refers to the samples file for the others."""
     if not (count := getattr(summary, what)):
         return ""
     others = f"; all are in {folder / 'samples.jsonl'}" if folder and count > 1 else ""

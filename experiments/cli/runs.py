@@ -1,4 +1,4 @@
-"""What the commands that fill run folders have in common."""
+"""Functions shared by the commands that fill run folders."""
 
 import sys
 from collections import Counter

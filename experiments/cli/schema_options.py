@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
 
@@ -33,11 +33,16 @@ class Lists:
     also: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Without:
+class Without(tuple[str, ...]):
     """Annotation of a parameter of a declared dataclass: fields that have no effect in the command, and no option."""
 
-    fields: tuple[str, ...]
+    def __new__(cls, *fields: str) -> Self:
+        """Create it from the fields' names."""
+        return super().__new__(cls, fields)
+
+
+class Only(Without):
+    """Annotation of a parameter of a declared dataclass: the only fields that have an option."""
 
 
 def _annotated(annotation: Any, kind: type[Any]) -> Any:
@@ -45,30 +50,32 @@ def _annotated(annotation: Any, kind: type[Any]) -> Any:
     return next((item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, kind)), None)
 
 
+def _has_option(annotation: Any, field: str) -> bool:
+    named = _annotated(annotation, Without) or Without()
+    return (field in named) == isinstance(named, Only)
+
+
 def with_schema(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's parameters that are declared dataclasses by one option for each of their fields.
 
     A dataclass is declared (see `search.schema`) if it has a `help_panel`; with an `env_prefix`, its fields can also be
     set by environment variables. A field with the same name as a parameter of the command gets no option: it keeps its
-    default, or `-` without one; so do those that an annotation `Without` names. A parameter annotated with `Lists` gets
-    options with lists of values instead, and receives the given ones by field. `--config` reads options from a file;
-    the command line and the environment override it.
+    default, or `-` without one; so do those that an annotation `Without` names, or `Only` does not. A parameter
+    annotated with `Lists` gets options with lists of values instead, and receives the given ones by field. `--config`
+    reads options from a file; the command line and the environment override it.
     """
     own = inspect.signature(command)
     annotations = {p.name: p.annotation for p in own.parameters.values()}
     lists: dict[str, Lists] = {name: its for name, each in annotations.items() if (its := _annotated(each, Lists))}
-    without = {name: its.fields for name, each in annotations.items() if (its := _annotated(each, Without))}
     kinds: dict[str, Any] = {
-        name: each.__origin__ if name in without else each
-        for name, each in annotations.items()
-        if hasattr(each, "help_panel")
+        name: getattr(each, "__origin__", each) for name, each in annotations.items() if hasattr(each, "help_panel")
     }
     kinds |= {name: its.kind for name, its in lists.items()}
     options = {
         name: [
             f
             for f in declared(kind)
-            if f.option and f.name not in own.parameters and f.name not in without.get(name, ())
+            if f.option and f.name not in own.parameters and _has_option(annotations[name], f.name)
         ]
         for name, kind in kinds.items()
     }
@@ -97,12 +104,6 @@ def with_schema(command: Callable[..., None]) -> Callable[..., None]:
     ]
     run.__signature__ = own.replace(parameters=[*kept, *added, _CONFIG])  # pyright: ignore[reportAttributeAccessIssue] - Typer reads it
     return run
-
-
-def option(kind: type, name: str) -> Any:
-    """Create the option of one field, for a command that has no other fields of its dataclass."""
-    (field,) = [field for field in declared(kind) if field.name == name]
-    return _typer_option(field, kind)
 
 
 def flags_by_field(*kinds: type) -> dict[str, str]:

@@ -30,7 +30,7 @@ MIN_OPERATIONS, MAX_OPERATIONS = 2, 8
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """How hard a problem is: its number of operations and the size of its operands."""
+    """Difficulty of a problem: its number of operations and the size of its operands."""
 
     operations: int
     max_operand: int
@@ -86,7 +86,7 @@ class Problem:
 
     @property
     def held_out(self) -> bool:
-        """Whether the problem belongs to the benchmark's side of the split."""
+        """True if the problem belongs to the benchmark's side of the split."""
         digest = hashlib.sha256(repr((self.start, self.operands)).encode()).digest()
         return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
 

@@ -1,4 +1,4 @@
-"""What the bundled generator was taught to read, and what of a problem is not of it."""
+"""The problems that the bundled generator was taught to read, and what of another problem is not of them."""
 
 import re
 from textwrap import shorten
@@ -57,7 +57,7 @@ def warnings(problem: str) -> tuple[str, ...]:
 
 
 def not_taught(problem: str) -> list[str]:
-    """What the generator was hardly or never taught of a problem, in words; empty where it can read all of it."""
+    """Parts of a problem that the generator was hardly or never taught, in words; empty where it can read all of it."""
     if len(problem) > _LONGEST:  # nor are long texts worth the time
         return [f"problems of {len(problem)} characters"]
     words = dict.fromkeys(re.findall(r"[^\W\d_]+", _LETTER.sub("", problem)))

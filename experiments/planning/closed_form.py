@@ -47,7 +47,7 @@ class TreeShape:
 
     @property
     def is_independent(self) -> bool:
-        """Whether each path is sampled to its end by itself."""
+        """True if each path is sampled to its end by itself."""
         return self.growth is Growth.INDEPENDENT
 
     @property

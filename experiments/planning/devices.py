@@ -12,6 +12,7 @@ from espalier.engine.models.hub import HubSettings
 from espalier.engine.models.options import Quantization
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.experiments.planning.known_models import MODELS, ModelShape
+from espalier.experiments.planning.options import DeviceOptions
 from espalier.experiments.planning.roofline import CARDS, Card
 
 CARD_MEMORY = {"a100": 80 * 10**9, "h100": 80 * 10**9, "h200": 141 * 10**9}
@@ -90,20 +91,26 @@ def _config_of(shape: ModelShape) -> DecoderConfig:
     return parse_decoder_config(sizes)
 
 
-def card_named(name: str) -> Card:
-    """The bandwidth and the rate of a card; `cpu` is this machine, measured in about a second.
+def card_of(device: DeviceOptions) -> Card | None:
+    """The bandwidth and the rate of a device; None if nothing is known of them.
+
+    `cpu` is this machine, measured in about a second.
 
     Raises:
-        EspalierError: the name is unknown.
+        EspalierError: the card is unknown, or one of the two is.
     """
-    if name == CPU:
-        return _measured_cpu()
-    if name not in CARDS:
+    given = {"bandwidth": 1e9 * (device.bandwidth or 0), "matrix_rate": 1e12 * (device.matrix_rate or 0)}
+    given = {name: value for name, value in given.items() if value}
+    if device.card is None:
+        if len(given) == 1:
+            raise EspalierError("--bandwidth and --matrix-rate go together, or with --card")
+        return Card(**given) if given else None
+    if device.card != CPU and device.card not in CARDS:
         raise EspalierError(
-            f"--card {name!r} is unknown; it takes {', '.join(CARDS)} or {CPU}. For another device leave it out, and "
-            "give --memory, --bandwidth and --matrix-rate"
+            f"--card {device.card!r} is unknown; it takes {', '.join(CARDS)} or {CPU}. For another device leave it "
+            "out, and give --memory, --bandwidth and --matrix-rate"
         )
-    return CARDS[name]
+    return replace(_measured_cpu() if device.card == CPU else CARDS[device.card], **given)
 
 
 def cpu_kv_memory() -> int:

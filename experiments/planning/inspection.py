@@ -33,7 +33,7 @@ _BEFORE_A_READ = 12
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a checkpoint would be loaded as.
+    """A checkpoint's role, sizes and prompts, as it would be loaded.
 
     Attributes:
         folder: the checkpoint's folder.
@@ -140,7 +140,7 @@ def _source_of_special_tokens(tokenizer: TextTokenizer) -> str:
 
 
 def verifier_checkpoint(verifier: str, generator: str, hub: HubSettings | None = None) -> str:
-    """Which checkpoint's model computes the verifier's KV; empty if scores are read from the generator's own states.
+    """The checkpoint whose model computes the verifier's KV; empty if scores are read from the generator's own states.
 
     Raises:
         CheckpointError: the verifier is not found.
@@ -152,7 +152,7 @@ def verifier_checkpoint(verifier: str, generator: str, hub: HubSettings | None =
 
 @dataclass(frozen=True, slots=True)
 class HeadInspection:
-    """What a head on a generator's hidden states would be loaded as; it adds no token and no KV.
+    """A head on a generator's hidden states, as it would be loaded; it adds no token and no KV.
 
     Attributes:
         folder: the head's folder.
@@ -210,7 +210,7 @@ def _outline(name: str, hub: HubSettings | None) -> Outline:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether any weight file exists; for a hub model that was never loaded, there is at most an index."""
+    """Return true if any weight file exists; for a hub model that was never loaded, there is at most an index."""
     if folder.suffix == GGUF:
         return True
     lists = (folder / name for name in weight_lists(LoadFormat.AUTO))

@@ -1,17 +1,31 @@
-"""What a search needs, before a card is rented: KV bytes, searches that fit, rounds per second, on paper."""
+"""The plan of a search on paper, before a card is rented: KV bytes, searches that fit, rounds per second."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+import torch
+
+from espalier.engine.errors import EspalierError
 from espalier.engine.memory.device_memory import plan_memory
+from espalier.engine.models.hub import HubSettings
 from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.experiments.planning.closed_form import HeldBlocks, PathLengths, TreeShape, blocks_by_round
-from espalier.experiments.planning.devices import PlannedModel
+from espalier.experiments.planning.devices import CARD_MEMORY, CPU, PlannedModel, card_of, cpu_kv_memory, planned_model
+from espalier.experiments.planning.inspection import verifier_checkpoint
+from espalier.experiments.planning.known_models import MODELS
+from espalier.experiments.planning.options import DeviceOptions, LengthOptions
 from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
 from espalier.prm.limits import PathLimits, verifier_limits
-from espalier.search.algorithms import memory_estimate
+from espalier.prm.scorers import SELF
+from espalier.search.algorithms import memory_estimate, needs_verifier
+from espalier.search.request import SearchRequest, validate
+from espalier.search.run.load import DTYPES, RuntimeSettings
 from espalier.search.run.memory import worst_case_blocks
+
+_MANY = (1, 8, 32)
+"""Searches at once for which the speed is planned, besides as many as fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +158,84 @@ def speed_plan(
 def _last(tree: TreeShape, lengths: PathLengths, block_size: int, rounds: int) -> HeldBlocks:
     """Blocks at the end of round `rounds`."""
     return blocks_by_round(replace(tree, rounds=rounds), lengths, block_size)[-1]
+
+
+def make_plan(
+    request: SearchRequest, runtime: RuntimeSettings, device: DeviceOptions, lengths: LengthOptions
+) -> dict[str, Any]:
+    """Plan a search on a device, from the sizes of known models and of checkpoints, whose weights are not read.
+
+    Returns:
+        Values for JSON: the models, the search's KV bytes, the device's memory, searches that fit, and their speed.
+
+    Raises:
+        InvalidRequestError: the search is invalid, or its algorithm has no closed form.
+        EspalierError: a checkpoint or the card is unknown, or the weights leave nothing for the KV pool.
+    """
+    request = replace(request, max_steps=lengths.steps)
+    validate(request)
+    if device.dtype not in DTYPES:
+        raise EspalierError(f"--dtype takes one of {', '.join(DTYPES)}, is {device.dtype!r}")
+    if device.card is None and device.memory is None:
+        raise EspalierError("--card or --memory is needed: a100, h100, h200 or cpu; or the device's memory, like 24G")
+    card = card_of(device)
+    dtype = ("float32" if device.card == CPU else "bfloat16") if device.dtype == "auto" else device.dtype
+    models = _models(request, runtime, getattr(torch, dtype))
+    tree = TreeShape(request, lengths.steps, lengths.merged_share)
+    paths = {
+        GENERATOR: PathLengths(lengths.prompt_tokens, lengths.step_tokens, pending_tokens=1),
+        VERIFIER: PathLengths(
+            lengths.verifier_prompt_tokens or lengths.prompt_tokens, lengths.verifier_step_tokens or lengths.step_tokens
+        ),
+    }
+    search = search_plan(tree, models, paths, runtime.block_size)
+    if device.card == CPU and device.memory is None:
+        weights, pool = sum(model.memory_bytes for model in models.values()), cpu_kv_memory()
+    else:
+        total = device.memory if device.memory is not None else CARD_MEMORY[device.card or ""]
+        weights, pool = kv_pool_bytes(models, total, runtime.gpu_memory_utilization, runtime.max_batch_tokens)
+    fit = {
+        "at_their_peaks": int(pool // search.peak_bytes),
+        "on_average": int(pool // search.mean_bytes),
+        "admitted": int(pool // max(1.0, runtime.reserved_share * search.worst_case_bytes)),
+    }
+    counts = sorted({*(count for count in _MANY if count <= fit["on_average"]), max(1, fit["on_average"])})
+    speeds = [speed_plan(tree, models, paths, card, count, runtime.block_size) for count in counts] if card else []
+    return {
+        "models": {
+            role: {
+                "name": model.shape.name,
+                "weight_bytes": model.memory_bytes,
+                "quantization": str(model.shape.quantization),
+                "kv_bytes_per_token": model.shape.kv_bytes_per_token,
+            }
+            for role, model in models.items()
+        },
+        "dtype": dtype,
+        "search": {
+            "rounds": [dict(held) for held in search.rounds],
+            "peak_bytes": search.peak_bytes,
+            "peak_bytes_by_role": dict(search.fullest),
+            "mean_bytes": search.mean_bytes,
+            "logical_peak_bytes": search.logical_peak_bytes,
+            "worst_case_bytes": search.worst_case_bytes,
+        },
+        "device": {"weight_bytes": weights, "kv_pool_bytes": pool},
+        "searches_that_fit": fit,
+        "speed": [asdict(row) for row in speeds],
+    }
+
+
+def _models(request: SearchRequest, runtime: RuntimeSettings, dtype: torch.dtype) -> dict[str, PlannedModel]:
+    """The models that the search computes with, by role."""
+    hub, verifier = HubSettings(runtime.offline, runtime.cache_dir), runtime.verifier
+    found = {GENERATOR: planned_model(runtime.generator, GENERATOR, dtype, hub, runtime.generator_quantization)}
+    if not needs_verifier(request) or not verifier:
+        return found
+    if verifier == SELF:  # the generator's weights, with a KV of its own
+        its = found[GENERATOR]
+        return found | {VERIFIER: replace(its, memory_bytes=0, shape=replace(its.shape, outputs=2))}
+    if verifier in MODELS or (verifier := verifier_checkpoint(verifier, runtime.generator, hub)):
+        how = runtime.verifier_quantization, runtime.verifier_family, runtime.verifier_reference
+        found[VERIFIER] = planned_model(verifier, VERIFIER, dtype, hub, *how)
+    return found

@@ -166,7 +166,7 @@ def _steps_in_parallel(request: SearchRequest) -> float:
 
 
 def _distance(one: SearchRequest, other: SearchRequest) -> float:
-    """How far apart two searches are in the number of candidates, as a factor."""
+    """Ratio of the candidates of two searches, at least 1."""
     a, b = _steps_in_parallel(one), _steps_in_parallel(other)
     return max(a / b, b / a)
 
@@ -181,7 +181,7 @@ def _filled(request: SearchRequest, held: Sequence[_Measured]) -> SearchRequest:
 
 
 def _same(asked: SearchRequest, held: SearchRequest) -> bool:
-    """Whether the held search, whose configuration has no open fields, is the asked one where that says something."""
+    """Return true if the held search, which has no open fields, is the asked one as far as that says."""
     full = with_defaults(asked)
     known = {name: value for name, value in full.to_dict().items() if value is not None}
     filled = replace(with_defaults(held), **known)

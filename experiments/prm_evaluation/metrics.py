@@ -17,7 +17,6 @@ import numpy as np
 from espalier.experiments.runs.statistics import wilson_interval
 
 _RESAMPLES = 1000
-CALIBRATION_BINS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,26 +97,6 @@ def auc_within(groups: Sequence[tuple[Sequence[float], Sequence[float]]]) -> flo
     found = [(auc(right, wrong), len(right) * len(wrong)) for right, wrong in groups]
     pairs = sum(count for value, count in found if value is not None)
     return sum(value * count for value, count in found if value is not None) / pairs if pairs else None
-
-
-def calibration(scores: Sequence[float], right: Sequence[bool]) -> tuple[list[dict[str, float]], float]:
-    """Share of right steps by score, in bins of equal width; and the expected calibration error (Guo et al. 2017)."""
-    values, truths = np.asarray(scores, float), np.asarray(right, float)
-    place = np.minimum((values * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-    rows: list[dict[str, float]] = []
-    error = 0.0
-    for index in np.unique(place):
-        inside = place == index
-        steps, good = int(inside.sum()), int(truths[inside].sum())
-        low, high = wilson_interval(good, steps)
-        mean = float(values[inside].mean())
-        error += abs(mean - good / steps) * steps / len(values)
-        edge = int(index) / CALIBRATION_BINS
-        rows.append({
-            "from": edge, "to": round(edge + 1 / CALIBRATION_BINS, 6), "steps": steps, "mean_score": mean,
-            "right": good / steps, "low": low, "high": high,
-        })  # fmt: skip
-    return rows, error
 
 
 def _proportion(successes: int, trials: int) -> Estimate | None:

@@ -11,13 +11,13 @@ from espalier.experiments.prm_evaluation.metrics import (
     auc,
     auc_within,
     best_threshold,
-    calibration,
     first_flagged,
     process_metrics,
     step_metrics,
 )
 from espalier.experiments.prm_evaluation.scoring import Scored
 from espalier.experiments.prm_evaluation.solutions import Format, Solution
+from espalier.experiments.runs.statistics import calibration
 
 DEFAULT_THRESHOLD = 0.5
 

@@ -142,7 +142,7 @@ class SolutionScorer:
 
 
 def describe(engine: Engine, scorer: Scorer) -> dict[str, str]:
-    """What scores depend on: the model's digest, the family, the dtype and the device."""
+    """Return everything that scores depend on: the model's digest, the family, the dtype and the device."""
     model = engine.model(VERIFIER)
     decoder = model.decoder
     return {

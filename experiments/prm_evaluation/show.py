@@ -6,11 +6,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from espalier.experiments.plots.figure import COLORS, draw_calibration, panels, save
+
 _COLUMNS = {
     "processbench": {"erroneous": "accuracy, erroneous", "correct": "accuracy, correct", "f1": "F1"},
     "prmbench": {"f1_right": "F1, right steps", "f1_wrong": "F1, wrong steps", "prm_score": "PRMScore"},
 }
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 def show_summary(console: Console, summary: dict[str, Any]) -> None:
@@ -35,39 +37,23 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
     console.print(f"expected calibration error {summary['expected_calibration_error']:.3f}")
     if refused := summary["refused"]:
         console.print(f"refused, and not in these figures: {len(refused)} of {summary['samples']}")
-        for name, why in list(refused.items())[:_MOST_NAMED]:
+        for name, why in list(refused.items())[:_MAX_NAMED]:
             console.print(f"  {name}: {why}", markup=False)
 
 
 def plot_reliability(summary: dict[str, Any], path: Path) -> None:
     """Draw the share of right steps against the mean score of each bin, with 95% intervals and numbers of steps."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows = summary["calibration"]
-    figure, (axes, counts) = plt.subplots(
-        2, 1, figsize=(5.5, 6), height_ratios=(3, 1), sharex=True, layout="constrained"
-    )
-    scores, right = [row["mean_score"] for row in rows], [row["right"] for row in rows]
-    below, above = [row["right"] - row["low"] for row in rows], [row["high"] - row["right"] for row in rows]
-    axes.plot([0, 1], [0, 1], linestyle="--", color="grey", label="perfectly calibrated")
-    axes.errorbar(scores, right, yerr=[below, above], marker="o", capsize=3, label="verifier")
-    axes.axvline(summary["threshold"], color="C1", linestyle=":", label="threshold")
-    axes.set_ylabel("share of right steps")
-    axes.set_title(f"Calibration, error {summary['expected_calibration_error']:.3f}")
-    axes.legend()
-    axes.grid(alpha=0.3)
-    width = rows[0]["to"] - rows[0]["from"]
-    counts.bar([row["from"] for row in rows], [row["steps"] for row in rows], width=width, align="edge")
-    counts.set_yscale("log")
-    counts.set_ylim(bottom=0.5)  # so that one step is seen
-    counts.set_xlabel("score of a step")
-    counts.set_ylabel("steps")
-    with mpl.rc_context({"svg.hashsalt": "espalier"}):  # deterministic output
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
+    with panels(5.5, 6, 2, height_ratios=(3, 1), sharex=True) as (figure, (axes, counts)):
+        draw_calibration(axes, rows, COLORS[0], "verifier")
+        axes.axvline(summary["threshold"], color=COLORS[1], linestyle=":", label="threshold")
+        axes.set_title(f"Calibration, error {summary['expected_calibration_error']:.3f}")
+        axes.legend()
+        width = rows[0]["to"] - rows[0]["from"]
+        counts.bar([row["from"] for row in rows], [row["steps"] for row in rows], width=width, align="edge")
+        counts.set(xlabel="score of a step", ylabel="steps", yscale="log")
+        counts.set_ylim(bottom=0.5)  # so that one step is seen
+        save(figure, path)
 
 
 def _percent(estimate: dict[str, Any] | None) -> str:

@@ -1,53 +1,39 @@
 """Plots of runs side by side. Each works on light and on dark pages."""
 
-import io
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from espalier.experiments.plots.figure import (
+    COLORS,
+    count_whole,
+    draw_calibration,
+    error_bars,
+    make_logarithmic,
+    panels,
+    save_for_page,
+)
 from espalier.experiments.report.measures import pareto_front
 from espalier.experiments.report.runs import Run
 from espalier.experiments.runs.record import Sample
-from espalier.experiments.runs.statistics import wilson_interval
+from espalier.experiments.runs.statistics import CALIBRATION_BINS, calibration
 from espalier.experiments.runs.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-_INK = "#1b1e24"
-"""Color of text and axes; on the page, the page's own text color takes its place."""
-_PAPER = '<rect width="100%" height="100%" fill="#ffffff"/>'
-"""Background of a plot in a file of its own."""
-_COLORS = ("#3b82c4", "#e0793a", "#2f9e77", "#c2568f", "#8a6fd1", "#a88f1d", "#4aa3b5", "#d0534f", "#7d8790")
-"""Colors that can be told apart on white and on black."""
-_RIGHT, _WRONG = _COLORS[0], _COLORS[1]
-_STYLE: dict[Any, Any] = {
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), _INK),
-    **dict.fromkeys(("xtick.color", "ytick.color", "legend.labelcolor"), _INK),
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "espalier",  # the same picture is the same file
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "text.parse_math": False,
-}
-_MOST_GROUPS = 6
+_RIGHT, _WRONG = COLORS[0], COLORS[1]
+_MAX_GROUPS = 6
 """With more runs, those of one algorithm share a panel."""
 _SIDES = ((9, 6), (9, -6), (-9, 6), (-9, -6), (19, 6), (19, -6), (-19, 6), (-19, -6))
 """Places of a number beside its point, in points, in the order in which they are tried."""
-_BINS = 10
 _COLUMNS = 3
-_FEW_DECADES = 200
-"""Ratio of the largest to the smallest value up to which a decade has three numbers."""
 _WIDE_RANGE = 8
 """Ratio of the largest to the smallest cost from which an axis is logarithmic."""
 
@@ -67,21 +53,18 @@ def draw_plots(runs: Sequence[Run], folder: Path) -> list[Plot]:
 
     Those of an earlier report that these runs have no data for are removed.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     plots: list[Plot] = []
-    with mpl.rc_context(_STYLE):
-        for name, title, caption, draw in _all(runs):
-            if figure := draw():
-                plots.append(Plot(name, title, caption, _save(figure, folder / name)))
+    for name, title, caption, draw in _all(runs):
+        with ExitStack() as stack:
+            if figure := draw(stack):
+                plots.append(Plot(name, title, caption, save_for_page(figure, folder / name)))
             else:
                 for suffix in (".svg", ".png"):
                     (folder / name).with_suffix(suffix).unlink(missing_ok=True)
     return plots
 
 
-_Draw = Callable[[], "Figure | None"]
+_Draw = Callable[[ExitStack], "Figure | None"]
 
 
 def _all(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, _Draw]]:
@@ -93,85 +76,50 @@ def _all(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, _Draw]]:
     ]
     for name, label, cost in costs:
         caption = "Dashed: Pareto front. Bars: 95% intervals. Numbers: rows of the table."
-        yield f"accuracy-{name}", f"Accuracy and {label}", caption, lambda c=cost, t=label: _cost(runs, c, t)
+        yield f"accuracy-{name}", f"Accuracy and {label}", caption, partial(_cost, runs, cost, label)
     caption = "Accuracy in percent; mean over runs that differ in nothing but the seed."
-    yield "heat-map", "Accuracy over N and M", caption, lambda: _heat_maps(runs)
+    yield "heat-map", "Accuracy over N and M", caption, partial(_heat_maps, runs)
     groups = _groups(runs)
     caption = (
         "Share of right answers among selected answers with a similar score, with 95% intervals; on the dotted line, "
         "scores are probabilities. Below: number of answers."
     )
-    yield "calibration", "Calibration of the verifier", caption, lambda: _calibration(groups)
-    caption = "Length of the selected path in characters."
-    yield (
-        "answer-length",
-        "Answer length, right and wrong",
-        caption,
-        lambda: _histograms(groups, lambda o: len(o.text), "characters", whole=False),
-    )
-    caption = "Steps of the selected path."
-    yield (
-        "steps",
-        "Number of steps, right and wrong",
-        caption,
-        lambda: _histograms(groups, lambda o: len(o.steps), "steps", whole=True),
-    )
-
-
-def _save(figure: "Figure", path: Path) -> str:
-    """Write the figure as `.svg` and `.png`; returns SVG for a page."""
-    import matplotlib.pyplot as plt
-
-    metadata = {"Date": None, "Creator": None}
-    figure.savefig(path.with_suffix(".png"), dpi=150, facecolor="white")
-    figure.set_layout_engine("none")  # what was laid out stays, which saves time
-    text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata=metadata)
-    plt.close(figure)
-    svg = text.getvalue()
-    path.with_suffix(".svg").write_text(re.sub(r"<svg[^>]*>", rf"\g<0>{_PAPER}", svg, count=1), encoding="utf-8")
-    return _inline(svg, path.name)
-
-
-def _inline(svg: str, name: str) -> str:
-    """Make an SVG part of an HTML page: ids unique on the page, and the page's text color."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<svg([^>]*?) width="[^"]*"', r"<svg\1", svg, count=1)
-    svg = re.sub(r'<svg([^>]*?) height="[^"]*"', r'<svg role="img"\1', svg, count=1)
-    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    return svg.replace(_INK, "currentColor")
+    yield "calibration", "Calibration of the verifier", caption, partial(_calibration, groups)
+    lengths = partial(_histograms, groups, lambda sample: len(sample.text), "characters", False)
+    yield "answer-length", "Answer length, right and wrong", "Length of the selected path in characters.", lengths
+    steps = partial(_histograms, groups, lambda sample: len(sample.steps), "steps", True)
+    yield "steps", "Number of steps, right and wrong", "Steps of the selected path.", steps
 
 
 def _by_algorithm(runs: Sequence[Run]) -> dict[str, str]:
     """A color for each algorithm."""
     names = dict.fromkeys(run.algorithm for run in runs)
-    return {name: _COLORS[place % len(_COLORS)] for place, name in enumerate(names)}
+    return {name: COLORS[place % len(COLORS)] for place, name in enumerate(names)}
 
 
 def _groups(runs: Sequence[Run]) -> dict[str, list[Sample]]:
     """Samples by run if there are few runs, else by algorithm."""
     groups: dict[str, list[Sample]] = {}
     for run in runs:
-        title = run.name if len(runs) <= _MOST_GROUPS else run.algorithm
+        title = run.name if len(runs) <= _MAX_GROUPS else run.algorithm
         groups.setdefault(title, []).extend(run.samples)
     return groups
 
 
-def _cost(runs: Sequence[Run], cost: Callable[[Summary], float | None], label: str) -> "Figure | None":
-    import matplotlib.pyplot as plt
-
+def _cost(
+    runs: Sequence[Run], cost: Callable[[Summary], float | None], label: str, stack: ExitStack
+) -> "Figure | None":
     points = [(number, value, run) for number, run in enumerate(runs, start=1) if (value := cost(run.summary))]
     if not points:
         return None
-    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure, (axes,) = stack.enter_context(panels(6.4, 4.2))
     colors = _by_algorithm(runs)
     front = [points[i] for i in pareto_front([(value, run.summary.accuracy) for _, value, run in points])]
     shares = [100 * run.summary.accuracy for *_, run in front]
     axes.plot([value for _, value, _ in front], shares, ls="--", lw=1.2, color="grey")
     for _, value, run in points:
         s, color = run.summary, colors[run.algorithm]
-        bars = [[max(0.0, 100 * (s.accuracy - s.low))], [max(0.0, 100 * (s.high - s.accuracy))]]
+        bars = error_bars([s.accuracy], [s.low], [s.high])
         axes.errorbar([value], [100 * s.accuracy], yerr=bars, color=color, lw=1, alpha=0.4)
         axes.plot([value], [100 * s.accuracy], "o", color=color, ms=6)
     values = [value for _, value, _ in points]
@@ -186,25 +134,6 @@ def _cost(runs: Sequence[Run], cost: Callable[[Summary], float | None], label: s
     _legend(figure, axes, colors)
     _number(figure, axes, [(number, value, 100 * run.summary.accuracy) for number, value, run in points])
     return figure
-
-
-def count_whole(axis: "Axis") -> None:
-    """Put no fractions on an axis that counts."""
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(
-        MaxNLocator("auto", integer=True, min_n_ticks=1)
-    )  # with 2, one number gets fractions beside it
-
-
-def make_logarithmic(axes: "Axes", ratio: float) -> None:
-    """Make the x axis logarithmic, with plain numbers; `ratio` is that of its largest to its smallest value."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if ratio < _FEW_DECADES else (1,)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _number(figure: "Figure", axes: "Axes", points: list[tuple[int, float, float]]) -> None:
@@ -232,25 +161,23 @@ def _legend(figure: "Figure", axes: "Axes", colors: dict[str, str]) -> None:
         axes.set_title(next(iter(colors)))
 
 
-def _heat_maps(runs: Sequence[Run]) -> "Figure | None":
+def _heat_maps(runs: Sequence[Run], stack: ExitStack) -> "Figure | None":
     """One map for each set of runs that differ only in N, M and seed, with at least two values of N and of M.
 
     The runs of a map searched the same problems.
     """
-    import matplotlib.pyplot as plt
-
-    panels = _grids(runs)
-    if not panels:
+    grids = _grids(runs)
+    if not grids:
         return None
-    columns = min(_COLUMNS, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure, grid = plt.subplots(rows, columns, figsize=(6.4, 4.2 * rows), layout="constrained", squeeze=False)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    low, high = (pick(v for _, cells in panels for v in cells.values()) for pick in (min, max))
-    for axes, (title, cells) in zip(grid.flat, panels, strict=False):
+    columns = min(_COLUMNS, len(grids))
+    rows = math.ceil(len(grids) / columns)
+    figure, places = stack.enter_context(panels(6.4, 4.2 * rows, rows, columns))
+    low, high = (pick(v for _, cells in grids for v in cells.values()) for pick in (min, max))
+    for axes, (title, cells) in zip(places, grids, strict=False):
         _heat_map(axes, cells, low, max(high, low + 0.01))
         axes.set_title(title)
+    for axes in places[len(grids) :]:
+        axes.set_axis_off()
     return figure
 
 
@@ -263,15 +190,15 @@ def _grids(runs: Sequence[Run]) -> list[tuple[str, dict[tuple[int, int], float]]
             rest = {field: value for field, value in run.configuration.items() if field not in left_out}
             alike = repr(sorted(rest.items())), frozenset(run.by_problem)
             groups.setdefault(alike, []).append(run)
-    panels = []
+    grids = []
     for found in groups.values():
         accuracy: dict[tuple[int, int], list[float]] = {}
         for run in found:
             point = int(run.setting("beam_width")), int(run.setting("expansion"))
             accuracy.setdefault(point, []).append(run.summary.accuracy)
         if all(len({point[axis] for point in accuracy}) > 1 for axis in (0, 1)):
-            panels.append((found[0].algorithm, {point: fmean(values) for point, values in accuracy.items()}))
-    return panels
+            grids.append((found[0].algorithm, {point: fmean(values) for point, values in accuracy.items()}))
+    return grids
 
 
 def _heat_map(axes: "Axes", cells: dict[tuple[int, int], float], low: float, high: float) -> None:
@@ -291,78 +218,42 @@ def _heat_map(axes: "Axes", cells: dict[tuple[int, int], float], low: float, hig
     axes.set_ylabel("N")
 
 
-def _calibration(groups: dict[str, list[Sample]]) -> "Figure | None":
-    import matplotlib.pyplot as plt
-
+def _calibration(groups: dict[str, list[Sample]], stack: ExitStack) -> "Figure | None":
     scored = {title: [(o.score, o.correct) for o in found if o.score is not None] for title, found in groups.items()}
     scored = {title: found for title, found in scored.items() if found}
     if not scored:
         return None
-    figure, (axes, below) = plt.subplots(
-        2, 1, figsize=(6.4, 5), height_ratios=(3, 1), sharex=True, layout="constrained"
-    )
-    axes.plot([0, 1], [0, 100], ls=":", color="grey", lw=1)
-    edges = [i / _BINS for i in range(_BINS + 1)]
+    figure, (axes, below) = stack.enter_context(panels(6.4, 5, 2, height_ratios=(3, 1), sharex=True))
     for place, (title, found) in enumerate(scored.items()):
-        color = _COLORS[place % len(_COLORS)]
-        bins = calibration_bins(found)
-        shares = [100 * right / count for _, right, count in bins]
-        ends = [wilson_interval(right, count) for _, right, count in bins]
-        bars = [
-            [max(0.0, share - 100 * low) for share, (low, _) in zip(shares, ends, strict=True)],
-            [max(0.0, 100 * high - share) for share, (_, high) in zip(shares, ends, strict=True)],
-        ]
-        label = f"{title}, expected calibration error {100 * calibration_error(found):.1f} points"
-        means = [mean for mean, *_ in bins]
-        axes.errorbar(means, shares, yerr=bars, color=color, lw=1.2, marker="o", ms=4, elinewidth=0.8, label=label)
-        below.hist([score for score, _ in found], bins=edges, histtype="step", color=color)
-    axes.set_ylabel("right, %")
-    axes.set_ylim(-4, 104)
-    axes.grid(alpha=0.25)
+        scores, right = zip(*found, strict=True)
+        bins, error = calibration(scores, right)
+        color = COLORS[place % len(COLORS)]
+        draw_calibration(axes, bins, color, f"{title}, expected calibration error {100 * error:.1f} points")
+        edges = [i / CALIBRATION_BINS for i in range(CALIBRATION_BINS + 1)]
+        below.hist(scores, bins=edges, histtype="step", color=color)
     count_whole(below.yaxis)
-    below.set_ylabel("answers")
-    below.set_xlabel("score of the selected answer")
+    below.set(xlabel="score of the selected answer", ylabel="answers")
     below.grid(alpha=0.25)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", fontsize=8)
     return figure
 
 
-def calibration_bins(scored: Sequence[tuple[float, bool]]) -> list[tuple[float, int, int]]:
-    """Mean score, right answers and answers of each of ten equal bins of the score that is not empty."""
-    bins: dict[int, list[tuple[float, bool]]] = {}
-    for score, right in scored:
-        bins.setdefault(min(max(int(score * _BINS), 0), _BINS - 1), []).append((score, right))
-    return [
-        (fmean(score for score, _ in found), sum(right for _, right in found), len(found))
-        for _, found in sorted(bins.items())
-    ]
-
-
-def calibration_error(scored: Sequence[tuple[float, bool]]) -> float:
-    """Expected calibration error over ten equal bins (C. Guo et al., 2017)."""
-    return sum(abs(mean * count - right) for mean, right, count in calibration_bins(scored)) / len(scored)
-
-
 def _histograms(
-    groups: dict[str, list[Sample]], value: Callable[[Sample], int], label: str, whole: bool
+    groups: dict[str, list[Sample]], value: Callable[[Sample], int], label: str, whole: bool, stack: ExitStack
 ) -> "Figure | None":
-    import matplotlib.pyplot as plt
-
     groups = {title: kept for title, found in groups.items() if (kept := [o for o in found if o.text])}
     if not groups:
         return None
     columns = min(_COLUMNS, len(groups))
     rows = math.ceil(len(groups) / columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(6.4, 1.6 + 1.9 * rows), sharex=True, layout="constrained", squeeze=False
-    )
-    for axes in grid.flat[len(groups) :]:
+    figure, grid = stack.enter_context(panels(6.4, 1.6 + 1.9 * rows, rows, columns, sharex=True))
+    for axes in grid[len(groups) :]:
         axes.set_axis_off()
-    for axes in grid.flat[max(0, len(groups) - columns) : len(groups)]:
+    for axes in grid[max(0, len(groups) - columns) : len(groups)]:
         axes.tick_params(labelbottom=True)  # also where there is no panel below
     values = [value(o) for found in groups.values() for o in found]
     edges = _edges(min(values), max(values), whole)
-    for axes, (title, found) in zip(grid.flat, groups.items(), strict=False):
+    for axes, (title, found) in zip(grid, groups.items(), strict=False):
         of_kind = [[value(o) for o in found if o.correct is right] for right in (True, False)]
         axes.hist(of_kind, bins=edges, stacked=True, color=(_RIGHT, _WRONG), alpha=0.7, label=("right", "wrong"))
         axes.set_title(title)
@@ -371,7 +262,7 @@ def _histograms(
             count_whole(axis)
     figure.supxlabel(label, fontsize=10)
     figure.supylabel("searches", fontsize=10)
-    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
     return figure
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.report.runs import Run
-from espalier.experiments.report.trees import Line, load_trees, tree_lines
+from espalier.experiments.report.trees import Line, load_trees, selected_nodes, tree_lines
 from espalier.experiments.runs.benchmarks import load_benchmark
 from espalier.experiments.runs.record import Sample
 
@@ -51,7 +51,11 @@ def problem_rows(runs: Sequence[Run], most: int) -> tuple[list[ProblemRow], int]
         for name in kept:
             for sample in run.by_problem.get(name, []):
                 nodes = trees.get((name, sample.epoch))
-                attempts[name].append(Attempt(number, run, sample, tree_lines(sample, nodes), bool(nodes)))
+                if nodes:
+                    lines = tree_lines(nodes, selected_nodes(nodes, sample.text))
+                else:
+                    lines = [Line(depth, step, selected=True) for depth, step in enumerate(sample.steps)]
+                attempts[name].append(Attempt(number, run, sample, lines, bool(nodes)))
     texts = _texts(runs)
     return [_row(runs, attempts[name], texts) for name in kept], len(found)
 

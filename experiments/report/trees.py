@@ -1,30 +1,27 @@
-"""Search trees of a run folder's `trees.jsonl`, laid out as lines of text."""
+"""Search trees as lines of text, for the page and the terminal; and those of a run folder's `trees.jsonl`."""
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from espalier.experiments.report.runs import Run
 from espalier.experiments.runs.folder import TREES
-from espalier.experiments.runs.jsonl import read_lines
-from espalier.experiments.runs.record import Sample
+from espalier.experiments.runs.jsonl import damage_named, read_lines
+from espalier.search.result import NodeRecord
 
 _MAX_PRUNED = 3
 """Leaves without an answer shown at each fork; the others are counted."""
 _COMPLETE = ("eos", "boxed")
 _DUPLICATE = "duplicate"
 _ENDED = {
-    "eos": "complete",
-    "boxed": "complete",
-    "pruned": "pruned",
-    "length": "cut off",
-    "degenerate": "repeats itself",
-    "budget": "over budget",
+    "eos": "✓ complete",
+    "boxed": "✓ complete",
+    "pruned": "✗ pruned",
+    "length": "✗ cut off",
+    "degenerate": "✗ repeats itself",
+    "budget": "✗ over budget",
 }
 """How a path ended, in words."""
-
-Path = tuple[int, ...]
 Key = tuple[str, int]
 """Id of a problem, and epoch."""
 
@@ -40,80 +37,78 @@ class Line:
         note: how it ended and how often it was sampled; empty for an inner step sampled once.
         selected: whether it is on the path of the selected answer.
         faded: whether it leads to no complete path.
+        left_out: number of steps that it stands for and that are not shown; 0 for a step.
     """
 
     depth: int
     text: str
-    score: float | None
-    note: str
-    selected: bool
-    faded: bool
+    score: float | None = None
+    note: str = ""
+    selected: bool = False
+    faded: bool = False
+    left_out: int = 0
 
 
-def load_trees(run: Run, problems: Collection[str]) -> dict[Key, list[dict[str, Any]]]:
-    """Node records of the searches of `problems`; empty if the run kept no trees.
+def load_trees(run: Run, problems: Collection[str]) -> dict[Key, list[NodeRecord]]:
+    """Nodes of the searches of `problems`; empty if the run kept no trees.
 
     Raises:
         EspalierError: the file is damaged.
     """
-    return {
-        (record["unique_id"], record["epoch"]): record["nodes"]
-        for _, record in read_lines(run.folder / TREES)
-        if record["unique_id"] in problems
-    }
+    found: dict[Key, list[NodeRecord]] = {}
+    for place, record in read_lines(run.folder / TREES):
+        with damage_named(place):
+            if record["unique_id"] in problems:
+                found[record["unique_id"], record["epoch"]] = [NodeRecord(**node) for node in record["nodes"]]
+    return found
 
 
-def tree_lines(sample: Sample, nodes: list[dict[str, Any]] | None) -> list[Line]:
-    """Lay out a search's tree depth first, or without `nodes` its selected path.
+def tree_lines(nodes: Sequence[NodeRecord], selected: Collection[int]) -> list[Line]:
+    """Lay out a search's tree depth first; `selected` holds the nodes on the path of the answer.
 
     Of the steps at a fork that lead to no complete path, only the best are shown.
     """
-    if not nodes:
-        return [Line(depth, step, None, "", True, False) for depth, step in enumerate(sample.steps)]
-    by_path = {tuple(node["path"]): node for node in nodes if node.get("termination") != _DUPLICATE}
-    children: dict[Path, list[Path]] = defaultdict(list)
-    for path in by_path:
-        if path:
-            children[path[:-1]].append(path)
-    complete = {
-        path[:length]
-        for path, node in by_path.items()
-        if node.get("termination") in _COMPLETE
-        for length in range(1, len(path) + 1)
-    }
-    selected = _selected(by_path, sample.text)
+    by_id = {node.node_id: node for node in nodes if node.termination != _DUPLICATE}
+    children: dict[int | None, list[NodeRecord]] = defaultdict(list)
+    for node in by_id.values():
+        children[node.parent_id].append(node)
+    complete = {at for node in by_id.values() if node.termination in _COMPLETE for at in _lineage(by_id, node)}
     lines: list[Line] = []
-    todo: list[Path | Line] = [()]  # drawn last first; a line counts the steps left out at a fork
-    while todo:
-        path = todo.pop()
-        if isinstance(path, Line):
-            lines.append(path)
-            continue
-        if path:
-            lines.append(_line(by_path[path], path in selected, path in selected or path in complete))
+
+    def draw(parent: int, depth: int) -> None:
         below = sorted(
-            children[path], key=lambda p: (p not in selected, p not in complete, -(by_path[p].get("score") or 0))
+            children[parent], key=lambda n: (n.node_id not in selected, n.node_id not in complete, -(n.score or 0))
         )
-        dead = [p for p in below if p not in selected and p not in complete and not children[p]]
+        dead = [n for n in below if n.node_id not in complete.union(selected) and not children[n.node_id]]
+        for node in below:
+            if node not in dead[_MAX_PRUNED:]:
+                notes = [f"×{node.multiplicity}"] * (node.multiplicity > 1) + [_ENDED.get(node.termination, "")]
+                text, chosen = node.text.strip() or "(end)", node.node_id in selected
+                faded = not chosen and node.node_id not in complete
+                lines.append(Line(depth, text, node.score, "  ".join(filter(None, notes)), chosen, faded))
+                draw(node.node_id, depth + 1)
         if hidden := len(dead[_MAX_PRUNED:]):
-            todo.append(Line(len(path), f"and {hidden} more", None, "", False, True))
-        todo += [p for p in reversed(below) if p not in dead[_MAX_PRUNED:]]
+            lines.append(Line(depth, f"and {hidden} more", faded=True, left_out=hidden))
+
+    for root in children[None]:
+        draw(root.node_id, 0)
     return lines
 
 
-def _line(node: dict[str, Any], selected: bool, alive: bool) -> Line:
-    ended = str(node.get("termination") or "")
-    many = int(node.get("multiplicity") or 1)
-    notes = [f"×{many}"] * (many > 1) + [_ENDED.get(ended, ended)] * bool(ended)
-    text = str(node.get("text", "")).strip() or "(end)"
-    return Line(len(node["path"]) - 1, text, node.get("score"), "  ".join(notes), selected, not alive)
-
-
-def _selected(by_path: dict[Path, dict[str, Any]], text: str) -> set[Path]:
+def selected_nodes(nodes: Sequence[NodeRecord], text: str) -> list[int]:
     """Nodes on the complete path that reads as `text`; empty if there is none."""
-    for path, node in by_path.items():
-        if path and node.get("termination") in _COMPLETE:
-            ancestors = [path[:length] for length in range(1, len(path) + 1)]
-            if "".join(str(by_path[p].get("text", "")) for p in ancestors if p in by_path) == text:
-                return set(ancestors)
-    return set()
+    by_id = {node.node_id: node for node in nodes if node.termination != _DUPLICATE}
+    for node in by_id.values():
+        path = _lineage(by_id, node) if node.termination in _COMPLETE else []
+        if path and "".join(by_id[at].text for at in reversed(path)) == text:
+            return path
+    return []
+
+
+def _lineage(by_id: dict[int, NodeRecord], node: NodeRecord) -> list[int]:
+    """Ids of a node and the steps above it, without the root."""
+    path: list[int] = []
+    while node.parent_id is not None:
+        path.append(node.node_id)
+        node = by_id[node.parent_id]
+    return path

@@ -282,7 +282,7 @@ class _Reading:
             raise self._error("its final_answer is a list written as a text; take JSON or Parquet, which have lists")
 
     def _wants_all(self) -> bool:
-        """Whether a list of answers is one answer, rather than several of which any is right."""
+        """Return true if a list of answers is one answer, rather than several of which any is right."""
         several = self._folded.get("is_multiple_answer")
         if several is None or isinstance(several, bool):
             return several is True

@@ -68,7 +68,6 @@ def evaluate(
     grader: Grader,
     *,
     benchmark: str,
-    limit: int | None = None,
     asked: Sequence[Problem] | None = None,
     epochs: int = 1,
     keep_trees: bool = False,
@@ -87,8 +86,7 @@ def evaluate(
         request: the search; its problem is replaced by each problem.
         grader: grades answers in its own processes while searches continue.
         benchmark: name of the benchmark, for the summary.
-        limit: number of problems to search from the start; None for all.
-        asked: the problems to search, in order, instead of those from the start.
+        asked: the problems to search, in order; None for all.
         epochs: how often each is searched; epoch e has the request's seed plus e.
         keep_trees: whether `trees.jsonl` in the folder gets each search's tree.
         folder: stores samples as they arrive; None stores nothing. Answers in it that could not be graded are graded
@@ -104,7 +102,7 @@ def evaluate(
         InvalidRequestError: the request is invalid; see `Orchestrator.submit` for other errors. No search has started.
         EspalierError: another process writes to the folder.
     """
-    asked = problems[:limit] if asked is None else asked
+    asked = problems if asked is None else asked
     searches = [(problem, epoch) for epoch in range(epochs) for problem in asked]
     with ExitStack() as stack:
         for each in [*([folder] if folder else []), *(each.folder for each in derivations)]:
@@ -168,7 +166,7 @@ class _Writer:
         self._trees = folder.open_trees(missing) if folder and keep_trees else None
 
     def lacks(self, key: _Key) -> bool:
-        """Whether the search has no sample yet, or was refused."""
+        """Return true if the search has no sample yet, or was refused."""
         return _is_missing(self._samples, key)
 
     def write(self, sample: Sample, result: SearchResult | None = None) -> None:

@@ -19,7 +19,7 @@ _Path = tuple[int, ...]
 
 
 def holds_the_paths_of(larger: SearchRequest, smaller: SearchRequest) -> bool:
-    """Whether the first paths of the search `larger` are those of `smaller`; both with every default filled in.
+    """Return true if the first paths of the search `larger` are those of `smaller`; both with every default filled in.
 
     A budget is split among the paths, and a time limit or early stop may cut off some, so there must be none.
     """
@@ -113,9 +113,7 @@ def _usage(kept: Sequence[tuple[NodeRecord, Sampled]], prompt: int) -> Usage:
     sampled_to: dict[_Path, int] = {(): 0}
     read_to: dict[_Path, int] = {(): 0}
     generator_alone = verifier_alone = 0
-    for node, sampled in kept:
-        if not node.path:
-            continue
+    for node, sampled in kept[1:]:  # the root is first
         sampled_to[node.path] = sampled_to[node.path[:-1]] + node.tokens
         read_to[node.path] = read_to[node.path[:-1]] + sampled.verifier_tokens
         if node.node_id not in parents:
@@ -130,15 +128,6 @@ def _usage(kept: Sequence[tuple[NodeRecord, Sampled]], prompt: int) -> Usage:
         verifier_tree_tokens=verifier,
         verifier_saved_tokens=max(0, verifier_alone - verifier),
         nodes=sum(node.multiplicity for node in steps),
-        pruned=0,
         duplicates=sum(node.multiplicity - 1 for node in steps),
-        peak_kv_bytes=0,
-        generator_peak_kv_bytes=0,
-        verifier_peak_kv_bytes=0,
-        logical_blocks=0,
-        physical_blocks=0,
-        queue_seconds=0.0,
-        first_step_seconds=0.0,
-        seconds=0.0,
         prompt_tokens=prompt,
     )

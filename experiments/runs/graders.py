@@ -1,4 +1,4 @@
-"""How answers are graded: by math-verify, or by another rule that a run names."""
+"""Graders of answers: math-verify, or another rule that a run names."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from espalier.search.grading.math_verify import DEFAULT_MEMORY_BYTES, Grader
 from espalier.search.grading.notation.numerals import number_in
 
 Check = Callable[[str, str], bool]
-"""Whether an answer, the second text, is right by the gold answer, the first."""
+"""Return true if an answer, the second text, is right by the gold answer, the first."""
 
 DEFAULT = "math-verify"
 _NUMERIC_TOLERANCE = 1e-6
@@ -69,18 +69,18 @@ def _asked(check: Callable[[str, str], Any], gold: str, answer: str) -> bool:
 
 
 def is_same_text(gold: str, answer: str) -> bool:
-    """Whether both are the same, but for blanks around them."""
+    """Return true if both are the same, but for blanks around them."""
     return gold.strip() == answer.strip()
 
 
 def is_same_choice(gold: str, answer: str) -> bool:
-    """Whether both begin with the same letter of a choice."""
+    """Return true if both begin with the same letter of a choice."""
     letters = [found[1].upper() if (found := _CHOICE.match(text)) else None for text in (gold, answer)]
     return letters[0] is not None and letters[0] == letters[1]
 
 
 def is_close(gold: str, answer: str, tolerance: float = _NUMERIC_TOLERANCE) -> bool:
-    """Whether both are numbers that differ by at most `tolerance` times the gold one; 50% is 0.5."""
+    """Return true if both are numbers that differ by at most `tolerance` times the gold one; 50% is 0.5."""
     one, other = _number(gold), _number(answer)
     return one is not None and other is not None and abs(one - other) <= tolerance * abs(one)
 
@@ -92,7 +92,7 @@ def _number(text: str) -> float | None:
 
 
 def holds(gold: str, answer: str) -> bool:
-    """Whether the Python expression `gold` is true of `answer`.
+    """Return true if the Python expression `gold` is true of `answer`.
 
     It may use arithmetic, comparisons, `and`, `or`, `not`, lists, and the functions `value` (of an arithmetic
     expression in a text), `numbers` (the whole numbers in a text), `abs`, `float`, `int`, `len`, `max`, `min`,

@@ -172,7 +172,7 @@ def cell_name(effective: SearchRequest, varied: Sequence[str]) -> str:
 
 
 def is_cell_name(name: str, effective: SearchRequest) -> bool:
-    """Whether `cell_name` could have named the run folder of a search `name`, whichever fields varied."""
+    """Return true if `cell_name` could have named the run folder of a search `name`, whichever fields varied."""
     unused = unused_fields(effective)
     order = ["algorithm", *N_AND_M, *(field for field in FIELDS if field not in ("algorithm", *N_AND_M))]
     rest = name

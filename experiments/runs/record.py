@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.search.grading.math_verify import Grade
@@ -23,55 +23,35 @@ _NOT_DERIVED = (
 
 
 class Unanswered(StrEnum):
-    """The reason why a search ended without an answer; where its paths ended in several ways, that of most of them."""
+    """The reason why a search ended without an answer; where its paths ended in several ways, that of most of them.
 
-    MAX_TOKENS = "max-tokens"
-    CONTEXT = "context"
-    MAX_STEPS = "max-steps"
-    MAX_STEP_TOKENS = "max-step-tokens"
-    BUDGET = "budget"
-    TIME_LIMIT = "time-limit"
-    VERIFIER = "verifier"
-    REPETITION = "repetition"
-    NO_FINAL_ANSWER = "no-final-answer"
-    CANCELLED = "cancelled"
-    UNKNOWN = "unknown"
+    Attributes:
+        text: the reason in words, behind a number of searches.
+        advice: the option or model that would help; empty if nothing is known to.
+    """
 
-    @property
-    def text(self) -> str:
-        """The reason in words, behind a number of searches."""
-        return _TEXTS[self]
+    text: str
+    advice: str
 
-    @property
-    def advice(self) -> str:
-        """The option or model that would help; empty if nothing is known to."""
-        return _ADVICE.get(self, "")
+    def __new__(cls, value: str, text: str, advice: str = "") -> Self:
+        """Create the reason of a value; see the attributes."""
+        reason = str.__new__(cls, value)
+        reason._value_, reason.text, reason.advice = value, text, advice
+        return reason
+
+    MAX_TOKENS = "max-tokens", "cut by --max-tokens", "raise --max-tokens"
+    CONTEXT = "context", "cut at the end of the generator's context", "take a generator with a longer context"
+    MAX_STEPS = "max-steps", "cut by --max-steps", "raise --max-steps"
+    MAX_STEP_TOKENS = "max-step-tokens", "cut by --max-step-tokens", "raise --max-step-tokens"
+    BUDGET = "budget", "cut by --generator-budget or --verifier-budget", "raise the budget"
+    TIME_LIMIT = "time-limit", "cut by --time-limit", "raise --time-limit"
+    VERIFIER = "verifier", "cut where the verifier could not read on", "take a verifier with a longer context"
+    REPETITION = "repetition", "lost in repetition", "raise --temperature"
+    NO_FINAL_ANSWER = "no-final-answer", "complete without a final answer", "ask for \\boxed{} with --system-prompt"
+    CANCELLED = "cancelled", "cancelled"
+    UNKNOWN = "unknown", "without a recorded reason"
 
 
-_TEXTS = {
-    Unanswered.MAX_TOKENS: "cut by --max-tokens",
-    Unanswered.CONTEXT: "cut at the end of the generator's context",
-    Unanswered.MAX_STEPS: "cut by --max-steps",
-    Unanswered.MAX_STEP_TOKENS: "cut by --max-step-tokens",
-    Unanswered.BUDGET: "cut by --generator-budget or --verifier-budget",
-    Unanswered.TIME_LIMIT: "cut by --time-limit",
-    Unanswered.VERIFIER: "cut where the verifier could not read on",
-    Unanswered.REPETITION: "lost in repetition",
-    Unanswered.NO_FINAL_ANSWER: "complete without a final answer",
-    Unanswered.CANCELLED: "cancelled",
-    Unanswered.UNKNOWN: "without a recorded reason",
-}
-_ADVICE = {
-    Unanswered.MAX_TOKENS: "raise --max-tokens",
-    Unanswered.CONTEXT: "take a generator with a longer context",
-    Unanswered.MAX_STEPS: "raise --max-steps",
-    Unanswered.MAX_STEP_TOKENS: "raise --max-step-tokens",
-    Unanswered.BUDGET: "raise the budget",
-    Unanswered.TIME_LIMIT: "raise --time-limit",
-    Unanswered.VERIFIER: "take a verifier with a longer context",
-    Unanswered.REPETITION: "raise --temperature",
-    Unanswered.NO_FINAL_ANSWER: "ask for \\boxed{} with --system-prompt",
-}
 _STOPPED = {
     StopReason.BUDGET: Unanswered.BUDGET,
     StopReason.DEADLINE: Unanswered.TIME_LIMIT,
@@ -130,12 +110,12 @@ class Sample:
 
     @property
     def refused(self) -> bool:
-        """Whether the problem could not be searched, for example for lack of memory."""
+        """True if the problem could not be searched, for example for lack of memory."""
         return self.stop_reason == REFUSED
 
     @property
     def ungraded(self) -> bool:
-        """Whether there is an answer that could not be graded."""
+        """True if there is an answer that could not be graded."""
         return bool(self.error) and not self.refused
 
     @property
@@ -154,7 +134,7 @@ class Sample:
         return self.unique_id, self.epoch
 
     def is_of(self, problem: Problem) -> bool:
-        """Whether this is a sample of `problem`, not of an earlier problem with the same id."""
+        """Return true if this is a sample of `problem`, not of an earlier problem with the same id."""
         return self.asked == _digest(problem)
 
 
@@ -174,25 +154,12 @@ def sample_of(
     for candidate in result.candidates:
         if candidate.answer:
             answers[candidate.answer] += candidate.multiplicity
-    return Sample(
-        unique_id=problem.unique_id,
-        level=problem.level,
-        gold=_gold(problem),
-        answer=result.answer,
-        correct=grade.correct,
-        error=grade.error,
-        score=result.score,
-        stop_reason=str(result.stop_reason),
-        text=result.best.text if result.best else "",
-        answers=dict(answers),
-        usage=asdict(result.usage) | (dict.fromkeys(_NOT_DERIVED) if derived_from else {}),
-        asked=_digest(problem),
-        epoch=epoch,
-        subject=problem.subject,
-        derived_from=derived_from,
-        unanswered=why_unanswered(result, max_tokens) or "",
-        warnings=result.warnings,
-    )
+    return _sample(
+        problem, epoch, answer=result.answer, correct=grade.correct, error=grade.error, score=result.score,
+        stop_reason=str(result.stop_reason), text=result.best.text if result.best else "", answers=dict(answers),
+        usage=asdict(result.usage) | (dict.fromkeys(_NOT_DERIVED) if derived_from else {}), derived_from=derived_from,
+        unanswered=why_unanswered(result, max_tokens) or "", warnings=result.warnings,
+    )  # fmt: skip
 
 
 def tree_record(sample: Sample, result: SearchResult) -> dict[str, Any]:
@@ -209,22 +176,17 @@ def tree_record(sample: Sample, result: SearchResult) -> dict[str, Any]:
 
 def refused_sample(problem: Problem, why: str, epoch: int = 0) -> Sample:
     """Create the sample of a problem that could not be searched, for example one longer than the model's context."""
-    return Sample(
-        unique_id=problem.unique_id,
-        level=problem.level,
-        gold=_gold(problem),
-        answer="",
-        correct=False,
-        error=why,
-        score=None,
-        stop_reason=REFUSED,
-        text="",
-        answers={},
+    return _sample(
+        problem, epoch, answer="", correct=False, error=why, score=None, stop_reason=REFUSED, text="", answers={},
         usage=asdict(Usage()),
-        asked=_digest(problem),
-        epoch=epoch,
-        subject=problem.subject,
-    )
+    )  # fmt: skip
+
+
+def _sample(problem: Problem, epoch: int, **fields: Any) -> Sample:
+    return Sample(
+        problem.unique_id, problem.level, _gold(problem), asked=_digest(problem), epoch=epoch, subject=problem.subject,
+        **fields,
+    )  # fmt: skip
 
 
 def _gold(problem: Problem) -> str:

@@ -8,6 +8,7 @@ from types import ModuleType
 from espalier.engine.errors import EspalierError
 
 _Z95 = 1.959963984540054
+CALIBRATION_BINS = 10
 
 
 def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
@@ -149,6 +150,31 @@ def paired_bootstrap_interval(
     found = require_scipy().bootstrap(values, np.mean, method="percentile", n_resamples=resamples, batch=500, rng=rng)
     interval = found.confidence_interval
     return float(interval.low), float(interval.high)
+
+
+def calibration(scores: Sequence[float], right: Sequence[bool]) -> tuple[list[dict[str, float]], float]:
+    """Share of right steps or answers by score, in bins of equal width; and the expected calibration error.
+
+    C. Guo et al., "On Calibration of Modern Neural Networks" (2017).
+    """
+    import numpy as np
+
+    values, truths = np.asarray(scores, float), np.asarray(right, float)
+    place = np.clip((values * CALIBRATION_BINS).astype(int), 0, CALIBRATION_BINS - 1)
+    rows: list[dict[str, float]] = []
+    error = 0.0
+    for index in np.unique(place):
+        inside = place == index
+        steps, good = int(inside.sum()), int(truths[inside].sum())
+        low, high = wilson_interval(good, steps)
+        mean = float(values[inside].mean())
+        error += abs(mean - good / steps) * steps / len(values)
+        edge = int(index) / CALIBRATION_BINS
+        rows.append({
+            "from": edge, "to": round(edge + 1 / CALIBRATION_BINS, 6), "steps": steps, "mean_score": mean,
+            "right": good / steps, "low": low, "high": high,
+        })  # fmt: skip
+    return rows, error
 
 
 def require_scipy() -> ModuleType:

@@ -71,7 +71,7 @@ class Cell:
 
     @property
     def refused(self) -> bool:
-        """Whether none of its problems could be searched."""
+        """True if none of its problems could be searched."""
         return self.summary.refused == self.summary.problems
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def held_requests(folder: Path) -> list[tuple[Path, SearchRequest]]:
 def _places(
     folder: Path, requests: Sequence[SearchRequest], held: Sequence[_Place], executor: Executor
 ) -> list[_Place]:
-    """Where each search is kept: the run folder that has it, else a new one."""
+    """The run folder of each search: the one that has it, else a new one."""
     by_key = {key_of(place.effective): place for place in reversed(held)}
     effective = [executor.effective(request) for request in requests]
     varied = varied_fields([*(place.effective for place in held), *effective])

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espalier.experiments.report.plots import count_whole
+from espalier.experiments.plots.figure import MARKERS, count_whole, make_logarithmic, panels, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,6 @@ PHASES = {
     "scheduling": "scheduling",
     "search": "search, votes, idle",
 }
-_MARKERS = "osD^vP*X"
 _MIB, _GIB = 2**20, 2**30
 
 
@@ -43,29 +42,9 @@ def series_of(cells: list[Cell]) -> dict[str, list[Cell]]:
 @contextmanager
 def _figure(path: Path, columns: int) -> "Iterator[tuple[Figure, list[Axes]]]":
     """A row of plots, saved at the end."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, columns, figsize=(5.2 * columns, 4.2), layout="constrained", squeeze=False)
-    try:
-        yield figure, list(axes[0])
-        # The same picture is the same file, and text stays text, which is smaller.
-        with mpl.rc_context({"svg.hashsalt": "espalier", "svg.fonttype": "none"}):
-            figure.savefig(path, dpi=100, metadata={"Date": None} if path.suffix == ".svg" else None)
-    finally:
-        plt.close(figure)
-
-
-def _log_scale(axes: "Axes") -> None:
-    """A logarithmic y axis with plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    with panels(5.2 * columns, 4.2, 1, columns) as (figure, axes):
+        yield figure, axes
+        save(figure, path)
 
 
 def _draw_lines(
@@ -75,7 +54,7 @@ def _draw_lines(
     for place, row in enumerate(series_of(cells).values()):
         points = [(cell["beam_width"], y) for cell in row if (y := value(cell)) is not None]
         if points:
-            marker = _MARKERS[place % len(_MARKERS)] if marked else ""
+            marker = MARKERS[place % len(MARKERS)] if marked else ""
             axes.plot(*zip(*points, strict=True), style, color=f"C{place}", marker=marker, markersize=5)
     widths = sorted({cell["beam_width"] for cell in cells})
     axes.set_xscale("log", base=2)
@@ -90,7 +69,7 @@ def _legend(figure: "Figure", cells: list[Cell], styles: dict[str, Any]) -> None
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=f"C{place}", marker=_MARKERS[place % len(_MARKERS)], label=name)
+        Line2D([], [], color=f"C{place}", marker=MARKERS[place % len(MARKERS)], label=name)
         for place, name in enumerate(series_of(cells))
     ]
     handles += [Line2D([], [], color="dimgrey", linestyle=style, label=name) for name, style in styles.items()]
@@ -110,7 +89,7 @@ def _draw_peak(cells: list[Cell], path: Path) -> None:
         _draw_lines(blocks, cells, lambda cell: cell["isolated"]["physical_blocks"])
         _draw_lines(blocks, cells, lambda cell: cell["isolated"]["logical_blocks"], ":")
         blocks.set_ylabel("live blocks at the peak")
-        _log_scale(blocks)
+        make_logarithmic(blocks, name="y")
         memory.set_title("memory")
         blocks.set_title("with and without sharing")
         _legend(figure, cells, {"measured": "-", "closed form": "--", "if nothing were shared": ":"})
@@ -158,7 +137,7 @@ def _draw_time(cells: list[Cell], path: Path) -> None:
         _draw_lines(
             rate, cells, lambda cell: cell["isolated"]["generated_tokens"] / cell["isolated"]["seconds"], "--", False
         )
-        _log_scale(rate)
+        make_logarithmic(rate, name="y")
         rate.set_ylabel("sampled tokens/s")
         rate.set_title("throughput")
         _legend(figure, cells, {"all searches at once": "-", "one at a time": "--"})
@@ -169,7 +148,7 @@ def _draw_fit(cells: list[Cell], path: Path) -> None:
         _draw_lines(fit, cells, lambda cell: _GIB / cell["isolated"]["peak_kv_bytes"])
         _draw_lines(fit, cells, lambda cell: cell["estimate"] and _GIB / cell["estimate"]["peak_kv_bytes"], "--", False)
         _draw_lines(fit, cells, lambda cell: _GIB / unshared_bytes(cell), ":", False)
-        _log_scale(fit)
+        make_logarithmic(fit, name="y")
         fit.set_ylabel("searches at their peaks in 1 GiB")
         fit.set_title("searches that fit")
         _draw_lines(preemptions, cells, lambda cell: cell["together"]["preemptions"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.runs.folder import write_whole
+from espalier.experiments.runs.folder import RunFolder, write_whole
 from espalier.experiments.study.measure import measure_cell
 from espalier.search.request import AlgorithmName, SearchRequest, validate
 from espalier.search.run.orchestrator import Orchestrator
@@ -53,9 +53,10 @@ def run_grid(
         on_cell: called with each cell.
 
     Raises:
-        EspalierError: the folder cannot be used or holds a study of another configuration, or a search failed.
+        EspalierError: the folder cannot be used or holds a study or run of another configuration, or a search failed.
     """
-    _require_same(folder, configuration)
+    RunFolder(folder, configuration)
+    (folder / "cells").mkdir(exist_ok=True)
     longest = max(problems, key=len)
     for request in cells:  # what does not fit is refused before anything runs
         orchestrator.check(replace(request, problem=longest))
@@ -70,20 +71,6 @@ def run_grid(
         found.append(cell)
         on_cell(cell)
     return found
-
-
-def _require_same(folder: Path, configuration: dict[str, Any]) -> None:
-    config = folder / "config.json"
-    try:
-        (folder / "cells").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EspalierError(f"cannot use {folder} for a study: {error.strerror}; name another --out") from error
-    now = json.loads(json.dumps(configuration))
-    there = _read(config) if config.is_file() else now
-    if differing := sorted(name for name in there.keys() | now if there.get(name) != now.get(name)):
-        shown = "; ".join(f"{name} is {there.get(name)!r} there, {now.get(name)!r} now" for name in differing)
-        raise EspalierError(f"{folder} holds a study of another configuration: {shown}; name another --out")
-    write_whole(config, now)
 
 
 def _read(file: Path) -> dict[str, Any]:

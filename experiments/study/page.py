@@ -105,7 +105,7 @@ step, depth, merged share); it assumes that all paths reach that depth, and that
 
 
 def findings(cells: list[Cell]) -> str:
-    """Which M holds the most KV at each N, and why, and how far the closed form is off."""
+    """The M that holds the most KV at each N, and why, and the error of the closed form."""
     lines = []
     beam = [cell for cell in cells if ALGORITHMS[cell["algorithm"]].growth is Growth.BEST]
     for width in sorted({cell["beam_width"] for cell in beam}):

@@ -65,7 +65,7 @@ def take_features(
 
 
 def _digest(trees: Sequence[TreeRecord]) -> str:
-    """What features depend on, so that those of fewer or other solutions are not taken for these."""
+    """Digest of all that features depend on, so that those of fewer or other solutions are not taken for these."""
     read = [[tree.problem_id, [[step.token_ids, step.value, step.samples] for step in tree.steps]] for tree in trees]
     return hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""What is sampled of a generator, and how a verifier is learned from it."""
+"""Settings of the solutions that are sampled of a generator, and of their labels."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ from espalier.search.schema import Option
 
 
 class Labels(StrEnum):
-    """What a step's value is read from; see `tree_sampler`."""
+    """Source of a step's value; see `tree_sampler`."""
 
     OUTCOME = "outcome"
     MONTE_CARLO = "monte-carlo"

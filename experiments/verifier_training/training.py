@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.prm_evaluation.metrics import auc, auc_within, calibration
+from espalier.experiments.prm_evaluation.metrics import auc, auc_within
 from espalier.experiments.prm_evaluation.show import plot_reliability
 from espalier.experiments.runs.folder import write_whole
+from espalier.experiments.runs.statistics import calibration
 from espalier.experiments.verifier_training.features import Features
 from espalier.prm.scorers.trunk_head import ARCHITECTURE
 
@@ -25,7 +26,7 @@ _LEARNING_RATE = 1e-3
 _WEIGHT_DECAYS = (1e-3, 1e-1)
 _WORTH_A_LAYER = 0.99
 """Share of the loss of one layer below which that of two must be: a few problems choose, by chance if it is close."""
-_MOST_COUNTED = 32
+_MAX_COUNTED = 32
 """A step that more solutions have counts no more than so often in a measure."""
 
 
@@ -174,10 +175,10 @@ def _calibrate(head: nn.Sequential, choose: _Part) -> tuple[float, float]:
 
 
 def _measure(head: nn.Sequential, part: _Part) -> dict[str, Any]:
-    """How well scores tell right from wrong on problems that training has not seen."""
+    """Ranking and calibration of scores on problems that training has not seen."""
     with torch.no_grad():
         scores = head(part.states)[:, 0].sigmoid().numpy()
-    counts = np.minimum(part.samples.numpy().astype(int), _MOST_COUNTED)
+    counts = np.minimum(part.samples.numpy().astype(int), _MAX_COUNTED)
     right = np.rint(part.values.numpy() * counts).astype(int)
     pairs = [
         (np.repeat(scores[rows], right[rows]).tolist(), np.repeat(scores[rows], (counts - right)[rows]).tolist())

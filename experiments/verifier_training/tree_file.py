@@ -65,7 +65,7 @@ class TreeRecord:
 
     @property
     def outcomes(self) -> tuple[int, int]:
-        """How many solutions are right, and how many there are."""
+        """Number of right solutions, and of all."""
         ends = [step for step in self.steps if step.end]
         return sum(step.samples for step in ends if step.right), sum(step.samples for step in ends)
 

@@ -66,12 +66,12 @@ class _Step:
         return path[::-1]
 
     def solutions(self) -> tuple[int, int]:
-        """How many solutions have this step, and how many of them end right."""
+        """Number of solutions that have this step, and of those that end right."""
         right = len(self.draws) if self.right else 0
         return len(self.draws), right + sum(child.solutions()[1] for child in self.children)
 
     def reached(self) -> bool:
-        """Whether any known solution or continuation of the step ends right."""
+        """Return true if any known solution or continuation of the step ends right."""
         return bool(self.right or self.continuations_right or any(child.reached() for child in self.children))
 
 

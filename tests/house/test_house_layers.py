@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -156,6 +157,15 @@ def test_no_modules_of_a_layer_import_one_another_in_a_circle(layer: str):
         # A package that a module lies in is always imported before it; it may take names from its modules late.
         found[module] = {name for name in names if name != module and not module.startswith(f"{name}.")}
     assert circles(found) == []
+
+
+def test_the_rooms_of_experiments_import_one_another_in_no_circle():
+    rooms: dict[str, set[str]] = {}
+    for path in (name for name in layered_sources() if re.match(r"experiments/(?!bench/|demo/recipe/)\w+/", name)):
+        found = imports(ast.parse((ROOT / path).read_text(encoding="utf-8")), module_name(path), False)
+        names = {name.split(".")[2] for name in found if name.startswith("espalier.experiments.")}
+        rooms.setdefault(path.split("/")[1], set()).update(names - {path.split("/")[1]})
+    assert circles(rooms) == []
 
 
 def test_the_search_for_circles_finds_late_ones():

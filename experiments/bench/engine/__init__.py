@@ -1,1 +1,1 @@
-"""What the engine does a second, and with how much memory: decoding, shared prefixes, one pool, continuations."""
+"""Speed and memory of the engine: decoding, shared prefixes, one pool, continuations."""

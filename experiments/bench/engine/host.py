@@ -1,4 +1,4 @@
-"""What the host does in a decode step: the engine's own time with model, head and draws replaced by nothing."""
+"""The host's share of a decode step: the engine's own time with model, head and draws replaced by nothing."""
 
 import dataclasses
 import statistics

@@ -20,7 +20,7 @@ from espalier.search.grading.math_verify import Grader
 from espalier.search.run.load import RuntimeSettings, load_generator_alone
 
 _SOLUTIONS = 16
-_MOST_TOKENS = 256
+_MAX_TOKENS = 256
 _COMPARED_WITH = {
     "re-prompted": ("forked",),
     "re-prompted, unmerged": ("forked, unmerged",),
@@ -140,7 +140,7 @@ def _prompted(engine: Engine, trees: list[TreeRecord], count: int, merge: bool) 
 def _asked(vllm: VllmProcess, trees: list[TreeRecord], count: int, eos: tuple[int, ...]) -> float:
     rows = [_ids(tree, index) for tree in trees for index in _open_steps(tree) for _ in range(count)]
     start = time.perf_counter()
-    vllm.sample(rows, eos, _MOST_TOKENS)
+    vllm.sample(rows, eos, _MAX_TOKENS)
     return time.perf_counter() - start
 
 
@@ -170,7 +170,7 @@ def _computed(engine: Engine, tree: TreeRecord) -> dict[int, KVSequence]:
 def _continue(engine: Engine, sequence: KVSequence, tree: TreeRecord, index: int, count: int, merge: bool) -> None:
     keys = (stream_key(0, tree.problem, (index, i)) for i in range(count))
     samplings = tuple(Sampling(1.0, key=key) for key in keys)
-    engine.submit(Generate("bench", sequence, samplings, _MOST_TOKENS, delimiter="", merge_equal=merge))
+    engine.submit(Generate("bench", sequence, samplings, _MAX_TOKENS, delimiter="", merge_equal=merge))
 
 
 def _drain(engine: Engine) -> None:

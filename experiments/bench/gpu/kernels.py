@@ -54,7 +54,7 @@ class Specialisation:
 
 
 def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
-    """What to call each, the model whose shape it has, and itself."""
+    """Name of each, the model whose shape it has, and the kernel."""
     for model, s in MODELS.items():
         for tile, windowed in ((attention.NARROW, False), (attention.WIDE, False), (attention.WIDE, True)):
             if not windowed or model == "Llama-3.1-8B-PRM":

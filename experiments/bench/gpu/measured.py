@@ -120,7 +120,7 @@ def tables_of(rows: int, context: int, shared: int) -> np.ndarray:
 
 
 def ceiling_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]]:
-    """What a copy and a product of large matrices reach."""
+    """Rates that a copy and a product of large matrices reach."""
     found = [{"copy, GB/s": bench.card.bandwidth / 1e9, "product, TFLOP/s": bench.card.matrix_rate / 1e12}]
     show(found, {})
     return found
@@ -312,7 +312,7 @@ def write_checkpoint(source: Path, target: Path, s: ModelShape) -> None:
 
 
 class DeviceTime:
-    """How long batches are on the device, between the launch of a batch's first kernel and the end of its last."""
+    """Time of batches on the device, between the launch of a batch's first kernel and the end of its last."""
 
     def __init__(self, bench: Bench, monkeypatch: ExitStack) -> None:
         """Time every batch of every engine until `monkeypatch` is closed."""

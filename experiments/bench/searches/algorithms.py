@@ -8,6 +8,7 @@ from typing import Any
 
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.cli.progress import sample_progress
+from espalier.experiments.plots.figure import panels, save
 from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.experiments.runs.evaluate import evaluate, run_configuration
 from espalier.experiments.runs.folder import RunFolder
@@ -117,7 +118,7 @@ def _by_problem(samples: list[Sample], right: list[bool]) -> dict[str, float]:
 
 
 def _ceiling(count: int, samples: list[Sample], grader: Grader) -> dict[str, Any]:
-    """Whether any path was right; each distinct answer is graded once."""
+    """Return true if any path was right; each distinct answer is graded once."""
     asked = {(s.gold, answer): grader.submit(s.gold, answer) for s in samples for answer in s.answers}
     right = {key: grader.resolve(future).correct for key, future in asked.items()}
     passed = [any(right[s.gold, answer] for answer in s.answers) for s in samples]
@@ -142,3 +143,34 @@ def _row(
         difference, half = mean_interval([right[problem] - reference[problem] for problem in right])
         row |= {"against best-of-n": 100 * difference, "its 95% +-": 100 * half}
     return row
+
+
+def plot_algorithms(rows: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Plot accuracy with its 95% interval against generated tokens per problem, one line per algorithm.
+
+    All lines start at the single chain, which every algorithm is with one path.
+
+    Args:
+        rows: rows of the benchmark `algorithms`.
+        title: title of the plot.
+        path: output file, .svg, .png or .pdf.
+    """
+    from matplotlib import colormaps
+
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_name.setdefault(row["algorithm"], []).append(row)
+    with panels(8.5, 5.5) as (figure, (axes,)):
+        for i, (name, points) in enumerate(by_name.items()):
+            if any(row["paths"] > 1 for row in points):
+                points += by_name.get("chain", [])
+            points.sort(key=lambda row: row["paths"])
+            tokens, accuracy, half = (
+                [row[key] for row in points] for key in ("generated tokens", "accuracy %", "95% +-")
+            )
+            style = {"linestyle": "--" if name == "pass@N" else "-", "color": colormaps["tab20"](i)}
+            axes.errorbar(tokens, accuracy, yerr=half, marker="o", capsize=2, label=name, **style)
+        axes.set(xscale="log", xlabel="generated tokens per problem", ylabel="accuracy, %", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        save(figure, path)

@@ -1,4 +1,4 @@
-"""What ending a decided search saves, and whether its answers stay the same."""
+"""Savings of ending a decided search, and whether its answers stay the same."""
 
 import time
 from contextlib import closing

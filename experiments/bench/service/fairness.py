@@ -1,4 +1,4 @@
-"""How long a caller with one small search waits beside callers with many, over what a fair share would give it."""
+"""Waits of a caller with one small search beside callers with many, over what a fair share would give it."""
 
 import statistics
 import threading

@@ -34,7 +34,7 @@ _Loop = Callable[[threading.Event], None]
 
 @dataclass(slots=True)
 class _Figures:
-    """What the threads of a run have seen."""
+    """Figures that the threads of a run have seen."""
 
     waits: list[float] = field(default_factory=list)
     ended: dict[str, int] = field(default_factory=dict)

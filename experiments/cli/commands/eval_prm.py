@@ -10,7 +10,7 @@ import typer
 
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.runs import writing_to
-from espalier.experiments.cli.schema_options import Without, option, with_schema
+from espalier.experiments.cli.schema_options import Only, Without, with_schema
 from espalier.experiments.prm_evaluation.solutions import Format
 from espalier.search.run.load import RuntimeSettings
 
@@ -56,7 +56,6 @@ def eval_prm_command(
             rich_help_panel=_PROBLEMS,
         ),
     ] = False,
-    shuffle_seed: Annotated[int, option(opt.SelectionOptions, "shuffle_seed")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -66,7 +65,8 @@ def eval_prm_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     in_flight: opt.InFlight = 32,
     *,
-    runtime: Annotated[RuntimeSettings, Without(_UNUSED)],
+    selection: Annotated[opt.SelectionOptions, Only("shuffle_seed")],
+    runtime: Annotated[RuntimeSettings, Without(*_UNUSED)],
 ) -> None:
     """Measure how well a process reward model finds the wrong steps of solutions; loads no generator."""
     from rich.console import Console
@@ -92,7 +92,7 @@ def eval_prm_command(
     if tune_on and tune_on not in subsets:
         raise typer.BadParameter(f"no subset {tune_on!r}; there are {', '.join(subsets)}", param_hint="--tune-on")
     tune_on = tune_on or "gsm8k"
-    asked = choose(solutions, limit, shuffle_seed if shuffle else None)
+    asked = choose(solutions, limit, selection.shuffle_seed if shuffle else None)
     with writing_to(out):
         with bytes_progress(Console(stderr=True)) as on_bytes:
             loaded = load_verifier_alone(runtime, on_bytes)

@@ -37,7 +37,7 @@ def learn_verifier_command(
     *,
     selection: opt.SelectionOptions,
     rollouts: RolloutSettings,
-    runtime: Annotated[RuntimeSettings, Without(OF_VERIFIERS)],
+    runtime: Annotated[RuntimeSettings, Without(*OF_VERIFIERS)],
 ) -> None:
     """Learn a verifier for a generator: sample solutions, value their steps, and train a head on its hidden states."""
     from rich.console import Console

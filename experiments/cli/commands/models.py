@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.help import CommandLine
-from espalier.experiments.cli.schema_options import option, size_parser
+from espalier.experiments.cli.schema_options import Only, size_parser, with_schema
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ def _models() -> None:
 
 
 @app.command("inspect")
+@with_schema
 def inspect_command(
     checkpoints: Annotated[
         list[str], typer.Argument(help="Folders, Hugging Face ids or bundled names; all on one device.")
@@ -43,14 +43,13 @@ def inspect_command(
     path_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of one path, including the prompt, for --memory.")
     ] = 1024,
-    device: Annotated[str, option(RuntimeSettings, "device")] = "auto",
-    dtype: Annotated[str, option(RuntimeSettings, "dtype")] = "auto",
     quantization: Annotated[Quantization, typer.Option(help="Quantization of the weights.")] = Quantization.NONE,
-    verifier_family: Annotated[str | None, option(RuntimeSettings, "verifier_family")] = None,
-    verifier_reference: Annotated[str, option(RuntimeSettings, "verifier_reference")] = "",
-    offline: Annotated[bool, option(RuntimeSettings, "offline")] = False,
-    cache_dir: Annotated[Path | None, option(RuntimeSettings, "cache_dir")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    *,
+    runtime: Annotated[
+        RuntimeSettings,
+        Only("device", "dtype", "verifier_family", "verifier_reference", "offline", "cache_dir"),
+    ],
 ) -> None:
     """Show the role, prompts and memory of checkpoints, without reading weights.
 
@@ -66,9 +65,9 @@ def inspect_command(
     )
     from espalier.search.run.load import resolve_dtype
 
-    hub = HubSettings(offline, cache_dir)
-    kind = resolve_dtype(dtype, device)
-    how = quantization, verifier_family, verifier_reference, hub
+    hub = HubSettings(runtime.offline, runtime.cache_dir)
+    kind = resolve_dtype(runtime.dtype, runtime.device)
+    how = quantization, runtime.verifier_family, runtime.verifier_reference, hub
     found = [inspect_trunk_head(name, hub) or inspect_checkpoint(name, kind, *how) for name in checkpoints]
     models = [each for each in found if isinstance(each, Inspection)]
     fit = None if memory is None else paths_that_fit(models, memory, path_tokens)
@@ -177,26 +176,12 @@ def _plain(inspection: "Inspection | HeadInspection") -> dict[str, object]:
     if isinstance(inspection, HeadInspection):
         return {**asdict(inspection), "folder": str(inspection.folder), "role": "verifier", "family": "trunk-head"}
     match = inspection.match
-    return {
-        "folder": str(inspection.folder),
-        "architecture": inspection.architecture,
-        "role": inspection.role,
-        "family": match and match.info.name,
-        "reason": match and match.reason,
-        "note": inspection.note,
-        "config": asdict(inspection.config),
-        "dtype": _dtype(inspection),
-        "weight_bytes": inspection.weight_bytes,
-        "has_weights": inspection.has_weights,
-        "kv_bytes_per_token": inspection.kv_bytes_per_token,
-        "prompt": inspection.prompt,
-        "readings": [{"before": before, "token": token} for before, token in inspection.readings],
-        "special_tokens": inspection.special_tokens,
-        "special_source": inspection.special_source,
-        "bos_token": inspection.bos_token,
-        "ends": [asdict(end) for end in inspection.ends],
-        "warnings": list(inspection.warnings),
-    }
+    readings = [{"before": before, "token": token} for before, token in inspection.readings]
+    ends, config = [asdict(end) for end in inspection.ends], asdict(inspection.config)
+    found = {field.name: getattr(inspection, field.name) for field in fields(inspection) if field.name != "match"}
+    found |= {"folder": str(inspection.folder), "dtype": _dtype(inspection), "warnings": list(inspection.warnings)}
+    found |= {"family": match and match.info.name, "reason": match and match.reason}
+    return found | {"config": config, "readings": readings, "ends": ends}
 
 
 def _fit(fit: tuple[int, int] | None, path_tokens: int) -> dict[str, int] | None:

@@ -35,7 +35,7 @@ def rollouts_command(
     *,
     selection: opt.SelectionOptions,
     rollouts: RolloutSettings,
-    runtime: Annotated[RuntimeSettings, Without(OF_VERIFIERS)],
+    runtime: Annotated[RuntimeSettings, Without(*OF_VERIFIERS)],
 ) -> None:
     """Sample solutions of every problem as a tree of steps, with tokens, log-probabilities, outcomes and values."""
     from rich.console import Console

@@ -93,9 +93,9 @@ def sweep_command(
     from rich.console import Console
 
     from espalier.experiments.cli.loading import load_executor
-    from espalier.experiments.cli.plots import plot_cells
     from espalier.experiments.cli.progress import sample_progress
     from espalier.experiments.cli.render import show_cells
+    from espalier.experiments.plots.cells import plot_cells
     from espalier.experiments.report.runs import load_runs, runs_not_begun
     from espalier.experiments.report.write import PAGE, write_report
     from espalier.experiments.runs.fewer_paths import without_early_stop

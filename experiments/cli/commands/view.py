@@ -8,7 +8,7 @@ import typer
 
 from espalier.experiments.cli import options as opt
 
-_MOST = 2
+_MAX_TRACES = 2
 
 
 def view_command(
@@ -27,8 +27,8 @@ def view_command(
     from espalier.search.service.page.standalone import standalone_page
     from espalier.search.trace import read_trace
 
-    if len(traces) > _MOST:
-        raise opt.OptionError(f"TRACE: the page shows {_MOST} searches at most, {len(traces)} are given")
+    if len(traces) > _MAX_TRACES:
+        raise opt.OptionError(f"TRACE: the page shows {_MAX_TRACES} searches at most, {len(traces)} are given")
     html = html or traces[0].with_suffix(".html")
     if html.resolve() in [file.resolve() for file in traces]:
         raise opt.OptionError(f"--html: {str(html)!r} is a trace; name another file")

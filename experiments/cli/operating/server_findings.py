@@ -1,4 +1,4 @@
-"""What `espalier doctor` says of a server's settings: whether it would start, and what will trouble it later."""
+"""Findings of `espalier doctor` about a server's settings: whether it would start, and what will trouble it later."""
 
 import resource
 import socket

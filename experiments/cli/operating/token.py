@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from espalier.experiments.cli.schema_options import option
+from espalier.experiments.cli.schema_options import Only, with_schema
 from espalier.search.service.access.callers import CallerEntry
 
 
+@with_schema
 def token(
     name: Annotated[str, typer.Argument(help="The caller's name, as logs and metrics show it.")],
     callers: Annotated[
@@ -19,9 +20,8 @@ def token(
     replace: Annotated[
         bool, typer.Option("--replace", help="Give an existing caller a new token and these limits.")
     ] = False,
-    max_searches: Annotated[int | None, option(CallerEntry, "max_searches")] = None,
-    tokens_per_minute: Annotated[int | None, option(CallerEntry, "tokens_per_minute")] = None,
-    max_priority: Annotated[int | None, option(CallerEntry, "max_priority")] = None,
+    *,
+    limits: Annotated[CallerEntry, Only("max_searches", "tokens_per_minute", "max_priority")],
 ) -> None:
     """Add a caller to the callers file, and print a new token for it.
 
@@ -30,7 +30,6 @@ def token(
     """
     from espalier.search.service.access.tokens import add_caller
 
-    limits = CallerEntry(max_searches=max_searches, tokens_per_minute=tokens_per_minute, max_priority=max_priority)
     made = add_caller(callers, name, limits, replace)
     print(made)
     print(f"added {name} to {callers}; the token is not shown again", file=sys.stderr)

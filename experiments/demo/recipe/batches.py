@@ -146,7 +146,7 @@ class RowMaker:
 
 @dataclass(frozen=True, slots=True)
 class Curriculum:
-    """What a language model is shown as training proceeds; `progress` runs from 0 to 1.
+    """Problems that a language model is shown as training proceeds; `progress` runs from 0 to 1.
 
     Attributes:
         warm_share: first share of the training, of short problems and small numbers.

@@ -1,4 +1,4 @@
-"""How well the verifier judges what a beam search asks it: which next step is right."""
+"""Accuracy of the verifier on what a beam search asks it: which next step is right."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def judged_steps(problems: Sequence[Problem], results: Sequence[SearchResult]) -
 
 
 def figures(judged: Sequence[Judged]) -> dict[str, Any]:
-    """How often a right step is scored above a wrong one, and how often the best step of a round is right.
+    """Shares of pairs whose right step scores above the wrong one, and of rounds whose best step is right.
 
     Pairs are of one problem (at any depth) and of one parent; a tie counts half. A round is all steps of one depth of a
     problem, of which at least one is right and one is wrong. The reliability is of the verifier's scores as

@@ -82,7 +82,7 @@ class BeamPath:
 
     @property
     def right(self) -> bool:
-        """Whether all steps are."""
+        """True if all steps are."""
         return not self.labels or self.labels[-1]
 
 
@@ -95,7 +95,7 @@ class OracleBeam:
 
     @property
     def solved(self) -> bool:
-        """Whether the beam has a right path that ends."""
+        """True if the beam has a right path that ends."""
         return any(path.right and path.finished for path in self.kept)
 
 

@@ -23,7 +23,7 @@ from espalier.experiments.demo.recipe.batches import IGNORED, Batch
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast one stage trains.
+    """Steps and learning rates of one stage.
 
     Attributes:
         steps: Optimizer steps.
@@ -50,7 +50,7 @@ class Schedule:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a stage is; saved with every checkpoint."""
+    """Progress of a stage; saved with every checkpoint."""
 
     step: int = 0
     tokens: int = 0

@@ -76,7 +76,7 @@ def test_a_field_that_a_command_leaves_out_keeps_its_default(monkeypatch):
 
     @line.command()
     @with_schema
-    def command(*, runtime: Annotated[RuntimeSettings, Without(("system_prompt",))]) -> None:
+    def command(*, runtime: Annotated[RuntimeSettings, Without("system_prompt")]) -> None:
         seen.append(runtime)
 
     monkeypatch.setenv("ESPALIER_SYSTEM_PROMPT", "for another command")

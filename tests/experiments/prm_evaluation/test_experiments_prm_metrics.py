@@ -5,11 +5,11 @@ from espalier.experiments.prm_evaluation.metrics import (
     auc,
     auc_within,
     best_threshold,
-    calibration,
     first_flagged,
     process_metrics,
     step_metrics,
 )
+from espalier.experiments.runs.statistics import calibration
 
 
 def test_process_f1_is_the_harmonic_mean_of_both_accuracies():

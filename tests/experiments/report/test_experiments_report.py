@@ -13,12 +13,11 @@ from espalier.experiments.cli.main import app
 from espalier.experiments.report import plots
 from espalier.experiments.report.differences import differences
 from espalier.experiments.report.measures import breakdowns, pareto_front
-from espalier.experiments.report.plots import calibration_bins, calibration_error
 from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import differing_fields, load_runs
 from espalier.experiments.report.tables import breakdown_table, main_table
-from espalier.experiments.report.trees import tree_lines
 from espalier.experiments.report.write import _title, write_report
+from espalier.experiments.runs.statistics import calibration
 from espalier.search.algorithms import unused_fields, with_defaults
 from espalier.search.request import AlgorithmName, SearchRequest
 
@@ -233,9 +232,15 @@ def test_pareto_front_by_hand():
 
 
 def test_calibration_bins_by_hand():
-    scored = [(0.0, False), (0.05, False), (0.91, True), (1.0, False), (1.0, True)]
-    assert calibration_bins(scored) == [(0.025, 0, 2), (pytest.approx(0.97), 2, 3)]
-    assert calibration_error(scored) == pytest.approx((0.05 + (2.91 - 2)) / 5)
+    rows, error = calibration([0.0, 0.05, 0.91, 1.0, 1.0], [False, False, True, False, True])
+    found = [(row["mean_score"], row["right"] * row["steps"], row["steps"]) for row in rows]
+    assert found == [(pytest.approx(0.025), 0, 2), (pytest.approx(0.97), pytest.approx(2), 3)]
+    assert error == pytest.approx((0.05 + (2.91 - 2)) / 5)
+
+
+def test_scores_beyond_0_and_1_fall_into_the_bins_at_the_ends():
+    rows, _ = calibration([-3.0, 7.0], [False, True])
+    assert [(row["from"], row["steps"]) for row in rows] == [(0.0, 1), (0.9, 1)]
 
 
 def test_a_tree_shows_the_selected_path_first_and_counts_dead_ends(tmp_path):
@@ -258,8 +263,8 @@ def test_a_tree_shows_the_selected_path_first_and_counts_dead_ends(tmp_path):
 
 def test_without_trees_the_selected_path_is_shown(tmp_path):
     (run,) = load_runs([run_of(tmp_path / "a", [True])])
-    lines = tree_lines(run.samples[0], None)
-    assert [line.text for line in lines] == ["47+25=72", "72-24=48", "\\boxed{48}"]
+    ((row,), _) = problem_rows([run], 1)
+    assert [line.text for line in row.attempts[0].lines] == ["47+25=72", "72-24=48", "\\boxed{48}"]
 
 
 def test_texts_are_found_where_the_command_found_them_and_by_its_field_map(tmp_path, monkeypatch):
@@ -429,7 +434,7 @@ def test_searches_without_an_answer_are_counted_and_explained(tmp_path):
 
 def test_axes_that_count_have_no_fractions(tmp_path, monkeypatch):
     figures = {}
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.setdefault(path.name, figure) and "")
+    monkeypatch.setattr(plots, "save_for_page", lambda figure, path: figures.setdefault(path.name, figure) and "")
     run_of(tmp_path / "a", [True, False])
     plots.draw_plots(load_runs([tmp_path / "a"]), tmp_path)
     counts = {

@@ -145,7 +145,7 @@ def test_a_run_with_repeated_ids_goes_on_with_the_same(write, make_orchestrator,
         folder = RunFolder(tmp_path / "run", CONFIGURATION)
         summary = evaluate(
             make_orchestrator(), problems, REQUEST, grader,
-            benchmark="some", limit=limit, folder=folder, on_sample=samples.append,
+            benchmark="some", asked=problems[:limit], folder=folder, on_sample=samples.append,
         )  # fmt: skip
         assert {sample.unique_id for sample in samples} == fresh
         assert summary.problems == limit

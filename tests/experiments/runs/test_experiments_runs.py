@@ -260,27 +260,27 @@ def test_what_was_asked_for_is_kept_until_it_is_there(run, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(folder=RunFolder(tmp_path, CONFIGURATION), on_sample=interrupt)
     assert asked() == 4
-    run(limit=1, folder=RunFolder(tmp_path, CONFIGURATION))
+    run(asked=PROBLEMS[:1], folder=RunFolder(tmp_path, CONFIGURATION))
     assert asked() == 4  # of which there is one still
-    run(epochs=2, limit=2, folder=RunFolder(tmp_path, CONFIGURATION))
+    run(epochs=2, asked=PROBLEMS[:2], folder=RunFolder(tmp_path, CONFIGURATION))
     assert asked() == len(RunFolder(tmp_path, CONFIGURATION).done()) == 4
     run(epochs=2, folder=RunFolder(tmp_path, CONFIGURATION))
     assert asked() == len(RunFolder(tmp_path, CONFIGURATION).done()) == 8
 
 
 def test_larger_limit_adds_to_a_run_and_a_smaller_one_takes_nothing_away(run, tmp_path):
-    run(limit=2, folder=RunFolder(tmp_path, CONFIGURATION))
+    run(asked=PROBLEMS[:2], folder=RunFolder(tmp_path, CONFIGURATION))
     new: list[Sample] = []
     all_four = run(folder=RunFolder(tmp_path, CONFIGURATION), on_sample=new.append)
     assert all_four.problems == 4
     assert {s.unique_id for s in new} == {"p/2", "p/3"}
-    assert run(limit=1, folder=RunFolder(tmp_path, CONFIGURATION)) == all_four
+    assert run(asked=PROBLEMS[:1], folder=RunFolder(tmp_path, CONFIGURATION)) == all_four
     assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(asdict(all_four)))
 
 
 def test_refused_problem_beyond_the_limit_still_counts(run, tmp_path):
     both = run([PROBLEMS[0], TOO_LONG], folder=RunFolder(tmp_path, CONFIGURATION))
-    assert run([PROBLEMS[0], TOO_LONG], limit=1, folder=RunFolder(tmp_path, CONFIGURATION)) == both
+    assert run([PROBLEMS[0], TOO_LONG], asked=PROBLEMS[:1], folder=RunFolder(tmp_path, CONFIGURATION)) == both
     assert (both.problems, both.refused) == (2, 1)
 
 

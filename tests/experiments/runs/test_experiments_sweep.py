@@ -18,8 +18,8 @@ from rich.console import Console
 from run_samples import summary
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.cli.plots import plot_cells
 from espalier.experiments.cli.render import show_cells
+from espalier.experiments.plots.cells import plot_cells
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.statistics import wilson_interval
 from espalier.experiments.runs.sweep import Cell, sweep

@@ -1,0 +1,1 @@
+"""Pictures, and what all of them have in common."""
