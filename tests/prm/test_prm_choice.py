@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from paths import STEPS, begin, score_path
+from prm_family_table import MARKERS, family_table
 from tiny_models import edit_json
 
 from espalier.engine.engine import Engine
 from espalier.engine.errors import CheckpointError, FamilySpecError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.experiments.prm_evaluation.family_table import MARKERS, family_table
 from espalier.prm import families
 from espalier.prm.families import FamilyMatch, entries, identify, load_verifier
 from espalier.prm.families.spec import read_spec
@@ -309,9 +309,7 @@ def test_the_readmes_table_is_made_from_the_code():
     start, end = MARKERS
     assert readme.count(start) == readme.count(end) == 1
     shown = readme.partition(start)[2].partition(end)[0]
-    assert shown.strip() == family_table().strip(), (
-        "run: python -m espalier.experiments.prm_evaluation.family_table prm/README.md"
-    )
+    assert shown.strip() == family_table().strip(), "run: python tests/prm_family_table.py prm/README.md"
 
 
 def test_the_table_has_a_row_for_every_family():

@@ -1,6 +1,6 @@
 """Generates the table of verifier families in `prm/README.md` from the families' descriptions.
 
-`python -m espalier.experiments.prm_evaluation.family_table prm/README.md` rewrites it between its markers.
+`python tests/prm_family_table.py prm/README.md` rewrites it between its markers.
 """
 
 import sys
@@ -10,7 +10,7 @@ from espalier.prm.base import FamilyInfo
 from espalier.prm.families import entries
 
 MARKERS = (
-    "<!-- families: made by python -m espalier.experiments.prm_evaluation.family_table prm/README.md -->",
+    "<!-- families: made by python tests/prm_family_table.py prm/README.md -->",
     "<!-- /families -->",
 )
 _COLUMNS = ("family", "checkpoints", "architecture", "incremental", "layout", "head", "read at", "score", "source")
