@@ -6,7 +6,7 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from espalier.search.conversation import ChatMessage, conversation_text
+from espalier.search.conversation import ChatMessage
 from espalier.search.schema import CodeName, Option
 
 
@@ -154,8 +154,3 @@ class CommonFields:
         ),
     ] = EarlyStop.DECIDED
     history: tuple[ChatMessage, ...] = ()
-
-    @property
-    def problem_text(self) -> str:
-        """The problem with the turns before it, as a verifier reads it; see `conversation_text`."""
-        return conversation_text(self.problem, self.history) if self.history else self.problem

@@ -13,7 +13,7 @@ from espalier.search.common_fields import AlgorithmName as AlgorithmName
 from espalier.search.common_fields import CommonFields
 from espalier.search.common_fields import EarlyStop as EarlyStop
 from espalier.search.common_fields import Vote as Vote
-from espalier.search.conversation import ChatMessage, history_violations
+from espalier.search.conversation import ChatMessage, conversation_text, history_violations
 from espalier.search.fairness import Account
 from espalier.search.schema import CodeName, from_values, text_violations, violations
 
@@ -51,6 +51,11 @@ class SearchRequest(CommonFields):
     def candidates(self) -> int:
         """Maximum children sampled in one round."""
         return algorithm_of(self).candidates(self)
+
+    @property
+    def problem_text(self) -> str:
+        """The problem with the turns before it, as a verifier reads it; see `conversation_text`."""
+        return conversation_text(self.problem, self.history) if self.history else self.problem
 
     def to_dict(self) -> dict[str, Any]:
         """Return the request as JSON-serializable values."""

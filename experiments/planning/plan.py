@@ -22,7 +22,7 @@ from espalier.prm.scorers import SELF
 from espalier.search.algorithms import memory_estimate, needs_verifier
 from espalier.search.request import SearchRequest, validate
 from espalier.search.run.load import DTYPES, RuntimeSettings
-from espalier.search.run.memory import worst_case_blocks
+from espalier.search.run.resolve import worst_case_blocks
 
 _MANY = (1, 8, 32)
 """Searches at once for which the speed is planned, besides as many as fit."""

@@ -21,7 +21,7 @@ from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.grading.math_verify import Grader
 from espalier.search.grading.notation.numerals import number_in
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import worst_case_blocks
+from espalier.search.run.resolve import worst_case_blocks
 
 
 def configuration_of(

@@ -37,7 +37,6 @@ from espalier.kernels.cpu.phases import (
     rotate_and_store,
     store_rows,
 )
-from espalier.kernels.cpu.products.amx import aligned
 from espalier.kernels.cpu.products.int8_linear import GROUP, int8_rows
 from espalier.kernels.cpu.products.linear import (
     PACKS,
@@ -51,6 +50,7 @@ from espalier.kernels.cpu.products.linear import (
     product_compilation,
     stored_rows,
 )
+from espalier.kernels.cpu.products.tiles import aligned
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights

@@ -20,8 +20,8 @@ from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import NodeRecord, SearchResult
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import worst_case_blocks
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.resolve import worst_case_blocks
 
 BEAM = SearchRequest(
     PROBLEM, AlgorithmName.BEAM, beam_width=2, expansion=3, max_steps=4, max_tokens=60, max_step_tokens=20

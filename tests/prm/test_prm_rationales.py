@@ -26,8 +26,8 @@ from espalier.prm.verifier import Verifier
 from espalier.search.algorithms.base import MemoryEstimate
 from espalier.search.request import SearchRequest
 from espalier.search.run.generator import Generator
-from espalier.search.run.memory import worst_case_blocks
 from espalier.search.run.orchestrator import Orchestrator
+from espalier.search.run.resolve import worst_case_blocks
 from espalier.search.tree import Node
 
 Make = Callable[..., tuple[Engine, Verifier]]

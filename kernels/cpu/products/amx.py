@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import register_jitable
 
 from espalier.kernels.compilation.compiler import inner
-from espalier.kernels.cpu.products.tiles import fill_rows, write_prefetch
+from espalier.kernels.cpu.products.tiles import aligned, fill_rows, write_prefetch
 from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, fma, intrinsic, loop, to_all_lanes, vector_function
 
 TILE_ROWS: int = 16
@@ -301,14 +300,6 @@ def release(_: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), write
-
-
-@register_jitable
-def aligned(size: int) -> np.ndarray:
-    """A new float32 array whose first element begins four cache lines, as pairs of rows of its panels then do."""
-    room = np.empty(size + 4 * _LANES, np.float32)
-    start = -room.ctypes.data % 256 // 4
-    return room[start : start + size]
 
 
 def x_size(rows: int, inner: int) -> int:

@@ -45,7 +45,7 @@ _ITEMS_PER_THREAD = 4
 def room_for_weights(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """An empty tensor, in large memory pages where the system has them: numpy asks for these, torch does not."""
     num_bytes = math.prod(shape) * dtype.itemsize
-    room = torch.from_numpy(amx.aligned(-(-num_bytes // 4)))
+    room = torch.from_numpy(tiles.aligned(-(-num_bytes // 4)))
     return room.view(torch.uint8)[:num_bytes].view(dtype).view(shape)
 
 
@@ -223,7 +223,7 @@ def product_compilation(x: Any, packs: bool, panels: Any) -> Compilation:
 
 def stored_rows(rows: int, inner: int) -> np.ndarray:
     """Memory for `rows` rows of `inner` elements as `microkernel` stores them."""
-    return amx.aligned(microkernel.x_size(rows, inner))
+    return tiles.aligned(microkernel.x_size(rows, inner))
 
 
 class _LargeBuffer(threading.local):
@@ -237,9 +237,9 @@ class _LargeBuffer(threading.local):
     def take(self, size: int) -> np.ndarray:
         """Memory for `size` float32."""
         if size < _LARGE:
-            return amx.aligned(size)
+            return tiles.aligned(size)
         if self.kept is None or len(self.kept) < size or sys.getrefcount(self.kept.base) > 2:  # `kept` and the call
-            self.kept = amx.aligned(size)
+            self.kept = tiles.aligned(size)
         return self.kept[:size]
 
 

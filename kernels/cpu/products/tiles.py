@@ -11,6 +11,7 @@ import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
+from numba.extending import register_jitable
 
 from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu.simd import (
@@ -246,6 +247,14 @@ def configure() -> None:
 @inner
 def release() -> None:
     """Do nothing."""
+
+
+@register_jitable
+def aligned(size: int) -> np.ndarray:
+    """A new float32 array whose first element begins four cache lines, as pairs of rows of AMX's panels then do."""
+    room = np.empty(size + 64, np.float32)
+    start = -room.ctypes.data % 256 // 4
+    return room[start : start + size]
 
 
 def x_size(rows: int, inner: int) -> int:
