@@ -4,7 +4,7 @@ Each worker is a process with both models on a device of its own (data parallel)
 was running their time only: they begin again on another worker, with the same seeds, and a result counts once.
 """
 
-import heapq
+import bisect
 import itertools
 import logging
 import math
@@ -77,10 +77,9 @@ class WorkerExecutor:
         self.model_names = model_names(runtime)
         self._most = runtime.max_running + max(1, runtime.max_running // 8)
         self._arrivals = itertools.count()
-        self._queue: list[tuple[Any, Search]] = []
         self._searches: dict[str, Search] = {}  # all unfinished ones
-        self._cancelled: list[Search] = []  # those that no worker runs
-        self._due: list[tuple[float, int, Search]] = []  # when waiting searches reach their limits of time
+        self._waiting: list[Search] = []  # those that no worker runs, in order
+        self._next_due = math.inf  # the earliest time at which one of these has to be stopped
         self._refused: Exception | None = None
         self._finished: list[SearchResult] = []
         self._none_since: float | None = None
@@ -175,13 +174,10 @@ class WorkerExecutor:
         """Stop a search, which ends with its best answer so far. Unknown and finished ids are ignored."""
         if not (search := self._searches.get(search_id)) or search.cancelled:
             return
-        search.cancelled = True
+        search.cancelled, self._next_due = True, -math.inf
         for worker in self._workers:
             if search_id in worker.running:
                 self._transport.send(worker.number, Cancel(search_id))
-                return
-        self._cancelled.append(search)
-        self._unqueue()
 
     def drop(self, search_ids: Iterable[str]) -> None:
         """Cancel searches immediately; `step` does not return them."""
@@ -192,7 +188,7 @@ class WorkerExecutor:
                 for worker in self._workers:
                     if worker.running.pop(name, None):
                         self._transport.send(worker.number, Cancel(name))
-        self._unqueue()
+        self._waiting = [search for search in self._waiting if search.search_id not in names]
 
     def step(self) -> list[SearchResult]:
         """Give searches to workers with room, wait briefly, and return the searches that finished.
@@ -204,10 +200,9 @@ class WorkerExecutor:
         """
         with interrupts_held():
             self._hear(self._transport.poll(0))  # an idle executor did not listen: a worker may have ended long ago
+            self._stop_cancelled_and_late()
             self._dispatch()
             self._hear(self._transport.poll(_WAIT_SECONDS))
-            self._end_cancelled()
-            self._end_late()
         if self._refused:
             raise self._refused
         self._require_workers()
@@ -222,9 +217,7 @@ class WorkerExecutor:
     def close(self) -> None:
         """End all workers."""
         self._searches.clear()
-        self._queue.clear()
-        self._due.clear()
-        self._cancelled.clear()
+        self._waiting.clear()
         self._finished.clear()
         for worker in self._workers:
             worker.lose()
@@ -310,10 +303,7 @@ class WorkerExecutor:
             return
         log.warning("worker %d was lost, with %d searches: %s", worker.number, len(worker.running), first_line(error))
         for search in worker.lose():
-            if search.cancelled:
-                self._cancelled.append(search)
-                continue
-            if search.suspect:  # it ran alone
+            if search.suspect and not search.cancelled:  # it ran alone
                 deaths, why = len(search.died_on) + 1, first_line(error)
                 text = f"{deaths} workers died while they ran this search, the last one with no other: {why}"
                 self._end_without(search, StopReason.FAILED, text)
@@ -334,44 +324,30 @@ class WorkerExecutor:
     # ---- searches
 
     def _enqueue(self, search: Search) -> None:
-        length = -len(search.request.problem) if self._longest_first else 0
-        order = search.suspect, -search.options.priority, length, search.arrival
-        heapq.heappush(self._queue, (order, search))
-        if search.due < math.inf:
-            heapq.heappush(self._due, (search.due, search.arrival, search))
+        def order(search: Search) -> tuple[bool, int, int, int]:
+            length = -len(search.request.problem) if self._longest_first else 0
+            return search.suspect, -search.options.priority, length, search.arrival
 
-    def _unqueue(self) -> None:
-        """Remove cancelled and dropped searches from the queue."""
-        gone = {search.search_id for search in self._cancelled}
-        self._queue = [e for e in self._queue if e[1].search_id in self._searches and e[1].search_id not in gone]
-        heapq.heapify(self._queue)
+        bisect.insort(self._waiting, search, key=order)
+        self._next_due = min(self._next_due, -math.inf if search.cancelled else search.due)
 
-    def _end_late(self) -> None:
-        """End the searches that have reached a limit of time without a worker; one that has them ends them itself."""
-        late = False
-        while self._due and self._due[0][0] <= time.monotonic():
-            search = heapq.heappop(self._due)[2]
-            waits = search.search_id in self._searches and not any(search.search_id in w.running for w in self._workers)
-            if waits and not search.cancelled:
-                self._end_without(search, StopReason.DEADLINE)
-                late = True
-        if late:
-            self._unqueue()
-
-    def _end_cancelled(self) -> None:
-        """End the searches that were cancelled and that no worker runs."""
-        for search in self._cancelled:
-            if search.search_id in self._searches:
-                self._end_without(search, StopReason.CANCELLED)
-        self._cancelled.clear()
+    def _stop_cancelled_and_late(self) -> None:
+        """End the searches that wait and were cancelled or are out of time; a worker that has one ends it itself."""
+        if (now := time.monotonic()) < self._next_due:
+            return
+        stopped = [search for search in self._waiting if search.cancelled or search.due <= now]
+        self._waiting = [search for search in self._waiting if not search.cancelled and search.due > now]
+        self._next_due = min((search.due for search in self._waiting), default=math.inf)
+        for search in stopped:
+            self._end_without(search, StopReason.CANCELLED if search.cancelled else StopReason.DEADLINE)
 
     def _dispatch(self) -> None:
         """Give waiting searches to workers, in order, until one has to wait."""
-        while self._queue:
-            search = self._queue[0][1]
+        while self._waiting:
+            search = self._waiting[0]
             if not (worker := choose_worker(search, self._workers, self._most)):
                 return
-            heapq.heappop(self._queue)
+            del self._waiting[0]
             passed, options = time.monotonic() - search.submitted, search.options
             options = replace(options, waited=options.waited + passed, max_seconds=options.max_seconds - passed)
             worker.give(search)
