@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypedDict
 
 from annotated_types import Interval
@@ -196,6 +197,57 @@ def check_settings(settings: RuntimeSettings) -> None:
         raise InvalidRequestError(wrong)
 
 
+def _load(
+    settings: RuntimeSettings,
+    on_bytes: Callable[[int, int], None] | None = None,
+    other_heads: Mapping[str, Head] = MappingProxyType({}),
+) -> tuple[Engine, Generator | None, Scorer | None]:
+    """Load the models that the settings name; without a generator or a verifier where its name is empty.
+
+    Args:
+        settings: what to load.
+        on_bytes: see `load_orchestrator`.
+        other_heads: heads that the generator's hidden states are read by; see `Model`.
+    """
+    check_settings(settings)
+    from espalier.engine.models.model import load_generator
+    from espalier.engine.roles import GENERATOR, VERIFIER
+    from espalier.prm.families import identify, load_verifier, verifier_of_generator
+    from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
+    from espalier.prm.verifier import Verifier
+
+    device = _device(settings.device)
+    dtype = _dtype(settings.dtype, device)
+    checkpoints = _open_checkpoints(settings, on_bytes)
+    head = checkpoints.pop(VERIFIER) if VERIFIER in checkpoints and is_trunk_head(checkpoints[VERIFIER]) else None
+    if not settings.generator and (head or settings.verifier in WITHOUT_WEIGHTS):
+        raise CheckpointError(
+            f"{settings.verifier} scores steps as a generator samples them, not given texts; give a process reward "
+            "model to --verifier"
+        )
+    for opened in checkpoints.values():
+        _ = opened.decoder_config  # whose faults are found before anything is loaded
+    if VERIFIER in checkpoints:
+        identify(checkpoints[VERIFIER], settings.verifier_family, _REFERENCE in checkpoints)
+    models: dict[str, Model] = {}
+    if trunk := checkpoints.get(GENERATOR):
+        models[GENERATOR] = replace(load_generator(trunk, dtype, device), other_heads=other_heads)
+    family = scorer = None
+    if trunk and settings.verifier == SELF:
+        family = verifier_of_generator(trunk, models[GENERATOR])
+    elif settings.verifier in WITHOUT_WEIGHTS:
+        scorer = _scorer_of_confidence(settings)
+    elif head:
+        models[GENERATOR], scorer = add_trunk_head(head, models[GENERATOR], settings.verify_incremental)
+    elif VERIFIER in checkpoints:
+        reference = checkpoints.get(_REFERENCE)
+        family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
+    if family:
+        scorer, models[VERIFIER] = Verifier(family, settings.verify_incremental), family.model
+    engine = _make_engine(settings, models, device, dtype)
+    return engine, trunk and _make_generator(settings, engine, trunk), scorer
+
+
 def load_orchestrator(
     settings: RuntimeSettings,
     on_bytes: Callable[[int, int], None] | None = None,
@@ -214,46 +266,17 @@ def load_orchestrator(
         InvalidRequestError: settings are invalid; see `check_settings`.
         CheckpointError: a checkpoint is missing, unsupported or incomplete, or the device is not available.
     """
-    check_settings(settings)
-    from espalier.engine.models.model import load_generator
-    from espalier.engine.roles import GENERATOR, VERIFIER
-    from espalier.prm.families import identify, load_verifier, verifier_of_generator
-    from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
-    from espalier.prm.verifier import Verifier
+    engine, generator, scorer = _load(settings, on_bytes)
     from espalier.search.run.orchestrator import Orchestrator
     from espalier.search.voting.equivalence import make_equivalence
 
-    device = _device(settings.device)
-    dtype = _dtype(settings.dtype, device)
-    checkpoints = _open_checkpoints(settings, on_bytes)
-    head = checkpoints.pop(VERIFIER) if VERIFIER in checkpoints and is_trunk_head(checkpoints[VERIFIER]) else None
-    for opened in checkpoints.values():
-        _ = opened.decoder_config  # whose faults are found before anything is loaded
-    if VERIFIER in checkpoints:
-        identify(checkpoints[VERIFIER], settings.verifier_family, _REFERENCE in checkpoints)
-    checkpoint = checkpoints[GENERATOR]
-    models = {GENERATOR: load_generator(checkpoint, dtype, device)}
-    family, scorer = None, own_scorer
-    if settings.verifier == SELF:
-        family = verifier_of_generator(checkpoint, models[GENERATOR])
-    elif settings.verifier in WITHOUT_WEIGHTS:
-        scorer = _scorer_of_confidence(settings)
-    elif head:
-        models[GENERATOR], scorer = add_trunk_head(head, models[GENERATOR], settings.verify_incremental)
-    elif VERIFIER in checkpoints:
-        reference = checkpoints.get(_REFERENCE)
-        family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
-    if family:
-        scorer, models[VERIFIER] = Verifier(family, settings.verify_incremental), family.model
-    engine = _make_engine(settings, models, device, dtype)
-    generator = _make_generator(settings, engine, checkpoint)
-    equivalence = make_equivalence(settings.answer_equivalence, settings.grader_memory)
+    assert generator
     return Orchestrator(
         engine,
         generator,
-        scorer,
+        scorer or own_scorer,
         max_running=settings.max_running,
-        equivalence=equivalence,
+        equivalence=make_equivalence(settings.answer_equivalence, settings.grader_memory),
         model_names=model_names(settings),
     )
 
@@ -287,29 +310,12 @@ def _scorer_of_confidence(settings: RuntimeSettings) -> Scorer:
 def load_generator_alone(
     settings: RuntimeSettings,
     on_bytes: Callable[[int, int], None] | None = None,
-    other_heads: Mapping[str, Head] | None = None,
+    other_heads: Mapping[str, Head] = MappingProxyType({}),
 ) -> tuple[Engine, Generator]:
-    """Load the generator, without a verifier, onto an engine of its own; see `load_orchestrator`.
-
-    Args:
-        settings: what to load.
-        on_bytes: see `load_orchestrator`.
-        other_heads: heads that its hidden states are read by; see `Model`.
-
-    Raises:
-        InvalidRequestError: settings are invalid; see `check_settings`.
-        CheckpointError: the generator is missing, unsupported or incomplete; or the device is not available.
-    """
-    check_settings(settings)
-    from espalier.engine.models.model import load_generator
-    from espalier.engine.roles import GENERATOR
-
-    device = _device(settings.device)
-    dtype = _dtype(settings.dtype, device)
-    checkpoint = _open_checkpoints(replace(settings, verifier=""), on_bytes)[GENERATOR]
-    model = replace(load_generator(checkpoint, dtype, device), other_heads=other_heads or {})
-    engine = _make_engine(settings, {GENERATOR: model}, device, dtype)
-    return engine, _make_generator(settings, engine, checkpoint)
+    """Load the generator, without a verifier, onto an engine of its own; see `load_orchestrator`."""
+    engine, generator, _ = _load(replace(settings, verifier=""), on_bytes, other_heads)
+    assert generator
+    return engine, generator
 
 
 def _make_engine(
@@ -348,14 +354,10 @@ def load_verifier_alone(
     """Load the process reward model, without a generator, onto an engine of its own; see `load_orchestrator`.
 
     Raises:
-        InvalidRequestError: settings are invalid; see `check_settings`.
-        CheckpointError: there is no verifier; it is missing, unsupported or incomplete; or the device is not available.
+        CheckpointError: there is no verifier that scores given texts.
     """
     check_settings(settings)
-    from espalier.engine.roles import VERIFIER
-    from espalier.prm.families import load_verifier
     from espalier.prm.families.yes_no import INFO as YES_NO
-    from espalier.prm.scorers.trunk_head import is_trunk_head
     from espalier.prm.verifier import Verifier
 
     if not settings.verifier:
@@ -365,23 +367,9 @@ def load_verifier_alone(
         settings = replace(
             settings, verifier=settings.generator, verifier_family=YES_NO.name, verifier_quantization=quantization
         )
-    if settings.verifier in WITHOUT_WEIGHTS:
-        raise _scores_no_texts(settings.verifier)
-    device = _device(settings.device)
-    dtype = _dtype(settings.dtype, device)
-    opened = _open_checkpoints(replace(settings, generator=""), on_bytes)
-    if is_trunk_head(opened[VERIFIER]):
-        raise _scores_no_texts(settings.verifier)
-    family = load_verifier(opened[VERIFIER], dtype, device, settings.verifier_family, opened.get(_REFERENCE))
-    engine = _make_engine(settings, {VERIFIER: family.model}, device, dtype)
-    return engine, Verifier(family, settings.verify_incremental)
-
-
-def _scores_no_texts(verifier: str) -> CheckpointError:
-    return CheckpointError(
-        f"{verifier} scores steps as a generator samples them, not given texts; give a process reward model to "
-        "--verifier"
-    )
+    engine, _, scorer = _load(replace(settings, generator=""), on_bytes)
+    assert isinstance(scorer, Verifier)
+    return engine, scorer
 
 
 def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None) -> dict[str, Checkpoint]:

@@ -1,6 +1,7 @@
 """How many searches run at once where the operator does not say."""
 
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,6 +11,7 @@ from server_thread import PATIENCE, ServerThread, wait_until
 
 from espalier.search.client import NO_RETRIES, SearchClient, ServiceError
 from espalier.search.request import SearchRequest
+from espalier.search.result import StopReason
 from espalier.search.service.settings import MAX_SEARCHES, ServerSettings, SettingsError, default_searches
 
 
@@ -69,3 +71,19 @@ def test_a_server_that_is_stopped_as_soon_as_it_has_loaded_ends_in_order(start, 
     threading.Timer(0.1, may_end.set).start()
     assert server.call(server.server.stop())
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_the_time_that_a_call_waits_to_be_checked_counts_as_waiting(start, fake, monkeypatch: pytest.MonkeyPatch):
+    check = fake.check
+
+    def slow(request: SearchRequest) -> SearchRequest:
+        time.sleep(0.1)
+        return check(request)
+
+    monkeypatch.setattr(fake, "check", slow)
+    server: ServerThread = start()
+    with SearchClient(server.address) as client:
+        late = client.solve(SearchRequest("hold", time_limit=0.05), PATIENCE)
+    (options,) = fake.options.values()
+    assert options.waited >= 0.1
+    assert late.stop_reason is StopReason.DEADLINE
