@@ -1,7 +1,7 @@
 """What an executor and its workers send each other, and the contract of what carries it."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from espalier.engine.errors import EspalierError
 from espalier.search.request import SearchRequest, SubmitOptions
@@ -48,20 +48,11 @@ Order = Run | Cancel
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Question for the request as `Orchestrator.check` resolves it."""
+class Question:
+    """Question for what a method of the worker's orchestrator returns for a request."""
 
+    method: Literal["check", "effective"]
     request: SearchRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Effective:
-    """Question for the request with every default filled in."""
-
-    request: SearchRequest
-
-
-Question = Check | Effective
 
 
 @dataclass(frozen=True, slots=True)

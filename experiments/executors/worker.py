@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from espalier.engine.errors import EspalierError
 from espalier.experiments.executors.transport import (
     Cancel,
-    Check,
-    Effective,
     Loaded,
     Lost,
     NoAnswerError,
@@ -117,11 +115,7 @@ class Worker:
         if self._orchestrator is None:
             raise NoAnswerError("the worker has not loaded its models yet")
         try:
-            match question:
-                case Check(request):
-                    return self._orchestrator.check(request)
-                case Effective(request):
-                    return self._orchestrator.effective(request)
+            return getattr(self._orchestrator, question.method)(question.request)
         except Exception as error:
             raise _public(error) from None
 

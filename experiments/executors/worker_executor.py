@@ -20,8 +20,6 @@ from espalier.engine.stats import total
 from espalier.experiments.executors.routing import Search, WorkerState, choose_worker
 from espalier.experiments.executors.transport import (
     Cancel,
-    Check,
-    Effective,
     Loaded,
     Lost,
     NoAnswerError,
@@ -57,7 +55,13 @@ _LOST_SECONDS = 300.0
 
 
 class WorkerExecutor:
-    """An `Executor` on workers, whatever process they are in; `Orchestrator` describes the methods."""
+    """An `Executor` on workers, whatever process they are in; `Orchestrator` describes the methods.
+
+    Attributes:
+        max_running: searches that run at once on all workers where memory allows.
+        kv_memory_bytes: size of each worker's KV pool, in bytes.
+        hardware: the machine of each worker; see `provenance.hardware`.
+    """
 
     def __init__(self, transport: Transport, runtime: RuntimeSettings, longest_first: bool = False) -> None:
         """Wait until all workers have loaded.
@@ -73,7 +77,7 @@ class WorkerExecutor:
         """
         self._transport = transport
         self._longest_first = longest_first
-        self._max_running = runtime.max_running * transport.workers
+        self.max_running = runtime.max_running * transport.workers
         self.model_names = model_names(runtime)
         self._most = runtime.max_running + max(1, runtime.max_running // 8)
         self._arrivals = itertools.count()
@@ -89,7 +93,8 @@ class WorkerExecutor:
         try:
             described = self._wait_for_all()
             self._description = described[0]
-            self._hardware = [each.hardware for each in described]
+            self.kv_memory_bytes = self._description.kv_memory_bytes
+            self.hardware = [each.hardware for each in described]
             for number, other in enumerate(described):
                 self._require_equal(number, other)
         except BaseException:
@@ -100,21 +105,6 @@ class WorkerExecutor:
     def busy(self) -> bool:
         """Whether any search is waiting or running, or has a result that `step` has not returned."""
         return bool(self._searches or self._finished)
-
-    @property
-    def kv_memory_bytes(self) -> int:
-        """Size of each worker's KV pool, in bytes."""
-        return self._description.kv_memory_bytes
-
-    @property
-    def max_running(self) -> int:
-        """Searches that run at once on all workers where memory allows."""
-        return self._max_running
-
-    @property
-    def hardware(self) -> list[dict[str, Any]]:
-        """The machine of each worker; see `provenance.hardware`."""
-        return self._hardware
 
     def occupancy(self) -> Occupancy:
         """Return what is held now; blocks and counters are those of all workers, as each last reported."""
@@ -137,7 +127,7 @@ class WorkerExecutor:
         """Return the request with every default filled in; asks a worker, and waits for one if all are lost."""
         while request not in self._effective:
             try:
-                self._effective[request] = self._ask(Effective(request))
+                self._effective[request] = self._ask(Question("effective", request))
             except NoAnswerError:
                 self._hear(self._transport.poll(_WAIT_SECONDS))
                 self._require_workers()
@@ -146,7 +136,7 @@ class WorkerExecutor:
     def check(self, request: SearchRequest) -> SearchRequest | ResolvedRequest:
         """Have a worker resolve a request; if none answers in time, only invalid fields are found."""
         try:
-            return self._ask(Check(request))
+            return self._ask(Question("check", request))
         except NoAnswerError as error:
             validate(request)
             log.warning("a request was checked without a worker: %s", error)

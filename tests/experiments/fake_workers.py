@@ -7,7 +7,6 @@ from espalier.engine.errors import FatalError
 from espalier.engine.stats import RoleStats
 from espalier.experiments.executors.transport import (
     Cancel,
-    Check,
     Loaded,
     Lost,
     NoAnswerError,
@@ -59,7 +58,7 @@ class FakeWorkers:
 
     def ask(self, worker: int, question: Question, seconds: float) -> Any:
         self.asked.append(worker)
-        answer = self.answers.get(worker, None if isinstance(question, Check) else question.request)
+        answer = self.answers.get(worker, question.request)
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -13,7 +13,7 @@ from process_tree import wait_until
 from espalier.engine.errors import CheckpointError, InvalidRequestError
 from espalier.experiments.executors import devices, process_transport
 from espalier.experiments.executors.process_transport import ProcessTransport
-from espalier.experiments.executors.transport import Check, Loaded, Lost, NoAnswerError, Report, Run, Stepped
+from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Question, Report, Run, Stepped
 from espalier.search.request import USUAL, SearchRequest
 from espalier.search.run.load import RuntimeSettings
 
@@ -163,7 +163,7 @@ def test_questions_are_answered_on_any_thread_and_errors_raised_as_they_were(mak
     answers: dict[int, str] = {}
 
     def ask(number: int) -> None:
-        answers[number] = transport.ask(0, Check(SearchRequest(f"question {number}")), PATIENCE)
+        answers[number] = transport.ask(0, Question("check", SearchRequest(f"question {number}")), PATIENCE)
 
     threads = [threading.Thread(target=ask, args=[number]) for number in range(20)]
     for thread in threads:
@@ -172,18 +172,18 @@ def test_questions_are_answered_on_any_thread_and_errors_raised_as_they_were(mak
         thread.join(PATIENCE)
     assert answers == {number: f"question {number}" for number in range(20)}
     with pytest.raises(InvalidRequestError, match="problem: is wrong"):
-        transport.ask(0, Check(SearchRequest("wrong")), PATIENCE)
+        transport.ask(0, Question("check", SearchRequest("wrong")), PATIENCE)
 
 
 def test_a_late_answer_and_a_worker_that_dies_over_a_question_are_no_answers(make):
     transport = make()
     hear(transport, 1)
     with pytest.raises(NoAnswerError, match=r"did not answer within 0\.01 s"):
-        transport.ask(0, Check(SearchRequest("slow")), 0.01)
-    assert transport.ask(0, Check(SearchRequest("next")), PATIENCE) == "next"
+        transport.ask(0, Question("check", SearchRequest("slow")), 0.01)
+    assert transport.ask(0, Question("check", SearchRequest("next")), PATIENCE) == "next"
     start = time.monotonic()
     with pytest.raises(NoAnswerError, match="has ended"):
-        transport.ask(0, Check(SearchRequest("die")), PATIENCE)
+        transport.ask(0, Question("check", SearchRequest("die")), PATIENCE)
     assert time.monotonic() - start < PATIENCE
 
 

@@ -18,11 +18,10 @@ from espalier.engine.errors import (
 from espalier.experiments.executors import worker as worker_module
 from espalier.experiments.executors.transport import (
     Cancel,
-    Check,
-    Effective,
     Loaded,
     Lost,
     NoAnswerError,
+    Question,
     Report,
     Run,
     Stepped,
@@ -191,10 +190,10 @@ def test_an_error_that_is_a_bug_is_logged_and_not_told(running, orchestrator, mo
 
 def test_questions_are_answered_while_searches_run(running):
     running.run("long", LONG)
-    assert running.worker.answer(Effective(SearchRequest("a"))).temperature == 1.0
-    assert running.worker.answer(Check(GREEDY)).generator_prompt
+    assert running.worker.answer(Question("effective", SearchRequest("a"))).temperature == 1.0
+    assert running.worker.answer(Question("check", GREEDY)).generator_prompt
     with pytest.raises(InvalidRequestError, match="beam_width"):
-        running.worker.answer(Check(replace(GREEDY, beam_width=0)))
+        running.worker.answer(Question("check", replace(GREEDY, beam_width=0)))
     running.worker.forget()
 
 
@@ -224,4 +223,4 @@ def test_a_worker_that_cannot_load_reports_why_and_answers_nothing(monkeypatch: 
     assert str(report.error) == "no-such-folder: not found"
     assert not running.join()
     with pytest.raises(NoAnswerError, match="not loaded"):
-        running.worker.answer(Check(GREEDY))
+        running.worker.answer(Question("check", GREEDY))
