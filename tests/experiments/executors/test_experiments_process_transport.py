@@ -14,7 +14,7 @@ from espalier.engine.errors import CheckpointError, InvalidRequestError
 from espalier.experiments.executors import devices, process_transport
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Question, Report, Run, Stepped
-from espalier.search.request import USUAL, SearchRequest
+from espalier.search.request import DEFAULT_OPTIONS, SearchRequest
 from espalier.search.run.load import RuntimeSettings
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
@@ -89,7 +89,7 @@ def hear(transport: ProcessTransport, count: int) -> list[tuple[int, Report]]:
 
 
 def order(problem: str, search_id: str = "a") -> Run:
-    return Run(search_id, SearchRequest(problem), USUAL, progress=False)
+    return Run(search_id, SearchRequest(problem), DEFAULT_OPTIONS, progress=False)
 
 
 def test_orders_reach_their_worker_and_its_reports_come_back_in_order(make, capfd):

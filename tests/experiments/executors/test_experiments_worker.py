@@ -27,7 +27,7 @@ from espalier.experiments.executors.transport import (
     Stepped,
 )
 from espalier.experiments.executors.worker import Worker
-from espalier.search.request import USUAL, SearchRequest
+from espalier.search.request import DEFAULT_OPTIONS, SearchRequest
 from espalier.search.result import Finished, SearchResult, Started, StopReason
 from espalier.search.run.executor import Rejected
 from espalier.search.run.load import RuntimeSettings
@@ -54,7 +54,7 @@ class Running:
         return self.reports.get(timeout=PATIENCE)
 
     def run(self, name: str, request: SearchRequest, progress: bool = False) -> None:
-        self.worker.tell(Run(name, request, USUAL, progress))
+        self.worker.tell(Run(name, request, DEFAULT_OPTIONS, progress))
 
     def result(self, name: str) -> SearchResult:
         """Wait for the end of a search."""
