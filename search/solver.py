@@ -15,6 +15,7 @@ from espalier.search.schema import from_values
 
 if TYPE_CHECKING:
     from espalier.prm.scorer import Scorer
+    from espalier.prm.scorers.function import ScoreFunction
 
 OnProgress = Callable[[int, int, SearchResult], None]
 """Called with the number of finished searches, the number of all searches, and the result that just arrived."""
@@ -37,7 +38,7 @@ class Solver:
     def __init__(
         self,
         generator: str | None = None,
-        verifier: str | Scorer | None = None,
+        verifier: str | Scorer | ScoreFunction | None = None,
         *,
         device: str = "auto",
         dtype: str = "auto",
@@ -52,8 +53,9 @@ class Solver:
             generator: a folder, a Hugging Face id (`org/name` or `org/name@revision`) or a registered name; None loads
                 the bundled generator.
             verifier: the process reward model, named the same way, or the folder of a trunk head, `self`, `confidence`
-                or `lowest-confidence`; or a `Scorer` of your own. "" loads none. None loads the bundled one with the
-                bundled generator, else none: searches that need one are then refused.
+                or `lowest-confidence`; or a function of yours, which takes a problem and the steps of a path and returns
+                the score of the last one, from 0 to 1, or its `MODULE:FUNCTION`, or a `Scorer`. "" loads none. None loads
+                the bundled one with the bundled generator, else none: searches that need one are then refused.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             dtype: `auto`, `float32`, `bfloat16` or `float16`.
             kv_memory: size of the KV pool shared by both models, in bytes or as text like `4G`; None depends on the

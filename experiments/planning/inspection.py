@@ -20,7 +20,7 @@ from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.base import PrmFamily, StepPath, special_tokens_in
 from espalier.prm.families import FamilyMatch, families_of, identify, known_classes, load_verifier
 from espalier.prm.policy_pair import PolicyPairDecoder
-from espalier.prm.scorers import SELF, WITHOUT_WEIGHTS
+from espalier.prm.scorers import SELF, names_checkpoint
 from espalier.prm.scorers.trunk_head import is_trunk_head, trunk_of
 from espalier.search.run.generator import render_prompt, system_prompt_of
 
@@ -147,7 +147,7 @@ def verifier_checkpoint(verifier: str, generator: str, hub: HubSettings | None =
     """
     if verifier == SELF:
         return generator
-    return "" if verifier in WITHOUT_WEIGHTS or is_trunk_head(_outline(verifier, hub)) else verifier
+    return "" if not names_checkpoint(verifier) or is_trunk_head(_outline(verifier, hub)) else verifier
 
 
 @dataclass(frozen=True, slots=True)

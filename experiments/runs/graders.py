@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from espalier.engine.errors import EspalierError
-from espalier.search.algorithms.own_code import load_code
+from espalier.engine.own_code import load_code
 from espalier.search.grading.math_verify import DEFAULT_MEMORY_BYTES, Grader
 from espalier.search.grading.notation.numerals import number_in
 

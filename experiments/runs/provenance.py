@@ -49,11 +49,11 @@ def describe_command(
 def describe_models(runtime: "RuntimeSettings") -> dict[str, dict[str, str]]:
     """Name, folder and quantization of each model by role; none of a verifier without weights of its own."""
     from espalier.engine.models.hub import HubSettings, locate
-    from espalier.prm.scorers import WITHOUT_WEIGHTS
+    from espalier.prm.scorers import names_checkpoint
 
     named = {
         "generator": (runtime.generator, runtime.generator_quantization),
-        "verifier": (runtime.verifier, runtime.verifier_quantization),
+        "verifier": (names_checkpoint(runtime.verifier) and runtime.verifier, runtime.verifier_quantization),
         "reference": (runtime.verifier_reference, runtime.verifier_quantization),
     }
     # Loading has downloaded the models, so no network access is needed.
@@ -65,7 +65,7 @@ def describe_models(runtime: "RuntimeSettings") -> dict[str, dict[str, str]]:
             "quantization": str(quantization),
         }
         for role, (name, quantization) in named.items()
-        if name and name not in WITHOUT_WEIGHTS
+        if name
     }
 
 

@@ -1,6 +1,18 @@
-"""Scorers without a model of their own: what a step's generation says of it."""
+"""Scorers without a model of their own: a step's generation, or a function of the user's."""
+
+import re
 
 SELF = "self"
 """Value of `--verifier` that asks the generator itself, as a verifier of the family `yes-no` on the same weights."""
-WITHOUT_WEIGHTS = (SELF, "confidence", "lowest-confidence")
-"""Values of `--verifier` that name no checkpoint."""
+_WITHOUT_WEIGHTS = (SELF, "confidence", "lowest-confidence")
+_FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+
+
+def names_function(verifier: str) -> bool:
+    """Whether a value of `--verifier` is a function of the user's, `MODULE:FUNCTION`."""
+    return _FUNCTION.fullmatch(verifier) is not None
+
+
+def names_checkpoint(verifier: str) -> bool:
+    """Whether a value of `--verifier` names a checkpoint."""
+    return bool(verifier) and verifier not in _WITHOUT_WEIGHTS and not names_function(verifier)

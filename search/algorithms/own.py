@@ -1,16 +1,14 @@
 """A search of the user's own: a class named `MODULE:CLASS`, and checks of what it declares."""
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier.engine.errors import EspalierError, InvalidRequestError, Violation
+from espalier.engine.own_code import file_digest, load_code, place_and_reason
 from espalier.search.algorithms.base import USABLE, Expand, SearchAlgorithm, parameters_in
-from espalier.search.algorithms.own_code import load_code, place_and_reason
 from espalier.search.common_fields import CommonFields, Vote
 from espalier.search.schema import CodeName, from_values
 from espalier.search.tree import Node
@@ -136,10 +134,7 @@ class _Guarded(SearchAlgorithm):
 
 def code_digest(name: CodeName) -> str:
     """SHA-256 of the file that holds a class, which tells two versions apart; empty for one without a file."""
-    try:
-        return hashlib.sha256(Path(inspect.getfile(own_class(name))).read_bytes()).hexdigest()
-    except (OSError, TypeError):
-        return ""
+    return file_digest(own_class(name))
 
 
 def _refusal(name: CodeName, why: str) -> InvalidRequestError:

@@ -14,7 +14,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
 from espalier.engine.models.options import LoadFormat, Quantization
-from espalier.prm.scorers import SELF, WITHOUT_WEIGHTS
+from espalier.prm.scorers import SELF, names_checkpoint, names_function
 from espalier.search.request import AnswerEquivalence
 from espalier.search.schema import Option, parse_size, violations
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from espalier.engine.models.config import DecoderConfig
     from espalier.engine.models.model import Head, Model
     from espalier.prm.scorer import Scorer
+    from espalier.prm.scorers.function import ScoreFunction
     from espalier.prm.verifier import Verifier
     from espalier.search.run.generator import Advice, Generator
     from espalier.search.run.orchestrator import Orchestrator
@@ -40,7 +41,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
-    """What to load, where, and how large."""
+    """Models to load, their device and their memory."""
 
     help_panel: ClassVar = "Models"
     env_prefix: ClassVar = "ESPALIER_"
@@ -52,7 +53,8 @@ class RuntimeSettings:
         str,
         Option(
             "Process reward model: as --generator, or demo-verifier, or the folder of a trunk head; self asks the "
-            "generator whether a step is right; confidence or lowest-confidence reads its probabilities; '' for none; "
+            "generator whether a step is right; confidence or lowest-confidence reads its probabilities; "
+            "MODULE:FUNCTION calls a function of yours with a problem and the steps of a path; '' for none; "
             "auto is demo-verifier with demo-generator, which it was made for, else none."
         ),
     ] = AUTO
@@ -183,7 +185,7 @@ def check_settings(settings: RuntimeSettings) -> None:
         InvalidRequestError: lists the invalid settings.
     """
     wrong = violations(settings)
-    if settings.verifier in WITHOUT_WEIGHTS:
+    if settings.verifier and not names_checkpoint(settings.verifier):
         given = (("verifier_family", settings.verifier_family), ("verifier_reference", settings.verifier_reference))
         rule = f"is not for --verifier {settings.verifier}, which names no checkpoint; leave it out"
         wrong += [Violation(name, rule) for name, value in given if value]
@@ -201,6 +203,7 @@ def _load(
     settings: RuntimeSettings,
     on_bytes: Callable[[int, int], None] | None = None,
     other_heads: Mapping[str, Head] = MappingProxyType({}),
+    own_scorer: Scorer | ScoreFunction | None = None,
 ) -> tuple[Engine, Generator | None, Scorer | None]:
     """Load the models that the settings name; without a generator or a verifier where its name is empty.
 
@@ -208,11 +211,13 @@ def _load(
         settings: what to load.
         on_bytes: see `load_orchestrator`.
         other_heads: heads that the generator's hidden states are read by; see `Model`.
+        own_scorer: see `load_orchestrator`.
     """
     check_settings(settings)
     from espalier.engine.models.model import load_generator
     from espalier.engine.roles import GENERATOR, VERIFIER
     from espalier.prm.families import identify, load_verifier, verifier_of_generator
+    from espalier.prm.scorers.function import scorer_of
     from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
     from espalier.prm.verifier import Verifier
 
@@ -220,7 +225,7 @@ def _load(
     dtype = _dtype(settings.dtype, device)
     checkpoints = _open_checkpoints(settings, on_bytes)
     head = checkpoints.pop(VERIFIER) if VERIFIER in checkpoints and is_trunk_head(checkpoints[VERIFIER]) else None
-    if not settings.generator and (head or settings.verifier in WITHOUT_WEIGHTS):
+    if not settings.generator and (head or not names_checkpoint(settings.verifier)):
         raise CheckpointError(
             f"{settings.verifier} scores steps as a generator samples them, not given texts; give a process reward "
             "model to --verifier"
@@ -232,11 +237,11 @@ def _load(
     models: dict[str, Model] = {}
     if trunk := checkpoints.get(GENERATOR):
         models[GENERATOR] = replace(load_generator(trunk, dtype, device), other_heads=other_heads)
-    family = scorer = None
+    family, scorer = None, scorer_of(own_scorer) if own_scorer else None
     if trunk and settings.verifier == SELF:
         family = verifier_of_generator(trunk, models[GENERATOR])
-    elif settings.verifier in WITHOUT_WEIGHTS:
-        scorer = _scorer_of_confidence(settings)
+    elif settings.verifier and not names_checkpoint(settings.verifier):
+        scorer = _scorer_without_weights(settings.verifier)
     elif head:
         models[GENERATOR], scorer = add_trunk_head(head, models[GENERATOR], settings.verify_incremental)
     elif VERIFIER in checkpoints:
@@ -244,6 +249,11 @@ def _load(
         family = load_verifier(checkpoints[VERIFIER], dtype, device, settings.verifier_family, reference)
     if family:
         scorer, models[VERIFIER] = Verifier(family, settings.verify_incremental), family.model
+    if scorer and settings.verify_incremental and not scorer.rescored:
+        raise CheckpointError(
+            f"--verify-incremental: {scorer.name} reads no path step by step, so there is nothing to compare its "
+            "scores with; leave the flag out"
+        )
     engine = _make_engine(settings, models, device, dtype)
     return engine, trunk and _make_generator(settings, engine, trunk), scorer
 
@@ -251,7 +261,7 @@ def _load(
 def load_orchestrator(
     settings: RuntimeSettings,
     on_bytes: Callable[[int, int], None] | None = None,
-    own_scorer: Scorer | None = None,
+    own_scorer: Scorer | ScoreFunction | None = None,
 ) -> Orchestrator:
     """Load both models onto one device and create an engine and an orchestrator for them.
 
@@ -266,7 +276,7 @@ def load_orchestrator(
         InvalidRequestError: settings are invalid; see `check_settings`.
         CheckpointError: a checkpoint is missing, unsupported or incomplete, or the device is not available.
     """
-    engine, generator, scorer = _load(settings, on_bytes)
+    engine, generator, scorer = _load(settings, on_bytes, own_scorer=own_scorer)
     from espalier.search.run.orchestrator import Orchestrator
     from espalier.search.voting.equivalence import make_equivalence
 
@@ -274,7 +284,7 @@ def load_orchestrator(
     return Orchestrator(
         engine,
         generator,
-        scorer or own_scorer,
+        scorer,
         max_running=settings.max_running,
         equivalence=make_equivalence(settings.answer_equivalence, settings.grader_memory),
         model_names=model_names(settings),
@@ -296,15 +306,13 @@ def _advice_of(generator: str) -> Advice:
     return lambda _: ()
 
 
-def _scorer_of_confidence(settings: RuntimeSettings) -> Scorer:
+def _scorer_without_weights(verifier: str) -> Scorer:
     from espalier.prm.scorers.confidence import Confidence, LowestConfidence
+    from espalier.prm.scorers.function import load_function
 
-    if settings.verify_incremental:
-        raise CheckpointError(
-            f"--verify-incremental: {settings.verifier} reads the probabilities that tokens were drawn with, so there "
-            "is nothing to compare them with; leave the flag out"
-        )
-    return {scorer.name: scorer for scorer in (Confidence(), LowestConfidence())}[settings.verifier]
+    if names_function(verifier):
+        return load_function(verifier)
+    return {scorer.name: scorer for scorer in (Confidence(), LowestConfidence())}[verifier]
 
 
 def load_generator_alone(
@@ -389,14 +397,14 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
 
     wanted = {
         GENERATOR: (settings.generator, settings.generator_quantization),
-        VERIFIER: (settings.verifier, settings.verifier_quantization),
+        VERIFIER: (names_checkpoint(settings.verifier) and settings.verifier, settings.verifier_quantization),
         _REFERENCE: (settings.verifier and settings.verifier_reference, settings.verifier_quantization),
     }
     form = settings.load_format
     opened = {
         role: Checkpoint(locate(name, form, hub), form, quantization, count, settings.batch_invariant)
         for role, (name, quantization) in wanted.items()
-        if name and name not in WITHOUT_WEIGHTS
+        if name
     }
     if _device(settings.device).type == "cpu":
         _require_memory(opened, settings)

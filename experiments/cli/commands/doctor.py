@@ -148,11 +148,11 @@ def _kernels() -> Iterator[Finding]:
 def _models(runtime: RuntimeSettings) -> Iterator[Finding]:
     from espalier.engine.errors import EspalierError
     from espalier.engine.models.hub import HubSettings, locate
-    from espalier.prm.scorers import WITHOUT_WEIGHTS
+    from espalier.prm.scorers import names_checkpoint
 
     bundled = RuntimeSettings().generator, RuntimeSettings().verifier
     for name in (runtime.generator, runtime.verifier):
-        if name not in bundled and name and name not in WITHOUT_WEIGHTS:
+        if name not in bundled and names_checkpoint(name):
             try:
                 found = locate(name, runtime.load_format, HubSettings(offline=True, cache_dir=runtime.cache_dir))
                 yield Finding(name, str(found))

@@ -1,5 +1,7 @@
 """Code of the user's own, by a name like `my_search:Widest`; its module may lie in the current folder."""
 
+import hashlib
+import inspect
 import sys
 import traceback
 from importlib import import_module
@@ -24,6 +26,14 @@ def load_code(name: str) -> Any:
         raise EspalierError(str(error)) from error
     except Exception as error:  # whatever somebody's module does when it is imported
         raise EspalierError(f"importing {module} failed, {place_and_reason(error)}") from error
+
+
+def file_digest(code: Any) -> str:
+    """SHA-256 of the file that holds a class or a function, which tells two versions apart; empty without a file."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(code)).read_bytes()).hexdigest()
+    except (OSError, TypeError):
+        return ""
 
 
 def place_and_reason(error: Exception) -> str:

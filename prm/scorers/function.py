@@ -1,0 +1,70 @@
+"""A Python function of the user's as a scorer: it is called with the text of each path."""
+
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from espalier.engine.errors import CheckpointError, EspalierError
+from espalier.engine.own_code import file_digest, load_code, place_and_reason
+from espalier.engine.roles import VERIFIER
+from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode, StepScore, steps_with_text
+
+ScoreFunction = Callable[[str, list[str]], float]
+"""Takes a problem and the steps of a path so far, and returns the score of the last one, from 0 to 1."""
+
+
+class FunctionScorer(Scorer):
+    """Scores steps by a function, on the thread that runs the searches: all of them wait for it."""
+
+    def __init__(self, function: ScoreFunction) -> None:
+        self.name = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
+        self.digests = {VERIFIER: digest} if (digest := file_digest(function)) else {}
+        self._function = function
+
+    def begin(self, search: ScoredSearch) -> ScoreSession:
+        """See `Scorer`."""
+        return _FunctionSession(self, search.problem)
+
+    def score(self, problem: str, steps: list[str]) -> float:
+        """Return the score of the last of `steps`.
+
+        Raises:
+            EspalierError: the function fails, or returns no number from 0 to 1; says where.
+        """
+        try:
+            score = float(self._function(problem, steps))
+        except Exception as error:  # whatever somebody's function does
+            raise EspalierError(f"--verifier {self.name}: failed, {place_and_reason(error)}") from error
+        if not 0 <= score <= 1:  # nor NaN
+            raise EspalierError(f"--verifier {self.name}: a score must be a number from 0 to 1, is {score}")
+        return score
+
+
+class _FunctionSession(ScoreSession):
+    def __init__(self, scorer: FunctionScorer, problem: str) -> None:
+        super().__init__()
+        self._scorer = scorer
+        self._problem = problem
+
+    def want(self, node: StepNode, in_place: bool = False) -> Iterable[StepScore]:
+        """See `ScoreSession`."""
+        return (StepScore(node, self._scorer.score(self._problem, [step.text for step in steps_with_text(node)])),)
+
+
+def scorer_of(own: Scorer | ScoreFunction) -> Scorer:
+    """The scorer that a caller gives: itself, or of a function."""
+    return own if isinstance(own, Scorer) else FunctionScorer(own)
+
+
+def load_function(name: str) -> FunctionScorer:
+    """Load the scorer of `--verifier MODULE:FUNCTION`.
+
+    Raises:
+        CheckpointError: there is no such function; says why.
+    """
+    try:
+        function = load_code(name)
+    except EspalierError as error:
+        raise CheckpointError(f"--verifier {name}: {error}") from error
+    if not callable(function):
+        raise CheckpointError(f"--verifier {name}: it is no function")
+    return FunctionScorer(cast(ScoreFunction, function))

@@ -1,0 +1,130 @@
+"""`--verifier MODULE:FUNCTION`: the example of the README, as a user's file in the current folder."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from espalier.engine.errors import CheckpointError, EspalierError, InvalidRequestError
+from espalier.search.run.load import RuntimeSettings, load_orchestrator, load_verifier_alone
+from espalier.search.solver import Solver
+
+NAME = "copied:score"
+SMALL = ("-N", 1, "-M", 2, "--max-step-tokens", 32)
+PROBLEM = "Tom has 38 coins. (a) He finds 47 more. (b) He loses 12. How many coins does he have now?"
+
+
+def example() -> str:
+    """The page's module; fenced as `py`, since those of `python` are scripts, which `test_readme` runs."""
+    text = (Path(__file__).parents[3] / "prm/README.md").read_text(encoding="utf-8")
+    (found,) = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "copied.py").write_text(example(), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    sys.modules.pop("copied", None)
+    yield tmp_path
+    sys.modules.pop("copied", None)
+
+
+def expected(result: dict) -> None:
+    """Every step's score is the function's of the path's text; at least one of them is below 1."""
+    sys.modules.pop("copied", None)
+    import copied  # pyright: ignore[reportMissingImports]
+
+    nodes = {node["node_id"]: node for node in result["nodes"]}
+    scored = [node for node in nodes.values() if node["score"] is not None]
+    assert min(node["score"] for node in scored) < 1
+    for node in scored:
+        steps, step = [], node
+        while step["parent_id"] is not None:
+            steps, step = [step["text"], *steps], nodes[step["parent_id"]]
+        assert node["score"] == copied.score(PROBLEM, [text for text in steps if text.strip()])
+
+
+def test_every_step_has_the_score_that_the_function_returns(espalier, folder: Path):
+    ran = espalier("solve", PROBLEM, "--verifier", NAME, "-a", "beam", "-N", 2, "-M", 4, "--temperature", 1.5, "--json")
+    assert ran.code == 0, ran.err
+    result = json.loads(ran.out)
+    expected(result)
+    assert result["usage"]["verifier_tokens"] == result["usage"]["verifier_tree_tokens"] == 0
+
+
+def test_an_evaluation_records_the_function_and_is_not_resumed_with_an_edited_one(espalier, folder: Path):
+    command = ("eval", "--verifier", NAME, "-a", "beam", *SMALL, "--limit", 2, "--out", "run")
+    ran = espalier(*command)
+    assert ran.code == 0, ran.err
+    assert json.loads((folder / "run/config.json").read_text())["verifier_family"] == NAME
+    assert espalier(*command).code == 0
+    (folder / "copied.py").write_text(example().replace("1 +", "2 +"))
+    sys.modules.pop("copied", None)
+    ran = espalier(*command)
+    assert ran.code == 2
+    assert "holds a run of another configuration: verifier" in ran.err
+
+
+def test_python_takes_the_function_itself(folder: Path):
+    seen = []
+
+    def later_is_better(problem: str, steps: list[str]) -> float:
+        seen.append((problem, tuple(steps)))
+        return 1 - 1 / (1 + len(steps))
+
+    with Solver(verifier=later_is_better, kv_memory="64M") as solver:
+        result = solver.solve(PROBLEM, algorithm="beam", beam_width=1, expansion=2, max_step_tokens=32)
+    assert seen
+    assert {problem for problem, _ in seen} == {PROBLEM}
+    assert all(text.strip() for _, steps in seen for text in steps)
+    assert {node.score for node in result.nodes} <= {None, *(1 - 1 / (1 + len(steps)) for _, steps in seen)}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return 1 / 0", r"copied\.py:\d+: ZeroDivisionError: division by zero"),
+        ("return 2", "a score must be a number from 0 to 1, is 2.0"),
+        ("return float('nan')", "a score must be a number from 0 to 1, is nan"),
+        ("return None", "TypeError: float"),
+    ],
+)
+def test_what_a_function_does_wrong_fails_the_search_in_one_line(body: str, said: str, folder: Path):
+    (folder / "copied.py").write_text(f"def score(problem, steps):\n    {body}\n")
+    with Solver(verifier=NAME, kv_memory="64M") as solver:
+        with pytest.raises(EspalierError, match=f"^--verifier copied:score: .*{said}"):
+            solver.solve(PROBLEM, algorithm="beam", beam_width=1, expansion=2)
+        assert solver.solve(PROBLEM, algorithm="greedy").answer, "the next one runs"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"verifier": "copied:nothing"}, "--verifier copied:nothing: module 'copied' has no attribute 'nothing'"),
+        ({"verifier": "missing:score"}, "--verifier missing:score: No module named 'missing'"),
+        ({"verifier": "copied:NUMBER"}, "--verifier copied:NUMBER: it is no function"),
+        ({"verifier": NAME, "verify_incremental": True}, "--verify-incremental: copied:score reads no path"),
+    ],
+)
+def test_what_is_no_function_or_cannot_be_checked_is_refused(settings: dict, said: str, folder: Path):
+    with pytest.raises(CheckpointError, match=said):
+        load_orchestrator(RuntimeSettings(kv_memory=2**26, **settings))
+
+
+def test_a_function_has_no_family_and_scores_no_given_solutions(folder: Path):
+    with pytest.raises(InvalidRequestError, match="is not for --verifier copied:score, which names no checkpoint"):
+        load_orchestrator(RuntimeSettings(verifier=NAME, verifier_family="yes-no"))
+    with pytest.raises(CheckpointError, match="give a process reward model to --verifier"):
+        load_verifier_alone(RuntimeSettings(verifier=NAME))
+
+
+def test_a_plan_counts_no_verifier(espalier, folder: Path):
+    ran = espalier("plan", "--generator", "demo-generator", "--memory", "1G", "--verifier", NAME, "--json")
+    assert ran.code == 0, ran.err
+    assert list(json.loads(ran.out)["models"]) == ["generator"]
