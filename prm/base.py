@@ -69,7 +69,7 @@ class ScoreInput:
 
 
 class PrmFamily(ABC):
-    """How one family of process reward models reads a problem and its steps.
+    """A family of process reward models: its layout of a problem and its steps, and the meaning of its values.
 
     A path's token ids are those kept by its parent followed by its own, so that all continuations of a path share its
     KV. Most families encode only the new step; a family that tokenizes the text as a whole returns a

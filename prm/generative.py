@@ -19,7 +19,7 @@ from espalier.prm.session import NodeState, VerifierSession
 
 @dataclass(frozen=True, slots=True)
 class RationaleSettings:
-    """How rationales are generated.
+    """Settings of the generation of rationales.
 
     Attributes:
         tokens: maximum tokens of a rationale; a longer one is cut off and judged as it is.

@@ -74,7 +74,7 @@ class DetectionTable(_Table):
 
 
 class Prompt(_Table):
-    """How the text before the first step is rendered."""
+    """Rendering of the text before the first step."""
 
     kind: Literal["chat", "text"] = "chat"
     system: str | None = None
@@ -83,7 +83,7 @@ class Prompt(_Table):
 
 
 class Step(_Table):
-    """How a step is rendered, and where its score is read."""
+    """Rendering of a step, and the place where its score is read."""
 
     text: str = "{step}"
     tag: str

@@ -1,4 +1,4 @@
-"""What runs searches: an orchestrator in this process, or workers in other ones."""
+"""The Executor protocol: searches run by an orchestrator in this process, or by workers in other ones."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

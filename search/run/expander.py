@@ -37,7 +37,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class PendingExpansion:
-    """What one piece of generator work expands: the node, the index of its first child, and the options of the request.
+    """The purpose of a piece of generator work: the node, the index of its first child, and options of the request.
 
     `round_root` is the node at which the round started; the path's share of the budgets counts from there.
     """
@@ -127,7 +127,7 @@ class TreeExpander:
     def begin_round(self, asked: Sequence[Expand]) -> bool:
         """Start sampling the expansions; returns False, without sampling, if the budgets lack a token for each path."""
         self._unfinished = sum(expand.children for expand in asked)
-        if not self._budget.deal(self._unfinished):
+        if not self._budget.split(self._unfinished):
             return False
         for expand in asked:
             self._generate(expand.node, expand.children, expand.to_end, expand.greedy, expand.node, in_place=False)
@@ -252,7 +252,7 @@ class TreeExpander:
     def _pass_gate(self) -> None:
         """Let the paths go on that the gate lets pass; once the vote is decided, settle those that wait."""
         assert self._gate is not None
-        for node in self._gate.pass_on(self._waiting):
+        for node in self._gate.release(self._waiting):
             self._go_on(node, self._waiting.pop(node))
         if self._gate.decided and not self._meter.stopped_paths:
             self._meter.stopped_paths = sum(node.multiplicity for node in self._waiting)
@@ -336,7 +336,7 @@ class TreeExpander:
             state = self._states[node]
             node.score, state.scored = step.score, True
             if step.status is ScoreStatus.OVER_BUDGET:
-                self._budget.refuse(node)
+                self._budget.mark_exhausted(node)
             if step.status is not ScoreStatus.SCORED and not state.to_end:
                 node.termination = self._budget.why_unscored(node)
             if state.to_end and node.termination is None:

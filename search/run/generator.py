@@ -28,7 +28,7 @@ STEP_SYSTEM_PROMPT = (
     r'"Therefore, the final answer is: $\boxed{answer}$."'
 )
 """Default system prompt for instruction-tuned models: asks for steps separated by blank lines."""
-_LEAST_TOP_P = 1e-9
+_MIN_TOP_P = 1e-9
 """top_p that keeps only the most likely token; a request's own value must be above 0."""
 
 
@@ -126,7 +126,7 @@ class Generator:
             pass  # each request will say so
         self.temperature = _configured(defaults, "temperature", 0.8, 0, 10)
         self.top_k = max(int(_configured(defaults, "top_k", 0, -1, 2**31 - 1)), 0)
-        self.top_p = max(_configured(defaults, "top_p", 1, 0, 1), _LEAST_TOP_P)
+        self.top_p = max(_configured(defaults, "top_p", 1, 0, 1), _MIN_TOP_P)
         self.min_p = _configured(defaults, "min_p", 0, 0, 1)
 
     @property
@@ -173,10 +173,12 @@ class Generator:
         self._engine.submit(work)
 
 
-def _configured(defaults: dict[str, Any], name: str, default: float, least: float, most: float) -> float:
+def _configured(defaults: dict[str, Any], name: str, default: float, minimum: float, maximum: float) -> float:
     """Read a value of `generation_config.json`; the default if it is absent."""
     if (value := defaults.get(name)) is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise CheckpointError(f"{name} in generation_config.json must be a number from {least} to {most}, is {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
+        raise CheckpointError(
+            f"{name} in generation_config.json must be a number from {minimum} to {maximum}, is {value!r}"
+        )
     return float(value)

@@ -32,7 +32,7 @@ from espalier.search.voting.vote import VoteResult, is_decided, select
 _VOTE_THREADS = 4
 """Votes of one account counted concurrently; each thread mostly waits for child processes."""
 
-_REST_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 """Seconds that `step` waits when only votes are left; new searches wait as long."""
 
 
@@ -186,7 +186,7 @@ class Orchestrator:
         """Cancel searches immediately: each gets its last event, and `step` does not return them."""
         for search in [self._searches[name] for name in search_ids if name in self._searches]:
             if search.result is None:
-                self._work_on(search, search.stop, StopReason.CANCELLED)
+                self._run_guarded(search, search.stop, StopReason.CANCELLED)
             del self._searches[search.search_id]
 
     def vote(self, candidates: Sequence[Candidate], vote: Vote) -> VoteResult:
@@ -207,9 +207,9 @@ class Orchestrator:
             self._admit()
             for done in self._engine_step():
                 search = self._searches[str(done.work.owner)]
-                self._work_on(search, search.handle, done)
+                self._run_guarded(search, search.handle, done)
             for search in [search for search in self._queue.running if search.options.report_nodes]:
-                self._work_on(search, search.report_growth)
+                self._run_guarded(search, search.report_growth)
             self._take_votes()
         ended, self._ended = self._ended, []
         return [s.result for s in ended if s.result is not None and self._searches.pop(s.search_id, None)]
@@ -234,17 +234,17 @@ class Orchestrator:
                 raise
             for owner in error.owners:
                 search = self._searches[str(owner)]
-                self._work_on(search, search.fail, error)
+                self._run_guarded(search, search.fail, error)
             return []
 
-    def _work_on(self, search: RunningSearch, action: Callable[..., None], *args: Any) -> None:
+    def _run_guarded(self, search: RunningSearch, action: Callable[..., None], *args: Any) -> None:
         """Run `action` for one search; any exception but a fatal one fails that search.
 
         If its tree is complete afterwards, the search releases its memory and votes.
         """
         try:
             action(*args)
-            if search.has_grown and not search.released:
+            if search.tree_complete and not search.released:
                 self._end_growth(search)
         except FatalError:
             raise
@@ -264,7 +264,7 @@ class Orchestrator:
         for search in [search for search in self._searches.values() if search.result is None]:
             if search.cancelled or now >= search.deadline:
                 reason = StopReason.CANCELLED if search.cancelled else StopReason.DEADLINE
-                self._work_on(search, search.stop, reason)
+                self._run_guarded(search, search.stop, reason)
             else:
                 self._next_due = min(self._next_due, search.deadline)
 
@@ -309,12 +309,12 @@ class Orchestrator:
         idle = not (self._queue.running or len(self._queue) or self._ended) and bool(self._searches)
         while True:
             try:
-                search, future = self._voted.get(block=idle, timeout=_REST_SECONDS)
+                search, future = self._voted.get(block=idle, timeout=_POLL_SECONDS)
             except Empty:
                 return
             idle = False
             if search.result is None:
-                self._work_on(search, lambda search=search, future=future: search.end(future.result()))
+                self._run_guarded(search, lambda search=search, future=future: search.end(future.result()))
 
     def _close_votes(self) -> None:
         """Stop the threads of votes that are no longer needed, and their comparisons."""
@@ -334,9 +334,9 @@ class Orchestrator:
         while (search := self._queue.next()) and (self._reserve(search) or self._reserve_in_place_of_others(search)):
             if search.suspended:
                 search.suspended = False
-                self._work_on(search, self.engine.resume_owner, search.search_id)
+                self._run_guarded(search, self.engine.resume_owner, search.search_id)
             else:
-                self._work_on(search, search.start)
+                self._run_guarded(search, search.start)
 
     def _reserve(self, search: RunningSearch) -> bool:
         """Take a slot and memory for a search that waits, if they are free."""
@@ -367,7 +367,7 @@ class Orchestrator:
 
     def _suspend(self, search: RunningSearch) -> None:
         """Return a running search to the queue without any memory."""
-        self._work_on(search, self.engine.suspend, search.search_id)
+        self._run_guarded(search, self.engine.suspend, search.search_id)
         if search.reservation:  # else it has failed
             search.suspended = True
             self._queue.add(search)

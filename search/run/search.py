@@ -42,7 +42,7 @@ from espalier.search.voting.vote import VoteResult, select
 
 log = logging.getLogger("espalier.search")
 
-_MOST_SHOWN = 256
+_MAX_SHOWN = 256
 """Maximum number of kept nodes in one event; events are sent over the network."""
 
 _PARTIAL_SECONDS = 0.05
@@ -130,16 +130,16 @@ class RunningSearch:
 
     @property
     def account(self) -> Account:
-        """Who it is charged to."""
+        """The account that it is charged to."""
         return self.options.account
 
     @property
     def vote(self) -> Vote:
-        """How its answer is selected from the candidates."""
+        """The vote that selects its answer from the candidates."""
         return self.request.vote or Vote.NAIVE
 
     @property
-    def has_grown(self) -> bool:
+    def tree_complete(self) -> bool:
         """Whether its tree is complete and it holds no engine resources: it votes, or is finished."""
         return self.candidates is not None
 
@@ -172,12 +172,12 @@ class RunningSearch:
         if self._reason is StopReason.FAILED:
             return
         self._tree.handle(done)
-        if not self.has_grown and self._tree.outstanding == 0 and self._asked:
+        if not self.tree_complete and self._tree.outstanding == 0 and self._asked:
             self._end_round()
 
     def report_growth(self) -> None:
         """Report how far the paths of an unfinished round have come, if the submission asked for it."""
-        if self._changes is None or self.has_grown or not any(expand.to_end for expand in self._asked):
+        if self._changes is None or self.tree_complete or not any(expand.to_end for expand in self._asked):
             return
         if (began := self.meter.clock()) < self._next_look:
             return
@@ -264,7 +264,7 @@ class RunningSearch:
         self._deepest = max([self._deepest, *(node.depth for node in tips)])
         changed: tuple[NodeRecord, ...] = ()
         if self._changes is None:
-            tips = tips[-_MOST_SHOWN:]
+            tips = tips[-_MAX_SHOWN:]
         else:
             changed = self._changes.take()
             self._changes.end_round(kept)

@@ -10,12 +10,12 @@ from espalier.search.fairness import Account, Holdings
 from espalier.search.run.search import RunningSearch
 
 _TURN_SECONDS = 5.0
-"""How long a search runs at least before it gives way to an account that holds no more; those who gave way wait as
+"""Minimum time that a search runs before it gives way to an account that holds no more; those who gave way wait as
 long. Its KV is computed again each time, which takes a small part of that."""
 
 
 class SearchQueue:
-    """Which search starts next, and which ones give way to it.
+    """The order in which searches start, and those that give way to one.
 
     The highest priority goes first. Of equal ones, the caller with the fewest searches running does, then of its
     connections the one with the fewest, then the one whose last start is longest ago; of an account, the search that

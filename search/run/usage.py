@@ -85,17 +85,17 @@ class Budget:
         self._meter = meter
         self._generator_share = self._verifier_share = _UNLIMITED
         self._round_roots: dict[Node, Node] = {}
-        self._refused: set[Node] = set()
+        self._exhausted: set[Node] = set()
 
     @property
     def covers_the_problem(self) -> bool:
         """Whether the verifier's budget covers the problem's tokens."""
         return self._left(self._verifier_budget, self._meter.verifier_tree_tokens) >= 0
 
-    def deal(self, paths: int) -> bool:
+    def split(self, paths: int) -> bool:
         """Start a round of `paths` paths; returns whether each of them gets at least one token of each model."""
         self._round_roots.clear()
-        self._refused.clear()
+        self._exhausted.clear()
         self._generator_share = self._left(self._generator_budget, self._meter.generated_tokens) // paths
         self._verifier_share = self._left(self._verifier_budget, self._meter.verifier_tree_tokens) // paths
         return min(self._generator_share, self._verifier_share) >= 1
@@ -115,13 +115,13 @@ class Budget:
             spent, step = spent + step.verifier_tokens, step.parent
         return self._verifier_share - spent
 
-    def refuse(self, node: Node) -> None:
+    def mark_exhausted(self, node: Node) -> None:
         """Record that `node` is not scored because its path's share is used up."""
-        self._refused.add(node)
+        self._exhausted.add(node)
 
     def why_unscored(self, node: Node) -> Termination:
         """The termination of a path with a step that could not be scored."""
-        return Termination.BUDGET if self._refused.intersection(node.lineage()) else Termination.LENGTH
+        return Termination.BUDGET if self._exhausted.intersection(node.lineage()) else Termination.LENGTH
 
     @staticmethod
     def _left(budget: int | None, spent: int) -> int:

@@ -118,7 +118,7 @@ class PathGate:
         if candidate is not None:
             self._vote.add(candidate.answer, candidate.score, node.multiplicity, node.path)
 
-    def pass_on(self, waiting: Collection[Node]) -> list[Node]:
+    def release(self, waiting: Collection[Node]) -> list[Node]:
         """Return those of the waiting paths that may sample their next step; sets `decided` if none needs to."""
         if not waiting or self.decided:
             return []

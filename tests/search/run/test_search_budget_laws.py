@@ -184,7 +184,7 @@ def test_what_is_dealt_is_all_there_is_but_for_less_than_a_token_each(budget: in
     meter = UsageMeter()
     meter.generated_tokens = spent
     dealt = Budget(SearchRequest("?", generator_budget=budget), meter, uses_verifier=True)
-    enough = dealt.deal(paths)
+    enough = dealt.split(paths)
     assert enough == (budget - spent >= paths)
     if enough:
         given_out = sum(dealt.generator_left(root, root) for root in [Node(0, None, ())] * paths)

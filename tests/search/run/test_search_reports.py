@@ -98,7 +98,7 @@ def test_looking_for_changes_takes_a_small_share_of_the_time(make_orchestrator: 
 def test_a_report_has_every_kept_node_where_the_tree_was_asked_for(
     make_orchestrator: Make, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(running, "_MOST_SHOWN", 1)
+    monkeypatch.setattr(running, "_MAX_SHOWN", 1)
     (short, _), (whole, result) = (reported(make_orchestrator(), BEAM, options) for options in (DEFAULT_OPTIONS, ASKED))
     assert {len(report.kept) for report in short} == {1}
     assert [len(report.kept) for report in whole] == [len(set(done.kept)) for done in result.rounds]

@@ -185,17 +185,17 @@ def says(answer: str) -> Candidate:
 def test_the_slower_half_never_waits():
     gate = PathGate(PartialVote(Vote.MAJORITY, False), paths=4, frugal=False)
     first, second, third = node(0), node(1), node(2)
-    assert gate.pass_on([first]) == []  # the other three might end here and agree
-    assert gate.pass_on([first, second]) == []  # a tie, which they could win
-    assert gate.pass_on([first, second, third]) == [first, second, third]
-    assert gate.pass_on([late := node(3)]) == [late]
+    assert gate.release([first]) == []  # the other three might end here and agree
+    assert gate.release([first, second]) == []  # a tie, which they could win
+    assert gate.release([first, second, third]) == [first, second, third]
+    assert gate.release([late := node(3)]) == [late]
 
 
 def test_the_gate_stays_closed_once_the_vote_is_decided():
     gate = PathGate(PartialVote(Vote.MAJORITY, False), paths=5, frugal=False)
     gate.end(node(0, ended=True, multiplicity=3), says("4"))
     waiting = [node(1), node(2)]
-    assert gate.pass_on(waiting) == []
+    assert gate.release(waiting) == []
     assert gate.decided
     assert gate.tokens_left(waiting) == 0
     assert gate.tokens_left([node(1)]) == 0
@@ -204,11 +204,11 @@ def test_the_gate_stays_closed_once_the_vote_is_decided():
 def test_a_frugal_gate_sends_as_many_as_could_decide_the_longest_first():
     gate = PathGate(PartialVote(Vote.MAJORITY, True), paths=9, frugal=True)
     small, large, deep = node(0, multiplicity=2), node(1, multiplicity=4), node(2, 0, multiplicity=3)
-    assert gate.pass_on([small, large]) == []  # not all wait
-    assert gate.pass_on([small, large, deep]) == [deep, large]  # five of nine
+    assert gate.release([small, large]) == []  # not all wait
+    assert gate.release([small, large, deep]) == [deep, large]  # five of nine
     for path in (deep, large):
         gate.end(path, says("4"))
-    assert gate.pass_on([small]) == []
+    assert gate.release([small]) == []
     assert gate.decided
     assert gate.tokens_left([small]) == round(2 * ((3 * 20 + 4 * 10) / 7 - 10))
 
