@@ -53,9 +53,10 @@ class Solver:
             generator: a folder, a Hugging Face id (`org/name` or `org/name@revision`) or a registered name; None loads
                 the bundled generator.
             verifier: the process reward model, named the same way, or the folder of a trunk head, `self`, `confidence`
-                or `lowest-confidence`; or a function of yours, which takes a problem and the steps of a path and returns
-                the score of the last one, from 0 to 1, or its `MODULE:FUNCTION`, or a `Scorer`. "" loads none. None loads
-                the bundled one with the bundled generator, else none: searches that need one are then refused.
+                or `lowest-confidence`; or a function of yours, which takes a problem and the steps of a path and
+                returns the score of the last one, from 0 to 1, or its `MODULE:FUNCTION`, or a `Scorer`. "" loads none.
+                None loads the bundled one with the bundled generator, else none: searches that need one are then
+                refused.
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             dtype: `auto`, `float32`, `bfloat16` or `float16`.
             kv_memory: size of the KV pool shared by both models, in bytes or as text like `4G`; None depends on the
