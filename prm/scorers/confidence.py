@@ -40,3 +40,7 @@ class LowestConfidence(TokenScorer):
         sums = np.concatenate(([0.0], np.cumsum(done.log_probabilities)))
         size = min(_GROUP, len(done.log_probabilities))
         return math.exp(float((sums[size:] - sums[:-size]).min()) / size)
+
+
+SCORERS = {scorer.name: scorer for scorer in (Confidence(), LowestConfidence())}
+"""The scorers of this module by their names."""

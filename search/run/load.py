@@ -307,12 +307,10 @@ def _advice_of(generator: str) -> Advice:
 
 
 def _scorer_without_weights(verifier: str) -> Scorer:
-    from espalier.prm.scorers.confidence import Confidence, LowestConfidence
+    from espalier.prm.scorers.confidence import SCORERS
     from espalier.prm.scorers.function import load_function
 
-    if names_function(verifier):
-        return load_function(verifier)
-    return {scorer.name: scorer for scorer in (Confidence(), LowestConfidence())}[verifier]
+    return load_function(verifier) if names_function(verifier) else SCORERS[verifier]
 
 
 def load_generator_alone(
