@@ -16,9 +16,12 @@ from scripted_orchestrator import NAMES, ScriptedOrchestrator
 from server_thread import ServerThread
 
 from espalier.experiments.cli.operating.server_findings import server_findings
+from espalier.search.request import SearchRequest
+from espalier.search.run.executor import ResolvedRequest
 from espalier.search.service import errors
 from espalier.search.service.access.callers import CallerEntry, Callers, CallersFileError
 from espalier.search.service.access.tokens import add_caller
+from espalier.search.service.engine_thread import EngineThread
 from espalier.search.service.errors import BusyError
 from espalier.search.service.settings import ServerSettings
 
@@ -116,9 +119,12 @@ def test_a_wait_for_a_server_is_shown(espalier, server, monkeypatch):
     monkeypatch.setattr(errors, "_CODES", ((BusyError, "RESOURCE_EXHAUSTED", 1.0),))
     failures = [busy]
 
-    def check(_engine: object, request: object) -> None:
+    real = EngineThread.check
+
+    def check(engine: EngineThread, request: SearchRequest) -> ResolvedRequest | SearchRequest:
         if failures:
             raise failures.pop()
+        return real(engine, request)
 
     monkeypatch.setattr("espalier.search.service.engine_thread.EngineThread.check", check)
     ran = espalier("solve", "solve", "--endpoint", server.address)
