@@ -200,5 +200,6 @@ def test_parts_are_compiled_ahead_for_the_types_that_they_are_called_with():
     assert len(expected) > 4
     for types in expected.values():
         for function, _ in types:  # what was compiled within another function, for other types, would be kept as well
-            kept = {(function, key[0]) for key in function._cache._cache_file._load_index()}
-            assert kept == types
+            index = (key[0] for key in function._cache._cache_file._load_index())
+            # Other tests multiply by quantised weights, which these layers have none of.
+            assert {(function, kept) for kept in index if "QuantizedPanels" not in str(kept)} == types
