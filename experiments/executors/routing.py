@@ -1,4 +1,4 @@
-"""Which worker gets a search: plain data, without any process."""
+"""Choice of the worker that gets a search: plain data, without any process."""
 
 import math
 import time
@@ -19,7 +19,7 @@ _PIECE = 64
 """Characters of a problem that are compared at once, about one KV block of 16 tokens."""
 _CHARACTERS_PER_TOKEN = 2
 """Characters of a prompt that cost one token: four a token, which both models read."""
-_MOST_PIECES = 4096
+_MAX_PIECES = 4096
 """Pieces of problems that are remembered for each worker, 256 KiB of text."""
 _MAX_HELD = 4
 """Searches that a worker has at most, suspended ones included, in multiples of those that it runs."""
@@ -78,7 +78,7 @@ class Search:
 class RecentProblems:
     """The beginnings of the problems that a worker was given last, whose prompts its prefix cache may hold."""
 
-    def __init__(self, most: int = _MOST_PIECES) -> None:
+    def __init__(self, most: int = _MAX_PIECES) -> None:
         """Remember the last `most` pieces."""
         self._most = most
         self._pieces: OrderedDict[int, None] = OrderedDict()

@@ -1,4 +1,4 @@
-"""What an executor and its workers send each other, and the contract of what carries it."""
+"""Messages between an executor and its workers, and the protocol of the transport that carries them."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol

@@ -46,7 +46,7 @@ _REMIND_SECONDS = 30.0
 """Seconds between two messages that workers have not started."""
 _ANSWER_SECONDS = 2.0
 """Seconds that one worker has to answer a question before another is asked."""
-_MOST_ASKED = 2
+_MAX_ASKED = 2
 """Workers that are asked about a request before it is checked without them."""
 _SILENT_SECONDS = 120.0
 """Seconds without a report after which a worker with searches hangs; its first steps may have to compile kernels."""
@@ -265,7 +265,7 @@ class WorkerExecutor:
         """Ask one of the workers with the fewest searches, and a second one if it does not answer; on any thread."""
         why = NoAnswerError("all workers are lost")
         up = [worker for worker in self._workers if worker.up]
-        for worker in sorted(up, key=lambda worker: len(worker.running))[:_MOST_ASKED]:
+        for worker in sorted(up, key=lambda worker: len(worker.running))[:_MAX_ASKED]:
             try:
                 return self._transport.ask(worker.number, question, _ANSWER_SECONDS)
             except NoAnswerError as error:

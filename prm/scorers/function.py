@@ -1,9 +1,11 @@
 """A Python function of the user's as a scorer: it is called with the text of each path."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import cast
 
 from espalier.engine.errors import CheckpointError, EspalierError
+from espalier.engine.models.text_files import shown
 from espalier.engine.own_code import file_digest, load_code, place_and_reason
 from espalier.engine.roles import VERIFIER
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode, StepScore, steps_with_text
@@ -31,12 +33,16 @@ class FunctionScorer(Scorer):
             EspalierError: the function fails, or returns no number from 0 to 1; says where.
         """
         try:
-            score = float(self._function(problem, steps))
+            given = self._function(problem, steps)
         except Exception as error:  # whatever somebody's function does
             raise EspalierError(f"--verifier {self.name}: failed, {place_and_reason(error)}") from error
-        if not 0 <= score <= 1:  # nor NaN
-            raise EspalierError(f"--verifier {self.name}: a score must be a number from 0 to 1, is {score}")
-        return score
+        with suppress(TypeError, ValueError):
+            if 0 <= (score := float(given)) <= 1:  # so not NaN
+                return score
+        raise EspalierError(
+            f"--verifier {self.name}: it must return the score of the last step, a number from 0 to 1; it returned "
+            f"{shown(given)}"
+        )
 
 
 class _FunctionSession(ScoreSession):

@@ -90,9 +90,10 @@ def test_python_takes_the_function_itself(folder: Path):
     ("body", "said"),
     [
         ("return 1 / 0", r"copied\.py:\d+: ZeroDivisionError: division by zero"),
-        ("return 2", "a score must be a number from 0 to 1, is 2.0"),
-        ("return float('nan')", "a score must be a number from 0 to 1, is nan"),
-        ("return None", "TypeError: float"),
+        ("return 2", "a number from 0 to 1; it returned 2"),
+        ("return [0.5]", r"the score of the last step, a number from 0 to 1; it returned \[0\.5\]"),
+        ("return float('nan')", "a number from 0 to 1; it returned nan"),
+        ("return None", "a number from 0 to 1; it returned None"),
     ],
 )
 def test_what_a_function_does_wrong_fails_the_search_in_one_line(body: str, said: str, folder: Path):
