@@ -35,8 +35,6 @@ E = TypeVar("E", bound=Event)
 
 _GRACE = 15.0
 """Seconds after a search's time limit in which it must have ended."""
-_MAX_CHECKS = 2
-"""Requests that are read or checked at the same time: few, as what searches compute needs the processors, too."""
 _SMALL_BYTES = 4096
 """Size of a request up to which the event loop reads it itself, in a millisecond at most."""
 _SMALL_ENTRIES = 128
@@ -85,7 +83,7 @@ class Session:
         self._settings = settings
         self._on_search_end = on_search_end
         self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
-        self._checking = ThreadedWork(_MAX_CHECKS, self._max_waiting)
+        self._checking = ThreadedWork(1, self._max_waiting)  # what searches compute needs the processors, too
         self._writing = ThreadedWork(1, sys.maxsize)  # bounded by the slots
         self._late = _Places(settings.max_queue)  # of calls whose time limit has ended in the queue
         self._salts = Salts(settings.share_prompts)

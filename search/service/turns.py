@@ -9,6 +9,11 @@ from espalier.search.service.errors import BusyError
 
 T = TypeVar("T")
 
+_REFUSALS_A_SECOND = 20.0
+"""Refusals that one account gets; it is told of more later, so that asking again at once does not keep the server busy."""
+_MAX_REFUSAL_SECONDS = 5.0
+"""Seconds by which a refusal may come later."""
+
 
 class ThreadedWork:
     """Short work on a few threads, at which accounts take turns; see `Turns`. Create and use it on one event loop."""
@@ -22,6 +27,7 @@ class ThreadedWork:
         """
         self.max_waiting = max_waiting
         self._turns = Turns(places, places, places)
+        self._next_refusal = dict[Account, float]()  # earliest times, in the loop's seconds
 
     @property
     def waiting(self) -> int:
@@ -50,12 +56,21 @@ class ThreadedWork:
             await turn
         except BaseException:
             waited = self._turns.withdraw(turn)
-            if not waited and not turn.cancelled() and turn.exception() is None:  # cancelled as its turn came
+            if not turn.cancelled() and turn.exception() is not None:  # refused
+                await asyncio.sleep(self._until_refusal(account, loop.time()))
+            elif not waited and not turn.cancelled():  # cancelled as its turn came
                 self._turns.give_back(account, -cost)
             raise
         done = loop.run_in_executor(None, work)
         done.add_done_callback(lambda _: self._turns.give_back(account))
         return await asyncio.shield(done)
+
+    def _until_refusal(self, account: Account, now: float) -> float:
+        """Seconds until an account is told of its next refusal."""
+        self._next_refusal = {other: at for other, at in self._next_refusal.items() if at > now}
+        at = min(self._next_refusal.get(account, now), now + _MAX_REFUSAL_SECONDS)
+        self._next_refusal[account] = at + 1 / _REFUSALS_A_SECOND
+        return at - now
 
     def _refuse_last(self) -> None:
         """Send away what would end last, so belongs to an account that asks for much."""

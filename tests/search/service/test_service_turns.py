@@ -89,6 +89,34 @@ def test_small_work_goes_before_large_work_of_many_callers(begun: int):
     assert asyncio.run(scenario())[0] == "other"
 
 
+def test_refusals_of_one_caller_are_paced_and_anothers_is_not_delayed_by_them():
+    async def scenario() -> tuple[list[str], float]:
+        desk = Desk(max_waiting=1)
+        refused = list[str]()
+
+        async def ask(caller: str, cost: float) -> None:
+            try:
+                await desk.turns.run(Account(caller), cost, int)
+            except BusyError:
+                refused.append(caller)
+
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        tasks = [asyncio.create_task(ask("crowd", 1)) for _ in range(9)]
+        await asyncio.sleep(0)
+        tasks += [asyncio.create_task(ask("other", 100)) for _ in range(2)]
+        while len(refused) < 10:
+            await asyncio.sleep(0.001)
+        seconds = loop.time() - start
+        await desk.work()
+        await asyncio.gather(*tasks)
+        return refused, seconds
+
+    refused, seconds = asyncio.run(scenario())
+    assert seconds > 0.3  # the eighth of one caller, at 20 a second
+    assert set(refused[:3]) == {"crowd", "other"}
+
+
 def test_large_work_has_its_turn_beside_an_endless_row_of_small():
     async def scenario() -> list[str]:
         desk = Desk()
@@ -277,9 +305,9 @@ def test_a_small_call_is_checked_before_a_crowd_of_anothers_long_ones(
     server: ServerThread = start(http_port=0, **settings)
     with DOORS[door](server) as ask:
         crowd = [ask("ann", LONG) for _ in range(40)]
-        wait_until(lambda: fake.begun == 2 and server.call(_waiting(server)) == 38)
+        wait_until(lambda: fake.begun == 1 and server.call(_waiting(server)) == 39)
         small = ask("bob", "solve")
-        wait_until(lambda: server.call(_waiting(server)) == 39)
+        wait_until(lambda: server.call(_waiting(server)) == 40)
         fake.pass_one.release()
         small.result(PATIENCE)
         assert fake.checked == ["long", "solv"]
@@ -295,7 +323,7 @@ async def _waiting(server: ServerThread) -> int:
 def test_a_caller_with_too_many_calls_to_be_checked_is_told_to_come_back(start, fake: SlowChecks):
     server: ServerThread = start(max_searches=2, max_queue=4)
     with grpc_callers(server) as ask:
-        crowd = [ask("ann", LONG) for _ in range(11)]
+        crowd = [ask("ann", LONG) for _ in range(10)]
         wait_until(lambda: sum(each.done() for each in crowd) == 1)
         small = ask("bob", "solve")
         wait_until(lambda: sum(each.done() for each in crowd) == 2)
