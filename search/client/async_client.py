@@ -4,36 +4,29 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import grpc.aio
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from espalier.engine.errors import EspalierError, MisuseError
 from espalier.search.client.connection import Connection, Tls
-from espalier.search.client.errors import cancelled, typed_error
-from espalier.search.client.messages import (
-    HEALTH_REQUEST,
-    info_of,
-    request_id_to_send,
-    result_of,
-    serves,
-    solve_message,
-    stream_message,
-)
+from espalier.search.client.errors import ConnectionSettingsError, cancelled, typed_error
 from espalier.search.client.retries import DEFAULT_RETRIES, NO_RETRIES, Attempts, RetryPolicy
-from espalier.search.request import SearchFields, SearchRequest, several
+from espalier.search.request import SearchFields, SearchRequest, make_request, several
 from espalier.search.result import Event, SearchResult
 from espalier.search.server_info import ServerInfo
-from espalier.search.service.access.calls import REQUEST_ID
-from espalier.search.service.grpc_api.convert import event_from_wire
+from espalier.search.service.access.calls import REQUEST_ID, request_id_of
+from espalier.search.service.grpc_api.convert import event_from_wire, info_from_wire, request_to_wire, result_from_wire
 from espalier.v1 import search_pb2 as pb
 from espalier.v1.search_pb2_grpc import SearchServiceStub
 
 log = logging.getLogger("espalier.client")
 
 T = TypeVar("T")
+_SERVICE = pb.DESCRIPTOR.services_by_name["SearchService"].full_name
 
 TIMEOUT = 600.0
 """Seconds to wait for a result where the caller does not say: twice what a server lets a search run."""
@@ -162,9 +155,8 @@ class AsyncSearchClient:
             InvalidRequestError: a field breaks a rule or a limit of the server; lists every such field.
             ServiceError: the call failed for any other reason.
         """
-        message = solve_message(request, fields, include_nodes, priority)
-        attempts = Attempts(self.retry, timeout)
-        return await self._unary(self._stub.SolveProblem, message, result_of, attempts, request_id)
+        message = _solve_message(request, fields, include_nodes, priority)
+        return await self._unary(self._stub.SolveProblem, message, _result_of, timeout, request_id)
 
     async def solve_stream(
         self,
@@ -181,24 +173,11 @@ class AsyncSearchClient:
         Closing the iterator cancels the search. It is tried again only as long as it has yielded nothing. Takes the
         arguments of `solve`, and raises its errors during iteration.
         """
-        message = stream_message(request, fields, include_nodes, priority)
-        request_id = request_id_to_send(request_id)
-        attempts = Attempts(self.retry, timeout)
-        while True:
-            begun = False
-            call = self._start(self._stub.SolveProblemStream, message, attempts, request_id)
-            try:
-                async for event in self._events(call, request_id):
-                    begun = True
-                    yield event
-                return
-            except EspalierError as error:
-                if begun:
-                    raise
-                failed = error
-            finally:
-                call.cancel()
-            await self._wait_after(attempts, failed)
+        message = pb.SolveProblemStreamRequest(request=_solve_message(request, fields, include_nodes, priority))
+        method = self._stub.SolveProblemStream
+        async with aclosing(self._responses(method, message, event_from_wire, timeout, request_id)) as events:
+            async for event in events:
+                yield event
 
     @overload
     async def solve_many(
@@ -249,16 +228,15 @@ class AsyncSearchClient:
         """
         if concurrency < 1:
             raise MisuseError(f"concurrency must be at least 1, is {concurrency}")
-        messages = [solve_message(request, fields, include_nodes, priority) for request in several(requests)]
+        messages = [_solve_message(request, fields, include_nodes, priority) for request in several(requests)]
         slots = asyncio.Semaphore(concurrency)
         done = 0
 
         async def one(message: pb.SolveProblemRequest) -> SearchResult | EspalierError:
             nonlocal done
             async with slots:
-                attempts = Attempts(self.retry, timeout)
                 try:
-                    outcome = await self._unary(self._stub.SolveProblem, message, result_of, attempts, None)
+                    outcome = await self._unary(self._stub.SolveProblem, message, _result_of, timeout)
                 except EspalierError as error:
                     if not return_errors:
                         raise
@@ -278,8 +256,7 @@ class AsyncSearchClient:
 
     async def server_info(self, timeout: float | None = INFO_TIMEOUT) -> ServerInfo:
         """Return what the server serves, and what it holds now; raises `ServiceError` as `solve` does."""
-        attempts = Attempts(self.retry, timeout)
-        return await self._unary(self._stub.GetServerInfo, pb.GetServerInfoRequest(), info_of, attempts, None)
+        return await self._unary(self._stub.GetServerInfo, pb.GetServerInfoRequest(), info_from_wire, timeout)
 
     async def health(self, timeout: float | None = HEALTH_TIMEOUT) -> bool:
         """Return whether the server accepts searches: it does not while it loads or drains. Asks once.
@@ -287,16 +264,43 @@ class AsyncSearchClient:
         Raises:
             ServiceError: it cannot be reached.
         """
-        return await self._unary(self._health.Check, HEALTH_REQUEST, serves, Attempts(NO_RETRIES, timeout), None)
+        message = health_pb2.HealthCheckRequest(service=_SERVICE)
+        return await self._unary(self._health.Check, message, _serves, timeout, policy=NO_RETRIES)
 
     async def _unary(
-        self, method: Any, message: Any, read: Callable[[Any], T], attempts: Attempts, request_id: str | None
+        self,
+        method: Any,
+        message: Any,
+        read: Callable[[Any], T],
+        timeout: float | None,
+        request_id: str | None = None,
+        policy: RetryPolicy | None = None,
     ) -> T:
-        request_id = request_id_to_send(request_id)
+        """The only response of a call."""
+        (value,) = [each async for each in self._responses(method, message, read, timeout, request_id, policy)]
+        return value
+
+    async def _responses(
+        self,
+        method: Any,
+        message: Any,
+        read: Callable[[Any], T | None],
+        timeout: float | None,
+        request_id: str | None,
+        policy: RetryPolicy | None = None,
+    ) -> AsyncGenerator[T, None]:
+        """The responses of a call, but those that `read` makes nothing of; tries again while there was none."""
+        request_id = _request_id_to_send(request_id)
+        attempts = Attempts(policy or self.retry, timeout)
+        begun = False
         while True:
             call = self._start(method, message, attempts, request_id)
             try:
-                return read(await call)
+                async for response in _each_response(call):
+                    if (value := read(response)) is not None:
+                        begun = True
+                        yield value
+                return
             except (grpc.RpcError, ValueError) as error:
                 failed = typed_error(error, self.endpoint, request_id)
             except asyncio.CancelledError:
@@ -304,6 +308,8 @@ class AsyncSearchClient:
                 raise
             finally:
                 call.cancel()
+            if begun:
+                raise failed
             await self._wait_after(attempts, failed)
 
     def _start(self, method: Callable[..., Any], message: Any, attempts: Attempts, request_id: str) -> Any:
@@ -312,19 +318,6 @@ class AsyncSearchClient:
             raise MisuseError("the client was created on another event loop; create one on each")
         metadata = (*self._login, (REQUEST_ID, request_id))
         return method(message, timeout=attempts.left(), metadata=metadata)
-
-    async def _events(self, call: Any, request_id: str) -> AsyncIterator[Event]:
-        """The events of a call; raises typed errors."""
-        try:
-            async for response in call:
-                event = event_from_wire(response)
-                if event is not None:
-                    yield event
-        except (grpc.RpcError, ValueError) as error:
-            raise typed_error(error, self.endpoint, request_id) from None
-        except asyncio.CancelledError:
-            self._require_own_end(request_id)
-            raise
 
     def _require_own_end(self, request_id: str) -> None:
         """Raise unless it is this task that was cancelled: gRPC raises the same when a closed client ends a call.
@@ -352,3 +345,45 @@ class AsyncSearchClient:
         except TimeoutError:
             return
         raise cancelled()
+
+
+async def _each_response(call: Any) -> AsyncIterator[Any]:
+    if isinstance(call, grpc.aio.UnaryUnaryCall):
+        yield await call
+        return
+    async for response in call:
+        yield response
+
+
+def _solve_message(
+    request: SearchRequest | str, fields: SearchFields, include_nodes: bool, priority: int
+) -> pb.SolveProblemRequest:
+    """The message of a search.
+
+    Raises:
+        TypeError: `request` is neither a text nor a request.
+        InvalidRequestError: a field is unknown, or its value cannot be sent; the server checks the rest.
+    """
+    if fields or not isinstance(request, SearchRequest):  # a whole one is checked by the server, with its limits
+        request = make_request(request, fields)
+    return request_to_wire(request, include_nodes, priority)
+
+
+def _result_of(response: pb.SolveProblemResponse) -> SearchResult:
+    return result_from_wire(response.result)
+
+
+def _serves(response: health_pb2.HealthCheckResponse) -> bool:
+    return response.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def _request_id_to_send(given: str | None) -> str:
+    """The id of a call: the caller's, or a new one.
+
+    Raises:
+        ConnectionSettingsError: the caller's is not printable ASCII without spaces, of at most 128 characters.
+    """
+    used = request_id_of(given)
+    if given is not None and used != given:
+        raise ConnectionSettingsError("a request id must be printable ASCII without spaces, at most 128 characters")
+    return used

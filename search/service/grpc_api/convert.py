@@ -7,7 +7,7 @@ or enum value is missing on either side.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from enum import StrEnum
 from functools import cache, partial
 from types import MappingProxyType
@@ -18,13 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.conversation import ChatMessage, ChatRole
-from espalier.search.request import (
-    Aggregation,
-    AlgorithmName,
-    EarlyStop,
-    SearchRequest,
-    Vote,
-)
+from espalier.search.request import Aggregation, AlgorithmName, EarlyStop, SearchRequest, Vote
 from espalier.search.result import (
     Candidate,
     CandidateDone,
@@ -39,30 +33,26 @@ from espalier.search.result import (
     Usage,
 )
 from espalier.search.schema import MAX_ITEMS
+from espalier.search.server_info import KvBlocks, Occupancy, ServerInfo
 from espalier.v1 import search_pb2 as pb
 
-_DATACLASSES: dict[str, type] = {
-    kind.DESCRIPTOR.full_name: dataclass
-    for kind, dataclass in {
-        pb.SolveProblemRequest: SearchRequest,
-        pb.ChatMessage: ChatMessage,
-        pb.SearchResult: SearchResult,
-        pb.Usage: Usage,
-        pb.Candidate: Candidate,
-        pb.ScoredStep: ScoredStep,
-        pb.SearchNode: NodeRecord,
-        pb.SearchStarted: Started,
-        pb.StepDone: StepDone,
-        pb.CandidateDone: CandidateDone,
-    }.items()
+_EVENTS: dict[type[Event], tuple[str, Any]] = {
+    Started: ("started", pb.SearchStarted),
+    StepDone: ("step", pb.StepDone),
+    CandidateDone: ("candidate", pb.CandidateDone),
+    Finished: ("result", pb.SearchResult),
 }
+"""Events with their field in the stream response; that of `Finished` is its result's."""
+_DATACLASSES: dict[str, type] = {
+    **{kind.__name__: kind for kind in (ChatMessage, SearchResult, Usage, Candidate, ScoredStep, KvBlocks)},
+    **{message.DESCRIPTOR.name: kind for kind, (_, message) in _EVENTS.items() if kind is not Finished},
+    "SolveProblemRequest": SearchRequest,
+    "SearchNode": NodeRecord,
+}
+"""Dataclasses by the name of their message."""
 _ENUMS: dict[str, type[StrEnum]] = {
-    "espalier.v1.Algorithm": AlgorithmName,
-    "espalier.v1.Aggregation": Aggregation,
-    "espalier.v1.Vote": Vote,
-    "espalier.v1.EarlyStop": EarlyStop,
-    "espalier.v1.ChatRole": ChatRole,
-    "espalier.v1.StopReason": StopReason,
+    **{kind.__name__: kind for kind in (Aggregation, Vote, EarlyStop, ChatRole, StopReason)},
+    "Algorithm": AlgorithmName,
 }
 """Enums that both sides have. Terminations are strings on the wire, so that new ones do not break old clients."""
 _RENAMED = {
@@ -82,8 +72,9 @@ class _WireField(NamedTuple):
         read: converts a message's value back.
         repeated: whether the message may hold several.
         has_presence: whether the message distinguishes an absent field from a zero value.
-        word: whether the field is an enum.
-        absent: value for an absent field without a dataclass default.
+        word: whether the field is an enum, whose zero value is an absent one.
+        required: whether the dataclass has no default.
+        absent: value of an absent field with presence where it is required.
     """
 
     name: str
@@ -93,6 +84,7 @@ class _WireField(NamedTuple):
     repeated: bool
     has_presence: bool
     word: bool
+    required: bool
     absent: Any
 
 
@@ -107,14 +99,14 @@ def request_to_wire(
     Raises:
         InvalidRequestError: lists all values that the message cannot represent, such as integers over 32 bits.
     """
-    beside: dict[str, Any] = {"include_nodes": include_nodes, "priority": priority}
-    message = pb.SolveProblemRequest(**beside)
+    options: dict[str, Any] = {"include_nodes": include_nodes, "priority": priority}
+    message = pb.SolveProblemRequest(**options)
     violations: list[Violation] = []
-    for name, value in _written(request, pb.SolveProblemRequest, violations).items():
+    for field in _wire_fields(message.DESCRIPTOR, SearchRequest):
         try:
-            message.MergeFrom(pb.SolveProblemRequest(**{name: value}))
-        except (TypeError, ValueError):
-            violations.append(_cannot_be_sent(name))
+            message.MergeFrom(_to_message(request, pb.SolveProblemRequest, (field,)))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            violations.append(Violation(field.name, "cannot be sent: wrong type, unknown, or out of range"))
     if violations:
         raise InvalidRequestError(violations)
     return message
@@ -123,7 +115,7 @@ def request_to_wire(
 def request_from_wire(message: pb.SolveProblemRequest) -> tuple[SearchRequest, list[Violation]]:
     """Convert a message to a request with defaults for absent fields; returns unknown enum values as violations."""
     violations: list[Violation] = []
-    return _from_message(message, violations), violations
+    return SearchRequest(**_values(message, SearchRequest, violations)), violations
 
 
 # ---- the result
@@ -145,18 +137,11 @@ def result_from_wire(message: pb.SearchResult) -> SearchResult:
 
 # ---- events
 
-_EVENTS = {"started": pb.SearchStarted, "step": pb.StepDone, "candidate": pb.CandidateDone}
-"""Event messages by their field in the stream response; the result is handled separately."""
-
 
 def event_to_wire(event: Event, omitted: Mapping[str, int] = MappingProxyType({})) -> pb.SolveProblemStreamResponse:
     """Convert `event` to a stream response, with the numbers of what it lacks."""
-    message: Any
-    if isinstance(event, Finished):
-        name, message = "result", result_to_wire(event.result)
-    else:
-        (name,) = [name for name, kind in _EVENTS.items() if _DATACLASSES[kind.DESCRIPTOR.full_name] is type(event)]
-        message = _to_message(event, _EVENTS[name])
+    name, kind = _EVENTS[type(event)]
+    message: Any = result_to_wire(event.result) if isinstance(event, Finished) else _to_message(event, kind)
     for counted, number in omitted.items():
         setattr(message, counted, number)
     return pb.SolveProblemStreamResponse(**{name: message})
@@ -168,43 +153,49 @@ def event_from_wire(message: pb.SolveProblemStreamResponse) -> Event | None:
     Raises:
         ValueError: an enum value is unknown to this version.
     """
-    match message.WhichOneof("event"):
-        case None:
-            return None
-        case "result":
-            return Finished(message.result.search_id, result_from_wire(message.result))
-        case name:
-            return _from_message(getattr(message, name))
+    if (name := message.WhichOneof("event")) is None:
+        return None
+    event = _from_message(getattr(message, name))
+    return Finished(event.search_id, event) if isinstance(event, SearchResult) else event
+
+
+# ---- the server
+
+
+def info_to_wire(info: ServerInfo) -> pb.GetServerInfoResponse:
+    """Convert what a server is and holds to a message."""
+    held = info.occupancy
+    message = _to_message(info, pb.GetServerInfoResponse)
+    message.running_searches, message.waiting_searches = held.running, held.waiting
+    for role, blocks in held.kv_blocks.items():
+        message.kv_blocks[role].CopyFrom(_to_message(blocks, pb.KvBlocks))
+    return message
+
+
+def info_from_wire(message: pb.GetServerInfoResponse) -> ServerInfo:
+    """Convert a message to what a server is and holds."""
+    blocks = {role: _from_message(each) for role, each in message.kv_blocks.items()}
+    held = Occupancy(message.running_searches, message.waiting_searches, blocks)
+    return ServerInfo(occupancy=held, **_values(message, ServerInfo))
 
 
 # ---- any message
 
 
-def _to_message(value: Any, kind: type[Any]) -> Any:
-    return kind(**_written(value, kind))
+def _to_message(value: Any, kind: type[Any], only: tuple[_WireField, ...] = ()) -> Any:
+    """Convert a dataclass to a message; raises where a value cannot be written."""
+    items = ((field, getattr(value, field.attribute)) for field in only or _wire_fields(kind.DESCRIPTOR, type(value)))
+    return kind(**{field.name: field.write(item) for field, item in items if item is not None})
 
 
-def _written(value: Any, kind: type[Any], violations: list[Violation] | None = None) -> dict[str, Any]:
-    """The message fields of a dataclass; values that cannot be written go to `violations`, or raise without it."""
-    written: dict[str, Any] = {}
-    for field in _wire_fields(kind.DESCRIPTOR, type(value)):
-        item = getattr(value, field.attribute)
-        try:
-            item = None if item is None else field.write(item)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            if violations is None:
-                raise
-            violations.append(_cannot_be_sent(field.name))
-            continue
-        if item is not None:
-            written[field.name] = item
-    return written
+def _from_message(message: Any) -> Any:
+    """Convert a message to its dataclass; raises ValueError for an unknown enum value."""
+    kind = _DATACLASSES[message.DESCRIPTOR.name]
+    return kind(**_values(message, kind))
 
 
-def _from_message(message: Any, violations: list[Violation] | None = None) -> Any:
-    """Convert a message to its dataclass; unknown enum values go to `violations`, or raise ValueError without it."""
-    kind = _DATACLASSES[message.DESCRIPTOR.full_name]
-    without_default = {f.name for f in fields(kind) if f.default is MISSING}
+def _values(message: Any, kind: Any, violations: list[Violation] | None = None) -> dict[str, Any]:
+    """The values of a dataclass's fields; unknown enum values go to `violations`, or raise ValueError without it."""
     values: dict[str, Any] = {}
     for field in _wire_fields(message.DESCRIPTOR, kind):
         if field.attribute not in kind.__dataclass_fields__:
@@ -214,7 +205,7 @@ def _from_message(message: Any, violations: list[Violation] | None = None) -> An
             violations.append(Violation(field.name, f"must be at most {MAX_ITEMS} items, is {len(item)}"))
             continue
         left_out = not message.HasField(field.name) if field.has_presence else field.word and item == 0
-        if left_out and field.attribute not in without_default:
+        if left_out and not field.required:
             continue
         try:
             values[field.attribute] = field.absent if left_out and field.has_presence else field.read(item)
@@ -222,44 +213,41 @@ def _from_message(message: Any, violations: list[Violation] | None = None) -> An
             if violations is None:
                 raise
             violations.append(Violation(field.name, str(error)))
-    return kind(**values)
+    return values
 
 
 @cache
 def _wire_fields(message: Any, kind: type) -> tuple[_WireField, ...]:
     """The message fields, by descriptor, that the dataclass also has."""
-    fields = (_wire_field(field) for field in message.fields)
-    return tuple(field for field in fields if hasattr(kind, field.attribute) or field.attribute in _names(kind))
+    return tuple(_wire_field(field, kind) for field in message.fields if hasattr(kind, _attribute(field)))
 
 
-def _names(kind: type) -> set[str]:
-    return {field.name for field in fields(kind)}
+def _attribute(field: Any) -> str:
+    return _RENAMED.get(field.name) or field.name
 
 
-def _wire_field(field: Any) -> _WireField:
-    write, read = _as_is, _as_is
-    absent = None
-    if (enum := field.enum_type) is not None:
+def _wire_field(field: Any, kind: Any) -> _WireField:
+    attribute, enum, message = _attribute(field), field.enum_type, field.message_type
+    # `label` is deprecated in protobuf versions that have `is_repeated`.
+    repeated = field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
+    write: Callable[[Any], Any] = _as_is
+    read: Callable[[Any], Any] = tuple if repeated else _as_is
+    if enum is not None:
         write, read = partial(_number, enum), partial(_word, enum)
-        absent = None if enum.full_name in _ENUMS else ""
-    elif (kind := field.message_type) is None:
-        read = tuple if _is_repeated(field) else _as_is
-    elif kind.GetOptions().map_entry:
-        read = dict
-    elif kind.full_name == Duration.DESCRIPTOR.full_name:
+    elif message is Duration.DESCRIPTOR:
         write, read = _duration, _seconds
-    else:
-        write, read = partial(_to_message, kind=GetMessageClass(kind)), _from_message
-        if _is_repeated(field):
+    elif message is not None and message.GetOptions().map_entry:
+        read = dict
+    elif message is not None:
+        write, read = partial(_to_message, kind=GetMessageClass(message)), _from_message
+        if repeated:
             write, read = partial(_each, write), partial(_each, read)
-    attribute = _RENAMED.get(field.name) or field.name
-    several = _is_repeated(field)
-    return _WireField(field.name, attribute, write, read, several, field.has_presence, enum is not None, absent)
-
-
-def _is_repeated(field: Any) -> bool:
-    """`label` is deprecated in protobuf versions that have `is_repeated`."""
-    return field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
+    declared = kind.__dataclass_fields__.get(attribute)
+    required = declared is not None and declared.default is MISSING and declared.default_factory is MISSING
+    absent = "" if enum is not None and enum.name not in _ENUMS else None
+    return _WireField(
+        field.name, attribute, write, read, repeated, field.has_presence, enum is not None, required, absent
+    )
 
 
 def _as_is(value: Any) -> Any:
@@ -272,15 +260,15 @@ def _each(convert: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
 
 def _number(enum: Any, word: str) -> int | None:
     """The wire number of an enum value; 0 for an unknown value of an open enum, else raises KeyError."""
-    if enum.full_name in _ENUMS:
-        return _numbers(enum)[_ENUMS[enum.full_name](word)]
+    if enum.name in _ENUMS:
+        return _numbers(enum)[_ENUMS[enum.name](word)]
     return _numbers(enum).get(word, 0) if word else None
 
 
 def _word(enum: Any, number: int) -> str:
     """The enum value of a wire number; `unspecified` for an unknown number of an open enum."""
     words = {number: word for word, number in _numbers(enum).items()}
-    if (kind := _ENUMS.get(enum.full_name)) is None:
+    if (kind := _ENUMS.get(enum.name)) is None:
         return words.get(number, "unspecified")
     if number not in words or words[number] not in list(kind):
         raise ValueError(f"must be one of {', '.join(kind)}, is the unknown value {number}")
@@ -302,7 +290,3 @@ def _duration(seconds: float) -> Duration:
 
 def _seconds(duration: Duration) -> float:
     return duration.ToNanoseconds() / 1e9
-
-
-def _cannot_be_sent(field: str) -> Violation:
-    return Violation(field, "cannot be sent: wrong type, unknown, or out of range")

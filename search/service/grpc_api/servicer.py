@@ -1,12 +1,12 @@
 """The methods of `SearchService`."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from espalier.search.result import Event, Finished
 from espalier.search.service.event_buffer import fitted
-from espalier.search.service.grpc_api.convert import event_to_wire, request_from_wire
+from espalier.search.service.grpc_api.convert import event_to_wire, info_to_wire, request_from_wire
 from espalier.search.service.grpc_api.interceptor import CALL
 from espalier.search.service.session import SearchCall, Session, finished
 from espalier.v1 import search_pb2 as pb
@@ -40,20 +40,7 @@ class SolveServicer(SearchServiceServicer):
         self, request: pb.GetServerInfoRequest, context: Any
     ) -> pb.GetServerInfoResponse:
         """Tell what is served, and what is held now."""
-        info = await self._session.info()
-        return pb.GetServerInfoResponse(
-            version=info.version,
-            models=info.models,
-            kv_memory_bytes=info.kv_memory_bytes,
-            kv_blocks={role: pb.KvBlocks(**asdict(blocks)) for role, blocks in info.occupancy.kv_blocks.items()},
-            running_searches=info.occupancy.running,
-            waiting_searches=info.occupancy.waiting,
-            admitted_calls=info.admitted_calls,
-            waiting_calls=info.waiting_calls,
-            max_searches=info.max_searches,
-            max_queue=info.max_queue,
-            model_names=info.model_names,
-        )
+        return info_to_wire(await self._session.info())
 
     async def _search(self, message: pb.SolveProblemRequest, progress: bool) -> Any:
         call = CALL.get()
