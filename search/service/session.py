@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from threading import Semaphore
 from typing import TypeVar
 
 from espalier.engine.errors import InvalidRequestError, Violation
@@ -85,7 +86,7 @@ class Session:
         self._call_queue = CallQueue(settings.max_searches or 1, settings.max_queue, settings.queue_seconds)
         self._checking = ThreadedWork(1, self._max_waiting)  # what searches compute needs the processors, too
         self._writing = ThreadedWork(1, sys.maxsize)  # bounded by the slots
-        self._late = _Places(settings.max_queue)  # of calls whose time limit has ended in the queue
+        self._late = Semaphore(settings.max_queue)  # of calls whose time limit has ended in the queue
         self._salts = Salts(settings.share_prompts)
         self._quotas = Quotas()
         self._calls = 0
@@ -233,7 +234,7 @@ class Session:
         except TimeLimitReachedError:
             assert limit is not None
             waited, give_back = limit, self._late.release  # ended at once, with an empty result
-            if not self._late.acquire():
+            if not self._late.acquire(blocking=False):
                 raise BusyError("too many calls whose time has passed; try again later") from None
 
         def ended(search: Search) -> None:
@@ -266,24 +267,6 @@ class Session:
         if found:
             raise InvalidRequestError(found)
         return self._engine_thread.check(asked.request)
-
-
-class _Places:
-    """A number of places that are taken or refused."""
-
-    def __init__(self, free: int) -> None:
-        self._free = free
-
-    def acquire(self) -> bool:
-        """Take a place, if one is free."""
-        if self._free == 0:
-            return False
-        self._free -= 1
-        return True
-
-    def release(self) -> None:
-        """Give a place back."""
-        self._free += 1
 
 
 async def finished(events: AsyncIterator[Event]) -> Finished:

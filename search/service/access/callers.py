@@ -19,6 +19,7 @@ import secrets
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
@@ -103,9 +104,8 @@ class Callers:
         """
         self.login_required = file is not None or certificates
         self._file = file
-        self._watched = WatchedFiles([file] if file else [])
-        self._watched.changed()
-        self._entries: dict[str, CallerEntry] = read_callers(file) if file else {}
+        read_before = "the callers read before stay"
+        self._entries = WatchedFiles([file], partial(read_callers, file), read_before) if file else None
 
     def identify(self, authorization: str | None, host: str, certificate_name: str | None = None) -> Caller:
         """Return the caller of a call.
@@ -120,41 +120,35 @@ class Callers:
         """
         if not self.login_required:
             return Caller(_host_of(host))
-        self._refresh()
-        if authorization is not None and self._file is not None:
-            return self._of_token(authorization)
+        if self._entries and self._entries.refresh():
+            log.info("read %s again: %d callers", self._file, len(self._entries.value))
+        entries = self._entries.value if self._entries else None
+        if authorization is not None and entries is not None:
+            return _of_token(authorization, entries)
         if certificate_name:
-            return self._of_certificate(certificate_name)
+            return _of_certificate(certificate_name, entries)
         raise UnauthenticatedError("this server needs a login: send `authorization: Bearer TOKEN`")
 
-    def _of_token(self, authorization: str) -> Caller:
-        kind, _, token = authorization.partition(" ")
-        digest = sha256(token.strip().encode(errors="replace")).hexdigest()
-        found = None
-        for name, entry in self._entries.items():  # all of them, so that time does not tell which one was close
-            if hmac.compare_digest(digest, entry.token_sha256 or "") and kind.lower() == "bearer":
-                found = _caller(name, entry)
-        if found is None:
-            raise UnauthenticatedError("the token is unknown to this server")
-        return found
 
-    def _of_certificate(self, name: str) -> Caller:
-        if not name.isprintable():
-            raise UnauthenticatedError("the name in your certificate has control characters")
-        entry = CallerEntry() if self._file is None else self._entries.get(name)
-        if entry is None:
-            raise UnauthenticatedError("the name in your certificate is unknown to this server")
-        return _caller(name, entry)
+def _of_token(authorization: str, entries: Mapping[str, CallerEntry]) -> Caller:
+    kind, _, token = authorization.partition(" ")
+    digest = sha256(token.strip().encode(errors="replace")).hexdigest()
+    found = None
+    for name, entry in entries.items():  # all of them, so that time does not tell which one was close
+        if hmac.compare_digest(digest, entry.token_sha256 or "") and kind.lower() == "bearer":
+            found = _caller(name, entry)
+    if found is None:
+        raise UnauthenticatedError("the token is unknown to this server")
+    return found
 
-    def _refresh(self) -> None:
-        if self._file is None or not self._watched.changed():
-            return
-        try:
-            self._entries = read_callers(self._file)
-        except CallersFileError as error:
-            log.error("%s; the callers read before stay", error)
-        else:
-            log.info("read %s again: %d callers", self._file, len(self._entries))
+
+def _of_certificate(name: str, entries: Mapping[str, CallerEntry] | None) -> Caller:
+    if not name.isprintable():
+        raise UnauthenticatedError("the name in your certificate has control characters")
+    entry = CallerEntry() if entries is None else entries.get(name)
+    if entry is None:
+        raise UnauthenticatedError("the name in your certificate is unknown to this server")
+    return _caller(name, entry)
 
 
 def _caller(name: str, entry: CallerEntry) -> Caller:

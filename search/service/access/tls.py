@@ -1,6 +1,5 @@
 """The server's certificate: read from files, and again when they change."""
 
-import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from espalier.engine.errors import EspalierError
 from espalier.search.service.access.watched_files import WatchedFiles
 
-log = logging.getLogger("espalier.service")
+CERTIFICATE_STAYS = "the certificate read before stays"
 
 
 class TlsError(EspalierError):
@@ -64,9 +63,7 @@ class ReloadingContext(ssl.SSLContext):
     and ticket keys of its own, so that no session of before is resumed, whose client nobody would verify again.
     """
 
-    _files: TlsFiles
-    _watched: WatchedFiles
-    _current: ssl.SSLContext
+    _watched: WatchedFiles[ssl.SSLContext]
 
     @classmethod
     def of(cls, files: TlsFiles) -> "ReloadingContext":
@@ -76,16 +73,10 @@ class ReloadingContext(ssl.SSLContext):
             TlsError: they cannot be read, or do not belong together.
         """
         context = cls(ssl.PROTOCOL_TLS_SERVER)
-        context._files, context._watched = files, WatchedFiles(files.all)
-        context._watched.changed()
-        context._current = files.context()
+        context._watched = WatchedFiles(files.all, files.context, CERTIFICATE_STAYS)
         return context
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
         """Begin a connection."""
-        if self._watched.changed():
-            try:
-                self._current = self._files.context()
-            except TlsError as error:
-                log.error("%s; the certificate read before stays", error)
-        return self._current.wrap_bio(*args, **kwargs)
+        self._watched.refresh()
+        return self._watched.value.wrap_bio(*args, **kwargs)

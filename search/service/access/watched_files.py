@@ -1,25 +1,65 @@
-"""Notices that files have changed."""
+"""Values that are read from files, and read again when the files change."""
 
+import logging
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Generic, TypeVar
+
+from espalier.engine.errors import EspalierError
+
+T = TypeVar("T")
+
+log = logging.getLogger("espalier.service")
 
 
-class WatchedFiles:
-    """Compares what identifies the content of files with what it was before."""
+class WatchedFiles(Generic[T]):
+    """The value of files as they are. Thread-safe.
 
-    def __init__(self, files: Iterable[Path]) -> None:
-        self._files = tuple(files)
-        self._seen: tuple[object, ...] = ()
+    Attributes:
+        value: what was read last.
+    """
 
-    def changed(self) -> bool:
-        """Return whether any file has changed since the last call; true for the first call if there are files."""
-        now = tuple(_version(file) for file in self._files)
-        changed, self._seen = now != self._seen, now
-        return changed
+    def __init__(self, files: Iterable[Path], read: Callable[[], T], kept: str) -> None:
+        """Read the value.
+
+        Args:
+            files: what it is read from.
+            read: reads it.
+            kept: for the log, that the value read before stays.
+
+        Raises:
+            EspalierError: what `read` raises.
+        """
+        self._files, self._read, self._kept = tuple(files), read, kept
+        self._lock = threading.Lock()
+        self._seen = self._versions()
+        self.value = read()
+
+    def refresh(self) -> bool:
+        """Read the value again if a file has changed; the value stays where that fails, which is logged.
+
+        Returns:
+            Whether there is a new value.
+        """
+        with self._lock:
+            before, self._seen = self._seen, self._versions()
+            if self._seen == before:
+                return False
+            try:
+                self.value = self._read()
+            except EspalierError as error:
+                log.error("%s; %s", error, self._kept)
+                return False
+            return True
+
+    def _versions(self) -> list[tuple[int, int, int] | None]:
+        return [_version(file) for file in self._files]
 
 
 def _version(file: Path) -> tuple[int, int, int] | None:
+    """What identifies the content of a file."""
     try:
         found = os.stat(file)
     except OSError:

@@ -1,33 +1,23 @@
 """TLS credentials of a gRPC port."""
 
-import logging
-import threading
+from functools import partial
 from typing import Any
 
 import grpc
 
-from espalier.search.service.access.tls import TlsError, TlsFiles
+from espalier.search.service.access.tls import CERTIFICATE_STAYS, TlsFiles
 from espalier.search.service.access.watched_files import WatchedFiles
-
-log = logging.getLogger("espalier.service")
 
 
 def reloading_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """Return credentials that follow changes of the files; see `TlsFiles.context`."""
-    watched = WatchedFiles(files.all)
-    watched.changed()
-    lock = threading.Lock()  # handshakes may be on several threads
+    watched = WatchedFiles(files.all, partial(_read, files), CERTIFICATE_STAYS)
 
     def latest() -> Any:  # None, which the stubs do not know: no change
-        with lock:
-            try:
-                return _read(files) if watched.changed() else None
-            except TlsError as error:
-                log.error("%s; the certificate read before stays", error)
-                return None
+        return watched.value if watched.refresh() else None
 
     return grpc.dynamic_ssl_server_credentials(
-        _read(files), latest, require_client_authentication=files.client_authority is not None
+        watched.value, latest, require_client_authentication=files.client_authority is not None
     )
 
 
