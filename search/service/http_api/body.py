@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.search.request import SearchRequest
 from espalier.search.schema import few
 from espalier.search.service.http_api.status import HttpError
 from espalier.search.service.session import Session
@@ -29,6 +31,18 @@ _DEPTH = 32
 _NO_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[^][{}"]++', re.DOTALL)
 """Strings, and what is neither a string nor a bracket; never tried twice, so the time is linear."""
 _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
+
+
+@dataclass(frozen=True, slots=True)
+class SearchBody(SearchRequest):
+    """Fields of a search in a body: those of its request, and the priority of the call; null for the default."""
+
+    priority: int | None = None
+
+    @property
+    def request(self) -> SearchRequest:
+        """The search alone."""
+        return SearchRequest(**{field.name: getattr(self, field.name) for field in fields(SearchRequest)})
 
 
 class ClientGoneError(Exception):
@@ -167,26 +181,6 @@ def _rule(message: str) -> str:
     return (
         message.replace("Input should", "must").replace("List should", "must").replace("Field required", "is missing")
     )
-
-
-def take_flag(values: dict[str, Any], name: str, default: bool, violations: list[Violation], within: str = "") -> bool:
-    """Take a value that is true or false, or null for the default, out of a body or of what is `within` it."""
-    value = values.pop(name, None)
-    if value is None or isinstance(value, bool):
-        return default if value is None else value
-    violations.append(Violation(within + name, "must be true or false"))
-    return default
-
-
-def take_priority(values: dict[str, Any], violations: list[Violation], within: str = "") -> int:
-    """Take the priority of a call out of the fields of its request; see `take_flag`."""
-    value = values.pop("priority", None)
-    if value is None:
-        return 0
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    violations.append(Violation(f"{within}priority", "must be a whole number"))
-    return 0
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -1,15 +1,18 @@
-"""Server-sent events."""
+"""Responses to searches: the result, or server-sent events."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
-from starlette.types import Send
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from espalier.search.result import Event, Finished
 from espalier.search.service.access.calls import Call
-from espalier.search.service.http_api.body import to_json
+from espalier.search.service.http_api.body import json_response, to_json
 from espalier.search.service.http_api.status import answer_of
+from espalier.search.service.session import finished
 
 QUIET_SECONDS = 15.0
 """Silence after which a comment is sent, so that proxies keep the connection."""
@@ -18,6 +21,10 @@ _HEADERS = (
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),  # nginx would collect events
 )
+
+
+ServerSentEvent = tuple[bytes, str | None]
+"""The data, one line, and the name of an event."""
 
 
 class EventStream:
@@ -31,8 +38,8 @@ class EventStream:
         self.begun = False
         self._send = send
 
-    async def write(self, data: bytes, event: str | None = None) -> None:
-        """Write one event; `data` is one line. Waits while the client does not read."""
+    async def write(self, data: bytes, event: str | None) -> None:
+        """Write one event. Waits while the client does not read."""
         name = f"event: {event}\n".encode() if event else b""
         await self._write(b"%sdata: %s\n\n" % (name, data))
 
@@ -78,3 +85,33 @@ async def with_comments(events: AsyncIterator[Event], stream: EventStream) -> As
             waiting.cancel()
         event = waiting.result()
         yield event
+
+
+async def answer(
+    call: Call,
+    search: AbstractAsyncContextManager[AsyncIterator[Event]],
+    stream: bool,
+    whole: Callable[[Finished], Awaitable[Any]],
+    parts: Callable[[Event], Awaitable[list[ServerSentEvent]]],
+) -> Response | ASGIApp:
+    """Run a search and answer its call.
+
+    Args:
+        call: what is answered.
+        search: see `Session.search`.
+        stream: whether to answer by a stream of events.
+        whole: makes the JSON of a result, for an answer without events.
+        parts: makes the events of the stream of one of the search.
+    """
+    if not stream:
+        async with search as events:
+            end = await finished(events)
+        return json_response(await whole(end))
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        async with event_stream(send, call) as out, search as events:
+            async for event in with_comments(events, out):
+                for data, name in await parts(event):
+                    await out.write(data, name)
+
+    return respond

@@ -1,22 +1,20 @@
 """Searches with all that Espalier tells about them: the feed of the page."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from espalier.engine.errors import InvalidRequestError, Violation
-from espalier.search.request import SearchRequest
 from espalier.search.result import CandidateDone, Event, Finished, Started, StepDone
 from espalier.search.schema import from_values
 from espalier.search.service.event_buffer import fitted
-from espalier.search.service.http_api.body import json_response, read_json, take_flag, take_priority, to_json
-from espalier.search.service.http_api.event_stream import event_stream, with_comments
-from espalier.search.service.session import SearchCall, Session, finished
+from espalier.search.service.http_api.body import SearchBody, read_json, to_json
+from espalier.search.service.http_api.event_stream import ServerSentEvent, answer
+from espalier.search.service.session import SearchCall, Session
 
 _NAMES: dict[type[Event], str] = {
     Started: "started",
@@ -50,30 +48,27 @@ class SearchEndpoints:
         """Run one search; the events come as they happen, or with `"stream": false` the result at the end."""
         call = request.state.call
         asked = await read_json(request, self._session, _read_search)
-        if not asked.progress:
-            async with self._session.search(asked, call) as events:
-                end = await finished(events)
-            return json_response(await self._session.write(call, end, partial(self._data, encode=_result_json)))
 
-        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-            async with event_stream(send, call) as out, self._session.search(asked, call) as events:
-                async for event in with_comments(events, out):
-                    if (data := await self._session.write(call, event, self._data)) is not None:
-                        await out.write(data, _NAMES[type(event)])
+        async def whole(end: Finished) -> bytes | None:
+            return await self._session.write(call, end, partial(self._data, encode=_result_json))
 
-        return respond
+        async def parts(event: Event) -> list[ServerSentEvent]:
+            data = await self._session.write(call, event, self._data)
+            return [] if data is None else [(data, _NAMES[type(event)])]
+
+        return await answer(call, self._session.search(asked, call), asked.progress, whole, parts)
 
     def _data(self, event: Event, encode: Callable[[Event, dict[str, int]], bytes] = _event_json) -> bytes | None:
         """An event as JSON within the size limit; None for progress that cannot be cut enough."""
         return fitted(event, encode, len, self._max_send_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class _StreamedBody(SearchBody):
+    stream: bool | None = None
+
+
 def _read_search(values: dict[str, Any]) -> SearchCall:
-    violations: list[Violation] = []
-    priority = take_priority(values, violations)
-    stream = take_flag(values, "stream", True, violations)
-    try:
-        request = from_values(SearchRequest, values)
-    except InvalidRequestError as error:
-        raise InvalidRequestError([*violations, *error.violations]) from None
-    return SearchCall(request, priority, progress=stream, report_nodes=stream, violations=violations)
+    body = from_values(_StreamedBody, values)
+    stream = body.stream is not False
+    return SearchCall(body.request, body.priority or 0, progress=stream, report_nodes=stream)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, StrictBool
 from espalier.engine.errors import InvalidRequestError, Violation
 from espalier.search.request import SearchRequest
 from espalier.search.schema import few, from_values
-from espalier.search.service.http_api.body import take_priority, validated
+from espalier.search.service.http_api.body import SearchBody, validated
 from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.session import SearchCall
 
@@ -126,21 +126,19 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall:
         if (value := body.get(name)) is not None:
             values[field], places[field] = value, name
     violations = [*_not_honoured(chat), *_wrong_messages(chat.messages)]
-    own = dict(chat.espalier or {})
-    priority, places["priority"] = take_priority(own, violations, "espalier."), "espalier.priority"
-    for name, value in own.items():
+    for name, value in (chat.espalier or {}).items():
         if name in ("problem", "history"):
             violations.append(Violation(f"espalier.{name}", "set by `messages`; remove it"))
         else:  # also null, which here means no limit or the algorithm's default
             values[name], places[name] = value, f"espalier.{name[:80]}"
     values = {"seed": secrets.randbits(_SEED_BITS), **values, **_conversation(chat.messages)}
     try:
-        request = from_values(SearchRequest, values)
+        search = from_values(SearchBody, values)
     except InvalidRequestError as error:
         raise InvalidRequestError([*violations, *_renamed(error.violations, places)]) from None
     include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
-    search = SearchCall(request, priority, bool(chat.stream), violations=violations)
-    return ChatCall(chat.model, search, include_usage, places)
+    call = SearchCall(search.request, search.priority or 0, bool(chat.stream), violations=violations)
+    return ChatCall(chat.model, call, include_usage, {"priority": "espalier.priority", **places})
 
 
 def _not_honoured(chat: _Chat) -> Iterator[Violation]:

@@ -3,20 +3,21 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.result import Event, Finished, Started, StepDone
 from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.body import json_response, read_json, to_json
-from espalier.search.service.http_api.event_stream import event_stream, with_comments
+from espalier.search.service.http_api.event_stream import ServerSentEvent, answer
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
 from espalier.search.service.http_api.openai.completion import Completion, progress_line
 from espalier.search.service.http_api.openai.model_names import ModelNames
-from espalier.search.service.session import Session, finished
+from espalier.search.service.session import Session
 
 
 class OpenAiEndpoints:
@@ -39,20 +40,16 @@ class OpenAiEndpoints:
         call = request.state.call
         chat = await read_json(request, self._session, lambda body: read_chat(body, self._names))
         created = int(time.time())
-        if not chat.search.progress:
-            async with self._search(chat, call) as events:
-                result = (await finished(events)).result
-            return json_response(Completion(result.search_id, chat.model, created).whole(result))
 
-        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-            async with event_stream(send, call) as out, self._search(chat, call) as events:
-                async for event in with_comments(events, out):
-                    completion = Completion(event.search_id, chat.model, created, chat.include_usage)
-                    for chunk in _chunks(event, completion):
-                        await out.write(to_json(chunk))
-                await out.write(b"[DONE]")
+        async def whole(end: Finished) -> dict[str, Any]:
+            return Completion(end.search_id, chat.model, created).whole(end.result)
 
-        return respond
+        async def parts(event: Event) -> list[ServerSentEvent]:
+            chunks = _chunks(event, Completion(event.search_id, chat.model, created, chat.include_usage))
+            done = [b"[DONE]"] if isinstance(event, Finished) else []
+            return [(data, None) for data in (*map(to_json, chunks), *done)]
+
+        return await answer(call, self._search(chat, call), chat.search.progress, whole, parts)
 
     @asynccontextmanager
     async def _search(self, chat: ChatCall, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
