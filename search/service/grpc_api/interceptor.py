@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -82,12 +82,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return self._wrapped_generator(behaviour, method, decode)
 
         async def wrapped(raw: bytes, context: Any) -> Any:
-            with self._call(method, context) as call:
-                try:
-                    self._identify(call, method, context)
-                    return await behaviour(await self._decoded(call, raw, decode), context)
-                except Exception as error:
-                    return await self._fail(call, context, error)
+            async with self._call(method, context) as call:
+                self._identify(call, method, context)
+                return await behaviour(await self._decoded(call, raw, decode), context)
 
         return wrapped
 
@@ -97,19 +94,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # Of services that others wrote. Ours are coroutines that use context.write, as a cancelled call closes async
         # generators late.
         async def wrapped(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-            with self._call(method, context) as call:
-                try:
-                    self._identify(call, method, context)
-                    requests = (await self._decoded(call, raw, decode) async for raw in messages)
-                    async for response in behaviour(requests, context):
-                        yield response
-                except Exception as error:
-                    await self._fail(call, context, error)
+            async with self._call(method, context) as call:
+                self._identify(call, method, context)
+                requests = (await self._decoded(call, raw, decode) async for raw in messages)
+                async for response in behaviour(requests, context):
+                    yield response
 
         return wrapped
 
-    @contextmanager
-    def _call(self, method: str, context: Any) -> Any:
+    @asynccontextmanager
+    async def _call(self, method: str, context: Any) -> AsyncIterator[Call]:
         request_id = request_id_of(_metadata(context, REQUEST_ID))
         call = Call(method.rpartition("/")[2], request_id, _metadata(context, "traceparent"), context.peer())
         CALL.set(call)
@@ -119,6 +113,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         except asyncio.CancelledError:
             call.code = "CANCELLED"
             raise
+        except Exception as error:
+            await self._fail(call, context, error)
         finally:
             call.end()
             if not method.startswith(_OPEN):

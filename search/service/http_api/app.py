@@ -1,7 +1,9 @@
 """The HTTP applications: the routes of the HTTP port with the page, and the one of the metrics port."""
 
+import asyncio
 import time
 from collections.abc import Callable, Container, Sequence
+from dataclasses import asdict
 from hashlib import sha256
 
 from starlette.applications import Starlette
@@ -15,10 +17,10 @@ from starlette.types import ASGIApp, Scope
 
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import REQUEST_ID, Call
+from espalier.search.service.http_api.body import json_response
 from espalier.search.service.http_api.calls import CallMiddleware
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
 from espalier.search.service.http_api.openai.model_names import ModelNames
-from espalier.search.service.http_api.operating import MetricsEndpoint, OperatingEndpoints, Render
 from espalier.search.service.http_api.searches import SearchEndpoints
 from espalier.search.service.http_api.status import HttpError
 from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
@@ -29,6 +31,9 @@ _HEALTH = ("/healthz", "/readyz")
 """Paths that need no login and are not logged: load balancers call them all the time."""
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _MODEL_NAME = "espalier"
+
+Render = Callable[[str], tuple[bytes, str]]
+"""`Metrics.render` of a server."""
 
 
 def make_app(
@@ -49,16 +54,27 @@ def make_app(
     """
     openai = OpenAiEndpoints(session, ModelNames(settings.model_name or _MODEL_NAME, int(time.time())))
     searches = SearchEndpoints(session, settings.max_send_bytes)
-    operating = OperatingEndpoints(session)
+
+    async def healthz(request: Request) -> Response:
+        return json_response({"alive": True})
+
+    async def readyz(request: Request) -> Response:
+        if session.ready:
+            return json_response({"ready": True})
+        return json_response({"ready": False}, 503, {"retry-after": "5"})
+
+    async def server_info(request: Request) -> Response:
+        return json_response(asdict(await session.info()))
+
     routes = [
-        Route("/healthz", operating.healthz),
-        Route("/readyz", operating.readyz),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
         Route("/v1/models", openai.list_models),
         Route("/v1/models/{model:path}", openai.retrieve_model),
         Route("/v1/chat/completions", openai.create_completion, methods=["POST"]),
         Route("/v1/searches", searches.create_search, methods=["POST"]),
-        Route("/v1/server", operating.server_info),
-        Route("/metrics", MetricsEndpoint(render_metrics).metrics),
+        Route("/v1/server", server_info),
+        _metrics_route(render_metrics),
     ]
     page = page_files()
     own = [_page_route(path, file) for path, file in page.items()]
@@ -72,8 +88,7 @@ def make_metrics_app(settings: ServerSettings, render_metrics: Render) -> ASGIAp
         settings: of that port.
         render_metrics: makes the metrics' text.
     """
-    routes = [Route("/metrics", MetricsEndpoint(render_metrics).metrics)]
-    return _guarded(routes, Callers(None), settings, lambda call: None)
+    return _guarded([_metrics_route(render_metrics)], Callers(None), settings, lambda call: None)
 
 
 def _guarded(
@@ -106,6 +121,17 @@ def _guarded(
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _metrics_route(render: Render) -> Route:
+    rendering = asyncio.Lock()
+
+    async def metrics(request: Request) -> Response:
+        async with rendering:  # one thread at most, as searches need the others
+            text, media_type = await asyncio.to_thread(render, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": media_type})
+
+    return Route("/metrics", metrics)
 
 
 def _page_route(path: str, file: PageFile) -> Route:
