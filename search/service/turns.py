@@ -10,7 +10,7 @@ from espalier.search.service.errors import BusyError
 T = TypeVar("T")
 
 _REFUSALS_A_SECOND = 20.0
-"""Refusals that one account gets; it is told of more later, so that asking again at once does not keep the server busy."""
+"""Refusals that one account is told of at once; of more later, so that asking again at once gains nothing."""
 _MAX_REFUSAL_SECONDS = 5.0
 """Seconds by which a refusal may come later."""
 
