@@ -13,7 +13,7 @@ from functools import lru_cache
 from espalier.search.grading.notation import languages
 from espalier.search.grading.notation.decoration import undressed
 from espalier.search.grading.notation.latex import plain
-from espalier.search.grading.notation.numerals import SCALES, long_decimal, number_in, number_text
+from espalier.search.grading.notation.numerals import long_decimal, number_in, number_text
 from espalier.search.grading.notation.styles import upright
 from espalier.search.grading.notation.units import product_unit, symbol, unit_of, units_agree
 
@@ -82,7 +82,7 @@ january february march april may june july august september october november dec
 _FILLERS = """unit total more left altogether overall in of the a an per each every for to on at from with by and so far
 now"""
 _NO_WORDS = frozenset(_FUNCTIONS.split())
-_BLOCKED = frozenset(_NOT_A_UNIT.split()) | SCALES.keys()
+_BLOCKED = frozenset(_NOT_A_UNIT.split()) | languages.SCALES.keys()
 _SAYING_NOTHING = frozenset(_FILLERS.split())
 _SHORT_WORDS = ("no", "or", "up")
 _BEFORE_A_UNIT = ("in", "of", "sq", "cu", "C", "F")
@@ -288,7 +288,7 @@ def _tail(text: str) -> tuple[str, str]:
     words = unfolded.replace("°", "° ").split()
     first = _start_of_tail(words)
     value, tail = " ".join(words[:first]).replace("° ", "°"), words[first:]
-    scale = tail[0].lower() if tail and tail[0].lower() in SCALES else ""
+    scale = tail[0].lower() if tail and tail[0].lower() in languages.SCALES else ""
     tail = tail[1:] if scale else tail
     if not tail and not scale and (glued := _GLUED.fullmatch(value)) and _is_unit(glued[2]):
         value, tail = glued[1], [glued[2]]

@@ -16,9 +16,6 @@ _SCIENTIFIC = re.compile(
 )
 _POWER = re.compile(r"10\s*\^\s*\{?\s*([+-]?\s*\d{1,3})\s*\}?")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?")
-SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-SCALES |= {name.lower(): power for power, names in languages.SCALES.items() for name in names.split()}
-"""Words behind a number, in lower case, by which power of ten it is multiplied."""
 _ROUNDED = re.compile(r"-?\s*(\d*)\.(\d+)")
 _SCALED = re.compile(r"(.*\S)\s+(\S+)")
 _LONG_DECIMAL = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++)?(?:\.[0-9]*+)?(?<=[0-9.])")
@@ -103,9 +100,9 @@ def _size(text: str) -> Fraction | None:
         whole, start, again = found.groups()
         shown = Fraction(int((whole + start) or "0"), 10 ** len(start))
         return shown + Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(start))
-    if (found := _SCALED.fullmatch(text)) and found[2] in SCALES:
+    if (found := _SCALED.fullmatch(text)) and found[2] in languages.SCALES:
         scaled = _size(found[1])
-        return None if scaled is None else scaled * 10 ** SCALES[found[2]]
+        return None if scaled is None else scaled * 10 ** languages.SCALES[found[2]]
     return None
 
 

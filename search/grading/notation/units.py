@@ -4,100 +4,7 @@ import re
 
 from espalier.search.grading.notation import languages
 
-_NAMES = {
-    "nm": "nm nanometer nanometre",
-    "um": "microm micrometer micrometre micron",
-    "dm": "dm decimeter decimetre",
-    "mm": "mm millimeter millimetre",
-    "cm": "cm cms centimeter centimetre",
-    "m": "m meter metre",
-    "km": "km kms kilometer kilometre",
-    "in": "in inch inche",
-    "ft": "ft foot feet",
-    "yd": "yd yard",
-    "mi": "mi mile",
-    "acre": "acre",
-    "ha": "ha hectare",
-    "ug": "microg microgram",
-    "mg": "mg milligram",
-    "g": "g gm gram",
-    "kg": "kg kgs kilogram kilo",
-    "oz": "oz ounce",
-    "lb": "lb lbs pound £ gbp",
-    "ton": "ton tonne",
-    "ns": "ns nanosecond",
-    "us": "micros microsecond",
-    "ms": "ms millisecond",
-    "s": "s sec secs second",
-    "min": "min mins minute",
-    "h": "h hr hrs hour",
-    "day": "day",
-    "week": "week wk",
-    "month": "month mo",
-    "year": "year yr yrs",
-    "ul": "microl microliter microlitre",
-    "ml": "ml milliliter millilitre",
-    "cl": "cl centiliter centilitre",
-    "dl": "dl deciliter decilitre",
-    "l": "l liter litre",
-    "gal": "gal gallon",
-    "qt": "qt quart",
-    "pt": "pint",
-    "cup": "cup",
-    "$": "$ dollar usd buck",
-    "¢": "¢ cent penny pennie",
-    "€": "€ euro eur",
-    "¥": "¥ yen",
-    "₹": "₹ rs re rupee inr",
-    "°": "° degree deg",
-    "rad": "rad radian",
-    "K": "kelvin",
-    "N": "newton",
-    "kN": "kilonewton",
-    "J": "joule",
-    "kJ": "kilojoule",
-    "MJ": "megajoule",
-    "eV": "electronvolt",
-    "cal": "calorie",
-    "kcal": "kcal kilocalorie",
-    "mW": "milliwatt",
-    "W": "watt",
-    "kW": "kilowatt",
-    "MW": "megawatt",
-    "kWh": "kwh kilowatthour",
-    "mV": "millivolt",
-    "V": "volt",
-    "kV": "kilovolt",
-    "mA": "milliampere milliamp",
-    "A": "ampere amp",
-    "C": "coulomb",
-    "Ω": "ohm",
-    "Hz": "hertz",
-    "kHz": "kilohertz",
-    "MHz": "megahertz",
-    "GHz": "gigahertz",
-    "Pa": "pascal",
-    "kPa": "kilopascal",
-    "MPa": "megapascal",
-    "atm": "atm atmosphere",
-    "psi": "psi",
-    "mol": "mol",
-    "bit": "bit",
-    "byte": "byte",
-    "KB": "kb kilobyte",
-    "MB": "mb megabyte",
-    "GB": "gb gigabyte",
-    "dB": "db decibel",
-    "rpm": "rpm",
-    "mi/h": "mph",
-    "km/h": "kmh kmph kph",
-    "am": "am",
-    "pm": "pm",
-}
-"""Unit symbols, with their words in lower case and the singular."""
-_SYMBOLS = {name: symbol for symbol, names in _NAMES.items() for name in names.split()}
-_SYMBOLS |= {name.lower(): symbol for symbol, names in languages.UNITS.items() for name in names.split()}
-_CASED = {symbol for symbol in _NAMES if not symbol.islower() and len(symbol) > 1}
+_CASED = {symbol for symbol in languages.UNITS.values() if not symbol.islower() and len(symbol) > 1}
 """Symbols whose case tells them apart: mW is not MW."""
 _LETTERS = {"m": "m", "g": "g", "s": "s", "h": "h", "L": "l", "N": "N", "J": "J", "W": "W", "V": "V", "K": "K"}
 """Units of one letter; other single letters are variables."""
@@ -118,7 +25,8 @@ def symbol(word: str) -> str:
     if word in _CASED:
         return word
     word = word.lower()
-    return _SYMBOLS.get(word) or (_SYMBOLS.get(word[:-1], "") if word.endswith("s") and len(word) > 3 else "")
+    plural = word.endswith("s") and len(word) > 3
+    return languages.UNITS.get(word) or (languages.UNITS.get(word[:-1], "") if plural else "")
 
 
 def upright_unit(text: str) -> str:
