@@ -135,7 +135,7 @@ def make_algorithm(request: CommonFields, root: Node) -> SearchAlgorithm:
     request = with_defaults(request)
     if isinstance(request.algorithm, CodeName):
         return make_own(request.algorithm, request, root)
-    return algorithm_of(request).start(request, root)
+    return algorithm_of(request)(request, root)  # pyright: ignore[reportCallIssue] - see `SearchAlgorithm`
 
 
 def own_code(request: CommonFields) -> dict[str, str]:

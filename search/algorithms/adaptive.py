@@ -9,7 +9,7 @@ from typing import Annotated
 from annotated_types import Interval
 
 from espalier.search.algorithms.base import Expand, MemoryEstimate, SearchAlgorithm, path_score
-from espalier.search.common_fields import Aggregation, CommonFields, Vote
+from espalier.search.common_fields import CommonFields, Vote
 from espalier.search.schema import Option
 from espalier.search.tree import Node
 
@@ -51,24 +51,16 @@ class AdaptivePaths(SearchAlgorithm):
             ),
         ] = 0.95
 
-    def __init__(
-        self, root: Node, paths: int, batch: int, vote: Vote, confidence: float, aggregation: Aggregation
-    ) -> None:
+    def __init__(self, request: CommonFields, root: Node) -> None:
         self._root = root
-        self._left = paths
-        self._batch = batch
-        self._vote = vote
-        self._confidence = confidence
-        self._aggregation = aggregation
+        self._left = request.beam_width
+        self._batch = request.expansion
+        self._vote = request.vote
+        self._confidence: float = self.parameters(request).confidence
+        self._aggregation = request.aggregation
         self._complete: list[Node] = []
         self._answers: dict[Node, str] = {}
         self._decided = False
-
-    @classmethod
-    def start(cls, request: CommonFields, root: Node) -> "AdaptivePaths":
-        """N paths, M at a time."""
-        vote, confidence = request.vote or Vote.MAJORITY, cls.parameters(request).confidence
-        return cls(root, request.beam_width, request.expansion, vote, confidence, request.aggregation)
 
     @classmethod
     def candidates(cls, request: CommonFields) -> int:

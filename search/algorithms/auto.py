@@ -1,14 +1,18 @@
 """Chooses the search, its N and its M by the scores of the first steps and the remaining token budget."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from statistics import fmean
+from typing import TypeVar
 
 from espalier.search.algorithms.base import Expand, SearchAlgorithm, path_score, viable
 from espalier.search.algorithms.dvts import DiverseTreeSearch
 from espalier.search.algorithms.rebase import RewardBalancedSearch
 from espalier.search.common_fields import Aggregation, CommonFields
 from espalier.search.tree import Node
+
+Search = TypeVar("Search", DiverseTreeSearch, RewardBalancedSearch)
 
 EASY = 0.9
 """Mean score of the first steps from which a problem counts as easy.
@@ -59,49 +63,19 @@ class AutoSearch(SearchAlgorithm):
     remaining budget covers, at most N*M. A small budget thus buys a few whole paths instead of many incomplete ones. No
     sample is drawn twice. Pilot steps that the verifier did not read, because they were cut off or over budget, count
     as if it had read them; otherwise an unread pilot would suggest paths without cost.
-
-    Args:
-        root: root of the tree.
-        candidates: N*M of the request.
-        aggregation: how step scores are combined.
-        temperature: softmax temperature of REBASE.
-        budgets: token limits of the generator and of the verifier, whose limit includes the problem; None for no limit.
-        longest_path: maximum tokens of a path.
     """
 
     Parameters = RewardBalancedSearch.Parameters
 
-    def __init__(
-        self,
-        root: Node,
-        candidates: int,
-        aggregation: Aggregation,
-        temperature: float,
-        budgets: tuple[int | None, int | None] = (None, None),
-        longest_path: int = 0,
-    ) -> None:
+    def __init__(self, request: CommonFields, root: Node) -> None:
         self._root = root
-        self._candidates = candidates
-        self._aggregation = aggregation
-        self._temperature = temperature
-        self._budgets = budgets
-        self._longest_path = longest_path
+        self._request = request
+        self._candidates = self.candidates(request)
+        longest = request.max_steps * request.max_step_tokens
+        self._longest_path = min(longest, request.max_tokens or longest)
         self._sampled = self._read = self._readable = 0
         self._first_scores: list[float] = []
         self._chosen: SearchAlgorithm | None = None
-
-    @classmethod
-    def start(cls, request: CommonFields, root: Node) -> "AutoSearch":
-        """N*M candidates, within the budgets."""
-        longest = request.max_steps * request.max_step_tokens
-        return cls(
-            root,
-            cls.candidates(request),
-            request.aggregation,
-            cls.parameters(request).rebase_temperature,
-            (request.generator_budget, request.verifier_budget),
-            min(longest, request.max_tokens or longest),
-        )
 
     def ask(self) -> Sequence[Expand]:
         """The pilot's steps, then all first steps, then the requests of the chosen search."""
@@ -112,7 +86,8 @@ class AutoSearch(SearchAlgorithm):
     def tell(self, nodes: Sequence[Node]) -> None:
         """Pass nodes to the pilot and measure its cost; or choose a search after the first round, and pass them on."""
         if self._chosen is None:
-            self._first_scores += first_scores([node for node in nodes if node.parent is self._root], self._aggregation)
+            first_steps = [node for node in nodes if node.parent is self._root]
+            self._first_scores += first_scores(first_steps, self._request.aggregation)
         if self._pilot and not self._pilot.finished():
             self._sampled += sum(node.multiplicity * node.num_tokens for node in nodes)
             self._read += sum(node.verifier_tokens for node in nodes)
@@ -139,7 +114,7 @@ class AutoSearch(SearchAlgorithm):
         tight = any(left is not None and left < self._candidates * self._longest_path for left in self._left())
         if not tight or self._candidates <= _PILOT:
             return None
-        return DiverseTreeSearch(self._root, 1, _PILOT, self._aggregation)
+        return self._start(DiverseTreeSearch, 1, _PILOT)
 
     def _affordable(self) -> int:
         """Candidates per step that the budgets cover at the pilot's cost: an even number, or N*M."""
@@ -150,11 +125,15 @@ class AutoSearch(SearchAlgorithm):
         return max(0, most)
 
     def _left(self) -> list[int | None]:
-        """The rest of each budget, in tokens."""
+        """The rest of the generator's budget and of the verifier's, which includes the problem, in tokens."""
+        budgets = self._request.generator_budget, self._request.verifier_budget
         spent = self._sampled, self._root.verifier_tokens + self._read
-        return [None if budget is None else budget - gone for budget, gone in zip(self._budgets, spent, strict=True)]
+        return [None if budget is None else budget - gone for budget, gone in zip(budgets, spent, strict=True)]
 
     def _choose(self, mean_score: float) -> SearchAlgorithm:
         if mean_score >= EASY:
-            return DiverseTreeSearch(self._root, *many_subtrees(self._candidates), self._aggregation)
-        return RewardBalancedSearch(self._root, self._candidates, self._temperature, self._aggregation)
+            return self._start(DiverseTreeSearch, *many_subtrees(self._candidates))
+        return self._start(RewardBalancedSearch, self._candidates, 1)
+
+    def _start(self, kind: type[Search], beam_width: int, expansion: int) -> Search:
+        return kind(replace(self._request, beam_width=beam_width, expansion=expansion), self._root)

@@ -77,6 +77,8 @@ class NoParameters:
 class SearchAlgorithm(ABC):
     """A search algorithm: class attributes and class methods declare it, an instance runs one search.
 
+    Its constructor takes a request with its defaults filled in, and the root of the tree.
+
     Attributes:
         scores: the scores that it reads in `tell`: of every step, of complete answers, or none. A vote other than
             majority needs those of complete answers in any case.
@@ -111,11 +113,6 @@ class SearchAlgorithm(ABC):
     @abstractmethod
     def kept(self) -> Sequence[Node]:
         """Nodes that may be expanded later, possibly including the root, and the complete paths that vote."""
-
-    @classmethod
-    def start(cls, request: CommonFields, root: Node) -> "SearchAlgorithm":
-        """Create the algorithm of one search, from a request with its defaults filled in and the root."""
-        return cls(request, root)  # pyright: ignore[reportCallIssue] - of a class with this constructor
 
     @classmethod
     def parameters(cls, request: CommonFields) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from espalier.search.algorithms.base import Expand, Growth, SearchAlgorithm, path_score, viable
-from espalier.search.common_fields import Aggregation, CommonFields
+from espalier.search.common_fields import CommonFields
 from espalier.search.tree import Node
 
 
@@ -29,17 +29,12 @@ class BeamSearch(SearchAlgorithm):
 
     growth = Growth.BEST
 
-    def __init__(self, root: Node, beam_width: int, expansion: int, aggregation: Aggregation) -> None:
-        self._beam_width = beam_width
-        self._expansion = expansion
-        self._aggregation = aggregation
+    def __init__(self, request: CommonFields, root: Node) -> None:
+        self._beam_width = request.beam_width
+        self._expansion = request.expansion
+        self._aggregation = request.aggregation
         self._root = root
         self._kept: list[Node] | None = None
-
-    @classmethod
-    def start(cls, request: CommonFields, root: Node) -> "BeamSearch":
-        """N places, M children each."""
-        return cls(root, request.beam_width, request.expansion, request.aggregation)
 
     def ask(self) -> Sequence[Expand]:
         """N*M first steps, then M children for each place of an incomplete path."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from espalier.search.algorithms.base import Expand, Growth, SearchAlgorithm, path_score, viable
-from espalier.search.common_fields import Aggregation, CommonFields
+from espalier.search.common_fields import CommonFields
 from espalier.search.tree import Node
 
 
@@ -20,16 +20,11 @@ class DiverseTreeSearch(SearchAlgorithm):
 
     growth = Growth.SUBTREES
 
-    def __init__(self, root: Node, subtrees: int, expansion: int, aggregation: Aggregation) -> None:
-        self._expansion = expansion
-        self._aggregation = aggregation
-        self._tips: list[Node | None] = [root] * subtrees
+    def __init__(self, request: CommonFields, root: Node) -> None:
+        self._expansion = request.expansion
+        self._aggregation = request.aggregation
+        self._tips: list[Node | None] = [root] * request.beam_width
         self._told = False
-
-    @classmethod
-    def start(cls, request: CommonFields, root: Node) -> "DiverseTreeSearch":
-        """N subtrees, M children each."""
-        return cls(root, request.beam_width, request.expansion, request.aggregation)
 
     def ask(self) -> Sequence[Expand]:
         """M children for each unfinished subtree."""

@@ -17,16 +17,11 @@ class IndependentPaths(SearchAlgorithm):
 
     growth = Growth.INDEPENDENT
 
-    def __init__(self, root: Node, paths: int) -> None:
+    def __init__(self, request: CommonFields, root: Node) -> None:
         self._root = root
-        self._paths = paths
+        self._paths = self.candidates(request)
         self._complete: list[Node] = []
         self._done = False
-
-    @classmethod
-    def start(cls, request: CommonFields, root: Node) -> "IndependentPaths":
-        """All candidates at once."""
-        return cls(root, cls.candidates(request))
 
     def ask(self) -> Sequence[Expand]:
         """All paths at once."""

@@ -8,7 +8,7 @@ from annotated_types import Interval
 
 from espalier.search.algorithms.base import Expand, MemoryEstimate, path_score, viable
 from espalier.search.algorithms.beam import BeamSearch
-from espalier.search.common_fields import Aggregation, CommonFields
+from espalier.search.common_fields import CommonFields
 from espalier.search.schema import Option
 from espalier.search.tree import Node
 
@@ -31,18 +31,12 @@ class LookaheadSearch(BeamSearch):
             int, Interval(ge=1, le=16), Option("greedy steps rolled out before a child is scored")
         ] = 1
 
-    def __init__(self, root: Node, beam_width: int, expansion: int, steps: int, aggregation: Aggregation) -> None:
-        super().__init__(root, beam_width, expansion, aggregation)
-        self._steps = steps
+    def __init__(self, request: CommonFields, root: Node) -> None:
+        super().__init__(request, root)
+        self._steps: int = self.parameters(request).lookahead_steps
         self._ends: dict[Node, Node] = {}  # the current end of each candidate's rollout
         self._rolling: list[Node] = []  # candidates with an unfinished rollout
         self._steps_left = 0
-
-    @classmethod
-    def start(cls, request: CommonFields, root: Node) -> "LookaheadSearch":
-        """N places, M children each."""
-        steps = cls.parameters(request).lookahead_steps
-        return cls(root, request.beam_width, request.expansion, steps, request.aggregation)
 
     @classmethod
     def memory(cls, request: CommonFields) -> tuple[MemoryEstimate, ...]:

@@ -9,7 +9,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import Violation
 from espalier.search.algorithms.base import SAMPLING, Expand, MemoryEstimate, SearchAlgorithm, path_score, viable
-from espalier.search.common_fields import Aggregation, CommonFields
+from espalier.search.common_fields import CommonFields
 from espalier.search.schema import Option
 from espalier.search.tree import Node
 
@@ -62,25 +62,18 @@ class MonteCarloSearch(SearchAlgorithm):
         simulations: Annotated[int, Interval(ge=1, le=1024), Option("number of simulations")] = 32
         exploration: Annotated[float, Interval(ge=0, le=100), Option("PUCT exploration constant")] = 1.25
 
-    def __init__(
-        self, root: Node, expansion: int, simulations: int, exploration: float, aggregation: Aggregation
-    ) -> None:
-        self._expansion = expansion
-        self._exploration = exploration
-        self._aggregation = aggregation
+    def __init__(self, request: CommonFields, root: Node) -> None:
+        its = self.parameters(request)
+        self._expansion = request.expansion
+        self._exploration: float = its.exploration
+        self._aggregation = request.aggregation
         self._root = _Place(root)
-        self._left = simulations
+        self._left: int = its.simulations
         self._open: dict[Node, _Place] = {root: self._root}
         self._complete: list[Node] = []
         self._walk: list[_Place] = []  # from the root to the leaf being expanded
         self._next: Expand | None = None
         self._simulate()
-
-    @classmethod
-    def start(cls, request: CommonFields, root: Node) -> "MonteCarloSearch":
-        """M children in each simulation."""
-        its = cls.parameters(request)
-        return cls(root, request.expansion, its.simulations, its.exploration, request.aggregation)
 
     @classmethod
     def memory(cls, request: CommonFields) -> tuple[MemoryEstimate, ...]:

@@ -47,8 +47,7 @@ def _wrong_declarations(its: type[SearchAlgorithm]) -> Iterator[str]:
     try:
         inspect.signature(its).bind(None, None)
     except (TypeError, ValueError):
-        if its.start.__func__ is SearchAlgorithm.start.__func__:  # pyright: ignore[reportFunctionMemberAccess]
-            yield "lacks a constructor that takes a request and a root"
+        yield "lacks a constructor that takes a request and a root"
     if its.scores not in _SCORES:
         yield f"its scores must be one of {', '.join(_SCORES)}, is {its.scores!r}"
     if its.vote not in (None, *Vote):
@@ -78,7 +77,8 @@ def make_own(name: CodeName, request: CommonFields, root: Node) -> SearchAlgorit
     its = own_class(name)
     has_default_memory = its.memory.__func__ is SearchAlgorithm.memory.__func__  # pyright: ignore[reportFunctionMemberAccess]
     try:
-        return _Guarded(name, its.start(request, root), root, its.candidates(request) if has_default_memory else None)
+        search = its(request, root)  # pyright: ignore[reportCallIssue] - see `SearchAlgorithm`
+        return _Guarded(name, search, root, its.candidates(request) if has_default_memory else None)
     except Exception as error:  # whatever somebody's class does
         raise _refusal(name, f"creating it failed, {place_and_reason(error)}") from error
 

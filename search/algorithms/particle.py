@@ -9,7 +9,7 @@ from annotated_types import Interval
 
 from espalier.search.algorithms.base import SAMPLING, Expand, MemoryEstimate, SearchAlgorithm, path_score, viable
 from espalier.search.algorithms.draws import picks, systematic, uniforms
-from espalier.search.common_fields import Aggregation, CommonFields
+from espalier.search.common_fields import CommonFields
 from espalier.search.schema import Option
 from espalier.search.tree import Node
 
@@ -48,25 +48,18 @@ class ParticleSearch(SearchAlgorithm):
             int, Interval(ge=1, le=64), Option("iterations of the filter; more than one is particle Gibbs")
         ] = 1
 
-    def __init__(self, root: Node, request: CommonFields, particles: int, iterations: int) -> None:
-        """Start at `root`, with the aggregation, problem and seed of `request`."""
+    def __init__(self, request: CommonFields, root: Node) -> None:
         self._root = root
         self._seed, self._problem = request.seed, request.problem
-        self._aggregation: Aggregation = request.aggregation
-        self._particles = particles
-        self._iterations_left = (
-            iterations if particles > 1 else 1
-        )  # with one particle there would be only the reference
-        self._free: Counter[Node] = Counter({root: particles})
+        self._aggregation = request.aggregation
+        self._particles = request.beam_width
+        # With one particle there would be only the reference.
+        self._iterations_left: int = self.parameters(request).iterations if self._particles > 1 else 1
+        self._free: Counter[Node] = Counter({root: self._particles})
         self._reference: list[Node] = []
         self._depth = 0
         self._rounds = 0
         self._votes: Counter[Node] = Counter()
-
-    @classmethod
-    def start(cls, request: CommonFields, root: Node) -> "ParticleSearch":
-        """N particles."""
-        return cls(root, request, request.beam_width, cls.parameters(request).iterations)
 
     @classmethod
     def memory(cls, request: CommonFields) -> tuple[MemoryEstimate, ...]:

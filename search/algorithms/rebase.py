@@ -8,7 +8,7 @@ from typing import Annotated
 from annotated_types import Interval
 
 from espalier.search.algorithms.base import Expand, SearchAlgorithm, path_score
-from espalier.search.common_fields import Aggregation, CommonFields
+from espalier.search.common_fields import CommonFields
 from espalier.search.schema import Option
 from espalier.search.tree import Node
 
@@ -32,10 +32,10 @@ def apportion(budget: int, weights: Sequence[float]) -> list[int]:
 class RewardBalancedSearch(SearchAlgorithm):
     """REBASE (Wu et al., 2024, "Inference Scaling Laws", 3.1.2).
 
-    The root samples B first steps. In each later round, the open nodes share B samples, minus one for each complete
-    path, in proportion to exp(score / T). The paper rounds each share separately; here they are rounded so that they
-    sum to the budget. A node of merged siblings gets the shares of all of them, so merging does not change the outcome.
-    Ties go to the lower path.
+    The root samples N*M first steps. In each later round, the open nodes share as many samples, minus one for each
+    complete path, in proportion to exp(score / T). The paper rounds each share separately; here they are rounded so
+    that they sum to the budget. A node of merged siblings gets the shares of all of them, so merging does not change
+    the outcome. Ties go to the lower path.
     """
 
     @dataclass(frozen=True)
@@ -48,18 +48,12 @@ class RewardBalancedSearch(SearchAlgorithm):
             Option("softmax temperature over scores when samples are allocated"),
         ] = 0.1
 
-    def __init__(self, root: Node, budget: int, temperature: float, aggregation: Aggregation) -> None:
-        self._budget = budget
-        self._temperature = temperature
-        self._aggregation = aggregation
-        self._shares: dict[Node, int] = {root: budget}
+    def __init__(self, request: CommonFields, root: Node) -> None:
+        self._budget = self.candidates(request)
+        self._temperature: float = self.parameters(request).rebase_temperature
+        self._aggregation = request.aggregation
+        self._shares: dict[Node, int] = {root: self._budget}
         self._complete: list[Node] = []
-
-    @classmethod
-    def start(cls, request: CommonFields, root: Node) -> "RewardBalancedSearch":
-        """N*M samples a round."""
-        temperature = cls.parameters(request).rebase_temperature
-        return cls(root, cls.candidates(request), temperature, request.aggregation)
 
     def ask(self) -> Sequence[Expand]:
         """Each open node's share of the samples."""

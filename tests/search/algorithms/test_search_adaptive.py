@@ -9,13 +9,14 @@ from scripted_tree import BOXED, EOS, LENGTH, Step, drive
 from espalier.search.algorithms.adaptive import AdaptivePaths, leader_stays_first
 from espalier.search.grading import answers as grading
 from espalier.search.grading.answers import extract_answer, leader_and_rival
-from espalier.search.request import Aggregation, Vote
+from espalier.search.request import AlgorithmName, SearchRequest, Vote
 from espalier.search.result import Candidate
 from espalier.search.voting.vote import select
 
 
 def adaptive(paths: int, batch: int, vote: Vote = Vote.MAJORITY, confidence: float = 1.0):
-    return lambda root: AdaptivePaths(root, paths, batch, vote, confidence, Aggregation.LAST)
+    request = SearchRequest("-", AlgorithmName.ADAPTIVE, paths, batch, vote, confidence=confidence)
+    return lambda root: AdaptivePaths(request, root)
 
 
 def answers(*given: str, scores: tuple[float, ...] = ()) -> dict:

@@ -36,7 +36,9 @@ TWO_BY_TWO: dict[Path, Step] = {
 
 
 def beam(width: int, expansion: int, aggregation: Aggregation = Aggregation.LAST):
-    return lambda root: BeamSearch(root, width, expansion, aggregation)
+    return lambda root: BeamSearch(
+        SearchRequest("-", AlgorithmName.BEAM, width, expansion, aggregation=aggregation), root
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_independent_paths_are_asked_for_once_and_the_complete_ones_are_kept():
         (2, 0): Step(0.1),
         (2, 0, 0): Step(0.2, LENGTH),
     }
-    outcome = drive(lambda root: IndependentPaths(root, 3), script)
+    outcome = drive(lambda root: IndependentPaths(SearchRequest("-", AlgorithmName.MAJORITY, 3, 1), root), script)
     assert outcome.asked == [[((), 3)]]
     assert outcome.final == [(0, 0), (1,)]
     assert outcome.nodes[2, 0, 0].termination is LENGTH

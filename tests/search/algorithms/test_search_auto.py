@@ -15,8 +15,11 @@ FIRST = {(0,): Step(1.0), (1,): Step(EASY), (2,): Step(2 * EASY - 1, EOS), (3,):
 SECOND = {(i, j): Step(0.1 * (2 * i + j), EOS) for i in range(4) for j in range(4)}
 
 
-def auto_search(candidates: int, **options):
-    return lambda root: AutoSearch(root, candidates, Aggregation.LAST, 0.1, **options)
+def auto_search(candidates: int, budgets: tuple[int | None, int | None] = (None, None)):
+    """Auto search with so many candidates, within budgets; a path may have a million tokens."""
+    limits = {"generator_budget": budgets[0], "verifier_budget": budgets[1], "max_steps": 1000, "max_step_tokens": 1000}
+    request = SearchRequest("-", AlgorithmName.AUTO, candidates, 1, **limits)
+    return lambda root: AutoSearch(request, root)
 
 
 def test_an_easy_problem_goes_on_in_subtrees_of_two():
@@ -68,8 +71,8 @@ def test_it_is_the_search_it_chose_from_the_first_step_on(easy: bool, seed: int,
 
     def fixed_search(root: Node) -> SearchAlgorithm:
         if easy:
-            return DiverseTreeSearch(root, *many_subtrees(budget), Aggregation.LAST)
-        return RewardBalancedSearch(root, budget, 0.1, Aggregation.LAST)
+            return DiverseTreeSearch(SearchRequest("?", AlgorithmName.DVTS, *many_subtrees(budget)), root)
+        return RewardBalancedSearch(SearchRequest("?", AlgorithmName.REBASE, budget, 1), root)
 
     fixed = drive(fixed_search, tree)
     assert (chosen.asked, chosen.kept, chosen.votes) == (fixed.asked, fixed.kept, fixed.votes)
@@ -90,7 +93,7 @@ class Costly(dict):
 
 
 def limited(candidates: int, generator: int | None = None, verifier: int | None = None):
-    return auto_search(candidates, budgets=(generator, verifier), longest_path=10**6)
+    return auto_search(candidates, budgets=(generator, verifier))
 
 
 PILOT = [[((), 2)], [((0,), 2)]]  # 2 children a step, for two steps
@@ -142,7 +145,7 @@ def test_first_steps_of_the_pilot_count_too():
 @pytest.mark.parametrize("budgets", [(16 * 10**6, None), (None, 16 * 10**6), (16 * 10**6, 10**9)])
 def test_what_pays_for_the_longest_paths_needs_no_pilot(budgets: tuple[int | None, int | None]):
     free = drive(auto_search(16), Costly())
-    ample = drive(auto_search(16, budgets=budgets, longest_path=10**6), Costly())
+    ample = drive(auto_search(16, budgets=budgets), Costly())
     assert (ample.asked, ample.votes) == (free.asked, free.votes)
 
 
@@ -166,7 +169,7 @@ def test_the_verifiers_budget_pays_for_the_problem_first(problem: int, candidate
 def test_what_pays_for_the_longest_paths_but_not_for_the_problem_needs_a_pilot():
     def make(root: Node) -> AutoSearch:
         root.verifier_tokens = 1
-        return auto_search(16, budgets=(None, 16 * 10**6), longest_path=10**6)(root)
+        return auto_search(16, budgets=(None, 16 * 10**6))(root)
 
     assert drive(make, Costly()).asked[:2] == PILOT
 

@@ -4,18 +4,21 @@ from scripted_tree import EOS, LENGTH, Path, Step, Streams, drive
 
 from espalier.search.algorithms.dvts import DiverseTreeSearch
 from espalier.search.algorithms.rebase import RewardBalancedSearch, apportion
-from espalier.search.request import Aggregation
+from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.tree import Node
 
 
 def dvts(subtrees: int, expansion: int, how: Aggregation = Aggregation.LAST) -> Callable[[Node], DiverseTreeSearch]:
-    return lambda root: DiverseTreeSearch(root, subtrees, expansion, how)
+    return lambda root: DiverseTreeSearch(
+        SearchRequest("-", AlgorithmName.DVTS, subtrees, expansion, aggregation=how), root
+    )
 
 
 def rebase(
     budget: int, temperature: float = 0.1, how: Aggregation = Aggregation.LAST
 ) -> Callable[[Node], RewardBalancedSearch]:
-    return lambda root: RewardBalancedSearch(root, budget, temperature, how)
+    request = SearchRequest("-", AlgorithmName.REBASE, budget, 1, aggregation=how, rebase_temperature=temperature)
+    return lambda root: RewardBalancedSearch(request, root)
 
 
 class Fixed(Streams):
@@ -98,7 +101,7 @@ def test_rebase_shares_its_budget_by_the_softmax_of_the_scores():
 
 
 def test_rebase_takes_complete_paths_out_of_the_budget_and_keeps_them():
-    script = {(0,): Step(0.1, EOS), (1,): Step(0.5), (2,): Step(0.5), (3,): Step(0.2, EOS)}
+    script: dict[Path, Step] = {(0,): Step(0.1, EOS), (1,): Step(0.5), (2,): Step(0.5), (3,): Step(0.2, EOS)}
     script |= {(1, 0): Step(0.5), (2, 0): Step(0.5, EOS), (1, 0, 0): Step(0.1, EOS)}
     outcome = drive(rebase(4), script)
     assert [sorted(asked) for asked in outcome.asked] == [[((), 4)], [((1,), 1), ((2,), 1)], [((1, 0), 1)]]

@@ -2,12 +2,13 @@ import pytest
 from scripted_tree import EOS, LENGTH, Step, drive
 
 from espalier.search.algorithms.lookahead import LookaheadSearch
-from espalier.search.request import Aggregation
+from espalier.search.request import Aggregation, AlgorithmName, SearchRequest
 from espalier.search.tree import Termination
 
 
 def lookahead(width: int, expansion: int, steps: int, how: Aggregation = Aggregation.LAST):
-    return lambda root: LookaheadSearch(root, width, expansion, steps, how)
+    request = SearchRequest("-", AlgorithmName.LOOKAHEAD, width, expansion, aggregation=how, lookahead_steps=steps)
+    return lambda root: LookaheadSearch(request, root)
 
 
 SHORT_SIGHTED = {

@@ -4,11 +4,14 @@ import pytest
 from scripted_tree import EOS, LENGTH, Step, drive
 
 from espalier.search.algorithms.mcts import MonteCarloSearch
-from espalier.search.request import Aggregation
+from espalier.search.request import AlgorithmName, SearchRequest
 
 
 def mcts(expansion: int, simulations: int, exploration: float = 1.0):
-    return lambda root: MonteCarloSearch(root, expansion, simulations, exploration, Aggregation.LAST)
+    request = SearchRequest(
+        "-", AlgorithmName.MCTS, expansion=expansion, simulations=simulations, exploration=exploration
+    )
+    return lambda root: MonteCarloSearch(request, root)
 
 
 def asked(outcome) -> list:
@@ -108,7 +111,7 @@ def test_a_prior_is_the_share_of_the_samples(expansion: int):
     from espalier.search.tree import Node
 
     root = Node(0, None, ())
-    search = MonteCarloSearch(root, 3 * expansion, 10, 1.0, Aggregation.LAST)
+    search = mcts(3 * expansion, 10)(root)
     pair, one = (Node(i, root, (i,), score=0.5, draws=(i,)) for i in (1, 2))
     pair.multiplicity, one.multiplicity = 2 * expansion, expansion
     search.tell([pair, one])

@@ -7,11 +7,12 @@ from scripted_tree import EOS, LENGTH, RandomTree, Step, drive
 
 from espalier.search.algorithms.draws import picks, systematic, uniforms
 from espalier.search.algorithms.particle import ParticleSearch, weigh
-from espalier.search.request import SearchRequest
+from espalier.search.request import AlgorithmName, SearchRequest
 
 
 def particles(count: int, iterations: int = 1, seed: int = 0, problem: str = "1+1?"):
-    return lambda root: ParticleSearch(root, SearchRequest(problem, seed=seed), count, iterations)
+    request = SearchRequest(problem, AlgorithmName.PARTICLE, count, seed=seed, iterations=iterations)
+    return lambda root: ParticleSearch(request, root)
 
 
 def test_a_weight_is_the_odds_and_finite_at_the_ends():
@@ -113,7 +114,10 @@ def test_there_are_as_many_particles_in_every_round_as_at_first(seed: int, count
             populations.append(sum(complete) + sum(expand.children for expand in asked))
             return asked
 
-    drive(lambda root: Counted(root, SearchRequest("1+1?", seed=seed), count, 1), RandomTree(seed, depth=6))
+    drive(
+        lambda root: Counted(SearchRequest("1+1?", AlgorithmName.PARTICLE, count, seed=seed), root),
+        RandomTree(seed, depth=6),
+    )
     assert set(populations) == {count}
 
 
