@@ -3,7 +3,7 @@
 Probabilities are computed in float32 for any dtype of the weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.decoder import Decoder
-from espalier.engine.models.model import Head
+from espalier.engine.models.model import Head, Model, load_trunk
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.kernels.linear import Linear
 
@@ -37,6 +37,57 @@ def stacked_head(layers: list[Linear], output: Output) -> Head:
         return output(layers[-1](hidden).float())
 
     return head
+
+
+def load_scoring_model(
+    checkpoint: Checkpoint,
+    tokenizer: TextTokenizer,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    output: Output,
+    *,
+    layers: tuple[str, ...] = (),
+    labels: int = 1,
+    bias: bool | None = None,
+    token_ids: Sequence[int] = (),
+    unused: Sequence[str] = (),
+) -> Model:
+    """Load a trunk with a head that gives scores.
+
+    Args:
+        checkpoint: the checkpoint to load, all of it.
+        tokenizer: its tokenizer.
+        dtype: dtype of weights and KV.
+        device: device to load onto.
+        output: maps the head's logits to a score.
+        layers: names of the head's layers, for `take_layers`, as `labels` and `bias` are.
+        labels: output size of the last layer.
+        bias: whether the layers have biases; None if that differs between checkpoints of the family.
+        token_ids: the head is instead made of these rows of the language model's.
+        unused: tensors that are not loaded.
+
+    Raises:
+        CheckpointError: a tensor is missing, has a wrong shape or is of no use.
+    """
+    decoder = load_trunk(checkpoint, dtype, device)
+    if token_ids:
+        linears = [take_token_rows(checkpoint, decoder, token_ids)]
+    else:
+        linears = take_layers(checkpoint, layers, decoder, labels, bias)
+    for name in unused:
+        checkpoint.ignore(name)
+    checkpoint.require_all_taken()
+    return Model(decoder, stacked_head(linears, output), tokenizer, (), checkpoint.digest())
+
+
+def load_value_model(
+    checkpoint: Checkpoint, tokenizer: TextTokenizer, dtype: torch.dtype, device: torch.device | str
+) -> Model:
+    """Load a trunk with one value, `score` or `score.0` and `score.2`, whose sigmoid is the score."""
+    layers = ("score.0", "score.2") if "score.0.weight" in checkpoint else ("score",)
+    return load_scoring_model(
+        checkpoint, tokenizer, dtype, device, torch.sigmoid, layers=layers, unused=("lm_head.weight",)
+    )
 
 
 def take_layers(
@@ -68,7 +119,7 @@ def take_layers(
     return layers
 
 
-def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: list[int]) -> Linear:
+def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: Sequence[int]) -> Linear:
     """Load only the language model head's rows of the given tokens, as no other logits are needed.
 
     Raises:
@@ -84,7 +135,7 @@ def take_token_rows(checkpoint: Checkpoint, decoder: Decoder, token_ids: list[in
         weight = decoder.embedding
     else:
         weight = checkpoint.take("lm_head.weight", decoder.dtype, "cpu", decoder.embedding.shape)
-    return decoder.backend.prepare_linear(weight[token_ids].contiguous().to(decoder.device))
+    return decoder.backend.prepare_linear(weight[list(token_ids)].contiguous().to(decoder.device))
 
 
 def require_token(checkpoint: Checkpoint, tokenizer: TextTokenizer, token: str, why: str) -> int:

@@ -19,8 +19,7 @@ from espalier.engine.models.model import Model
 from espalier.engine.models.options import LoadFormat
 from espalier.engine.roles import VERIFIER
 from espalier.prm.base import FamilyInfo, PrmFamily, StepPath
-from espalier.prm.families import eurus, outcome, qwen_math, rlhflow, thinkprm, token_classifier, universal, yes_no
-from espalier.prm.families.detect import fits, rope_theta
+from espalier.prm.families import eurus, outcome, rlhflow, thinkprm, token_classifier, universal, yes_no
 from espalier.prm.families.from_spec import info_of, load_from_spec
 from espalier.prm.families.spec import DetectionTable, FamilySpec, read_spec
 
@@ -35,13 +34,20 @@ class Entry:
 
     Attributes:
         info: description of the family.
-        detect: detects the family in checkpoints of its class.
         load: loads a checkpoint; None for the family with a reference model, which `load_verifier` loads itself.
+        detect: detects the family in checkpoints of its class; None where only `--verifier-family` chooses it.
     """
 
     info: FamilyInfo
-    detect: Detect
     load: Load | None
+    detect: Detect | None = None
+
+    def fits(self, architecture: str) -> bool:
+        """Whether checkpoints of the family may have this class."""
+        return any(
+            architecture.endswith(pattern[1:]) if pattern.startswith("*") else architecture == pattern
+            for pattern in self.info.architectures
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +67,19 @@ class FamilyMatch:
 def entries() -> tuple[Entry, ...]:
     """All families that come with Espalier, in order of detection."""
     return (
-        Entry(qwen_math.INFO, qwen_math.detect, qwen_math.load),
+        _shipped("qwen2.5-math-prm"),
         _shipped("reasonflux-prm"),
         _shipped("skywork-o1-open-prm"),
-        Entry(rlhflow.INFO, _by_flag_only, rlhflow.load),
+        Entry(rlhflow.INFO, rlhflow.load),
         _shipped("versaprm"),
         _shipped("math-shepherd"),
-        Entry(token_classifier.INFO, token_classifier.detect, token_classifier.load),
-        Entry(token_classifier.PURE_INFO, _by_flag_only, token_classifier.load_pure),
-        Entry(outcome.INFO, outcome.detect, outcome.load),
-        Entry(universal.INFO, _by_flag_only, universal.load),
-        Entry(eurus.INFO, _by_flag_only, None),
-        Entry(thinkprm.INFO, _by_flag_only, thinkprm.load),
-        Entry(yes_no.INFO, _by_flag_only, yes_no.load),
+        Entry(token_classifier.INFO, token_classifier.load, token_classifier.detect),
+        Entry(token_classifier.PURE_INFO, token_classifier.load_pure),
+        Entry(outcome.INFO, outcome.load, lambda _: "its architecture"),
+        Entry(universal.INFO, universal.load),
+        Entry(eurus.INFO, None),
+        Entry(thinkprm.INFO, thinkprm.load),
+        Entry(yes_no.INFO, yes_no.load),
     )
 
 
@@ -94,19 +100,20 @@ def identify(checkpoint: Checkpoint, family: str | None = None, reference: bool 
     if reference:
         return FamilyMatch(_entry(eurus.INFO.name), "a reference model is given")
     for entry in entries():
-        if fits(checkpoint.architecture, entry.info.architectures) and (reason := entry.detect(checkpoint)):
+        detected = entry.detect if entry.fits(checkpoint.architecture) else None
+        if detected and (reason := detected(checkpoint)):
             return FamilyMatch(entry, reason)
     raise CheckpointError(_unknown(checkpoint))
 
 
 def families_of(architecture: str) -> tuple[str, ...]:
     """Names of the families whose checkpoints may have this class."""
-    return tuple(entry.info.name for entry in entries() if fits(architecture, entry.info.architectures))
+    return tuple(entry.info.name for entry in entries() if entry.fits(architecture))
 
 
 def known_classes() -> tuple[str, ...]:
     """Classes whose checkpoints are detected as verifiers without a flag; a leading `*` matches any prefix."""
-    known = (entry.info.architectures for entry in entries() if entry.detect is not _by_flag_only)
+    known = (entry.info.architectures for entry in entries() if entry.detect)
     return tuple(dict.fromkeys(name for names in known for name in names))
 
 
@@ -188,13 +195,13 @@ def _shipped(name: str) -> Entry:
 
 
 def _from_spec(spec: FamilySpec) -> Entry:
-    detect = partial(_spec_detection, spec) if spec.detection != DetectionTable() else _by_flag_only
-    return Entry(info_of(spec), detect, partial(load_from_spec, spec))
+    detect = partial(_spec_detection, spec) if spec.detection != DetectionTable() else None
+    return Entry(info_of(spec), partial(load_from_spec, spec), detect)
 
 
 def _spec_detection(spec: FamilySpec, checkpoint: Checkpoint) -> str | None:
     theta = spec.detection.rope_theta
-    if theta is not None and rope_theta(checkpoint) != theta:
+    if theta is not None and checkpoint.decoder_config.rope_theta != theta:
         return None
     tensors = spec.detection.tensors if checkpoint.load_format is not LoadFormat.DUMMY else ()
     if any(name not in checkpoint for name in tensors):
@@ -202,10 +209,6 @@ def _spec_detection(spec: FamilySpec, checkpoint: Checkpoint) -> str | None:
     said = [f"tensor {name}" for name in tensors]
     said += [] if theta is None else [f"rotary base {theta:,.0f}"]
     return ", ".join(["its architecture", *said])
-
-
-def _by_flag_only(checkpoint: Checkpoint) -> str | None:
-    return None
 
 
 def _unknown(checkpoint: Checkpoint) -> str:
@@ -217,7 +220,7 @@ def _unknown(checkpoint: Checkpoint) -> str:
             f"{', '.join(families_of(name))}; nothing in it says which. Give a generator to --generator, a verifier "
             f"with its --verifier-family ({yes_no.INFO.name} asks any instruction-tuned model) or a spec file"
         )
-    named = ", ".join(entry.info.name for entry in entries() if entry.detect is _by_flag_only)
+    named = ", ".join(entry.info.name for entry in entries() if not entry.detect)
     return (
         f"{checkpoint.folder} is a {name or 'model without architecture'}; verifiers known by their class are "
         f"{', '.join(known_classes())}. Name another family with --verifier-family ({named}), or describe it in a "

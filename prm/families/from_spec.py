@@ -8,11 +8,11 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.model import Model, load_trunk
+from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, without_label, without_special_tokens
 from espalier.prm.families.spec import FamilySpec
-from espalier.prm.heads import probability_of, require_published_ids, stacked_head, take_layers, take_token_rows
+from espalier.prm.heads import load_scoring_model, probability_of, require_published_ids
 
 _REDUCE: dict[str, Callable[[list[float]], float]] = {
     "min": min,
@@ -65,6 +65,10 @@ class SpecifiedFamily(PrmFamily):
             if line.strip() or not self._spec.step.lines:
                 score_positions.append(len(ids) - 1)
         return ScoreInput(tuple(ids), tuple(score_positions))
+
+    def full_path(self, path: StepPath) -> ScoreInput:
+        """The whole text encoded at once, where the tag is a special token, so that this gives the same ids."""
+        return self._encoded_whole(path) if self._special_tokens else super().full_path(path)
 
     def score(self, values: np.ndarray, before: float | None) -> float:
         """Combine the scores of the step's lines."""
@@ -129,22 +133,25 @@ def load_from_spec(
         raise CheckpointError(
             f"the tokenizer of {checkpoint.folder} has no token {spec.step.tag}, where scores are read"
         )
-    decoder = load_trunk(checkpoint, dtype, device)
-    if token_ids:
-        layers = [take_token_rows(checkpoint, decoder, token_ids)]
-    else:
-        layers = take_layers(checkpoint, tuple(spec.head.layers), decoder, spec.head.labels, spec.head.bias)
-    for name in spec.head.unused:
-        checkpoint.ignore(name)
-    checkpoint.require_all_taken()
-    output = torch.sigmoid if spec.head.output == "sigmoid" else probability_of(spec.head.index)
-    head = stacked_head(layers, output)
-    return SpecifiedFamily(spec, Model(decoder, head, tokenizer, (), checkpoint.digest()))
+    model = load_scoring_model(
+        checkpoint,
+        tokenizer,
+        dtype,
+        device,
+        torch.sigmoid if spec.head.output == "sigmoid" else probability_of(spec.head.index),
+        layers=tuple(spec.head.layers),
+        labels=spec.head.labels,
+        bias=spec.head.bias,
+        token_ids=token_ids,
+        unused=spec.head.unused,
+    )
+    return SpecifiedFamily(spec, model)
 
 
 def info_of(spec: FamilySpec) -> FamilyInfo:
     """Describe a spec's family."""
-    prompt = "chat template" if spec.prompt.kind == "chat" else f"`{_visible(spec.prompt.text)}`"
+    chat = "chat template" + (" with a fixed system message" if spec.prompt.system else "")
+    prompt = chat if spec.prompt.kind == "chat" else f"`{_visible(spec.prompt.text)}`"
     between = f", `{_visible(spec.step.between)}` between" if spec.step.between else ""
     of = "each line" if spec.step.lines else "a step"
     if spec.head.tokens:

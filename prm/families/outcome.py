@@ -16,10 +16,10 @@ from dataclasses import replace
 import torch
 
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.model import Model, load_trunk
+from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
-from espalier.prm.heads import stacked_head, take_layers
+from espalier.prm.heads import load_value_model
 from espalier.prm.limits import PathLimits
 
 INFO = FamilyInfo(
@@ -66,22 +66,11 @@ class OutcomeModel(PrmFamily):
         return self.model.tokenizer.render_chat(messages, add_generation_prompt=False)
 
 
-def detect(checkpoint: Checkpoint) -> str | None:
-    """Detected by its architecture."""
-    return "its architecture"
-
-
 def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> OutcomeModel:
     """Load a reward model with one label.
 
     Raises:
         CheckpointError: the number of labels is not 1, or there is no chat template.
     """
-    tokenizer = TextTokenizer(checkpoint)
-    decoder = load_trunk(checkpoint, dtype, device)
-    names = ("score.0", "score.2") if "score.0.weight" in checkpoint else ("score",)
-    head = stacked_head(take_layers(checkpoint, names, decoder, labels=1, bias=None), torch.sigmoid)
-    checkpoint.ignore("lm_head.weight")
-    checkpoint.require_all_taken()
-    model = Model(decoder, head, tokenizer, (), checkpoint.digest())
+    model = load_value_model(checkpoint, TextTokenizer(checkpoint), dtype, device)
     return OutcomeModel(model, checkpoint.config.get("pad_token_id"))

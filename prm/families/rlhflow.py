@@ -14,7 +14,7 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.model import Model, load_trunk
+from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import (
     FamilyInfo,
@@ -25,7 +25,7 @@ from espalier.prm.base import (
     stripped_step,
     without_special_tokens,
 )
-from espalier.prm.heads import probability_of, require_published_ids, require_token, stacked_head, take_token_rows
+from espalier.prm.heads import load_scoring_model, probability_of, require_published_ids, require_token
 
 _GOOD, _BAD = "+", "-"
 _IDS = {_GOOD: 10, _BAD: 12, "<|start_header_id|>": 128006, "<|eot_id|>": 128009, "ĊĊ": 271}
@@ -102,7 +102,4 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     tokenizer = TextTokenizer(checkpoint)
     token_ids = [require_token(checkpoint, tokenizer, token, "whose logits are read") for token in (_GOOD, _BAD)]
     require_published_ids(checkpoint, tokenizer, 128256, _IDS)
-    decoder = load_trunk(checkpoint, dtype, device)
-    rows = take_token_rows(checkpoint, decoder, token_ids)
-    checkpoint.require_all_taken()
-    return RlhFlow(Model(decoder, stacked_head([rows], probability_of(0)), tokenizer, (), checkpoint.digest()))
+    return RlhFlow(load_scoring_model(checkpoint, tokenizer, dtype, device, probability_of(0), token_ids=token_ids))

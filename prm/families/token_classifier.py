@@ -21,10 +21,10 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.model import Model, load_trunk
+from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
-from espalier.prm.heads import probability_of, stacked_head, take_layers
+from espalier.prm.heads import load_scoring_model, probability_of
 
 _PROMPTS = ("raw", "chat")
 _SCORES = ("p1",)
@@ -123,8 +123,5 @@ def load_pure(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device |
 
 
 def _load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Model:
-    tokenizer = TextTokenizer(checkpoint)
-    decoder = load_trunk(checkpoint, dtype, device)
-    head = stacked_head(take_layers(checkpoint, ("score",), decoder, labels=2, bias=None), probability_of(1))
-    checkpoint.require_all_taken()
-    return Model(decoder, head, tokenizer, (), checkpoint.digest())
+    head = {"layers": ("score",), "labels": 2}
+    return load_scoring_model(checkpoint, TextTokenizer(checkpoint), dtype, device, probability_of(1), **head)

@@ -15,10 +15,10 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.model import Model, load_trunk
+from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import FamilyInfo, PrmFamily, ScoreInput, StepPath, stripped_step
-from espalier.prm.heads import require_token, stacked_head, take_layers
+from espalier.prm.heads import load_value_model, require_token
 
 _SYSTEM = "You are a helpful assistant."
 _NO_REFERENCE = "\n\n###\n\nThe reference answer is: There is no reference answer for this question."
@@ -74,9 +74,4 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
     if (end := tokenizer.special_token("eos_token")) is None:
         raise CheckpointError(f"tokenizer_config.json of {checkpoint.folder} names no eos_token, where scores are read")
     end_id = require_token(checkpoint, tokenizer, end, "where scores are read")
-    decoder = load_trunk(checkpoint, dtype, device)
-    names = ("score.0", "score.2") if "score.0.weight" in checkpoint else ("score",)
-    head = stacked_head(take_layers(checkpoint, names, decoder, labels=1, bias=None), torch.sigmoid)
-    checkpoint.ignore("lm_head.weight")
-    checkpoint.require_all_taken()
-    return UniversalPrm(Model(decoder, head, tokenizer, (), checkpoint.digest()), end_id)
+    return UniversalPrm(load_value_model(checkpoint, tokenizer, dtype, device), end_id)

@@ -14,8 +14,7 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.checkpoint import Checkpoint
-from espalier.engine.models.decoder import Decoder
-from espalier.engine.models.model import Model, load_trunk
+from espalier.engine.models.model import Model
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.prm.base import (
     FamilyInfo,
@@ -26,7 +25,7 @@ from espalier.prm.base import (
     stripped_step,
     without_special_tokens,
 )
-from espalier.prm.heads import probability_of, require_one_token, stacked_head, take_token_rows
+from espalier.prm.heads import load_scoring_model, probability_of, require_one_token, stacked_head, take_token_rows
 
 _QUESTION = "Is this solution right so far, its last step included? Answer with one word: Yes or No."
 _YES, _NO = "Yes", "No"
@@ -105,9 +104,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
         )
     tokenizer = TextTokenizer(checkpoint)
     token_ids = _answers(checkpoint, tokenizer)
-    family = _on(checkpoint, load_trunk(checkpoint, dtype, device), tokenizer, token_ids)
-    checkpoint.require_all_taken()
-    return family
+    return YesNo(load_scoring_model(checkpoint, tokenizer, dtype, device, probability_of(0), token_ids=token_ids))
 
 
 def of_generator(checkpoint: Checkpoint, generator: Model) -> YesNo:
@@ -120,8 +117,9 @@ def of_generator(checkpoint: Checkpoint, generator: Model) -> YesNo:
     Raises:
         CheckpointError: it has no chat template, or no single token for an answer.
     """
-    token_ids = _answers(checkpoint, generator.tokenizer)
-    return _on(checkpoint, generator.decoder, generator.tokenizer, token_ids)
+    rows = take_token_rows(checkpoint, generator.decoder, _answers(checkpoint, generator.tokenizer))
+    head = stacked_head([rows], probability_of(0))
+    return YesNo(Model(generator.decoder, head, generator.tokenizer, (), checkpoint.digest()))
 
 
 def _answers(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> list[int]:
@@ -131,8 +129,3 @@ def _answers(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> list[int]:
             "--verifier a model of its own, or confidence"
         )
     return [require_one_token(checkpoint, tokenizer, text, _ANSWERED) for text in (_YES, _NO)]
-
-
-def _on(checkpoint: Checkpoint, decoder: Decoder, tokenizer: TextTokenizer, token_ids: list[int]) -> YesNo:
-    head = stacked_head([take_token_rows(checkpoint, decoder, token_ids)], probability_of(0))
-    return YesNo(Model(decoder, head, tokenizer, (), checkpoint.digest()))

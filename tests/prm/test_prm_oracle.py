@@ -11,7 +11,7 @@ from test_prm_exactness import STEPWISE
 from espalier.engine.engine import Engine
 from espalier.engine.errors import ScoreMismatchError
 from espalier.prm.base import PrmFamily, ScoreInput, StepPath
-from espalier.prm.families.qwen_math import QwenMathPrm
+from espalier.prm.families.from_spec import SpecifiedFamily
 from espalier.prm.families.rlhflow import RlhFlow
 from espalier.prm.scorer import ScoreStatus
 from espalier.prm.session import VerifierSession
@@ -63,13 +63,13 @@ def test_a_family_that_forgets_the_answer_before_a_step_is_caught(verifier_of: M
 
 
 def test_a_family_that_reads_one_token_early_is_caught(verifier_of: Make, monkeypatch: pytest.MonkeyPatch):
-    read = QwenMathPrm.read
+    read = SpecifiedFamily.read
 
-    def early(self: QwenMathPrm, path: StepPath) -> ScoreInput:
+    def early(self: SpecifiedFamily, path: StepPath) -> ScoreInput:
         reading = read(self, path)
         return ScoreInput(reading.token_ids, (reading.score_positions[0] - (len(path.steps) > 1),))
 
-    monkeypatch.setattr(QwenMathPrm, "read", early)
+    monkeypatch.setattr(SpecifiedFamily, "read", early)
     caught(verifier_of, "qwen2.5-math-prm")
 
 
@@ -87,7 +87,7 @@ def test_a_score_that_is_not_a_number_is_caught(verifier_of: Make, monkeypatch: 
     def nan(self: PrmFamily, values: np.ndarray, before: float | None) -> float:
         return float("nan")
 
-    monkeypatch.setattr(QwenMathPrm, "score", nan)
+    monkeypatch.setattr(SpecifiedFamily, "score", nan)
     engine, verifier = verifier_of("qwen2.5-math-prm", full_rescore=True)
     session, root = begin(engine, verifier)
     with pytest.raises(ScoreMismatchError):
