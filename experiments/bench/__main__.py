@@ -123,6 +123,22 @@ def search(
 
 
 @app.command()
+def search_floor(
+    beam_width: Annotated[int, typer.Option("-N", help="Beam width N.")] = 4,
+    expansion: Annotated[int, typer.Option("-M", help="Expansion M.")] = 4,
+    problems: Annotated[int, typer.Option(min=1, max=500, help="Problems in each run.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted repetitions.")] = 3,
+    json_path: JsonPath = None,
+) -> None:
+    """Beam searches in int8, 32 at once, compared with their products alone at oneDNN's rate."""
+    from espalier.experiments.bench.report import Report
+    from espalier.experiments.bench.searches.floor import run
+
+    report = Report(f"beam, N={beam_width} M={expansion}, {problems} problems, int8", json_path)
+    report.finish(run(problems, repeats, beam_width, expansion, report.show), {})
+
+
+@app.command()
 def prefix(
     generator: Annotated[str, typer.Option(help="Checkpoint to decode with.")] = "demo-generator",
     children: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 64,

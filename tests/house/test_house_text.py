@@ -4,7 +4,6 @@ import re
 
 from house_files import ROOT, checkout
 
-MAX_LINES = 500
 # Built from parts, so that this file does not hold what it looks for; a test may make up `someone`.
 _TOPS = "|".join(["work", "root", "home(?!/someone/)", "Users", "mnt"])
 MACHINE_PATH = re.compile(rf"(?<![\w.:/~*-])/(?:{_TOPS})/\w")
@@ -29,13 +28,3 @@ def test_no_file_names_a_path_of_somebodys_machine():
 def test_the_search_for_machine_paths_can_find_one():
     assert MACHINE_PATH.search('open("/' + "home/ann/x.txt" + '")')
     assert not MACHINE_PATH.search("see https://example.org/home/page and src/work/x")
-
-
-def test_source_files_are_short():
-    generated = re.compile(r"_pb2(_grpc)?\.pyi?$")
-    lengths = {
-        name: len(text.splitlines())
-        for name, text in texts().items()
-        if name.endswith((".py", ".pyi", ".proto")) and not generated.search(name)
-    }
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
