@@ -56,7 +56,13 @@ class SpecifiedFamily(PrmFamily):
     def read(self, path: StepPath) -> ScoreInput:
         """The newest step with its tags, or the whole path if the spec tokenizes it as a whole."""
         if self._spec.step.encode == "whole":
-            return self._encoded_whole(path)
+            reading = self._encoded_whole(path)
+            if reading.token_ids[-1] != self._tag_ids[-1]:
+                raise CheckpointError(
+                    f"{self._spec.file}: the tag {self._spec.step.tag!r} is merged with the text before it, so there "
+                    "is nowhere to read; is it the tokenizer this family needs?"
+                )
+            return reading
         ids = list(self._between_ids) if path.steps[:-1] else []
         score_positions: list[int] = []
         text = self._step_text(path.steps[-1], len(path.steps))
@@ -77,13 +83,7 @@ class SpecifiedFamily(PrmFamily):
     def _encoded_whole(self, path: StepPath) -> ScoreInput:
         steps = [self._step_text(step, i) + self._spec.step.tag for i, step in enumerate(path.steps, start=1)]
         text = self._prompt(path.problem) + self._spec.step.between.join(steps)
-        encoded = self.model.tokenizer.encode(text)
-        if encoded[-1] != self._tag_ids[-1]:
-            raise CheckpointError(
-                f"{self._spec.file}: the tag {self._spec.step.tag!r} is merged with the text before it, so there "
-                "is nowhere to read; is it the tokenizer this family needs?"
-            )
-        ids = (*self._begin_ids, *encoded)
+        ids = (*self._begin_ids, *self.model.tokenizer.encode(text))
         return ScoreInput(ids, (len(ids) - 1,), full_path=True)
 
     def _prompt(self, problem: str) -> str:
