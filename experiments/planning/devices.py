@@ -1,19 +1,19 @@
 """Models and devices of a plan: sizes of checkpoints without their weights, memory and speed of cards."""
 
-import os
-import time
-from dataclasses import dataclass, replace
+import timeit
+from dataclasses import replace
 
 import torch
 
 from espalier.engine.errors import EspalierError
-from espalier.engine.models.config import DecoderConfig, parse_decoder_config
 from espalier.engine.models.hub import HubSettings
-from espalier.engine.models.options import Quantization
 from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.experiments.planning.inspection import inspect_checkpoint, verifier_checkpoint
 from espalier.experiments.planning.known_models import MODELS, ModelShape
 from espalier.experiments.planning.options import DeviceOptions
 from espalier.experiments.planning.roofline import CARDS, Card
+from espalier.prm.scorers import SELF
+from espalier.search.run.load import RuntimeSettings
 
 CARD_MEMORY = {"a100": 80 * 10**9, "h100": 80 * 10**9, "h200": 141 * 10**9}
 """Bytes by the data sheet."""
@@ -21,74 +21,46 @@ CPU = "cpu"
 _COPIED, _MULTIPLIED, _REPEATS = 2**26, 1024, 3
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedModel:
-    """A model's sizes.
+def planned_models(runtime: RuntimeSettings, scored: bool, dtype: torch.dtype) -> dict[str, ModelShape]:
+    """Sizes of the models that a search computes with, by role; the verifier's only for a search that is `scored`.
 
-    Attributes:
-        shape: what the floor of its steps follows from.
-        config: what its workspace follows from.
-        memory_bytes: bytes of all weights on the device; `shape.weight_bytes` lacks the embedding unless it is tied.
-    """
-
-    shape: ModelShape
-    config: DecoderConfig
-    memory_bytes: int
-
-
-def planned_model(
-    name: str,
-    role: str,
-    dtype: torch.dtype,
-    hub: HubSettings | None = None,
-    quantization: Quantization = Quantization.NONE,
-    family: str | None = None,
-    reference: str = "",
-) -> PlannedModel:
-    """Sizes of a model: of a known shape by its name, else of a checkpoint, whose weights are not read.
+    Each is a known shape by its name, else a checkpoint, whose weights are not read.
 
     Args:
-        name: the shape, or the checkpoint.
-        role: what it is loaded as.
+        runtime: names of the models, their quantization and family, and how to use the hub.
+        scored: whether searches use scores.
         dtype: dtype of KV, and of the weights that are not quantised.
-        hub: see `inspect_checkpoint`, as for the next three.
-        quantization: quantization of the layers' weights.
-        family: a verifier's; None detects it.
-        reference: the reference model of a verifier that has one.
 
     Raises:
-        CheckpointError: the checkpoint is missing or unsupported, or no family fits a verifier.
+        CheckpointError: a checkpoint is missing or unsupported, or no family fits a verifier.
     """
+    generator = planned_model(runtime, GENERATOR, runtime.generator, dtype)
+    verifier = runtime.verifier if scored else ""
+    if verifier == SELF:  # the generator's weights, with a KV of its own
+        return {GENERATOR: generator, VERIFIER: replace(generator, memory_bytes=0, outputs=2)}
+    if verifier and verifier not in MODELS:
+        verifier = verifier_checkpoint(verifier, runtime.generator, _hub(runtime))
+    if not verifier:
+        return {GENERATOR: generator}
+    return {GENERATOR: generator, VERIFIER: planned_model(runtime, VERIFIER, verifier, dtype)}
+
+
+def planned_model(runtime: RuntimeSettings, role: str, name: str, dtype: torch.dtype) -> ModelShape:
+    """Sizes of the model called `name` that is loaded as `role`; see `planned_models`."""
+    quantization = runtime.generator_quantization if role == GENERATOR else runtime.verifier_quantization
     if name in MODELS:
         shape = replace(MODELS[name], item_bytes=dtype.itemsize, quantization=quantization)
-        embedding = 0 if shape.outputs == shape.vocabulary else shape.vocabulary * shape.hidden * shape.item_bytes
-        return PlannedModel(shape, _config_of(shape), shape.weight_bytes + embedding)
-    from espalier.experiments.planning.inspection import inspect_checkpoint
-
-    found = inspect_checkpoint(name, dtype, quantization, family, reference, hub, as_verifier=role == VERIFIER)
-    c = found.config
-    outputs = c.vocab_size if role == GENERATOR else 2
-    shape = ModelShape(
-        name, c.num_layers, c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim, c.vocab_size,
-        outputs, dtype.itemsize, quantization,
-    )  # fmt: skip
-    return PlannedModel(shape, c, found.weight_bytes)
+        vocabulary = shape.config.vocab_size
+        embedding = 0 if shape.outputs == vocabulary else vocabulary * shape.config.hidden_size * shape.item_bytes
+        return replace(shape, memory_bytes=shape.weight_bytes + embedding)
+    of_role = (None, "") if role == GENERATOR else (runtime.verifier_family, runtime.verifier_reference)
+    found = inspect_checkpoint(name, dtype, quantization, *of_role, _hub(runtime), as_verifier=role == VERIFIER)
+    outputs = found.config.vocab_size if role == GENERATOR else 2
+    return ModelShape(name, found.config, outputs, dtype.itemsize, quantization, found.weight_bytes)
 
 
-def _config_of(shape: ModelShape) -> DecoderConfig:
-    sizes = {
-        "model_type": "llama",
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.inner,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "rope_theta": 1e6,
-        "max_position_embeddings": 131_072,
-    }
-    return parse_decoder_config(sizes)
+def _hub(runtime: RuntimeSettings) -> HubSettings:
+    return HubSettings(runtime.offline, runtime.cache_dir)
 
 
 def card_of(device: DeviceOptions) -> Card | None:
@@ -113,21 +85,9 @@ def card_of(device: DeviceOptions) -> Card | None:
     return replace(_measured_cpu() if device.card == CPU else CARDS[device.card], **given)
 
 
-def cpu_kv_memory() -> int:
-    """Bytes of the KV pool on a CPU by default, as in `search.run.load`."""
-    return min(4 * 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
-
-
 def _measured_cpu() -> Card:
     source, target = torch.ones(_COPIED, dtype=torch.uint8), torch.empty(_COPIED, dtype=torch.uint8)
     square = torch.ones(_MULTIPLIED, _MULTIPLIED)
-    copying = min(_seconds(lambda: target.copy_(source)) for _ in range(_REPEATS))
-    multiplying = min(_seconds(lambda: square @ square) for _ in range(_REPEATS))
+    copying = min(timeit.repeat(lambda: target.copy_(source), number=1, repeat=_REPEATS))
+    multiplying = min(timeit.repeat(lambda: square @ square, number=1, repeat=_REPEATS))
     return Card(2 * _COPIED / copying, 2 * _MULTIPLIED**3 / multiplying, kernel_seconds=0.0)
-
-
-def _seconds(action: object) -> float:
-    assert callable(action)
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start

@@ -1,64 +1,75 @@
-"""Sizes of the models that figures for GPUs are about; no checkpoint is needed for them."""
+"""Sizes of models on paper, and those that figures for GPUs are about; no checkpoint is needed for them."""
 
 from dataclasses import dataclass
 
+from espalier.engine.models.config import DecoderConfig, parse_decoder_config
 from espalier.engine.models.options import Quantization
 from espalier.engine.models.quantization import linear_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder's sizes.
+    """A model's sizes.
 
     Attributes:
+        config: its decoder.
         outputs: what its head gives for a token: logits, or a PRM's labels.
         item_bytes: bytes of a weight that is not quantised, and of an element of a key or value; 2 for bfloat16.
         quantization: how the weights of the layers are kept.
+        memory_bytes: bytes of all weights on the device, 0 if unknown; `weight_bytes` lacks the embedding unless it is
+            tied.
     """
 
     name: str
-    layers: int
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
+    config: DecoderConfig
     outputs: int
     item_bytes: int = 2
     quantization: Quantization = Quantization.NONE
+    memory_bytes: int = 0
 
     @property
     def parameters(self) -> int:
         """Weights that every token is multiplied with: of the layers and the head."""
-        heads = self.heads + 2 * self.kv_heads
-        layer = self.hidden * self.head_dim * (heads + self.heads) + 3 * self.hidden * self.inner
-        return self.layers * layer + self.hidden * self.outputs
+        layer = sum(rows * columns for rows, columns in self._layer)
+        return self.config.num_layers * layer + self.config.hidden_size * self.outputs
 
     @property
     def weight_bytes(self) -> int:
         """Their bytes."""
-        attended = self.heads * self.head_dim
-        weights = (
-            (attended + 2 * self.kv_heads * self.head_dim, self.hidden), (self.hidden, attended),
-            (2 * self.inner, self.hidden), (self.hidden, self.inner),
-        )  # fmt: skip
-        layer = sum(linear_bytes(*weight, self.item_bytes, self.quantization) for weight in weights)
-        return self.layers * layer + self.item_bytes * self.hidden * self.outputs
+        layer = sum(linear_bytes(*weight, self.item_bytes, self.quantization) for weight in self._layer)
+        return self.config.num_layers * layer + self.item_bytes * self.config.hidden_size * self.outputs
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in all layers."""
-        return self.item_bytes * 2 * self.layers * self.kv_heads * self.head_dim
+        return self.item_bytes * 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
+
+    @property
+    def _layer(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of a layer's weights."""
+        c = self.config
+        attended, read = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        hidden, inner = c.hidden_size, c.intermediate_size
+        return (attended + 2 * read, hidden), (hidden, attended), (2 * inner, hidden), (hidden, inner)
+
+
+def known_model(name: str, sizes: tuple[int, int, int, int, int, int, int], outputs: int) -> ModelShape:
+    """A Llama-style model of these sizes: layers, hidden, inner, heads, KV heads, head dimension, vocabulary."""
+    names = (
+        "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+        "head_dim", "vocab_size",
+    )  # fmt: skip
+    others = {"model_type": "llama", "rope_theta": 1e6, "max_position_embeddings": 131_072}
+    return ModelShape(name, parse_decoder_config({**dict(zip(names, sizes, strict=True)), **others}), outputs)
 
 
 MODELS = {
     model.name: model
     for model in (
-        ModelShape("Qwen2.5-1.5B", 28, 1536, 8960, 12, 2, 128, 151_936, 151_936),
-        ModelShape("Qwen2.5-Math-PRM-7B", 28, 3584, 18_944, 28, 4, 128, 152_064, 2),
-        ModelShape("Llama-3.2-1B", 16, 2048, 8192, 32, 8, 64, 128_256, 128_256),
-        ModelShape("Llama-3.1-8B-PRM", 32, 4096, 14_336, 32, 8, 128, 128_256, 2),
+        known_model("Qwen2.5-1.5B", (28, 1536, 8960, 12, 2, 128, 151_936), 151_936),
+        known_model("Qwen2.5-Math-PRM-7B", (28, 3584, 18_944, 28, 4, 128, 152_064), 2),
+        known_model("Llama-3.2-1B", (16, 2048, 8192, 32, 8, 64, 128_256), 128_256),
+        known_model("Llama-3.1-8B-PRM", (32, 4096, 14_336, 32, 8, 128, 128_256), 2),
     )
 }
 PAIRS = (("Qwen2.5-1.5B", "Qwen2.5-Math-PRM-7B"), ("Llama-3.2-1B", "Llama-3.1-8B-PRM"))

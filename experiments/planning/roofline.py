@@ -48,12 +48,12 @@ def decode_seconds(model: ModelShape, card: Card, rows: int, context: int, share
     unique = shared + rows * (context - shared)
     moved = model.weight_bytes + unique * model.kv_bytes_per_token
     multiplied = 2 * rows * model.parameters / card.matrix_rate
-    launches = KERNELS_OF_A_LAYER * model.layers * card.kernel_seconds
+    launches = KERNELS_OF_A_LAYER * model.config.num_layers * card.kernel_seconds
     return max(moved / card.bandwidth, multiplied, launches)
 
 
 def scoring_seconds(model: ModelShape, card: Card, tokens: int, cached: int) -> float:
     """Seconds to compute `tokens` new tokens beside `cached` ones that are read again."""
     moved = model.weight_bytes + (tokens + cached) * model.kv_bytes_per_token
-    launches = KERNELS_OF_A_LAYER * model.layers * card.kernel_seconds
+    launches = KERNELS_OF_A_LAYER * model.config.num_layers * card.kernel_seconds
     return max(moved / card.bandwidth, 2 * tokens * model.parameters / card.matrix_rate, launches)

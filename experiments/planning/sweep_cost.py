@@ -1,9 +1,10 @@
 """Estimates what the cells of a sweep cost, before anything runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.fewer_paths import holds_the_paths_of
 from espalier.experiments.runs.folder import read_samples
@@ -12,6 +13,7 @@ from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.sweep import held_requests
 from espalier.search.algorithms import algorithm_of, memory_estimate, needs_verifier, with_defaults
 from espalier.search.request import SearchRequest
+from espalier.search.run.load import RuntimeSettings, resolve_dtype
 
 _DEFAULT_MAX_TOKENS = 2048
 _OF_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
@@ -65,22 +67,29 @@ def estimates(
     problems: Sequence[Problem],
     asked: Sequence[Problem],
     folder: Path,
+    runtime: RuntimeSettings,
     *,
     epochs: int = 1,
     share_work: bool = False,
-    kv_bytes_per_token: tuple[int, int],
 ) -> list[Estimate]:
-    """Estimate every distinct search; reads the samples in `folder`, and no weights.
+    """Estimate every distinct search; reads the samples in `folder` and the models' configurations, and no weights.
 
     Args:
         requests: the searches.
         problems: the problems of the benchmark.
         asked: the problems to search.
         folder: folder of the sweep; need not exist.
+        runtime: the models.
         epochs: how often each is searched.
         share_work: whether samples are derived from larger searches; see `fewer_paths`.
-        kv_bytes_per_token: of the generator and of the verifier.
+
+    Raises:
+        CheckpointError: a model is missing or unsupported.
     """
+    from espalier.experiments.planning.devices import planned_models  # slow to import: torch
+
+    models = planned_models(runtime, any(map(needs_verifier, requests)), resolve_dtype(runtime.dtype, runtime.device))
+    kv_bytes_per_token = {role: model.kv_bytes_per_token for role, model in models.items()}
     searches = distinct(requests, with_defaults)
     by_id = {problem.unique_id: problem for problem in problems}
     held: list[_Measured] = []
@@ -114,7 +123,7 @@ def _estimate(
     held: Sequence[_Measured],
     done: int,
     left: int,
-    kv: tuple[int, int],
+    kv: Mapping[str, int],
 ) -> Estimate:
     alike = [each for each in held if each.searched and each.request.algorithm == request.algorithm]
     source = (
@@ -142,7 +151,7 @@ def _estimate(
     )
 
 
-def _longest(name: str, request: SearchRequest, done: int, left: int, kv: tuple[int, int]) -> Estimate:
+def _longest(name: str, request: SearchRequest, done: int, left: int, kv: Mapping[str, int]) -> Estimate:
     """Cost if every path and step is as long as allowed and nothing is shared, without prompts."""
     full = with_defaults(request)
     path = min(full.max_steps * full.max_step_tokens, full.max_tokens or _DEFAULT_MAX_TOKENS)
@@ -153,7 +162,7 @@ def _longest(name: str, request: SearchRequest, done: int, left: int, kv: tuple[
         tokens = min(tokens, full.generator_budget + full.candidates * step)
     scored = needs_verifier(full)
     at_peak = max(each.paths * path + each.steps * step for each in memory_estimate(full))
-    bytes_per_token = kv[0] + (kv[1] if scored else 0)
+    bytes_per_token = kv[GENERATOR] + (kv.get(VERIFIER, 0) if scored else 0)
     return Estimate(
         name, done, left, left * tokens, left * tokens if scored else 0, None, at_peak * bytes_per_token, LONGEST
     )

@@ -62,14 +62,14 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
     s = MODELS["Qwen2.5-Math-PRM-7B"]
     model = "Qwen2.5-Math-PRM-7B"
     bf16, f32, i32, i64 = "*bf16", "*fp32", "*i32", "*i64"
-    half = triton.next_power_of_2(s.head_dim // 2)
+    half = triton.next_power_of_2(s.config.head_dim // 2)
     yield (
         "merge_partials",
         model,
         Specialisation(
             attention.merge_partials,
             {"partial": f32, "partial_weights": f32, "merge_starts": i32, "merges": i32, "output": bf16},
-            {"HEADS": s.heads, "HEAD_DIM": s.head_dim, "PADDED_DIM": s.head_dim},
+            {"HEADS": s.config.num_heads, "HEAD_DIM": s.config.head_dim, "PADDED_DIM": s.config.head_dim},
         ),
     )
     for normed in (False, True):
@@ -86,11 +86,11 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
                     "eps": "fp32",
                 },
                 {
-                    "HEADS": s.heads,
-                    "KV_HEADS": s.kv_heads,
-                    "HEAD_DIM": s.head_dim,
+                    "HEADS": s.config.num_heads,
+                    "KV_HEADS": s.config.num_kv_heads,
+                    "HEAD_DIM": s.config.head_dim,
                     "PADDED_HALF": half,
-                    "PADDED_HEADS": triton.next_power_of_2(s.heads),
+                    "PADDED_HEADS": triton.next_power_of_2(s.config.num_heads),
                     "BLOCK_SIZE": _BLOCK_SIZE,
                     "NORMED": normed,
                 },
@@ -105,7 +105,7 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
             {"pool": bf16, "sources": i64, "destinations": i64, "slab_stride": "i64"},
             {
                 "SLOTS": _BLOCKS_PER_SLAB,
-                "SLOT_ELEMENTS": s.kv_heads * s.head_dim * _BLOCK_SIZE,
+                "SLOT_ELEMENTS": s.config.num_kv_heads * s.config.head_dim * _BLOCK_SIZE,
                 "PORTION": cache.PORTION,
             },
             moves=True,
@@ -118,7 +118,7 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
             Specialisation(
                 pointwise.add_and_norm,
                 {**dict.fromkeys(("hidden", "added", "weight", "normed"), bf16), "eps": "fp32"},
-                {"SIZE": s.hidden, "PADDED": triton.next_power_of_2(s.hidden), "ADDS": adds},
+                {"SIZE": s.config.hidden_size, "PADDED": triton.next_power_of_2(s.config.hidden_size), "ADDS": adds},
                 moves=True,
             ),
         )
@@ -128,7 +128,7 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
         Specialisation(
             pointwise.silu_and_multiply,
             {"gate_up": bf16, "output": bf16},
-            {"INNER": s.inner, "PORTION": pointwise.PORTION},
+            {"INNER": s.config.intermediate_size, "PORTION": pointwise.PORTION},
             moves=True,
         ),
     )
@@ -148,8 +148,8 @@ def specialisations() -> Iterator[tuple[str, str, Specialisation]]:
             linear.fixed_product,
             {**dict.fromkeys(("x", "weight", "bias", "output"), bf16), "rows": "i32"},
             {
-                "OUT": 2 * s.inner,
-                "IN": s.hidden,
+                "OUT": 2 * s.config.intermediate_size,
+                "IN": s.config.hidden_size,
                 "BIASED": False,
                 "PRECISION": "tf32",
                 "TILE_ROWS": linear.TILE_ROWS,
@@ -178,10 +178,10 @@ def _attend(s: ModelShape, tile: attention.Tile, windowed: bool) -> Specialisati
         {
             "SLOTS": _BLOCKS_PER_SLAB,
             "BLOCK_SIZE": _BLOCK_SIZE,
-            "KV_HEADS": s.kv_heads,
-            "GROUPS": s.heads // s.kv_heads,
-            "HEAD_DIM": s.head_dim,
-            "PADDED_DIM": s.head_dim,
+            "KV_HEADS": s.config.num_kv_heads,
+            "GROUPS": s.config.num_heads // s.config.num_kv_heads,
+            "HEAD_DIM": s.config.head_dim,
+            "PADDED_DIM": s.config.head_dim,
             "FIELDS": FIELDS,
             "TILE_ROWS": tile.rows,
             "TILE": TILE,
@@ -199,7 +199,7 @@ def _sampling(s: ModelShape) -> Iterator[tuple[str, str, Specialisation]]:
     measured = {"log_masses": "*fp32", "largest": "*fp32", "best": "*i32", "masses": "*fp64", "vocabulary": "i32"}
     given = dict.fromkeys(("logits", "candidates", "temperatures"), "*fp32")
     least = {"LEAST_TEMPERATURE": LEAST_TEMPERATURE}
-    segments = triton.cdiv(s.vocabulary, sampling.SEGMENT)
+    segments = triton.cdiv(s.config.vocab_size, sampling.SEGMENT)
     yield (
         "measure_segments",
         model,

@@ -24,11 +24,12 @@ from transformers import AutoTokenizer
 from triton import next_power_of_2
 
 from espalier.engine.execution.runner import ModelRunner
+from espalier.engine.models.config import DecoderConfig
 from espalier.engine.models.options import LoadFormat
 from espalier.experiments.bench.baselines.transformers_models import TransformersModels
 from espalier.experiments.bench.report import Show, nothing_shown
 from espalier.experiments.demo import generator_path, verifier_path
-from espalier.experiments.planning.known_models import MODELS, PAIRS, ModelShape
+from espalier.experiments.planning.known_models import MODELS, PAIRS, known_model
 from espalier.experiments.planning.roofline import Card, decode_seconds, scoring_seconds
 from espalier.kernels.backend import choose_backend
 from espalier.kernels.batch import AttentionBatch
@@ -46,7 +47,7 @@ from espalier.search.request import AnswerEquivalence, SearchRequest
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 
 _BLOCK_SIZE = 16
-_REHEARSED = ModelShape("tiny", 2, 64, 96, 4, 2, 16, 645, 645)
+_REHEARSED = known_model("tiny", (2, 64, 96, 4, 2, 16, 645), 645)
 
 
 class Bench:
@@ -102,9 +103,9 @@ class Bench:
         if not self.rehearse:
             torch.cuda.empty_cache()
 
-    def layout(self, s: ModelShape, blocks: int) -> tuple[KVLayout, torch.Tensor]:
+    def layout(self, c: DecoderConfig, blocks: int) -> tuple[KVLayout, torch.Tensor]:
         """A layout, and a KV pool of random numbers with that many blocks."""
-        one = TokenMajorLayout(s.layers, s.kv_heads, s.head_dim, _BLOCK_SIZE, self.dtype, 2**62)
+        one = TokenMajorLayout(c.num_layers, c.num_kv_heads, c.head_dim, _BLOCK_SIZE, self.dtype, 2**62)
         layout = dataclasses.replace(one, slab_bytes=64 * one.block_bytes)
         slabs = -(-blocks // 64)
         pool = torch.empty(slabs * layout.slab_bytes // self.dtype.itemsize, dtype=self.dtype, device=self.device)
@@ -129,7 +130,8 @@ def ceiling_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any
 def attention_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]]:
     """Attention of one layer in a decode step: bytes a second, of those that must be read, as a share of a copy's."""
     s = _REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]
-    s = dataclasses.replace(s, layers=1)
+    c = dataclasses.replace(s.config, num_layers=1)
+    s = dataclasses.replace(s, config=c)
     found = []
     for name, rows, context, shared, share in (
         ("no sharing", 64, 2048, 0, True),
@@ -142,19 +144,19 @@ def attention_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, A
         if bench.rehearse:
             rows, context, shared = min(rows, 4), context // 16, shared // 16
         tables = tables_of(rows, context, shared)
-        layout, pool = bench.layout(s, tables.max() + 1)
+        layout, pool = bench.layout(c, tables.max() + 1)
         layer_kv = layout.layer_view(pool, 0)
         starts, contexts = np.arange(rows + 1, dtype=np.int32), np.full(rows, context, np.int32)
-        tiles = rows_of_tiles(s.heads // s.kv_heads)
-        plan = plan_attention(starts, contexts, tables, _BLOCK_SIZE, s.kv_heads, *tiles, bench.costs, share=share)
+        tiles = rows_of_tiles(c.num_heads // c.num_kv_heads)
+        plan = plan_attention(starts, contexts, tables, _BLOCK_SIZE, c.num_kv_heads, *tiles, bench.costs, share=share)
         nothing = np.zeros(rows, np.int32)
         step = StepTokens(nothing, nothing + context - 1, np.full(rows, -1, np.int64), tables, [plan])
-        on_device = DeviceStep(step.room, 1, 4 * bench.costs.processors // s.kv_heads + 1, bench.device)
+        on_device = DeviceStep(step.room, 1, 4 * bench.costs.processors // c.num_kv_heads + 1, bench.device)
         on_device.load(step)
-        query = torch.randn(rows, s.heads, s.head_dim, device=bench.device, dtype=bench.dtype)
+        query = torch.randn(rows, c.num_heads, c.head_dim, device=bench.device, dtype=bench.dtype)
 
         places = on_device.plans[0], on_device.positions, on_device.tables
-        run = partial(attend, query, layer_kv, *places, s.head_dim**-0.5)
+        run = partial(attend, query, layer_kv, *places, c.head_dim**-0.5)
         seconds = bench.kernel_seconds(run)
         needed = (shared + rows * (context - shared)) * s.kv_bytes_per_token
         found.append(
@@ -171,7 +173,7 @@ def attention_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, A
 
 def kernel_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]]:
     """The other kernels of a step, once each: bytes a second, of those that must be moved, as a share of a copy's."""
-    s = _REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]
+    c = (_REHEARSED if bench.rehearse else MODELS["Qwen2.5-1.5B"]).config
     found: list[dict[str, Any]] = []
 
     def measure(kernel: str, rows: int, run: Callable[[], object], moved: int) -> None:
@@ -187,49 +189,50 @@ def kernel_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]
         return torch.full((rows,), value, device=bench.device, dtype=dtype)
 
     for rows in (1, 4) if bench.rehearse else (1, 64, 256):
-        logits, temperatures = 3 * random(rows, s.vocabulary), full(rows, 0.8)
+        logits, temperatures = 3 * random(rows, c.vocab_size), full(rows, 0.8)
         for name, top_k, top_p in (("filter, top-k 50", 50, 1.0), ("filter, top-p 0.95", 0, 0.95)):
             filters = full(rows, top_k, torch.int64), full(rows, top_p), full(rows, 0)
             measure(name, rows, partial(filter_logits, logits, temperatures, *filters), 2 * logits.nbytes)
         uniforms, each = full(rows, 0.5, torch.float64), torch.arange(rows, device=bench.device)
         draw = partial(draw_tokens, logits, logits, temperatures, uniforms, each)
         measure("draw", rows, draw, 2 * logits.nbytes)
-        hidden, weight = random(rows, s.hidden, dtype=bench.dtype), random(s.hidden, dtype=bench.dtype)
+        hidden, weight = random(rows, c.hidden_size, dtype=bench.dtype), random(c.hidden_size, dtype=bench.dtype)
         measure("add and norm", rows, partial(add_norm, hidden, hidden, weight, 1e-6), 4 * hidden.nbytes)
-        gate_up = random(rows, 2 * s.inner, dtype=bench.dtype)
+        gate_up = random(rows, 2 * c.intermediate_size, dtype=bench.dtype)
         measure("gate", rows, partial(gated, gate_up), 3 * gate_up.nbytes // 2)
-        layout, pool = bench.layout(dataclasses.replace(s, layers=1), rows)
-        qkv = random(rows, s.heads + 2 * s.kv_heads, s.head_dim, dtype=bench.dtype)
-        angles = random(rows, 1, s.head_dim // 2)
-        places = _BLOCK_SIZE * s.kv_heads * s.head_dim * (each % layout.blocks_per_slab)
+        layout, pool = bench.layout(dataclasses.replace(c, num_layers=1), rows)
+        qkv = random(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim, dtype=bench.dtype)
+        angles = random(rows, 1, c.head_dim // 2)
+        places = _BLOCK_SIZE * c.num_kv_heads * c.head_dim * (each % layout.blocks_per_slab)
         rotate = partial(norm_rotate_write, qkv, angles, angles, None, 1e-6, places, layout.layer_view(pool, 0))
         measure("rotate and write", rows, rotate, 2 * qkv.nbytes)
         starts, nothing = torch.zeros(rows + 1, device=bench.device, dtype=torch.int32), full(1, 0, torch.int32)
-        partial_results, weights = random(1, s.heads, s.head_dim), random(1, s.heads)
-        output = random(rows, s.heads, s.head_dim, dtype=bench.dtype)
-        sizes = {"HEADS": s.heads, "HEAD_DIM": s.head_dim, "PADDED_DIM": max(16, next_power_of_2(s.head_dim))}
-        merge = partial(merge_partials[rows, s.heads], partial_results, weights, starts, nothing, output, **sizes)
+        partial_results, weights = random(1, c.num_heads, c.head_dim), random(1, c.num_heads)
+        output = random(rows, c.num_heads, c.head_dim, dtype=bench.dtype)
+        sizes = {"HEADS": c.num_heads, "HEAD_DIM": c.head_dim, "PADDED_DIM": max(16, next_power_of_2(c.head_dim))}
+        merge = partial(merge_partials[rows, c.num_heads], partial_results, weights, starts, nothing, output, **sizes)
         measure("merge of nothing", rows, merge, starts.nbytes)
     return found
 
 
-def make_layers(bench: Bench, s: ModelShape) -> Layers:
+def make_layers(bench: Bench, c: DecoderConfig) -> Layers:
     """Random layers of a model's sizes, on the backend that is chosen for the device."""
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, device=bench.device, dtype=bench.dtype) / columns**0.5
 
     def layer(_: int) -> LayerWeights:
-        heads = (s.heads + 2 * s.kv_heads) * s.head_dim
-        ones = torch.ones(s.hidden, device=bench.device, dtype=bench.dtype)
-        qkv, out = matrix(heads, s.hidden), matrix(s.hidden, s.heads * s.head_dim)
-        return LayerWeights(ones, qkv, None, out, ones, matrix(2 * s.inner, s.hidden), matrix(s.hidden, s.inner))
+        heads = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        ones = torch.ones(c.hidden_size, device=bench.device, dtype=bench.dtype)
+        qkv, out = matrix(heads, c.hidden_size), matrix(c.hidden_size, c.num_heads * c.head_dim)
+        gate_up, down = matrix(2 * c.intermediate_size, c.hidden_size), matrix(c.hidden_size, c.intermediate_size)
+        return LayerWeights(ones, qkv, None, out, ones, gate_up, down)
 
-    shape = LayerShape(s.heads, s.kv_heads, s.head_dim, 1e-6)
-    inverse = inverse_frequencies(s.head_dim, 1e4, None).to(bench.device)
-    outer = EmbeddingAndNorm(matrix(s.vocabulary, s.hidden), torch.ones_like(layer(0).attention_norm), inverse)
+    shape = LayerShape(c.num_heads, c.num_kv_heads, c.head_dim, 1e-6)
+    inverse = inverse_frequencies(c.head_dim, 1e4, None).to(bench.device)
+    outer = EmbeddingAndNorm(matrix(c.vocab_size, c.hidden_size), torch.ones_like(layer(0).attention_norm), inverse)
     backend = TritonBackend(bench.costs) if bench.rehearse else choose_backend(bench.device, bench.dtype)
-    return backend.prepare_layers(s.layers, layer, shape, outer)
+    return backend.prepare_layers(c.num_layers, layer, shape, outer)
 
 
 def batch_of(
@@ -259,10 +262,11 @@ def step_rows(bench: Bench, show: Show = nothing_shown, context: int = 450, shar
     found = []
     for pair in pairs:
         for s, new in zip(pair, (1, 50), strict=True):
-            layers = make_layers(bench, s)
+            c = s.config
+            layers = make_layers(bench, c)
             most = 4 if bench.rehearse else 512 if new == 1 else 40
-            layout, pool = bench.layout(s, tables_of(most, context, shared).max() + 1)
-            layer_kvs = [layout.layer_view(pool, index) for index in range(s.layers)]
+            layout, pool = bench.layout(c, tables_of(most, context, shared).max() + 1)
+            layer_kvs = [layout.layer_view(pool, index) for index in range(c.num_layers)]
             if new == 1:
                 layers.warm_up(layer_kvs, decodes=True)
             for rows in (1, 4) if bench.rehearse else (1, 16, 64, 256, 512) if new == 1 else (5, 10, 20, 40):
@@ -295,18 +299,18 @@ def step_rows(bench: Bench, show: Show = nothing_shown, context: int = 450, shar
     return found
 
 
-def write_checkpoint(source: Path, target: Path, s: ModelShape) -> None:
+def write_checkpoint(source: Path, target: Path, c: DecoderConfig) -> None:
     """A checkpoint without weights: the demo's tokenizer and configuration, with other sizes."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     config |= {
-        "hidden_size": s.hidden,
-        "intermediate_size": s.inner,
-        "num_hidden_layers": s.layers,
-        "num_attention_heads": s.heads,
-        "num_key_value_heads": s.kv_heads,
-        "head_dim": s.head_dim,
-        "layer_types": ["full_attention"] * s.layers,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "head_dim": c.head_dim,
+        "layer_types": ["full_attention"] * c.num_layers,
     }
     (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
@@ -357,7 +361,7 @@ def search_rows(bench: Bench, show: Show = nothing_shown) -> list[dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder) / role for role in ("generator", "verifier")]
         for source, target, s in zip((generator_path(), verifier_path()), folders, shapes, strict=True):
-            write_checkpoint(source, target, s)
+            write_checkpoint(source, target, s.config)
         found = [_baseline(bench, sizes, folders)]
         show(found, {})
         for searches in (1,) if bench.rehearse else (1, 8, 32):

@@ -164,28 +164,10 @@ def _estimate(
     """Print what the cells are expected to cost, from the checkpoints' configurations and the samples in `out`."""
     from rich.console import Console
 
-    from espalier.engine.models.hub import HubSettings
     from espalier.experiments.cli.render import show_estimates
-    from espalier.experiments.planning.inspection import inspect_checkpoint, verifier_checkpoint
     from espalier.experiments.planning.sweep_cost import estimates
-    from espalier.prm.scorers import SELF
-    from espalier.search.run.load import resolve_dtype
 
-    kind = resolve_dtype(runtime.dtype, runtime.device)
-    hub = HubSettings(runtime.offline, runtime.cache_dir)
-    generator = inspect_checkpoint(runtime.generator, kind, hub=hub).kv_bytes_per_token
-    verifier = generator if runtime.verifier == SELF else 0
-    if (
-        runtime.verifier
-        and runtime.verifier != SELF
-        and (name := verifier_checkpoint(runtime.verifier, runtime.generator, hub))
-    ):
-        family, reference = runtime.verifier_family, runtime.verifier_reference
-        found = inspect_checkpoint(name, kind, family=family, reference=reference, hub=hub, as_verifier=True)
-        verifier = found.kv_bytes_per_token
-    rows = estimates(
-        requests, problems, asked, out, epochs=epochs, share_work=share_work, kv_bytes_per_token=(generator, verifier)
-    )
+    rows = estimates(requests, problems, asked, out, runtime, epochs=epochs, share_work=share_work)
     if as_json:
         print(json.dumps([asdict(each) for each in rows], indent=2))
     else:

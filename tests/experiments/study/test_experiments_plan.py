@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from espalier.engine.models.options import Quantization
 from espalier.experiments.cli.main import app
-from espalier.experiments.planning.devices import planned_model
+from espalier.experiments.planning.devices import planned_models
 from espalier.experiments.planning.inspection import inspect_checkpoint
+from espalier.search.run.load import RuntimeSettings
 
 QWEN = ["--generator", "Qwen2.5-1.5B", "--verifier", "Qwen2.5-Math-PRM-7B"]
 
@@ -121,5 +122,5 @@ def test_wrong_input_is_one_clear_error(flags: tuple[str, ...], said: str):
 
 
 def test_a_tied_embedding_counts_once():
-    tied = planned_model("Qwen2.5-1.5B", "generator", torch.bfloat16)
-    assert tied.memory_bytes == tied.shape.weight_bytes
+    tied = planned_models(RuntimeSettings("Qwen2.5-1.5B", ""), False, torch.bfloat16)["generator"]
+    assert tied.memory_bytes == tied.weight_bytes
