@@ -30,15 +30,12 @@ from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.operating.health import health
 from espalier.experiments.cli.operating.token import token
 from espalier.experiments.cli.runs import EXIT_FAILED, EXIT_USAGE, verifier_for
-from espalier.experiments.cli.schema_options import flags_by_field, with_schema
+from espalier.experiments.cli.schema_options import flag_of, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
-from espalier.experiments.planning.options import DeviceOptions, LengthOptions
-from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.algorithms import verifier_advice
 from espalier.search.request import SearchRequest, SubmitOptions
 from espalier.search.run.load import RuntimeSettings, on_gpu
 from espalier.search.schema import CodeName, declared
-from espalier.search.service.access.callers import CallerEntry
 from espalier.search.service.settings import LogFormat, ServerSettings, default_searches
 
 if TYPE_CHECKING:
@@ -289,26 +286,11 @@ def _say(error: EspalierError | OSError) -> int:
     An OSError is a disk that is full or read-only, or a lack of processes: nothing that a traceback would explain.
     """
     if isinstance(error, InvalidRequestError):
-        rules = (f"{_flag(violation.field)}: {violation.description}" for violation in error.violations)
+        rules = (f"{flag_of(violation.field)}: {violation.description}" for violation in error.violations)
         print(f"error: {'; '.join(rules)}", file=sys.stderr)
         return EXIT_USAGE
     print(f"error: {error}", file=sys.stderr)
     return EXIT_FAILED if isinstance(error, (*_FAILURES, OSError)) else EXIT_USAGE
-
-
-def _flag(field: str) -> str:
-    """The flag of a field; its own name if it has none."""
-    kinds = (
-        CallerEntry,
-        DeviceOptions,
-        LengthOptions,
-        RolloutSettings,
-        opt.SelectionOptions,
-        ExecutorSettings,
-        RuntimeSettings,
-        SearchRequest,
-    )
-    return flags_by_field(*kinds).get(field, field)
 
 
 def _refuse(context: typer.Context, names: set[str], why: str) -> None:

@@ -1,7 +1,8 @@
 """Options shared by several commands that no dataclass declares, and parsers of option values."""
 
+import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -10,7 +11,8 @@ import typer
 from annotated_types import Interval
 
 from espalier.engine.errors import EspalierError
-from espalier.experiments.runs.benchmarks import FIELDS, Selection
+from espalier.experiments.runs.benchmark_files import BenchmarkError
+from espalier.experiments.runs.benchmarks import FIELDS, Problem
 from espalier.search.schema import Option
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
@@ -70,8 +72,8 @@ def parse_field_map(text: str | None) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class SelectionOptions:
-    """The choice of a benchmark's problems, as the command line says it."""
+class Selection:
+    """A choice of a benchmark's problems; what is None chooses all."""
 
     help_panel: ClassVar = "Problems"
 
@@ -84,19 +86,38 @@ class SelectionOptions:
     shuffle: Annotated[bool, Option("Search in random order; with --limit, a random part.")] = False
     shuffle_seed: Annotated[int, Option("Seed of --shuffle.")] = 0
 
-    def parse(self) -> Selection:
-        """Parse the choice.
+    def of(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The chosen problems; subjects are compared ignoring case.
 
         Raises:
             typer.BadParameter: an option has another format.
+            BenchmarkError: the benchmark has no problem of an id, level or subject, or none that fits all.
         """
-        return Selection(
-            sample_ids=parse_list(self.sample_ids, "--sample-ids"),
-            levels=parse_int_list(self.levels, "--levels") if self.levels is not None else (),
-            subjects=parse_list(self.subjects, "--subjects"),
-            shuffle_seed=self.shuffle_seed if self.shuffle else None,
-            limit=self.limit,
-        )
+        ids = parse_list(self.sample_ids, "--sample-ids")
+        levels = parse_int_list(self.levels, "--levels") if self.levels is not None else []
+        subjects = [subject.lower() for subject in parse_list(self.subjects, "--subjects")]
+        _require("--sample-ids", ids, (p.unique_id for p in problems))
+        _require("--levels", levels, (p.level for p in problems if p.level is not None))
+        _require("--subjects", subjects, (p.subject.lower() for p in problems if p.subject))
+        chosen = [
+            p
+            for p in problems
+            if (not ids or p.unique_id in ids)
+            and (not levels or p.level in levels)
+            and (not subjects or (p.subject or "").lower() in subjects)
+        ]
+        if not chosen:
+            raise BenchmarkError("no problem has one of the --sample-ids, --levels and --subjects at the same time")
+        if self.shuffle:
+            random.Random(self.shuffle_seed).shuffle(chosen)
+        return chosen[: self.limit]
+
+
+def _require(flag: str, wanted: Sequence[object], there: Iterable[object]) -> None:
+    found = list(dict.fromkeys(there)) if wanted else []
+    if unknown := [str(one) for one in wanted if one not in found]:
+        shown = ", ".join(map(str, found[:8])) + (", …" if len(found) > 8 else "")
+        raise BenchmarkError(f"{flag}: the benchmark has no {', '.join(unknown)}; it has {shown or 'none'}")
 
 
 FileCallback = Callable[[typer.Context, typer.CallbackParam, Path | None], Path | None]

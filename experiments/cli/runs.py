@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from espalier.engine.errors import InvalidRequestError, Violation
+from espalier.experiments.cli.options import parse_field_map
+from espalier.experiments.cli.progress import sample_progress
 from espalier.search.algorithms import needs_verifier, verifier_advice
 from espalier.search.request import SearchRequest
 
@@ -25,7 +27,6 @@ EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 def load_problems(benchmark: str, field_map: str | None, offline: bool, limit: int | None = None) -> "list[Problem]":
     """Load a command's benchmark; see `load_benchmark`."""
-    from espalier.experiments.cli.options import parse_field_map
     from espalier.experiments.runs.benchmarks import load_benchmark
 
     def notify(what: str) -> None:
@@ -34,13 +35,34 @@ def load_problems(benchmark: str, field_map: str | None, offline: bool, limit: i
     return load_benchmark(benchmark, limit, parse_field_map(field_map), offline, notify)
 
 
-def say_warnings(fresh: "Sequence[Sample]") -> None:
-    """Print the warnings about the problems of a benchmark, if there are some about most of them."""
-    warned = Counter(warning for sample in fresh for warning in sample.warnings)
-    searches = [bool(sample.warnings) for sample in fresh]
-    if 2 * sum(searches) > len(searches):
-        ((first, _),) = warned.most_common(1)
-        print(f"warning: of {sum(searches)} of {len(searches)} problems, such as: {first}", file=sys.stderr)
+@contextmanager
+def searches_shown(total: int, done: int, runtime: "RuntimeSettings") -> Iterator[Callable[["Sample"], None]]:
+    """Show progress towards `total` searches, of which `done` are done; in the end, what a user should know of them.
+
+    That are warnings about most problems, and how many searches `--verify-incremental` did not check, such as those of
+    an earlier command. Yields a callback for each new sample.
+    """
+    fresh: list[Sample] = []
+    with sample_progress(total, done) as advance:
+
+        def on_sample(sample: "Sample") -> None:
+            fresh.append(sample)
+            advance(sample)
+
+        yield on_sample
+    warned = [sample.warnings for sample in fresh if sample.warnings]
+    if 2 * len(warned) > len(fresh):
+        ((first, _),) = Counter(warning for warnings in warned for warning in warnings).most_common(1)
+        print(f"warning: of {len(warned)} of {len(fresh)} problems, such as: {first}", file=sys.stderr)
+    verified = sum(not sample.refused and not sample.derived_from for sample in fresh) if runtime.verifier else 0
+    if runtime.verify_incremental and verified < total:
+        why = (
+            "the other samples are of an earlier command, refused, or derived; name another --out to search them again"
+            if runtime.verifier
+            else "this search reads no scores"
+        )
+        what = f"{verified} of {total} searches" if verified else f"nothing, of {total} searches"
+        print(f"--verify-incremental verified {what}: {why}", file=sys.stderr)
 
 
 def exit_code(summaries: "Iterable[Summary]") -> int:
@@ -49,28 +71,6 @@ def exit_code(summaries: "Iterable[Summary]") -> int:
     if not any(missing for missing, _ in lost):
         return 0
     return EXIT_FAILED if all(missing >= searches for missing, searches in lost) else EXIT_PARTIAL
-
-
-def both(one: Callable[["Sample"], None], other: Callable[["Sample"], None]) -> Callable[["Sample"], None]:
-    """Calls one function, then the other."""
-
-    def call(sample: "Sample") -> None:
-        one(sample)
-        other(sample)
-
-    return call
-
-
-def say_what_was_verified(fresh: "list[Sample]", searches: int, verifier: str) -> None:
-    """Report how many searches `--verify-incremental` did not check, such as those of an earlier command."""
-    verified = sum(not sample.refused and not sample.derived_from for sample in fresh) if verifier else 0
-    if verified < searches:
-        why = (
-            "the other samples are of an earlier command, refused, or derived; name another --out to search them again"
-        )
-        why = why if verifier else "this search reads no scores"
-        what = f"{verified} of {searches} searches" if verified else f"nothing, of {searches} searches"
-        print(f"--verify-incremental verified {what}: {why}", file=sys.stderr)
 
 
 @contextmanager
@@ -83,17 +83,11 @@ def writing_to(out: Path | None, is_file: bool = False) -> Iterator[None]:
     from espalier.experiments.runs.folder_lock import file_lock, folder_lock
 
     lock = nullcontext() if out is None else file_lock(out) if is_file else folder_lock(out)
-    with kept_on_interrupt(out), lock:
-        yield
-
-
-@contextmanager
-def kept_on_interrupt(folder: Path | None) -> Iterator[None]:
-    """On Ctrl-C, print where finished work is stored."""
     try:
-        yield
+        with lock:
+            yield
     except KeyboardInterrupt:
-        kept = f"what was finished is in {folder}; the same command resumes" if folder else "nothing was kept"
+        kept = f"what was finished is in {out}; the same command resumes" if out else "nothing was kept"
         print(f"interrupted: {kept}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 

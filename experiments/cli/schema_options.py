@@ -15,6 +15,9 @@ from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, check_settings
 from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, parse_size, read_file_values, violations
 
+_with_options: dict[type, None] = {}
+"""Declared dataclasses whose fields are options of any command."""
+
 
 @dataclass(frozen=True)
 class Lists:
@@ -71,6 +74,7 @@ def with_schema(command: Callable[..., None]) -> Callable[..., None]:
         name: getattr(each, "__origin__", each) for name, each in annotations.items() if hasattr(each, "help_panel")
     }
     kinds |= {name: its.kind for name, its in lists.items()}
+    _with_options.update(dict.fromkeys(kinds.values()))
     options = {
         name: [
             f
@@ -106,10 +110,11 @@ def with_schema(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def flags_by_field(*kinds: type) -> dict[str, str]:
-    """Map the fields of declared dataclasses to their flags, such as `-N/--beam-width`."""
-    found = (field for kind in kinds for field in declared(kind))
-    return {f.name: f"{f.option.short}/{f.flag}" if f.option.short else f.flag for f in found if f.option}
+def flag_of(name: str) -> str:
+    """The flag of a declared field in some command, such as `-N/--beam-width`; the name itself if it has none."""
+    found = (field for kind in _with_options for field in declared(kind))
+    flags = {f.name: f"{f.option.short}/{f.flag}" if f.option.short else f.flag for f in found if f.option}
+    return flags.get(name, name)
 
 
 def _parameter(field: Field, kind: type) -> inspect.Parameter:

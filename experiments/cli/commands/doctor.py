@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -79,15 +78,16 @@ def examine(settings: ServerSettings | None = None, runtime: RuntimeSettings | N
 
 
 def _packages() -> Iterator[Finding]:
+    from packaging.requirements import Requirement
+
     yield Finding("espalier", version("espalier"))
-    for text in requires("espalier") or ():
-        if ";" in text:  # of an extra
+    for needed in map(Requirement, requires("espalier") or ()):
+        if needed.marker:  # of an extra
             continue
-        name = re.split(r"[^\w.-]", text)[0]
-        found = _version(name)
-        fits = bool(found) and _fits(found, text)
-        advice = "" if fits else f"{'another version is' if found else ''} needed: pip install '{text}'".strip()
-        yield Finding(name, found, advice, fatal=not fits)
+        found = _version(needed.name)
+        fits = bool(found) and needed.specifier.contains(found, prereleases=True)
+        advice = "" if fits else f"{'another version is' if found else ''} needed: pip install '{needed}'".strip()
+        yield Finding(needed.name, found, advice, fatal=not fits)
     for name, advice in _OPTIONAL.items():
         found = _version(name)
         yield Finding(name, found, "" if found else advice)
@@ -98,12 +98,6 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
-
-
-def _fits(found: str, requirement: str) -> bool:
-    from packaging.requirements import Requirement
-
-    return Requirement(requirement).specifier.contains(found, prereleases=True)
 
 
 def _processor() -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from espalier.experiments.prm_evaluation.solutions import Format
 from espalier.search.run.load import RuntimeSettings
 
 EXIT_PARTIAL = 3
-_PROBLEMS = opt.SelectionOptions.help_panel
+_PROBLEMS = opt.Selection.help_panel
 _UNUSED = ("system_prompt", "answer_equivalence", "grader_memory", "reserved_share")
 """Settings of what samples steps, votes or admits searches."""
 
@@ -65,7 +65,7 @@ def eval_prm_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     in_flight: opt.InFlight = 32,
     *,
-    selection: Annotated[opt.SelectionOptions, Only("shuffle_seed")],
+    selection: Annotated[opt.Selection, Only("shuffle_seed")],
     runtime: Annotated[RuntimeSettings, Without(*_UNUSED)],
 ) -> None:
     """Measure how well a process reward model finds the wrong steps of solutions; loads no generator."""

@@ -2,29 +2,18 @@
 
 import json
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import (
-    both,
-    exit_code,
-    load_problems,
-    say_warnings,
-    say_what_was_verified,
-    verifier_for,
-    writing_to,
-)
+from espalier.experiments.cli.runs import exit_code, load_problems, searches_shown, verifier_for, writing_to
 from espalier.experiments.cli.schema_options import with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
-
-if TYPE_CHECKING:
-    from espalier.experiments.runs.record import Sample
 
 
 @with_schema
@@ -41,7 +30,7 @@ def evaluate_command(
     in_flight: opt.InFlight = 32,
     profile: opt.Profile = None,
     *,
-    selection: opt.SelectionOptions,
+    selection: opt.Selection,
     request: SearchRequest,
     runtime: RuntimeSettings,
     where: ExecutorSettings,
@@ -50,7 +39,6 @@ def evaluate_command(
     from rich.console import Console
 
     from espalier.experiments.cli.loading import load_executor
-    from espalier.experiments.cli.progress import sample_progress
     from espalier.experiments.cli.render import show_summary
     from espalier.experiments.runs.evaluate import evaluate, run_configuration
     from espalier.experiments.runs.folder import RunFolder
@@ -62,29 +50,22 @@ def evaluate_command(
         raise typer.BadParameter("needs a folder, --out", param_hint="--trees")
     # The folder may hold samples of other problems; the whole benchmark tells which of them are current.
     problems = load_problems(benchmark, field_map, runtime.offline)
-    asked = selection.parse().of(problems)
+    asked = selection.of(problems)
     runtime = replace(runtime, verifier=verifier_for([request], runtime), max_running=in_flight)
     checker = make_grader(grader, runtime.grader_memory)
-    fresh: list[Sample] = []
-    folder, before = None, 0
+    folder, before, total = None, 0, epochs * len(asked)
     with writing_to(out), closing(load_executor(runtime, where, longest_first=True)) as executor:
         if out:
             command = describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map))
             configuration = run_configuration(benchmark, request, executor, checker)
             folder = RunFolder(out, configuration, command)
             before = sum(not sample.refused and sample.epoch < epochs for sample in folder.samples_of(asked))
-        with profiled(executor, profile), checker, sample_progress(epochs * len(asked), before) as on_sample:
+        with profiled(executor, profile), checker, searches_shown(total, before, runtime) as on_sample:
             summary = evaluate(
                 executor, problems, request, checker,
-                benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=trees, folder=folder,
-                on_sample=both(fresh.append, on_sample),
+                benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=trees, folder=folder, on_sample=on_sample,
             )  # fmt: skip
-    say_warnings(fresh)
-    if runtime.verify_incremental:
-        say_what_was_verified(fresh, epochs * len(asked), runtime.verifier)
     if as_json:
-        from dataclasses import asdict
-
         print(json.dumps(asdict(summary), indent=2))
     else:
         show_summary(Console(), summary, len(asked), out)

@@ -3,19 +3,16 @@
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, problems_of, sample_rollouts
-from espalier.experiments.cli.runs import writing_to
+from espalier.experiments.cli.commands.rollouts import OF_VERIFIERS, sample_rollouts
+from espalier.experiments.cli.runs import load_problems, writing_to
 from espalier.experiments.cli.schema_options import Without, with_schema
 from espalier.experiments.verifier_training.settings import RolloutSettings
 from espalier.search.run.load import RuntimeSettings
-
-if TYPE_CHECKING:
-    import torch
 
 _RANKS = 0.55
 """AUC within a problem from which a verifier is worth a search."""
@@ -35,27 +32,22 @@ def learn_verifier_command(
     grader: opt.GraderName = "math-verify",
     in_flight: opt.InFlight = 32,
     *,
-    selection: opt.SelectionOptions,
+    selection: opt.Selection,
     rollouts: RolloutSettings,
     runtime: Annotated[RuntimeSettings, Without(*OF_VERIFIERS)],
 ) -> None:
     """Learn a verifier for a generator: sample solutions, value their steps, and train a head on its hidden states."""
-    from rich.console import Console
-
-    from espalier.experiments.cli.loading import bytes_progress
     from espalier.experiments.cli.progress import share_progress
     from espalier.experiments.verifier_training.features import HIDDEN, take_features
     from espalier.experiments.verifier_training.training import train_head
-    from espalier.search.run.load import load_generator_alone
 
-    problems = problems_of(benchmark, field_map, runtime, selection.parse())
+    problems = selection.of(load_problems(benchmark, field_map, runtime.offline))
     started = time.perf_counter()
     with writing_to(out):
-        with bytes_progress(Console(stderr=True)) as on_bytes:
-            alone = replace(runtime, verifier="", max_running=in_flight)
-            engine, generator = load_generator_alone(alone, on_bytes, {HIDDEN: _as_it_is})
-        file = out / "rollouts.jsonl"
-        trees = sample_rollouts(engine, generator, problems, rollouts, file, benchmark, grader, runtime, in_flight)
+        file, runtime = out / "rollouts.jsonl", replace(runtime, max_running=in_flight)
+        engine, generator, trees = sample_rollouts(
+            problems, rollouts, file, benchmark, grader, runtime, {HIDDEN: lambda hidden: hidden}
+        )
         sampled = time.perf_counter()
         with share_progress(len(trees), 0) as advance:
             features = take_features(engine, trees, out / "features", lambda: advance(0, 0))
@@ -83,7 +75,3 @@ def learn_verifier_command(
 
 def _figure(value: float | None) -> str:
     return "unknown (all are right, or all wrong)" if value is None else f"{value:.3f}"
-
-
-def _as_it_is(hidden: "torch.Tensor") -> "torch.Tensor":
-    return hidden

@@ -1,7 +1,9 @@
 """`espalier rollouts`: samples solutions of problems as trees, with values of their steps."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +16,8 @@ from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
     from espalier.engine.engine import Engine
-    from espalier.experiments.runs.benchmarks import Problem, Selection
+    from espalier.engine.models.model import Head
+    from espalier.experiments.runs.benchmarks import Problem
     from espalier.experiments.verifier_training.tree_file import TreeRecord
     from espalier.search.run.generator import Generator
 
@@ -33,48 +36,42 @@ def rollouts_command(
     grader: opt.GraderName = "math-verify",
     in_flight: opt.InFlight = 32,
     *,
-    selection: opt.SelectionOptions,
+    selection: opt.Selection,
     rollouts: RolloutSettings,
     runtime: Annotated[RuntimeSettings, Without(*OF_VERIFIERS)],
 ) -> None:
     """Sample solutions of every problem as a tree of steps, with tokens, log-probabilities, outcomes and values."""
-    from rich.console import Console
-
-    from espalier.experiments.cli.loading import bytes_progress
-    from espalier.search.run.load import load_generator_alone
-
-    problems = problems_of(benchmark, field_map, runtime, selection.parse())
+    problems = selection.of(load_problems(benchmark, field_map, runtime.offline))
     with writing_to(out, is_file=True):
-        with bytes_progress(Console(stderr=True)) as on_bytes:
-            engine, generator = load_generator_alone(replace(runtime, verifier="", max_running=in_flight), on_bytes)
-        sample_rollouts(engine, generator, problems, rollouts, out, benchmark, grader, runtime, in_flight)
+        sample_rollouts(problems, rollouts, out, benchmark, grader, replace(runtime, max_running=in_flight))
     typer.echo(f"trees  {out}")
 
 
-def problems_of(
-    benchmark: str, field_map: str | None, runtime: RuntimeSettings, selection: "Selection"
-) -> "list[Problem]":
-    """The problems that a command line chooses."""
-    return selection.of(load_problems(benchmark, field_map, runtime.offline))
-
-
 def sample_rollouts(
-    engine: "Engine",
-    generator: "Generator",
     problems: "list[Problem]",
     rollouts: RolloutSettings,
     out: Path,
     benchmark: str,
     grader: str,
     runtime: RuntimeSettings,
-    in_flight: int,
-) -> "list[TreeRecord]":
-    """Sample what `out` lacks of the problems, with a progress bar; say what there is, and return it in their order."""
+    other_heads: "Mapping[str, Head]" = MappingProxyType({}),
+) -> "tuple[Engine, Generator, list[TreeRecord]]":
+    """Load a generator, and sample what `out` lacks of the problems, `max_running` at once; shows progress and totals.
+
+    Returns:
+        The engine, the generator with `other_heads`, and the trees of the problems, in their order.
+    """
+    from rich.console import Console
+
+    from espalier.experiments.cli.loading import bytes_progress
     from espalier.experiments.cli.progress import share_progress
     from espalier.experiments.runs.graders import make_grader
     from espalier.experiments.verifier_training.rollouts import configuration_of, write_rollouts
     from espalier.experiments.verifier_training.tree_file import TreeFile
+    from espalier.search.run.load import load_generator_alone
 
+    with bytes_progress(Console(stderr=True)) as on_bytes:
+        engine, generator = load_generator_alone(runtime, on_bytes, other_heads)
     file = TreeFile(out, configuration_of(engine, generator, benchmark, rollouts, runtime.generator_quantization))
     asked = {problem.unique_id: place for place, problem in enumerate(problems)}
     with (
@@ -82,7 +79,14 @@ def sample_rollouts(
         share_progress(len(asked), len(asked.keys() & file.done())) as advance,
     ):
         write_rollouts(
-            engine, generator, problems, rollouts, file, checker, in_flight, lambda tree: advance(*tree.outcomes)
+            engine,
+            generator,
+            problems,
+            rollouts,
+            file,
+            checker,
+            runtime.max_running,
+            lambda tree: advance(*tree.outcomes),
         )
     trees = sorted((tree for tree in file.read() if tree.problem_id in asked), key=lambda tree: asked[tree.problem_id])
     refused = [tree for tree in trees if tree.refused]
@@ -96,4 +100,4 @@ def sample_rollouts(
     )
     for tree in refused[:5]:
         typer.echo(f"refused {tree.problem_id}: {tree.refused}", err=True)
-    return trees
+    return engine, generator, trees

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from espalier.experiments.cli import options as opt
-from espalier.experiments.cli.runs import (
-    both,
-    exit_code,
-    load_problems,
-    say_warnings,
-    say_what_was_verified,
-    verifier_for,
-    writing_to,
-)
+from espalier.experiments.cli.runs import exit_code, load_problems, searches_shown, verifier_for, writing_to
 from espalier.experiments.cli.schema_options import Lists, with_schema
 from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.runs.grid import distinct, read_grid, read_values, requests_of
@@ -26,7 +18,6 @@ from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
     from espalier.experiments.runs.benchmarks import Problem
-    from espalier.experiments.runs.record import Sample
 
 _USUAL = {"beam_width": [1, 2, 4], "expansion": [1, 2, 4]}
 """The grid without --grid, for fields that are not given."""
@@ -81,7 +72,7 @@ def sweep_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the cells as JSON.")] = False,
     in_flight: opt.InFlight = 32,
     *,
-    selection: opt.SelectionOptions,
+    selection: opt.Selection,
     values: Annotated[dict[str, list[Any]], Lists(SearchRequest, read_values, _SHOWN, {"seed": "--seeds"})],
     runtime: RuntimeSettings,
     where: ExecutorSettings,
@@ -93,7 +84,6 @@ def sweep_command(
     from rich.console import Console
 
     from espalier.experiments.cli.loading import load_executor
-    from espalier.experiments.cli.progress import sample_progress
     from espalier.experiments.cli.render import show_cells
     from espalier.experiments.plots.cells import plot_cells
     from espalier.experiments.report.runs import load_runs, runs_not_begun
@@ -114,31 +104,27 @@ def sweep_command(
     if share_work:
         requests = without_early_stop(requests)
     problems = load_problems(benchmark, field_map, runtime.offline)
-    asked = selection.parse().of(problems)
+    asked = selection.of(problems)
     if dry_run:
         _estimate(requests, problems, asked, epochs, share_work, runtime, out, as_json)
         return
     runtime = replace(runtime, verifier=verifier_for(requests, runtime), max_running=1 if isolated else in_flight)
-    fresh: list[Sample] = []
     requested: list[Cell] = []
     checker = make_grader(grader, runtime.grader_memory)
     with writing_to(out):
         with closing(load_executor(runtime, where, longest_first=True)) as executor, checker:
             total = epochs * len(asked) * len(distinct(requests, executor.effective))
-            with sample_progress(total, 0) as on_sample:
+            with searches_shown(total, 0, runtime) as on_sample:
                 cells = sweep(
                     executor, problems, requests, checker,
                     benchmark=benchmark, folder=out, asked=asked, epochs=epochs, keep_trees=trees, isolated=isolated,
                     share_work=share_work,
                     command=describe_command(benchmark, runtime, executor, opt.parse_field_map(field_map)),
-                    on_sample=both(fresh.append, on_sample), on_cell=requested.append,
+                    on_sample=on_sample, on_cell=requested.append,
                 )  # fmt: skip
         plot_cells(cells, benchmark, out / "accuracy.png")
         if report:
             write_report(load_runs([out]), out / REPORT, not_begun=runs_not_begun([out]))
-    say_warnings(fresh)
-    if runtime.verify_incremental:
-        say_what_was_verified(fresh, total, runtime.verifier)
     if as_json:
         print(json.dumps([cell.to_dict() for cell in cells], indent=2))
     else:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from run_samples import CONFIGURATION, REQUEST
 
-from espalier.experiments.runs.benchmarks import BenchmarkError, Problem, Selection, load_benchmark
+from espalier.experiments.cli.options import Selection
+from espalier.experiments.runs.benchmarks import BenchmarkError, Problem, load_benchmark
 from espalier.experiments.runs.evaluate import evaluate
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.record import Sample
@@ -132,7 +133,7 @@ def test_ids_do_not_depend_on_how_many_records_are_read_nor_on_their_order(write
     whole = ids_of(name)
     assert len(set(whole)) == 9
     assert [ids_of(name, limit=limit) for limit in range(1, 10)] == [whole[:limit] for limit in range(1, 10)]
-    shuffled = Selection(shuffle_seed=3, limit=4).of(load_benchmark(name, notify=lambda _: None))
+    shuffled = Selection(shuffle=True, shuffle_seed=3, limit=4).of(load_benchmark(name, notify=lambda _: None))
     assert {problem.unique_id for problem in shuffled} < set(whole)
 
 
