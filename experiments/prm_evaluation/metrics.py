@@ -69,8 +69,9 @@ def step_metrics(flagged: Sequence[Sequence[bool]], wrong: Sequence[Sequence[boo
         flagged: for each sample, whether each step is flagged.
         wrong: for each sample, whether each step is wrong.
     """
-    rows = [_confusion(np.asarray(f, bool), np.asarray(w, bool)) for f, w in zip(flagged, wrong, strict=True)]
-    counts = np.array(rows, float).reshape(-1, 4)
+    # Of each sample, its right steps passed and flagged, its wrong steps passed and flagged.
+    kinds = ([2 * w + f for f, w in zip(*each, strict=True)] for each in zip(flagged, wrong, strict=True))
+    counts = np.array([np.bincount(each, minlength=4) for each in kinds], float).reshape(-1, 4)
     total = counts.sum(axis=0)
     return {
         "f1_right": _bootstrap(counts, _f1_right) if total[0] + total[1] else None,
@@ -113,16 +114,6 @@ def _process_f1(total: np.ndarray) -> np.ndarray:
     found, erroneous, passed, correct = np.moveaxis(total, -1, 0)
     one, other = _ratio(found, erroneous), _ratio(passed, correct)
     return _ratio(2 * one * other, one + other)
-
-
-def _confusion(flagged: np.ndarray, wrong: np.ndarray) -> tuple[int, int, int, int]:
-    """Right steps passed and flagged, wrong steps passed and flagged."""
-    return (
-        int((~flagged & ~wrong).sum()),
-        int((flagged & ~wrong).sum()),
-        int((~flagged & wrong).sum()),
-        int((flagged & wrong).sum()),
-    )
 
 
 def _f1_right(total: np.ndarray) -> np.ndarray:

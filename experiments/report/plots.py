@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from espalier.experiments.plots.figure import (
     COLORS,
@@ -18,7 +18,6 @@ from espalier.experiments.plots.figure import (
     panels,
     save_for_page,
 )
-from espalier.experiments.report.measures import pareto_front
 from espalier.experiments.report.runs import Run
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.statistics import CALIBRATION_BINS, calibration
@@ -136,6 +135,18 @@ def _cost(
     return figure
 
 
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points (cost, accuracy) that no other point beats, by rising cost.
+
+    A point is beaten by one that costs at most as much and is at least as accurate, and better in one of the two.
+    """
+    front: list[int] = []
+    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
+        if not front or points[index][1] > points[front[-1]][1] or points[index] == points[front[-1]]:
+            front.append(index)
+    return front
+
+
 def _number(figure: "Figure", axes: "Axes", points: list[tuple[int, float, float]]) -> None:
     """Write each point's number beside it, on a side that is free."""
     figure.draw_without_rendering()  # sets the scale of the axes
@@ -169,16 +180,24 @@ def _heat_maps(runs: Sequence[Run], stack: ExitStack) -> "Figure | None":
     grids = _grids(runs)
     if not grids:
         return None
-    columns = min(_COLUMNS, len(grids))
-    rows = math.ceil(len(grids) / columns)
-    figure, places = stack.enter_context(panels(6.4, 4.2 * rows, rows, columns))
+    figure, places = _small_multiples(stack, len(grids), 0, 4.2)
     low, high = (pick(v for _, cells in grids for v in cells.values()) for pick in (min, max))
-    for axes, (title, cells) in zip(places, grids, strict=False):
+    for axes, (title, cells) in zip(places, grids, strict=True):
         _heat_map(axes, cells, low, max(high, low + 0.01))
         axes.set_title(title)
-    for axes in places[len(grids) :]:
-        axes.set_axis_off()
     return figure
+
+
+def _small_multiples(
+    stack: ExitStack, count: int, inches: float, inches_a_row: float, **options: Any
+) -> "tuple[Figure, list[Axes]]":
+    """A figure with `count` panels in rows of three; for `options` see `panels`."""
+    columns = min(_COLUMNS, count)
+    rows = math.ceil(count / columns)
+    figure, places = stack.enter_context(panels(6.4, inches + inches_a_row * rows, rows, columns, **options))
+    for axes in places[count:]:
+        axes.set_axis_off()
+    return figure, places[:count]
 
 
 def _grids(runs: Sequence[Run]) -> list[tuple[str, dict[tuple[int, int], float]]]:
@@ -244,16 +263,12 @@ def _histograms(
     groups = {title: kept for title, found in groups.items() if (kept := [o for o in found if o.text])}
     if not groups:
         return None
-    columns = min(_COLUMNS, len(groups))
-    rows = math.ceil(len(groups) / columns)
-    figure, grid = stack.enter_context(panels(6.4, 1.6 + 1.9 * rows, rows, columns, sharex=True))
-    for axes in grid[len(groups) :]:
-        axes.set_axis_off()
-    for axes in grid[max(0, len(groups) - columns) : len(groups)]:
+    figure, grid = _small_multiples(stack, len(groups), 1.6, 1.9, sharex=True)
+    for axes in grid[-_COLUMNS:]:
         axes.tick_params(labelbottom=True)  # also where there is no panel below
     values = [value(o) for found in groups.values() for o in found]
     edges = _edges(min(values), max(values), whole)
-    for axes, (title, found) in zip(grid, groups.items(), strict=False):
+    for axes, (title, found) in zip(grid, groups.items(), strict=True):
         of_kind = [[value(o) for o in found if o.correct is right] for right in (True, False)]
         axes.hist(of_kind, bins=edges, stacked=True, color=(_RIGHT, _WRONG), alpha=0.7, label=("right", "wrong"))
         axes.set_title(title)

@@ -1,32 +1,11 @@
 """The tables of a report: one row per run, and one per pair of runs."""
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from espalier.experiments.report.differences import Difference
-from espalier.experiments.report.measures import Breakdown
 from espalier.experiments.report.runs import Run, differing_fields, field_title
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Column titles, and rows of formatted values."""
-
-    columns: list[str]
-    rows: list[list[str]]
-
-    def markdown(self) -> str:
-        """The table in Markdown."""
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
-
-    def csv(self) -> str:
-        """The table as CSV."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
-        return text.getvalue()
+from espalier.experiments.runs.summary import grouped
+from espalier.experiments.runs.table import Table
 
 
 def main_table(runs: Sequence[Run]) -> Table:
@@ -89,10 +68,10 @@ def data_table(runs: Sequence[Run]) -> Table:
     rows = [
         [
             *(run.name, str(run.folder), run.benchmark, run.algorithm),
-            *(_plain(run.setting(field)) for field in fields),
-            *(_plain(figures(run).get(name)) for name in FIGURES),
-            _plain(run.asked),
-            *(_plain(figures(run).get(k)) for k in ks),
+            *map(run.setting, fields),
+            *map(figures(run).get, FIGURES),
+            run.asked,
+            *map(figures(run).get, ks),
         ]
         for run in runs
     ]
@@ -110,9 +89,9 @@ def difference_data(found: Sequence[Difference]) -> Table:
     """One row per pair, for programs; the last two columns list the problems, separated by spaces."""
     rows = [
         [
-            *(d.first.name, d.second.name, str(d.problems)),
-            *map(_plain, (d.first_accuracy, d.second_accuracy, d.difference, d.low, d.high)),
-            *(str(len(d.only_first)), str(len(d.only_second)), _plain(d.p), _plain(d.adjusted)),
+            *(d.first.name, d.second.name, d.problems),
+            *(d.first_accuracy, d.second_accuracy, d.difference, d.low, d.high),
+            *(len(d.only_first), len(d.only_second), d.p, d.adjusted),
             *(" ".join(d.only_first), " ".join(d.only_second)),
         ]
         for d in found
@@ -138,21 +117,30 @@ def difference_cells(d: Difference) -> list[str]:
     ]
 
 
-def breakdown_table(runs: Sequence[Run], breakdown: Breakdown) -> Table:
-    """Accuracy in percent per level or subject, one row per run; n stands where it is that of all runs, or in each."""
-    counts = [{row[place][1] for row in breakdown.cells} for place in range(len(breakdown.groups))]
-    same = [found.pop() if len(found) == 1 else None for found in counts]
-    titles = [group if n is None else f"{group} (n={n})" for group, n in zip(breakdown.groups, same, strict=True)]
-    rows = [
-        [str(number), run.name, *(_share(*cell, n is None) for cell, n in zip(cells, same, strict=True))]
-        for number, (run, cells) in enumerate(zip(runs, breakdown.cells, strict=True), start=1)
-    ]
-    return Table(["#", "run", *titles], rows)
+def breakdown_tables(runs: Sequence[Run]) -> list[tuple[str, Table]]:
+    """Accuracy in percent per level and per subject, as far as the benchmark has them, one row per run.
+
+    The number of searches stands in a title where it is that of all runs, else in each cell.
+    """
+    found = []
+    for field in ("level", "subject"):
+        by_run = [grouped(run.samples, field) for run in runs]
+        titles: list[str] = []
+        columns: list[list[str]] = []
+        for group in sorted(set().union(*by_run)):
+            solved = [right.get(group, []) for right in by_run]
+            alike = len(set(map(len, solved))) == 1
+            titles.append(f"{group} (n={len(solved[0])})" if alike else str(group))
+            columns.append([_share(each, not alike) for each in solved])
+        if titles:
+            rows = zip(map(str, range(1, len(runs) + 1)), (run.name for run in runs), *columns, strict=True)
+            found.append((field, Table(["#", "run", *titles], list(map(list, rows)))))
+    return found
 
 
-def _share(right: int, count: int, tells: bool) -> str:
+def _share(solved: Sequence[bool], tells: bool) -> str:
     """Accuracy in percent, with the number of searches if it `tells`; a dash without any."""
-    return (f"{100 * right / count:.0f}" + f" (n={count})" * tells) if count else "–"
+    return (f"{100 * sum(solved) / len(solved):.0f}" + f" (n={len(solved)})" * tells) if solved else "–"
 
 
 def _ks(runs: Sequence[Run]) -> list[int]:
@@ -170,7 +158,3 @@ def _points(share: float) -> str:
 
 def _probability(p: float | None) -> str:
     return "–" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _plain(value: object) -> str:
-    return "" if value is None else str(value)

@@ -9,7 +9,6 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.report import tables
 from espalier.experiments.report.contents import NOTES, Report
 from espalier.experiments.report.differences import Difference, differences
-from espalier.experiments.report.measures import breakdowns
 from espalier.experiments.report.plots import draw_plots
 from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import Run
@@ -66,9 +65,8 @@ def markdown(report: Report) -> str:
     if report.differences:
         parts += ["## Differences", tables.difference_table(report.differences).markdown()]
         parts += [text for difference in report.differences if (text := _disagreements(difference))]
-    for breakdown in breakdowns(report.runs):
-        table = tables.breakdown_table(report.runs, breakdown)
-        parts += [f"## Accuracy per {breakdown.title}, %", table.markdown()]
+    for title, table in tables.breakdown_tables(report.runs):
+        parts += [f"## Accuracy per {title}, %", table.markdown()]
     parts += ["## How to read it", "\n".join(f"- {note}" for note in NOTES)]
     return "\n\n".join(parts) + "\n"
 
@@ -88,11 +86,10 @@ def page(report: Report) -> str:
         report=report,
         notes=NOTES,
         main=tables.main_table(report.runs),
-        breakdowns=[(found.title, tables.breakdown_table(report.runs, found)) for found in breakdowns(report.runs)],
+        breakdowns=tables.breakdown_tables(report.runs),
         pairs=[
-            (difference, numbers[id(difference.first)], numbers[id(difference.second)], cells)
-            for difference in report.differences
-            for cells in [tables.difference_cells(difference)]
+            (found, numbers[id(found.first)], numbers[id(found.second)], tables.difference_cells(found))
+            for found in report.differences
         ],
         places=places,
     )

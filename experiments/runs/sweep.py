@@ -1,7 +1,5 @@
 """Runs the cells of a sweep, each in a run folder of its own, and writes tables of all cells of the sweep's folder."""
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +34,7 @@ from espalier.experiments.runs.grid import (
 )
 from espalier.experiments.runs.record import Sample
 from espalier.experiments.runs.summary import Summary, search_fields, summarise
+from espalier.experiments.runs.table import Table
 from espalier.search.grading.math_verify import Grader
 from espalier.search.request import SearchRequest, with_own_code
 from espalier.search.run.executor import Executor
@@ -288,12 +287,8 @@ def _choices(name: str) -> list[StrEnum]:
 def _write(folder: Path, cells: Sequence[Cell], varied: Sequence[str]) -> None:
     names = column_names(varied)
     write_whole(folder / CELLS, [cell.to_dict() for cell in cells])
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow((*names, *_COLUMNS))
+    rows = []
     for cell in cells:
         summary = asdict(cell.summary) | {"unanswered": sum(cell.summary.unanswered.values())}
-        figures = (summary[column] for column in _COLUMNS)
-        settings = ("" if cell.settings[name] is None else cell.settings[name] for name in names)
-        writer.writerow((*settings, *figures))
-    write_whole(folder / TABLE, table.getvalue())
+        rows.append([*(cell.settings[name] for name in names), *(summary[column] for column in _COLUMNS)])
+    write_whole(folder / TABLE, Table([*names, *_COLUMNS], rows).csv())

@@ -1,7 +1,7 @@
 """A study of memory and time over a grid: a file for each cell, so that an interrupted study resumes."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,29 +9,10 @@ from typing import Any
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.folder import RunFolder, write_whole
 from espalier.experiments.study.measure import measure_cell
-from espalier.search.request import AlgorithmName, SearchRequest, validate
+from espalier.search.request import SearchRequest
 from espalier.search.run.orchestrator import Orchestrator
 
 Cell = dict[str, Any]
-
-
-def grid_of(
-    request: SearchRequest, algorithms: Sequence[AlgorithmName], widths: Sequence[int], expansions: Sequence[int]
-) -> list[SearchRequest]:
-    """The searches of a grid, all of them valid.
-
-    Raises:
-        InvalidRequestError: a cell's search is invalid.
-    """
-    cells = [
-        replace(request, problem="-", algorithm=algorithm, beam_width=n, expansion=m)
-        for algorithm in algorithms
-        for n in widths
-        for m in expansions
-    ]
-    for cell in cells:
-        validate(cell)
-    return cells
 
 
 def run_grid(
@@ -47,7 +28,7 @@ def run_grid(
     Args:
         orchestrator: idle; each cell has it alone.
         problems: the problems of every cell.
-        cells: from `grid_of`.
+        cells: their searches.
         folder: where the cells are kept.
         configuration: what the figures depend on besides the cell.
         on_cell: called with each cell.

@@ -1,11 +1,10 @@
 """The table and the page of a study of memory and time."""
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
 from espalier.experiments.runs.folder import write_whole
+from espalier.experiments.runs.table import Table
 from espalier.experiments.study.figures import PHASES, draw_all, unshared_bytes
 from espalier.search.algorithms import ALGORITHMS
 from espalier.search.algorithms.base import Growth
@@ -26,11 +25,7 @@ def write_study(cells: list[Cell], configuration: dict[str, Any], folder: Path) 
         EspalierError: a file cannot be written.
     """
     rows = [row_of(cell) for cell in cells]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(folder / TABLE, text.getvalue())
+    write_whole(folder / TABLE, Table(list(rows[0]), [list(row.values()) for row in rows]).csv())
     write_whole(folder / CELLS, cells)
     draw_all(cells, folder)
     write_whole(folder / PAGE, page(cells, configuration))
@@ -74,8 +69,7 @@ def page(cells: list[Cell], configuration: dict[str, Any]) -> str:
         "searches in 1 GiB", "ms alone", "tokens/s at once", "preemptions",
     ]  # fmt: skip
     ran = "".join(f"- {name}: {value}\n" for name, value in configuration.items() if value not in (None, ""))
-    header = f"| {' | '.join(shown)} |\n|{'---|' * len(shown)}\n"
-    table = "".join(f"| {' | '.join(_cell_text(row[name]) for name in shown)} |\n" for row in rows)
+    table = Table(shown, [[_cell_text(row[name]) for name in shown] for row in rows]).markdown()
     return f"""# Memory and time against N and M
 
 Means over {cells[0]["problems"]} problems. Memory and phases: one search at a time. Throughput and preemptions: all at
@@ -95,7 +89,8 @@ in; the rest is the tree, the tokenization of steps and the vote.
 
 ![Searches that fit, and preemptions](fit.svg)
 
-{header}{table}
+{table}
+
 All columns are in `{TABLE}`, all values in `{CELLS}`. The closed form takes each search's own lengths (prompt, mean
 step, depth, merged share); it assumes that all paths reach that depth, and that the kept ones are a random choice.
 

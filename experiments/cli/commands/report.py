@@ -10,7 +10,7 @@ from espalier.experiments.report.loggers import Tracker, check_installed, log_re
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from espalier.experiments.report.tables import Table
+    from espalier.experiments.runs.table import Table
 
 _MAY_BE_COMMON = ("algorithm", "problems")
 _WIDEST = 400

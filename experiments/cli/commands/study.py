@@ -3,19 +3,22 @@
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from espalier.experiments.cli import options as opt
 from espalier.experiments.cli.help import CommandLine
 from espalier.experiments.cli.runs import load_problems, verifier_for, writing_to
-from espalier.experiments.cli.schema_options import with_schema
-from espalier.search.request import AlgorithmName, SearchRequest
+from espalier.experiments.cli.schema_options import Lists, Only, Without, with_schema
+from espalier.experiments.runs.grid import FIELDS, read_values, requests_of
+from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
+from espalier.search.schema import CodeName
 
-if TYPE_CHECKING:
-    pass
+_USUAL: dict[str, list[Any]] = {"algorithm": ["beam"], "beam_width": [1, 2, 4, 8], "expansion": [1, 2, 4]}
+"""The grid, for fields that are not given."""
+_SHOWN = {name: ",".join(map(str, values)) for name, values in _USUAL.items()}
 
 app = CommandLine(help="Measure how searches behave.", no_args_is_help=True)
 
@@ -28,9 +31,6 @@ def _study() -> None:
 @app.command("memory-and-time")
 @with_schema
 def memory_and_time_command(
-    algorithm: Annotated[str, typer.Option("--algorithm", "-a", help="Algorithms, like beam,dvts.")] = "beam",
-    beam_width: Annotated[str, typer.Option("--beam-width", "-N", help="Values of N, like 1,2,4.")] = "1,2,4,8",
-    expansion: Annotated[str, typer.Option("--expansion", "-M", help="Values of M, like 1,2,4.")] = "1,2,4",
     benchmark: opt.Benchmark = "demo",
     field_map: opt.FieldMap = None,
     limit: Annotated[int, typer.Option(min=1, help="Only the first problems.")] = 24,
@@ -39,7 +39,8 @@ def memory_and_time_command(
     ] = Path("runs/memory-and-time"),
     in_flight: opt.InFlight = 32,
     *,
-    request: SearchRequest,
+    values: Annotated[dict[str, list[Any]], Lists(SearchRequest, read_values, _SHOWN, {}), Only(*_USUAL)],
+    request: Annotated[SearchRequest, Without(*_USUAL)],
     runtime: RuntimeSettings,
 ) -> None:
     """Measure memory and time against N and M, each beside its closed form: figures, tables and a page.
@@ -50,11 +51,12 @@ def memory_and_time_command(
     """
     from espalier.experiments.cli.loading import load_with_progress
     from espalier.experiments.cli.progress import count_progress
-    from espalier.experiments.study.grid import grid_of, run_grid
+    from espalier.experiments.study.grid import run_grid
     from espalier.experiments.study.page import PAGE, TABLE, write_study
 
-    algorithms = _algorithms(algorithm)
-    cells = grid_of(request, algorithms, opt.parse_int_list(beam_width, "-N"), opt.parse_int_list(expansion, "-M"))
+    cells = requests_of({name: [getattr(request, name)] for name in FIELDS} | _USUAL | values)
+    if any(isinstance(cell.algorithm, CodeName) for cell in cells):
+        raise typer.BadParameter("a study measures the algorithms that Espalier has", param_hint="-a")
     loaded = load_problems(benchmark, field_map, runtime.offline, limit)
     if any(problem.history for problem in loaded):
         raise typer.BadParameter("a study reads no messages before a problem", param_hint="--benchmark")
@@ -83,15 +85,6 @@ def memory_and_time_command(
         write_study(found, configuration, out)
     _show(found)
     print(f"page  {out / PAGE}\ntable {out / TABLE}")
-
-
-def _algorithms(text: str) -> list[AlgorithmName]:
-    """Parse names like `beam,dvts`."""
-    names = [name.strip() for name in text.split(",")]
-    known = [str(name) for name in AlgorithmName]
-    if wrong := [name for name in names if name not in known]:
-        raise typer.BadParameter(f"{wrong[0]!r} is not one of {', '.join(known)}", param_hint="-a")
-    return [AlgorithmName(name) for name in dict.fromkeys(names)]
 
 
 def _show(cells: list[dict[str, Any]]) -> None:

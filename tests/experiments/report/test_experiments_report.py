@@ -12,10 +12,9 @@ from espalier.engine.errors import EspalierError
 from espalier.experiments.cli.main import app
 from espalier.experiments.report import plots
 from espalier.experiments.report.differences import differences
-from espalier.experiments.report.measures import breakdowns, pareto_front
 from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import differing_fields, load_runs
-from espalier.experiments.report.tables import breakdown_table, main_table
+from espalier.experiments.report.tables import breakdown_tables, main_table
 from espalier.experiments.report.write import _title, write_report
 from espalier.experiments.runs.statistics import calibration
 from espalier.search.algorithms import unused_fields, with_defaults
@@ -139,9 +138,12 @@ def test_accuracy_per_level_and_subject(tmp_path):
         line("p2", True, level=2, subject="geometry"),
         line("p3", True, level=10),
     ]
-    by_level, by_subject = breakdowns(load_runs([write_run(tmp_path / "a", lines)]))
-    assert (by_level.groups, by_level.cells) == (["1", "2", "10"], [[(1, 1), (1, 2), (1, 1)]])
-    assert (by_subject.groups, by_subject.cells) == (["algebra", "geometry"], [[(1, 2), (1, 1)]])
+    found = dict(breakdown_tables(load_runs([write_run(tmp_path / "a", lines)])))
+    by_level, by_subject = found["level"], found["subject"]
+    assert by_level.columns == ["#", "run", "1 (n=1)", "2 (n=2)", "10 (n=1)"]
+    assert by_level.rows == [["1", "a", "100", "50", "100"]]
+    assert by_subject.columns == ["#", "run", "algebra (n=2)", "geometry (n=1)"]
+    assert by_subject.rows == [["1", "a", "50", "100"]]
 
 
 def test_the_number_of_searches_stands_in_the_header_only_where_it_is_that_of_all_runs(tmp_path):
@@ -149,8 +151,7 @@ def test_the_number_of_searches_stands_in_the_header_only_where_it_is_that_of_al
         lines = [line(f"p{i}", right, subject="algebra") for i, right in enumerate(solved)]
         write_run(tmp_path / name, [*lines, line("q", False, subject="geometry")])
     runs = load_runs([tmp_path])
-    _, by_subject = breakdowns(runs)
-    table = breakdown_table(runs, by_subject)
+    table = dict(breakdown_tables(runs))["subject"]
     assert table.columns == ["#", "run", "algebra", "geometry (n=1)"]
     assert table.rows == [["1", "a", "67 (n=3)", "0"], ["2", "b", "100 (n=1)", "0"]]
 
@@ -227,8 +228,8 @@ def test_the_test_raises_a_false_alarm_about_5_times_in_100(tmp_path):
 
 def test_pareto_front_by_hand():
     points = [(1, 0.5), (2, 0.4), (2, 0.7), (3, 0.7), (4, 0.9), (1, 0.2), (4, 0.9)]
-    assert pareto_front(points) == [0, 2, 4, 6]
-    assert pareto_front([]) == []
+    assert plots.pareto_front(points) == [0, 2, 4, 6]
+    assert plots.pareto_front([]) == []
 
 
 def test_calibration_bins_by_hand():

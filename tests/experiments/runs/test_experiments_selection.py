@@ -3,7 +3,8 @@
 import pytest
 
 from espalier.experiments.cli.options import Selection
-from espalier.experiments.runs.benchmarks import BenchmarkError, Problem
+from espalier.experiments.runs.benchmark_files import BenchmarkError
+from espalier.experiments.runs.benchmarks import Problem
 
 SUBJECTS = ("Algebra", "Geometry", None)
 PROBLEMS = [Problem(f"p/{i}", "?", "1", i % 4 if i % 4 else None, subject=SUBJECTS[i % 3]) for i in range(24)]
