@@ -8,7 +8,8 @@ import pytest
 from run_samples import CONFIGURATION, REQUEST
 
 from espalier.experiments.cli.options import Selection
-from espalier.experiments.runs.benchmarks import BenchmarkError, Problem, load_benchmark
+from espalier.experiments.runs.benchmark_files import BenchmarkError
+from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.experiments.runs.evaluate import evaluate
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.record import Sample
@@ -168,7 +169,7 @@ def olympiad(**changes: object) -> dict[str, object]:
 
 
 def chat(*messages: object) -> dict[str, object]:
-    return VERL | {"prompt": list(messages)}
+    return {**VERL, "prompt": list(messages)}
 
 
 def malformed() -> Iterator[tuple[object, str]]:
