@@ -6,6 +6,7 @@ from enum import StrEnum
 from html import escape
 from typing import Any
 
+from espalier.search.algorithms.base import Expand
 from espalier.search.request import SearchRequest
 from espalier.search.tree import NodeRecord as NodeRecord
 
@@ -20,6 +21,11 @@ class ExpandRecord:
     children: int
     to_end: bool
     greedy: bool
+
+    @classmethod
+    def of(cls, expand: Expand) -> "ExpandRecord":
+        """Record a request of the algorithm."""
+        return cls(expand.node.path, expand.children, expand.to_end, expand.greedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,18 +38,12 @@ from espalier.search.algorithms import make_algorithm
 from espalier.search.request import SearchRequest, with_own_code
 from espalier.search.result import ExpandRecord, SearchResult, TellRecord
 from espalier.search.schema import from_values
-from espalier.search.trace_schema import wrong_field
+from espalier.search.trace_schema import OF_CANDIDATES, OF_RESULT, PARTS, wrong_field
 from espalier.search.tree import Node, Termination
 
 SCHEMA, VERSION = "espalier.trace", 2
 MAX_BYTES = 2**29
 """Of a file that is read."""
-
-_OF_RESULT = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "usage")
-"""Fields of a result that a trace has as they are."""
-
-_OF_CANDIDATES = ("node_id", "answer", "score", "multiplicity")
-"""Fields of a candidate that a trace has; its steps are nodes."""
 
 
 class TraceError(EspalierError):
@@ -62,9 +56,9 @@ def trace_of(result: SearchResult) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "version": VERSION,
-        **{name: whole[name] for name in _OF_RESULT},
+        **{name: whole[name] for name in OF_RESULT},
         "best": result.best.node_id if result.best else None,
-        "candidates": [{name: one[name] for name in _OF_CANDIDATES} for one in whole["candidates"]],
+        "candidates": [{name: one[name] for name in OF_CANDIDATES} for one in whole["candidates"]],
         "nodes": whole["nodes"],
         "rounds": whole["rounds"],
     }
@@ -108,7 +102,7 @@ def read_trace(file: Path) -> dict[str, Any]:
             f"{file} is a trace of version {trace.get('version')}; this Espalier reads version {VERSION}: record the "
             "search again with espalier solve --trace"
         )
-    if missing := [part for part in (*_OF_RESULT, "best", "candidates", "nodes", "rounds") if part not in trace]:
+    if missing := [part for part in PARTS if part not in trace]:
         raise TraceError(f"{file} is a trace without {', '.join(missing)}")
     if wrong := wrong_field(text):
         raise TraceError(f"{file} is a damaged trace: {wrong}")
@@ -171,7 +165,7 @@ class _Replay:
     def run(self) -> int:
         rounds = self._trace["rounds"]
         for number, recorded in enumerate(rounds):
-            asked = [asdict(_asked(expand)) for expand in self._algorithm.ask()]
+            asked = [asdict(ExpandRecord.of(expand)) for expand in self._algorithm.ask()]
             self._compare(number, "asks for", asked, recorded["asked"])
             for expand in recorded["asked"]:
                 self._nodes[tuple(expand["path"])].num_children += expand["children"]
@@ -192,7 +186,3 @@ class _Replay:
     def _compare(number: int, verb: str, ours: list[Any], recorded: list[Any]) -> None:
         if (ours := json.loads(json.dumps(ours))) != json.loads(json.dumps(recorded)):
             raise TraceError(f"in round {number + 1} the algorithm {verb} {ours} where the trace has {recorded}")
-
-
-def _asked(expand: Any) -> ExpandRecord:
-    return ExpandRecord(expand.node.path, expand.children, expand.to_end, expand.greedy)

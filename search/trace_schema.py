@@ -2,40 +2,24 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
-from espalier.search.result import NodeRecord, Round, StopReason, Usage
+from espalier.search.result import Candidate, SearchResult
 from espalier.search.tree import Termination
 
 _MAX_SHOWN = 60
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    node_id: int
-    answer: str
-    score: float | None
-    multiplicity: int
+OF_RESULT = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "usage")
+"""Fields of a result that a trace has as they are."""
 
+OF_CANDIDATES = ("node_id", "answer", "score", "multiplicity")
+"""Fields of a candidate that a trace has; its steps are nodes."""
 
-@dataclass(frozen=True, slots=True)
-class _Trace:
-    """The parts of a trace besides its schema and version."""
-
-    search_id: str
-    configuration: dict[str, Any]
-    digests: dict[str, str]
-    stop_reason: StopReason
-    answer: str
-    score: float | None
-    grader: str
-    usage: Usage
-    best: int | None
-    candidates: tuple[_Candidate, ...]
-    nodes: tuple[NodeRecord, ...]
-    rounds: tuple[Round, ...]
+PARTS = (*OF_RESULT, "best", "candidates", "nodes", "rounds")
+"""The parts of a trace besides its schema and version."""
 
 
 def wrong_field(text: str) -> str | None:
@@ -47,7 +31,7 @@ def wrong_field(text: str) -> str | None:
     from pydantic import ValidationError
 
     try:
-        trace: _Trace = _adapter().validate_json(text, strict=True)
+        trace = _adapter().validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         shown = repr(first["input"])
@@ -58,12 +42,16 @@ def wrong_field(text: str) -> str | None:
 
 @cache
 def _adapter() -> Any:
+    """Validates the parts of a trace, most of which have the types of a result's fields."""
     from pydantic import TypeAdapter  # slow to import
 
-    return TypeAdapter(_Trace)
+    types, of_candidate = get_type_hints(SearchResult), get_type_hints(Candidate)
+    candidate: Any = make_dataclass("TracedCandidate", [(name, of_candidate[name]) for name in OF_CANDIDATES])
+    types |= {"configuration": dict[str, Any], "best": int | None, "candidates": tuple[candidate, ...]}
+    return TypeAdapter(make_dataclass("Trace", [(name, types[name]) for name in PARTS]))
 
 
-def _in_nodes(trace: _Trace) -> Iterator[str]:
+def _in_nodes(trace: Any) -> Iterator[str]:
     """Nodes that are no tree: the root is first, and every other one comes after its parent."""
     known: dict[int, tuple[int, ...]] = {}
     if not trace.nodes:
@@ -87,7 +75,7 @@ def _in_nodes(trace: _Trace) -> Iterator[str]:
         yield "nodes: two of them have one path"
 
 
-def _in_selection(trace: _Trace) -> Iterator[str]:
+def _in_selection(trace: Any) -> Iterator[str]:
     known = {node.node_id for node in trace.nodes}
     if trace.best is not None and trace.best not in known:
         yield f"best: there is no node {trace.best}"
@@ -99,7 +87,7 @@ def _in_selection(trace: _Trace) -> Iterator[str]:
         yield "score: scores of candidates must be finite"
 
 
-def _in_rounds(trace: _Trace) -> Iterator[str]:
+def _in_rounds(trace: Any) -> Iterator[str]:
     known = {node.path for node in trace.nodes}
     for place, one in enumerate(trace.rounds):
         named = (*(each.path for each in (*one.asked, *one.told)), *one.kept)

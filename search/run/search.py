@@ -234,7 +234,7 @@ class RunningSearch:
     def _end_round(self) -> None:
         footprint = self._tree.footprint()
         self.meter.observe(footprint)
-        asked = tuple(ExpandRecord(e.node.path, e.children, e.to_end, e.greedy) for e in self._asked)
+        asked = tuple(map(ExpandRecord.of, self._asked))
         self._asked = []
         told = sorted(self._tree.settled, key=lambda node: node.path)
         snapshot = tuple(TellRecord(n.path, str(n.termination or ""), n.multiplicity, n.draws) for n in told)
