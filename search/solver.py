@@ -161,9 +161,7 @@ class Solver:
                 try:
                     if on_event:
                         on_event(event)
-                except (
-                    Exception
-                ) as error:  # raised by the caller's callback: re-raised below, the search itself is fine
+                except Exception as error:  # of the caller's callback: raised below, the search itself is fine
                     faults.append(error)
 
             try:

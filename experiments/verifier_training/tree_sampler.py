@@ -22,7 +22,7 @@ from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.verifier_training.settings import Labels, RolloutSettings
 from espalier.experiments.verifier_training.tree_file import StepRecord, TreeRecord
 from espalier.search.grading.answers import extract_answer
-from espalier.search.grading.boxes import last_boxed
+from espalier.search.grading.boxes import boxed
 from espalier.search.run.generator import Generator
 
 VALUED_AT_ONCE = 4
@@ -181,7 +181,7 @@ class ProblemTree:
         used = sum(len(one.token_ids) for one in path)
         if done.cause is StopCause.EOS:
             step.end = "eos"
-        elif done.cause is StopCause.DELIMITER and last_boxed(done.text):
+        elif done.cause is StopCause.DELIMITER and boxed(done.text).answer:
             step.end = "boxed"
         elif (
             done.cause is not StopCause.DELIMITER or len(path) >= self._settings.max_steps or used >= self._most_tokens

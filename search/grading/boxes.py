@@ -86,11 +86,6 @@ def boxed(text: str) -> Boxed:
     return Boxed(_joined(found[::-1]), last)
 
 
-def last_boxed(text: str) -> str:
-    """The answer in the last box and those beside it; empty without one."""
-    return boxed(text).answer
-
-
 def closes_all_braces(text: str) -> bool:
     """Return whether each brace has its other one."""
     return len(_BRACE.findall(text)) == 2 * len(_closing_braces(text))

@@ -7,15 +7,14 @@ from espalier.engine.engine import Engine, Footprint
 from espalier.engine.errors import ScoreMismatchError
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.roles import GENERATOR
-from espalier.engine.work import Done, Generated, Sampling, StopCause, stream_key
+from espalier.engine.work import Done, Generate, Generated, Sampling, StopCause, stream_key
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, ScoreStatus, StepScore, steps_with_text
 from espalier.search.algorithms import needs_verifier, stops_early
 from espalier.search.algorithms.base import Expand, viable
-from espalier.search.grading.boxes import last_boxed
+from espalier.search.grading.boxes import boxed
 from espalier.search.loops import is_degenerate
 from espalier.search.result import Candidate
 from espalier.search.run.executor import ResolvedRequest
-from espalier.search.run.generator import Generator
 from espalier.search.run.usage import Budget, UsageMeter
 from espalier.search.tree import Node, Termination
 from espalier.search.voting.decided import make_gate
@@ -67,7 +66,6 @@ class TreeExpander:
         resolved: ResolvedRequest,
         salt: bytes,
         engine: Engine,
-        generator: Generator,
         scorer: Scorer | None,
         meter: UsageMeter,
         on_complete: Callable[[Node], Candidate],
@@ -82,7 +80,6 @@ class TreeExpander:
         self._owner = owner
         self._salt = salt
         self._engine = engine
-        self._generator = generator
         self._scorer = scorer if needs_verifier(resolved.request) else None
         self._session = ScoreSession()
         self._meter = meter
@@ -130,7 +127,7 @@ class TreeExpander:
         if not self._budget.split(self._unfinished):
             return False
         for expand in asked:
-            self._generate(expand.node, expand.children, expand.to_end, expand.greedy, expand.node, in_place=False)
+            self._generate(expand, expand.node)
         return True
 
     def handle(self, done: Done) -> None:
@@ -180,31 +177,27 @@ class TreeExpander:
             if node.open and node is not self.root:
                 node.termination = mark
 
-    def _generate(
-        self, node: Node, children: int, to_end: bool, greedy: bool, round_root: Node, in_place: bool
-    ) -> None:
-        state = self._states[node]
-        sequence = state.generator
-        assert sequence is not None, "the node's generator sequence was released"
-        first = node.num_children
-        node.num_children += children
-        state.expected += children
-        if not greedy:
+    def _generate(self, expand: Expand, round_root: Node, in_place: bool = False) -> None:
+        node, request = expand.node, self._request
+        state, first, end = self._states[node], node.num_children, node.num_children + expand.children
+        assert state.generator is not None, "the node's generator sequence was released"
+        node.num_children = end
+        state.expected += expand.children
+        if not expand.greedy:
             self.sampled_from.add(node)
-        request = self._request
-        temperature = 0.0 if greedy else request.temperature or 0.0
+        temperature = 0.0 if expand.greedy else request.temperature or 0.0
         filters = temperature, request.top_k or 0, request.top_p or 1.0, request.min_p or 0.0
         samplings = tuple(
             Sampling(*filters, key=stream_key(request.seed, request.problem, (*node.path, i)))
-            for i in range(first, first + children)
+            for i in range(first, end)
         )
         limits = self._resolved.generator_limits
         left = min(
             limits.step_tokens, limits.path_tokens - node.path_tokens(), self._budget.generator_left(node, round_root)
         )
-        expansion = PendingExpansion(node, first, to_end, greedy, round_root)
-        merge, head = request.merge_duplicates, self._session.head
-        self._generator.generate(self._owner, sequence, samplings, left, in_place, merge, head, expansion)
+        expansion = PendingExpansion(node, first, expand.to_end, expand.greedy, round_root)
+        how = {"in_place": in_place, "merge_equal": request.merge_duplicates, "head": self._session.head}
+        self._engine.submit(Generate(self._owner, state.generator, samplings, left, **how, tag=expansion))
 
     def _on_generated(self, done: Generated, expansion: PendingExpansion) -> None:
         parent, count = expansion.node, len(done.indices)
@@ -246,8 +239,8 @@ class TreeExpander:
 
     def _go_on(self, node: Node, expansion: PendingExpansion) -> None:
         """Sample the next step of independent paths that are one so far; `expansion` sampled their last."""
-        count = node.multiplicity
-        self._generate(node, count, expansion.to_end, expansion.greedy, expansion.round_root, in_place=count == 1)
+        expand = Expand(node, node.multiplicity, expansion.to_end, expansion.greedy)
+        self._generate(expand, expansion.round_root, in_place=node.multiplicity == 1)
 
     def _pass_gate(self) -> None:
         """Let the paths go on that the gate lets pass; once the vote is decided, settle those that wait."""
@@ -299,7 +292,7 @@ class TreeExpander:
         if cause is StopCause.EOS:
             # An empty last step still completes the text before it.
             return Termination.EOS if node.path_text().strip() else Termination.DEGENERATE
-        if cause is StopCause.DELIMITER and last_boxed(node.text):
+        if cause is StopCause.DELIMITER and boxed(node.text).answer:
             return Termination.BOXED
         if (cause is not StopCause.DELIMITER or expansion.to_end) and self._budget.generator_left(
             node, expansion.round_root

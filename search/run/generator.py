@@ -1,6 +1,6 @@
-"""The generator's side of a search: prompts, sampling defaults, and generation of steps."""
+"""The generator's side of a search: prompts and sampling defaults."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from espalier.engine.engine import Engine
@@ -13,13 +13,11 @@ from espalier.engine.errors import (
     Violation,
     name_tokens,
 )
-from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.model import Model
 from espalier.engine.models.text_files import require
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.roles import GENERATOR
-from espalier.engine.work import Generate, Sampling
 from espalier.search.conversation import ChatMessage, ChatRole, conversation_text
 
 STEP_SYSTEM_PROMPT = (
@@ -86,7 +84,7 @@ Advice = Callable[[str], tuple[str, ...]]
 
 
 class Generator:
-    """Renders problems for one generator and submits steps to the engine.
+    """Renders problems for one generator, and knows the defaults of its sampling.
 
     Attributes:
         temperature: default of requests without their own, like the three below. Taken from the checkpoint's
@@ -155,22 +153,6 @@ class Generator:
         if len(ids) >= (limit := self.model.config.max_positions):
             raise RequestTooLargeError(f"the prompt has {len(ids)} tokens and the generator's context is {limit}")
         return ids
-
-    def generate(
-        self,
-        owner: Hashable,
-        parent: KVSequence,
-        samplings: tuple[Sampling, ...],
-        max_tokens: int,
-        in_place: bool,
-        merge_equal: bool,
-        head: str,
-        tag: Any,
-    ) -> None:
-        """Submit the generation of one step for each sampling; see `Generate`."""
-        how = {"in_place": in_place, "merge_equal": merge_equal, "head": head, "tag": tag}
-        work = Generate(owner, parent, samplings, max_tokens, **how)
-        self._engine.submit(work)
 
 
 def _configured(defaults: dict[str, Any], name: str, default: float, minimum: float, maximum: float) -> float:

@@ -14,6 +14,7 @@ from annotated_types import Interval
 
 from espalier.engine.errors import CheckpointError, InvalidRequestError, Violation
 from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.engine.roles import GENERATOR, VERIFIER
 from espalier.prm.scorers import SELF, names_checkpoint, names_function
 from espalier.search.request import AnswerEquivalence
 from espalier.search.schema import Option, parse_size, violations
@@ -215,14 +216,14 @@ def _load(
     """
     check_settings(settings)
     from espalier.engine.models.model import load_generator
-    from espalier.engine.roles import GENERATOR, VERIFIER
     from espalier.prm.families import identify, load_verifier, verifier_of_generator
-    from espalier.prm.scorers.function import scorer_of
+    from espalier.prm.scorers.confidence import SCORERS
+    from espalier.prm.scorers.function import load_function, scorer_of
     from espalier.prm.scorers.trunk_head import add_trunk_head, is_trunk_head
     from espalier.prm.verifier import Verifier
 
     device = _device(settings.device)
-    dtype = _dtype(settings.dtype, device)
+    dtype = resolve_dtype(settings.dtype, device.type)
     checkpoints = _open_checkpoints(settings, on_bytes)
     head = checkpoints.pop(VERIFIER) if VERIFIER in checkpoints and is_trunk_head(checkpoints[VERIFIER]) else None
     if not settings.generator and (head or not names_checkpoint(settings.verifier)):
@@ -241,7 +242,7 @@ def _load(
     if trunk and settings.verifier == SELF:
         family = verifier_of_generator(trunk, models[GENERATOR])
     elif settings.verifier and not names_checkpoint(settings.verifier):
-        scorer = _scorer_without_weights(settings.verifier)
+        scorer = load_function(settings.verifier) if names_function(settings.verifier) else SCORERS[settings.verifier]
     elif head:
         models[GENERATOR], scorer = add_trunk_head(head, models[GENERATOR], settings.verify_incremental)
     elif VERIFIER in checkpoints:
@@ -293,24 +294,8 @@ def load_orchestrator(
 
 def model_names(settings: RuntimeSettings) -> dict[str, str]:
     """Names of the models by role: as they are given, but of a path its last part, which tells nobody of folders."""
-    from espalier.engine.roles import GENERATOR, VERIFIER
-
     given = {GENERATOR: settings.generator, VERIFIER: settings.verifier}
     return {role: Path(name).resolve().name if Path(name).exists() else name for role, name in given.items() if name}
-
-
-def _advice_of(generator: str) -> Advice:
-    """Warnings of a bundled generator about problems that it was not made for; see the entry points."""
-    for entry in entry_points(group="espalier.advice", name=generator):
-        return entry.load()
-    return lambda _: ()
-
-
-def _scorer_without_weights(verifier: str) -> Scorer:
-    from espalier.prm.scorers.confidence import SCORERS
-    from espalier.prm.scorers.function import load_function
-
-    return load_function(verifier) if names_function(verifier) else SCORERS[verifier]
 
 
 def load_generator_alone(
@@ -351,7 +336,9 @@ def _make_generator(settings: RuntimeSettings, engine: Engine, checkpoint: Check
     if system_prompt is None:
         system_prompt = system_prompt_of(checkpoint)
     defaults = checkpoint.optional_json("generation_config.json")
-    return Generator(engine, system_prompt, defaults, _advice_of(settings.generator))
+    # A bundled generator warns of problems that it was not made for.
+    advice: list[Advice] = [each.load() for each in entry_points(group="espalier.advice", name=settings.generator)]
+    return Generator(engine, system_prompt, defaults, *advice[:1])
 
 
 def load_verifier_alone(
@@ -382,7 +369,6 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
     """Open the checkpoints by role before loading any, so that errors in either are raised at once."""
     from espalier.engine.models.checkpoint import Checkpoint
     from espalier.engine.models.hub import HubSettings, locate
-    from espalier.engine.roles import GENERATOR, VERIFIER
 
     hub = HubSettings(settings.offline, settings.cache_dir)
     done = 0
@@ -412,7 +398,6 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
 def _require_memory(opened: dict[str, Checkpoint], settings: RuntimeSettings) -> None:
     """Raise CheckpointError if the weights of the opened checkpoints do not fit into the free memory."""
     from espalier.engine.memory.host_memory import free_memory, model_bytes, require_host_memory
-    from espalier.engine.roles import GENERATOR, VERIFIER
     from espalier.prm.scorers.trunk_head import is_trunk_head
 
     dtype = resolve_dtype(settings.dtype, settings.device)
@@ -476,14 +461,11 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
     Raises:
         CheckpointError: a name is unknown, or the device is not available.
     """
-    return _dtype(name, _device(device))
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
     import torch
 
+    kind = _device(device).type
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return torch.float32 if kind == "cpu" else torch.bfloat16
     if name not in DTYPES:
         raise CheckpointError(f"unknown dtype {name!r}; --dtype takes one of {', '.join(DTYPES)}")
     return getattr(torch, name)

@@ -167,9 +167,9 @@ class Orchestrator:
             InvalidRequestError, RequestTooLargeError: see `Resolver.resolve`.
         """
         resolved = self.check(request) if isinstance(request, SearchRequest) else request
-        models = self._generator, self._scorer
         search_id = search_id or secrets.token_hex(8)
-        search = RunningSearch(search_id, resolved, options, self.engine, *models, on_event or _ignore, self._clock)
+        runtime = self.engine, self._scorer, on_event or _ignore, self._clock
+        search = RunningSearch(search_id, resolved, options, *runtime)
         search.arrival = next(self._arrivals)
         self._searches[search_id] = search
         self._next_due = min(self._next_due, search.deadline)

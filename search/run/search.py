@@ -35,7 +35,6 @@ from espalier.search.result import (
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.run.expander import TreeExpander
 from espalier.search.run.failure import reason_of
-from espalier.search.run.generator import Generator
 from espalier.search.run.usage import UsageMeter
 from espalier.search.tree import ChangedNodes, Node, Termination, aggregate, computed_once, prune
 from espalier.search.voting.vote import VoteResult, select
@@ -85,7 +84,6 @@ class RunningSearch:
         resolved: ResolvedRequest,
         options: SubmitOptions,
         engine: Engine,
-        generator: Generator,
         scorer: Scorer | None,
         on_event: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
@@ -108,9 +106,7 @@ class RunningSearch:
         self.released = False
         self._digests = digests(engine, scorer)
         self._on_event = on_event
-        self._tree = TreeExpander(
-            search_id, resolved, options.salt, engine, generator, scorer, self.meter, self._on_complete
-        )
+        self._tree = TreeExpander(search_id, resolved, options.salt, engine, scorer, self.meter, self._on_complete)
         self._algorithm = make_algorithm(resolved.request, self._tree.root)
         self._asked: list[Expand] = []
         self._standing: list[Node] = []

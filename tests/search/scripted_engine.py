@@ -83,30 +83,16 @@ class ScriptedEngine:
 
     # --- the generator
 
-    def generator(self) -> Any:
-        return SimpleNamespace(generate=self._generate)
-
     def open(self, role: str, token_ids: list[int], salt: bytes, owner: str) -> Row:
         return self.row(role, ids=tuple(token_ids), length=len(token_ids))
 
-    def _generate(
-        self,
-        owner: str,
-        parent: Row,
-        samplings: tuple[Sampling, ...],
-        max_tokens: int,
-        in_place: bool,
-        merge_equal: bool,
-        head: str,
-        tag: Any,
-    ) -> None:
+    def _generate(self, work: Generate) -> None:
+        parent = cast(Any, work.sequence)
         assert not parent.released
-        assert max_tokens >= 1, "a step of no tokens"
-        ways = {"in_place": in_place, "merge_equal": merge_equal, "head": head, "tag": tag}
-        work = Generate(owner, cast(Any, parent), samplings, max_tokens, **ways)
+        assert work.max_tokens >= 1, "a step of no tokens"
         alike: dict[tuple[str, ...], list[int]] = {}
-        for i, sampling in enumerate(samplings):
-            alike.setdefault(draw(parent, sampling, max_tokens), []).append(i)
+        for i, sampling in enumerate(work.samplings):
+            alike.setdefault(draw(parent, sampling, work.max_tokens), []).append(i)
         for tokens, indices in alike.items():
             lower = [other for other, at in alike.items() if at[0] < indices[0]]
             self.ready.append(lambda t=tokens, i=tuple(indices), o=lower: self._generated(work, parent, t, i, o))
@@ -130,7 +116,10 @@ class ScriptedEngine:
         assert not parent.released
         return [self.row(parent.role, ids=parent.ids, length=parent.length) for _ in range(count)]
 
-    def submit(self, work: Score) -> None:
+    def submit(self, work: Score | Generate) -> None:
+        if isinstance(work, Generate):
+            self._generate(work)
+            return
         row = cast(Any, work.sequence)
         assert not row.released
         row.ids, row.length = row.ids + work.token_ids, row.length + len(work.token_ids)
@@ -225,6 +214,6 @@ def begin(request: SearchRequest, order: int, path_tokens: int = 40, verifier_ro
     family = ScriptedFamily()
     prompts = tuple(range(PROMPT)), tuple(family.prompt_ids(request.problem))
     resolved = ResolvedRequest(effective, limits, room, {}, *prompts)
-    models = cast(Any, engine), engine.generator(), Verifier(family) if scored else None
+    models = cast(Any, engine), Verifier(family) if scored else None
     search = RunningSearch("search", resolved, SubmitOptions(), *models, lambda event: None)
     return Run(search, engine, search.meter)

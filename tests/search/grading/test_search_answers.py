@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.search.grading.answers import canonical, extract_answer
-from espalier.search.grading.boxes import last_boxed
+from espalier.search.grading.boxes import boxed
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from espalier.search.grading.boxes import last_boxed
     ],
 )
 def test_the_last_complete_box_is_the_answer(text: str, answer: str):
-    assert last_boxed(text) == answer
+    assert boxed(text).answer == answer
     assert extract_answer(text) == answer
 
 
@@ -127,7 +127,7 @@ def test_units_and_reasons_after_an_answer_do_not_hide_it(text: str, answer: str
 
 @pytest.mark.parametrize("text", ["", "no box", r"\boxed", r"\boxed as asked", r"\boxed{5", "boxed{5}"])
 def test_without_a_complete_box_there_is_none(text: str):
-    assert last_boxed(text) == ""
+    assert boxed(text).answer == ""
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ nested = st.recursive(st.sampled_from(["1", "x", r"\frac"]), lambda inner: inner
 
 @given(st.lists(nested, min_size=1, max_size=5).map("".join), st.text("ab {}", max_size=5))
 def test_any_balanced_content_comes_out_whole(content: str, before: str):
-    assert last_boxed(before + "\\boxed{" + content + "}") == content
+    assert boxed(before + "\\boxed{" + content + "}").answer == content
 
 
 @pytest.mark.parametrize(
