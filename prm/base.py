@@ -1,7 +1,7 @@
 """The interface of a process-reward-model family."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -131,23 +131,16 @@ class PrmFamily(ABC):
         Its values give the score without that of the previous step. Families override this where they can build the
         text independently of `read`, so that each checks the other.
         """
-        return joined(self, path)
-
-
-def joined(family: PrmFamily, path: StepPath) -> ScoreInput:
-    """Build the whole path by joining the inputs of its steps."""
-    ids: tuple[int, ...] = tuple(family.prompt_ids(path.problem))
-    for end in range(1, len(path.steps)):
-        step = family.read(StepPath(path.problem, path.steps[:end]))
-        kept = step.token_ids[: len(step.token_ids) - step.num_probe_tokens]
-        ids = kept if step.full_path else ids + kept
-    last = family.read(path)
-    if last.full_path:
-        return last
-    score_positions = tuple(len(ids) + i for i in last.score_positions)
-    return ScoreInput(
-        ids + last.token_ids, score_positions, last.num_probe_tokens, full_path=True, targets=last.targets
-    )
+        last = self.read(path)
+        if last.full_path:
+            return last
+        ids: tuple[int, ...] = tuple(self.prompt_ids(path.problem))
+        for end in range(1, len(path.steps)):
+            step = self.read(StepPath(path.problem, path.steps[:end]))
+            kept = step.token_ids[: len(step.token_ids) - step.num_probe_tokens]
+            ids = kept if step.full_path else ids + kept
+        positions = tuple(len(ids) + i for i in last.score_positions)
+        return replace(last, token_ids=ids + last.token_ids, score_positions=positions, full_path=True)
 
 
 def stripped_step(step: str) -> str:

@@ -52,22 +52,22 @@ class PolicyPairDecoder(Decoder):
         drawn: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Decoder.forward`; returns `[T, hidden size of the first + of the second]`."""
-        layers = self.first.config.num_layers
-        first = self.first.forward(token_ids, positions, layer_kvs[:layers], batch, drawn)
-        second = self.second.forward(token_ids, positions, layer_kvs[layers:], batch, drawn)
-        return torch.cat([first, second], dim=-1)
+        hidden = [one.forward(token_ids, positions, kvs, batch, drawn) for one, kvs in self._with_layers(layer_kvs)]
+        return torch.cat(hidden, dim=-1)
 
     def warm_up(self, layer_kvs: list[LayerKV], decodes: bool) -> None:
         """See `Decoder.warm_up`."""
-        layers = self.first.config.num_layers
-        self.first.warm_up(layer_kvs[:layers], decodes)
-        self.second.warm_up(layer_kvs[layers:], decodes)
+        for one, kvs in self._with_layers(layer_kvs):
+            one.warm_up(kvs, decodes)
 
     def release(self, layer_kvs: list[LayerKV]) -> None:
         """See `Decoder.release`."""
+        for one, kvs in self._with_layers(layer_kvs):
+            one.release(kvs)
+
+    def _with_layers(self, layer_kvs: list[LayerKV]) -> tuple[tuple[Decoder, list[LayerKV]], ...]:
         layers = self.first.config.num_layers
-        self.first.release(layer_kvs[:layers])
-        self.second.release(layer_kvs[layers:])
+        return (self.first, layer_kvs[:layers]), (self.second, layer_kvs[layers:])
 
 
 def log_ratio_head(first: Linear, second: Linear, coefficient: float) -> Head:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from espalier.engine.engine import Engine
 from espalier.engine.memory.sequences import KVSequence
 from espalier.engine.models.tokenizer import TextTokenizer
-from espalier.engine.work import Done, Generated
+from espalier.engine.work import Done, Generated, Scored
 from espalier.prm.full_rescore import FullRescore
 from espalier.prm.limits import UNLIMITED, PathLimits
 
@@ -213,6 +213,14 @@ class Scorer(ABC):
             tokenizer: the generator's.
         """
         return None
+
+    def rescore_check(
+        self, search: ScoredSearch, read: Callable[[Scored], float], rounding: float = 0.0, head: str = ""
+    ) -> FullRescore | None:
+        """The full-rescore check of a search, see `FullRescore`; None without a check."""
+        if not self.rescored:
+            return None
+        return FullRescore(search.engine, search.owner, self.rescored, self.name, read, rounding, head)
 
     @abstractmethod
     def begin(self, search: ScoredSearch) -> ScoreSession:

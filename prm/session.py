@@ -210,8 +210,8 @@ class StepSession(VerifierSession[PrmFamily]):
         start = len(kept)
         if reading.token_ids[:start] != kept or reading.score_positions[0] < start:
             return reading, False
-        ids, score_positions = reading.token_ids[start:], tuple(i - start for i in reading.score_positions)
-        return ScoreInput(ids, score_positions, reading.num_probe_tokens, targets=reading.targets), True
+        positions = tuple(i - start for i in reading.score_positions)
+        return replace(reading, token_ids=reading.token_ids[start:], score_positions=positions, full_path=False), True
 
     def _reopened(self, reading: ScoreInput, parent: KVSequence, state: NodeState) -> KVSequence:
         """Open a new sequence for a path whose parent's ids are not a prefix of its own.

@@ -6,7 +6,6 @@ from espalier.engine.errors import CheckpointError, RequestTooLargeError
 from espalier.engine.models.tokenizer import TextTokenizer
 from espalier.engine.roles import VERIFIER
 from espalier.prm.base import PrmFamily
-from espalier.prm.full_rescore import FullRescore
 from espalier.prm.generative import GenerativeFamily, RationaleSession
 from espalier.prm.limits import PathLimits, verifier_limits
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession
@@ -69,15 +68,6 @@ class Verifier(Scorer):
 
     def begin(self, search: ScoredSearch) -> ScoreSession:
         """See `Scorer`."""
-        check = None
-        if self.rescored:
-            family = self.family
-            check = FullRescore(
-                search.engine,
-                search.owner,
-                self.rescored,
-                self.name,
-                lambda done: family.score(done.values, None),
-                family.rounding,
-            )
-        return self._session(self.family, search, check)
+        family = self.family
+        check = self.rescore_check(search, lambda done: family.score(done.values, None), family.rounding)
+        return self._session(family, search, check)

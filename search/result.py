@@ -283,8 +283,8 @@ def _html(result: SearchResult) -> str:
     facts = [f"score {result.score:.4g}"] if result.score is not None else []
     facts += [str(result.stop_reason), str(result.configuration.algorithm)]
     lines = [f"<b>{escape(result.answer) or 'no answer'}</b> &ensp; {escape(', '.join(facts))}"]
-    lines += [escape(f"{name}: {text}") for name, text in (("error", result.error),) if text]
-    lines += [escape(f"warning: {warning}") for warning in result.warnings]
+    errors = [f"error: {result.error}"] if result.error else []
+    lines += map(escape, [*errors, *(f"warning: {warning}" for warning in result.warnings)])
     rows = "".join(
         f"<tr><td>{escape(answer) or '(none)'}</td><td>{paths}</td><td>{best}</td></tr>"
         for answer, paths, best in _votes(result.candidates)[:_SHOWN_ANSWERS]

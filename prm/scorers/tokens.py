@@ -4,7 +4,6 @@ from abc import abstractmethod
 
 from espalier.engine.work import Generated, Scored
 from espalier.prm.base import ScoreInput
-from espalier.prm.full_rescore import FullRescore
 from espalier.prm.scorer import ScoredSearch, Scorer, ScoreSession, StepNode
 
 
@@ -31,13 +30,10 @@ class TokenSession(ScoreSession):
     """The scores of one search by a scorer of tokens."""
 
     def __init__(self, scorer: TokenScorer, search: ScoredSearch) -> None:
-        engine, role = search.engine, scorer.rescored
-        super().__init__(
-            FullRescore(engine, search.owner, role, scorer.name, scorer.score, head=scorer.head) if role else None
-        )
+        super().__init__(scorer.rescore_check(search, scorer.score, head=scorer.head))
         self.head = scorer.head
         self._scorer = scorer
-        self._engine = engine
+        self._engine = search.engine
 
     def score_sampled(self, node: StepNode, done: Generated) -> float:
         """See `ScoreSession`; queues its check."""

@@ -117,8 +117,7 @@ class ParticleSearch(SearchAlgorithm):
 
     def _resampled(self, population: Counter[Node]) -> Counter[Node]:
         """Draw as many free particles as there are now from the population, by weight."""
-        nodes = sorted(population, key=lambda node: node.path)
-        weights = [population[node] * weigh(path_score(node, self._aggregation)) for node in nodes]
+        nodes, weights = self._weights(population)
         if self._reference:
             # Independent draws: conditional resampling needs them to preserve the target distribution.
             free = self._particles - 1
@@ -126,6 +125,11 @@ class ParticleSearch(SearchAlgorithm):
         else:
             counts = systematic(weights, self._particles, self._draws("resampling", 1)[0])
         return Counter({node: count for node, count in zip(nodes, counts, strict=True) if count})
+
+    def _weights(self, population: Counter[Node]) -> tuple[list[Node], list[float]]:
+        """The nodes of a population in path order, and the weight of each."""
+        nodes = sorted(population, key=lambda node: node.path)
+        return nodes, [population[node] * weigh(path_score(node, self._aggregation)) for node in nodes]
 
     def _end_iteration(self) -> None:
         population = self._free + Counter(self._reference[-1:])
@@ -137,8 +141,7 @@ class ParticleSearch(SearchAlgorithm):
         if not self._iterations_left:
             self._free, self._reference = Counter(), []
             return
-        nodes = sorted(population, key=lambda node: node.path)
-        weights = [population[node] * weigh(path_score(node, self._aggregation)) for node in nodes]
+        nodes, weights = self._weights(population)
         (chosen,) = (i for i, n in enumerate(picks(weights, self._draws("reference", 1))) if n)
         self._reference = nodes[chosen].lineage()
         self._free = Counter({self._root: self._particles - 1})

@@ -50,14 +50,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 from espalier.search.grading.magnitudes import differ
 from espalier.search.grading.notation.numerals import is_decimal, rounds_to
 from espalier.search.grading.notation.units import units_agree
 from espalier.search.grading.reading import Reading, as_foreign_number, as_measure, read, without_blanks
 
+T = TypeVar("T")
 _READINGS = 256
 """Parsed formulas cached in a child process: a vote compares each with many, and parsing costs as much as comparing."""
 _MAX_MEMBERS = 64
@@ -138,9 +139,7 @@ def is_right_within(gold: str, answer: str, tolerances: Sequence[float]) -> bool
     if one.ordered or other.ordered:
         pairs = zip(wanted, other.members, strict=True)
         return one[:2] == other[:2] and all(_is_near(member, given, far) for (member, far), given in pairs)
-    return _all_paired(
-        [[place for place, given in enumerate(other.members) if _is_near(member, given, far)] for member, far in wanted]
-    )
+    return _all_paired(wanted, other.members, lambda member, given: _is_near(member[0], given, member[1]))
 
 
 def is_same_value(one: str, other: str) -> bool:
@@ -255,21 +254,11 @@ def _same_members(one: Members, other: Members, exact: bool) -> bool:
         return unbracketed and not exact and all(map(same, one.members, other.members))
     if one.ordered:
         return one[:2] == other[:2] and all(map(same, one.members, other.members))
-    return len(one.members) <= _MAX_MEMBERS and _in_any_order(one.members, other.members, same)
+    return len(one.members) <= _MAX_MEMBERS and _all_paired(one.members, other.members, same)
 
 
 def _is_same_member(one: str, other: str) -> bool:
     return read(one).mark == read(other).mark and is_same_value(one, other)
-
-
-def _in_any_order(one: Sequence[str], other: Sequence[str], same: Callable[[str, str], bool]) -> bool:
-    left = list(other)
-    for member in one:
-        match = next((candidate for candidate in left if same(member, candidate)), None)
-        if match is None:
-            return False
-        left.remove(match)
-    return True
 
 
 def _is_near(gold: str, answer: str, tolerance: float) -> bool:
@@ -288,20 +277,24 @@ def _is_near(gold: str, answer: str, tolerance: float) -> bool:
     return bool(abs((values[0] - values[1]).evalf(_DIGITS)) <= tolerance * _SLACK)
 
 
-def _all_paired(fitting: Sequence[Sequence[int]]) -> bool:
-    """Return whether each member can be given one of those that fit it, and none twice; by augmenting paths."""
+def _all_paired(one: Sequence[T], other: Sequence[str], fits: Callable[[T, str], bool]) -> bool:
+    """Return whether each member can be given one of `other` that fits it, and none twice; by augmenting paths."""
     owners: dict[int, int] = {}
 
+    @cache
+    def fit(member: int, given: int) -> bool:
+        return fits(one[member], other[given])
+
     def place(member: int, tried: set[int]) -> bool:
-        for given in fitting[member]:
-            if given not in tried:
+        for given in range(len(other)):
+            if given not in tried and fit(member, given):
                 tried.add(given)
                 if given not in owners or place(owners[given], tried):
                     owners[given] = member
                     return True
         return False
 
-    return all(place(member, set()) for member in range(len(fitting)))
+    return all(place(member, set()) for member in range(len(one)))
 
 
 def _members(value: str) -> Members | None:

@@ -66,17 +66,18 @@ class PartialVote:
 
         That is where all of them vote for the leader, and correspondingly fewer are left.
         """
-        leader, rival = self._leader_and_rival() if self._votes else (0.0, 0.0)
+        leader, rival = self._leader_and_rival()
         gap = rival + open_votes - leader
         least = math.ceil(gap / 2) if not self._scored else math.floor(gap / 2) + 1
         return min(max(least, 1), open_votes)
 
     def may_be_decided(self, pending: int, open_votes: int) -> bool:
         """Return whether the votes of `pending` more paths could decide the vote against `open_votes`."""
-        leader = self._leader_and_rival()[0] if self._votes else 0.0
-        return leader + pending >= open_votes
+        return self._leader_and_rival()[0] + pending >= open_votes
 
     def _leader_and_rival(self) -> tuple[float, float]:
+        if not self._votes:
+            return 0.0, 0.0
         return leader_and_rival({key: math.fsum(weights) for key, weights in self._votes.items()})
 
     def _wins_ties(self, leader: float, first_open: tuple[int, ...]) -> bool:

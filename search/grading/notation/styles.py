@@ -16,26 +16,23 @@ _UNIT_AFTER = re.compile(r"(?:\^\{?-?\d\}?)?\s*(?:$|[,;.)\]}/&]|\\text|\\cdot\s*
 _APPLIED = re.compile(r"\s*[\^(\\{_A-Za-z0-9|]")
 _ENDS_IN_COMMAND = re.compile(r"\\[A-Za-z]+$")
 
-_NAMES = """sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan arccot arcsec arccsc ln log lg exp max min
+_NAMES = """sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan arccot arcsec arccsc ln log exp max min
 gcd lcm det dim ker deg arg"""
 _OTHER_NAMES = {
-    "tg": "tan",
-    "ctg": "cot",
-    "cotg": "cot",
-    "ctan": "cot",
-    "cosec": "csc",
-    "sen": "sin",
-    "arctg": "arctan",
-    "arcctg": "arccot",
-    "arcsen": "arcsin",
-    "asin": "arcsin",
-    "acos": "arccos",
-    "atan": "arctan",
-    "sh": "sinh",
-    "ch": "cosh",
-    "lg": "log",  # to base 10, as math-verify reads \log
+    "sin": "sen",
+    "tan": "tg",
+    "cot": "ctg cotg ctan",
+    "csc": "cosec",
+    "arcsin": "arcsen asin",
+    "arccos": "acos",
+    "arctan": "arctg atan",
+    "arccot": "arcctg",
+    "sinh": "sh",
+    "cosh": "ch",
+    "log": "lg",  # to base 10, as math-verify reads \log
 }
-_FUNCTIONS = {name: name for name in _NAMES.split()} | _OTHER_NAMES
+_FUNCTIONS = {name: name for name in _NAMES.split()}
+_FUNCTIONS |= {name: function for function, names in _OTHER_NAMES.items() for name in names.split()}
 
 
 def function(name: str) -> str:
