@@ -15,6 +15,9 @@ import torch
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig, generator_class, parse_decoder_config
 from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.engine.models.stored.base import StoredFormat
+from espalier.engine.models.stored.formats import stored_format
+from espalier.engine.models.stored.packed import PackedWeights
 from espalier.engine.models.text_files import parse_object, read_text, require
 from espalier.engine.models.weights import (
     GGUF,
@@ -85,9 +88,14 @@ class Checkpoint:
         self.load_format = load_format
         self._on_bytes = on_bytes
         self.tensors: dict[str, TensorInfo] = {}
-        if load_format is not LoadFormat.DUMMY:
-            for file in weight_files(folder, load_format):
-                self._add_tensors(self._file(file))
+        self._packed: PackedWeights | None = None
+        self._weight_files = [] if load_format is LoadFormat.DUMMY else weight_files(folder, load_format)
+        for file in self._weight_files:
+            self._add_tensors(self._file(file))
+        if self.stored and self.tensors:
+            files = {name: info.file for name, info in self.tensors.items()}
+            self._packed = PackedWeights(self.stored, self.tensors, lambda name: self._file(files[name]).read(name))
+            self.tensors = self._packed.tensors
         self._taken: set[str] = set()
 
     @property
@@ -100,6 +108,15 @@ class Checkpoint:
         names, rule = self.config.get("architectures") or [""], "a list of class names"
         require(self.place("config.json"), "architectures", names, rule, _is_list_of_texts)
         return names[0]
+
+    @cached_property
+    def stored(self) -> StoredFormat | None:
+        """The layout of weights that are stored quantised; None where they are not.
+
+        Raises:
+            CheckpointError: it is not one of those that are read.
+        """
+        return stored_format(self.config, self.place("config.json"))
 
     @cached_property
     def decoder_config(self) -> DecoderConfig:
@@ -176,7 +193,7 @@ class Checkpoint:
             _fill_with_noise(name, out)
             return
         self._require(name, tuple(out.shape))
-        stored = self._file(self.tensors[name].file).read(name)
+        stored = self._read(name)
         out.copy_(stored)
         if not math.isfinite(out.sum(dtype=torch.float32)):
             self._require_finite(name, stored, out)
@@ -188,9 +205,10 @@ class Checkpoint:
 
     def require_all_taken(self) -> None:
         """Raise CheckpointError when a tensor of the checkpoint was neither taken nor ignored; closes its files."""
+        for name in self.tensors.keys() - self._taken:
+            if _COMPUTED.search(name) or (self._packed and self._packed.is_empty_bias(name)):
+                self._count(name)
         self._open.clear()
-        for name in filter(_COMPUTED.search, self.tensors):
-            self._count(name)
         if left := sorted(set(self.tensors) - self._taken):
             shown = ", ".join(left[:5]) + (", …" if len(left) > 5 else "")
             raise CheckpointError(
@@ -225,7 +243,7 @@ class Checkpoint:
         """
         dummy = self.load_format is LoadFormat.DUMMY
         total = hashlib.sha256(f"{self.quantization} {dummy}".encode())
-        for file in small_files(self.folder) + sorted({info.file for info in self.tensors.values()}):
+        for file in small_files(self.folder) + self._weight_files:
             blob = file.resolve().name
             known = re.fullmatch(r"[0-9a-f]{64}", blob) is not None
             total.update(f"\n{file.name} {blob if known else _file_digest(file)}".encode())
@@ -249,6 +267,11 @@ class Checkpoint:
             return True
         parts = (self._file(self.tensors[name].file).read(name).split(_ROWS) for name in (embedding, _HEAD))
         return not all(torch.equal(one.float(), other.float()) for one, other in zip(*parts, strict=True))
+
+    def _read(self, name: str) -> torch.Tensor:
+        if self._packed and name in self._packed.parts:
+            return self._packed.read(name)
+        return self._file(self.tensors[name].file).read(name)
 
     def _count(self, name: str) -> None:
         if self._on_bytes and name in self.tensors and name not in self._taken:

@@ -96,14 +96,8 @@ def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device 
     """The decoder of a checkpoint of any supported architecture, without its head.
 
     Raises:
-        CheckpointError: when the architecture is not supported, the weights are stored quantised, or one is missing.
+        CheckpointError: when the architecture is not supported, or a weight is missing.
     """
-    if stored := checkpoint.config.get("quantization_config"):
-        method = stored.get("quant_method", "some method") if isinstance(stored, dict) else stored
-        raise CheckpointError(
-            f"{checkpoint.folder} holds weights that {method} quantised, which is not read; take the checkpoint it was "
-            "made from, and have it quantised as it loads: --generator-quantization or --verifier-quantization"
-        )
     return load_decoder(checkpoint, checkpoint.decoder_config, dtype, device)
 
 

@@ -44,6 +44,7 @@ class Inspection:
         config: the decoder's shape.
         dtype: dtype of weights and KV.
         weight_bytes: bytes of the weights on the device, in their dtype or quantized.
+        stored: how the files store the weights; empty where they are not quantised.
         has_weights: whether weight files were found and all their tensors matched; else sizes follow from
             `config.json`.
         kv_bytes_per_token: bytes of KV per token, for all layers.
@@ -65,6 +66,7 @@ class Inspection:
     config: DecoderConfig
     dtype: torch.dtype
     weight_bytes: int
+    stored: str
     has_weights: bool
     kv_bytes_per_token: int
     prompt: str
@@ -123,6 +125,7 @@ def inspect_checkpoint(
         config=c,
         dtype=dtype,
         weight_bytes=_weight_bytes(model, quantization),
+        stored=str(outline.stored or ""),
         has_weights=outline.load_format is not LoadFormat.DUMMY,
         kv_bytes_per_token=2 * c.num_layers * c.num_kv_heads * c.head_dim * dtype.itemsize,
         prompt=prompt,

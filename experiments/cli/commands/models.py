@@ -137,6 +137,7 @@ def _rows(inspection: "Inspection | HeadInspection") -> list[tuple[str, str]]:
         ("decoder", _decoder(config)),
         ("context", f"{config.max_positions:,} tokens"),
         ("weights", f"{_size(inspection.weight_bytes)} ({stored})"),
+        *([("stored as", f"{inspection.stored}; expanded as it loads")] if inspection.stored else ()),
         ("KV", f"{inspection.kv_bytes_per_token:,} bytes a token in {_dtype(inspection)}"),
         ("prompt", _visible(inspection.prompt)),
     ]

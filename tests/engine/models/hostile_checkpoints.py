@@ -119,7 +119,9 @@ IN_CONFIG = [
     Hostile("fewer words than stored", set_fields(CONFIG, vocab_size=300), ("embed_tokens", "shape")),
     Hostile("no hidden_size", without(CONFIG, "hidden_size"), (CONFIG, "hidden_size")),
     Hostile("no model_type", without(CONFIG, "model_type"), (CONFIG, "model type")),
-    Hostile("quantised by a method", set_fields(CONFIG, quantization_config={"quant_method": "gptq"}), ("gptq",)),
+    Hostile(
+        "quantised by a method", set_fields(CONFIG, quantization_config={"quant_method": "gptq"}), ("GPTQ", "none")
+    ),
     Hostile("quantised by nonsense", set_fields(CONFIG, quantization_config="yes"), ("yes", "quantised")),
     Hostile("eps is NaN", inserted(CONFIG, '"rms_norm_eps_": NaN, '), (CONFIG, "NaN")),
     Hostile("theta is infinite", set_fields(CONFIG, rope_parameters={"rope_theta": 1e999}), (CONFIG, "Infinity")),

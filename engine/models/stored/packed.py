@@ -1,0 +1,83 @@
+"""Weights of a checkpoint that are stored in several tensors each."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.stored.base import StoredFormat
+from espalier.engine.models.weights import TensorInfo
+
+
+class PackedWeights:
+    """The weights of a checkpoint that are stored in several tensors each.
+
+    Attributes:
+        tensors: the checkpoint's, with one entry in place of each weight's parts.
+        parts: names of the tensors of each packed weight, by part.
+    """
+
+    def __init__(
+        self, form: StoredFormat, tensors: Mapping[str, TensorInfo], read: Callable[[str], torch.Tensor]
+    ) -> None:
+        """Find the weights.
+
+        Args:
+            form: their layout.
+            tensors: of the files.
+            read: gives one of them.
+
+        Raises:
+            CheckpointError: a part is missing, their shapes contradict each other, or there is no such weight.
+        """
+        self._form = form
+        self._read = read
+        self.tensors = dict(tensors)
+        self.parts = dict[str, dict[str, str]]()
+        found = dict[str, dict[str, str]]()
+        for name in tensors:
+            if match := form.parts.fullmatch(name):
+                found.setdefault(match["weight"], {})[match["part"]] = name
+        for weight, parts in found.items():
+            if form.marks & parts.keys():
+                self._add(weight + form.suffix, parts)
+        if not self.parts:
+            raise CheckpointError(
+                f"config.json says that weights are quantised ({form}), and none of the checkpoint is; if so, "
+                "remove its quantization_config"
+            )
+
+    def read(self, name: str) -> torch.Tensor:
+        """The values of a packed weight, float32."""
+        parts = {part: self._read(tensor) for part, tensor in self.parts[name].items()}
+        with self._reading(name, self.tensors[name].file):
+            return self._form.expand(parts, self.tensors[name].shape)
+
+    def is_empty_bias(self, name: str) -> bool:
+        """True for a bias of zeros beside a packed weight: GPTQ's writers give one to every layer."""
+        weight = f"{name.removesuffix('.bias')}.weight"
+        return name.endswith(".bias") and weight in self.parts and not self._read(name).any()
+
+    def _add(self, name: str, parts: dict[str, str]) -> None:
+        infos = {part: self.tensors.pop(tensor) for part, tensor in parts.items()}
+        file = next(iter(infos.values())).file
+        with self._reading(name, file):
+            shapes = {part: info.shape for part, info in infos.items()}
+            shape = self._form.shape(shapes, lambda part: self._read(parts[part]))
+        nbytes = sum(info.nbytes for info in infos.values())
+        self.parts[name] = parts
+        self.tensors[name] = TensorInfo(file, shape, nbytes, str(self._form), numbers=True)
+
+    @contextmanager
+    def _reading(self, name: str, file: Path) -> Iterator[None]:
+        """Name the weight, its file and the layout in errors."""
+        try:
+            yield
+        except KeyError as error:
+            raise CheckpointError(
+                f"{file}: {name} is stored as {self._form}, and its part {error} is missing"
+            ) from error
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:  # shapes, or groups that are not there
+            raise CheckpointError(f"{file}: {name} cannot be read as {self._form}: {error}") from error
