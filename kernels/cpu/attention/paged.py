@@ -23,7 +23,7 @@ from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.attention.spans import NO_SPANS, Geometry, Spans, extremes, find_spans, geometry_of
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
-from espalier.kernels.cpu.products.tiles import multiply_add, multiply_add_blocked
+from espalier.kernels.cpu.products.tiles import NR, multiply_add, multiply_add_blocked, multiply_pair
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 from espalier.kernels.layout import LayerKV
@@ -164,7 +164,13 @@ def _multiply_keys(
     of_head, width, groups, num_kv_heads, head_dim, block_size = shape
     count, a, of_block = span[1] * groups, span[0] * groups * head_dim, block_size * head_dim
     out = span[0] * groups * width + span[2] * block_size
-    for k in range(span[3]):
+    pairs = span[3] // 2 if 2 * block_size == NR else 0
+    for k in range(0, 2 * pairs, 2):
+        for h in range(num_kv_heads):
+            x, z = a + h * of_head * head_dim, out + h * of_head * width + k * block_size
+            left, right = keys_at + places[first + k] + h * of_block, keys_at + places[first + k + 1] + h * of_block
+            multiply_pair(count, scaled, x, head_dim, flat, left, flat, right, logits, z, width, head_dim)
+    for k in range(2 * pairs, span[3]):
         for h in range(num_kv_heads):
             x, z = a + h * of_head * head_dim, out + h * of_head * width + k * block_size
             for q in range(count):

@@ -17,6 +17,7 @@ from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu.simd import (
     FLOAT,
     INDEX,
+    INT,
     call_function,
     fma,
     load,
@@ -107,6 +108,20 @@ def _write_prefetching_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: 
     store(builder, sum_products(builder, sums, rows_of(builder, a, a_stride, rows), shared, count), out_rows)
 
 
+def _write_pair_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
+    a, a_stride, left, right, out, out_stride, count = args
+    vector, half = ir.VectorType(FLOAT, lanes), ir.VectorType(FLOAT, lanes // 2)
+    both, stride = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes))), ir.Constant(INDEX, lanes // 2)
+
+    def shared(n: Any) -> Any:
+        halves = (load(builder, _row_of(builder, start, stride, n), half) for start in (left, right))
+        return builder.shuffle_vector(*halves, both)
+
+    zeros = [ir.Constant(vector, [0.0] * lanes)] * rows
+    sums = sum_products(builder, zeros, rows_of(builder, a, a_stride, rows), shared, count)
+    store(builder, sums, rows_of(builder, out, out_stride, rows))
+
+
 def _write_blocked_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
     a, a_stride, b, places, blocks, size, last, b_stride, out, out_stride = args
     vector = ir.VectorType(FLOAT, lanes)
@@ -183,6 +198,13 @@ _multiply_prefetching = tile_product(
 Sums begin with `terms`, rows of NR, and are written to `out`, which may be the same. A tile prefetches
 `prefetched_a_row` elements for each of its rows, `step` in each turn, the first `distance` behind `b_start`: many at
 once would delay the loads of the current turn, which wait in the same queue.
+"""
+multiply_pair = tile_product("espalier_pair_tile", partial(_write_pair_tile, NR), {0: 1, 4: 5})
+"""As `_add_wide`, for a `b` whose left and right half lie apart, each without gaps; writes `out` instead of adding to it:
+
+    multiply(rows, a, a_start, a_stride, b, left_start, b, right_start, out, out_start, out_stride, count)
+
+The same bits as a product of each half added to zeros.
 """
 _add_blocked = tile_product("espalier_blocked_tile", partial(_write_blocked_tile, NR), {0: 1, 8: 9})
 """As `_add_wide`, for a `b` whose rows lie in separate blocks; the sums stay in registers throughout:
