@@ -23,7 +23,7 @@ from espalier.kernels.compilation.compiler import INNER, inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.attention.spans import NO_SPANS, Geometry, Spans, extremes, find_spans, geometry_of
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
-from espalier.kernels.cpu.products.tiles import NR, multiply_add, multiply_add_blocked, multiply_pair
+from espalier.kernels.cpu.products.tiles import NR, multiply_add, multiply_add_blocked, multiply_pair, prefetch
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
 from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
 from espalier.kernels.layout import LayerKV
@@ -166,6 +166,8 @@ def _multiply_keys(
     out = span[0] * groups * width + span[2] * block_size
     pairs = span[3] // 2 if 2 * block_size == NR else 0
     for k in range(0, 2 * pairs, 2):
+        for next_block in range(first + k + 2, min(first + k + 4, first + span[3]) if num_kv_heads == 1 else 0):
+            prefetch(flat, keys_at + places[next_block], of_block)
         for h in range(num_kv_heads):
             x, z = a + h * of_head * head_dim, out + h * of_head * width + k * block_size
             left, right = keys_at + places[first + k] + h * of_block, keys_at + places[first + k + 1] + h * of_block

@@ -175,6 +175,21 @@ def write_prefetch(builder: ir.IRBuilder, place: Any) -> None:
     builder.call(function, [address, ir.Constant(flag, 0), ir.Constant(flag, 3), ir.Constant(flag, 1)])
 
 
+def _write_prefetch_all(builder: ir.IRBuilder, args: Any) -> None:
+    x, count = args
+    line = ir.Constant(INDEX, 16)
+
+    def touch(n: Any, values: list[Any]) -> list[Any]:
+        write_prefetch(builder, _row_of(builder, x, line, n))
+        return values
+
+    loop(builder, builder.sdiv(count, line), [], touch)
+
+
+prefetch = vector_function("espalier_prefetch", _write_prefetch_all)
+"""`prefetch(x, start, count)` prefetches `count` elements from `start` on; nothing waits for them."""
+
+
 def _product_of(lanes: int, heights: tuple[int, ...] = HEIGHTS) -> Callable[..., None]:
     return tile_product(f"espalier_tile_{lanes}", partial(_write_tile, lanes), {0: 1, 4: 5}, heights)
 
