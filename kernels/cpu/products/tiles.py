@@ -215,7 +215,7 @@ Sums begin with `terms`, rows of NR, and are written to `out`, which may be the 
 once would delay the loads of the current turn, which wait in the same queue.
 """
 multiply_pair = tile_product("espalier_pair_tile", partial(_write_pair_tile, NR), {0: 1, 4: 5})
-"""As `_add_wide`, for a `b` whose left and right half lie apart, each without gaps; writes `out` instead of adding to it:
+"""As `_add_wide`, for a `b` whose halves lie apart, each without gaps; writes `out` instead of adding to it:
 
     multiply(rows, a, a_start, a_stride, b, left_start, b, right_start, out, out_start, out_stride, count)
 
