@@ -1,4 +1,4 @@
-"""The backend in plain torch: the reference of every operation, for any device and dtype."""
+"""The contract of a backend, in plain torch: the reference of every operation, for any device and dtype."""
 
 from collections.abc import Callable
 
@@ -10,20 +10,45 @@ from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.cache import copy_blocks
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, TorchLayers
 from espalier.kernels.layout import KVLayout, LayerKV
-from espalier.kernels.linear import Linear
+from espalier.kernels.linear import Linear, QuantizedPacker
 from espalier.kernels.sampling import draw_tokens, filter_logits
 
 
 class TorchBackend:
-    """See `backend.Backend`. A subclass that is faster at some operations inherits the others."""
+    """Every operation of the engine that depends on the device. It holds no state of any engine or model.
+
+    A subclass that is faster at some operations inherits the others. Whoever calls an operation in each step looks it
+    up once and keeps it.
+
+    Attributes:
+        layout: how the blocks of a model lie in the KV pool, so that this backend's attention reads them fast.
+        rows_are_independent: whether each row of a result has the same bits whatever other rows its batch holds, so
+            that a request gives the same tokens alone and beside others.
+        copy_blocks: see `kernels.cache.copy_blocks`.
+        filter_logits: see `kernels.sampling.filter_logits`.
+        draw_tokens: see `kernels.sampling.draw_tokens`.
+    """
 
     layout: type[KVLayout] = KVLayout
     rows_are_independent = False
+    copy_blocks = staticmethod(copy_blocks)
+    filter_logits = staticmethod(filter_logits)
+    draw_tokens = staticmethod(draw_tokens)
 
     def prepare_layers(
         self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: EmbeddingAndNorm
     ) -> Layers:
-        """See `Backend`."""
+        """The layers of a decoder, ready to run; attention is theirs.
+
+        Args:
+            count: layers of the decoder, at least one.
+            load: gives the weights of one layer, quantised or not; called once for each layer, in order.
+            shape: what all layers have in common.
+            outer: the weights around the layers, of the same device and dtype.
+
+        Raises:
+            UnsupportedShapeError: when the backend has no room for such layers.
+        """
         return TorchLayers(count, load, shape, outer, self.prepare_attention)
 
     def prepare_attention(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
@@ -31,31 +56,36 @@ class TorchBackend:
         return GatheredAttention(layer_kv, batch, num_heads)
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """See `Backend`."""
+        """A product with one weight, `[out, in]`, and a bias, `[out]`."""
         return Linear(weight, bias)
 
-    def quantized_packer(self) -> None:
-        """See `Backend`."""
+    def quantized_packer(self) -> QuantizedPacker | None:
+        """Packer of quantised weights for this backend's own product; None where the quantising library has one."""
 
     def warm_up(self, layout: KVLayout, kv_pool: torch.Tensor, vocabulary: int) -> None:
-        """See `Backend`; nothing would."""
+        """Do once what would hold up the first copies of blocks and draws: nothing, unless a subclass says otherwise.
+
+        Args:
+            layout: of the model's blocks.
+            kv_pool: uint8 KV pool; nothing is stored in it yet.
+            vocabulary: tokens that are drawn from; 0 where none are.
+        """
 
     def use_device(self, device: torch.device) -> None:
-        """See `Backend`; torch's operations run where their tensors are, whatever the thread's device."""
+        """Make `device` the one that operations called on this thread run on; a thread begins with the first GPU.
+
+        torch's own operations run where their tensors are, whatever the thread's device.
+        """
 
     def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
-        """See `Backend`; on a GPU it waits."""
+        """A small array on the device; subclasses for GPUs do not wait for work that is queued there."""
         return torch.from_numpy(array).to(device)
 
     def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
-        """See `Backend`."""
+        """Start to bring a step's results to the host; returns what waits for them. Wider elements come first."""
         return lambda: [tensor.cpu().numpy() for tensor in results]
 
-    copy_blocks = staticmethod(copy_blocks)
-    filter_logits = staticmethod(filter_logits)
-    draw_tokens = staticmethod(draw_tokens)
-
     def set_threads(self, count: int | None) -> None:
-        """See `Backend`."""
+        """Run operations of this process on `count` CPU threads; None leaves the number as it is."""
         if count:
             torch.set_num_threads(count)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from espalier.kernels.compilation.ahead import Compilation, compile_ahead
@@ -18,15 +17,17 @@ from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_qu
 from espalier.kernels.cpu.sampling import draw_compilation, draw_tokens_cpu, filter_logits_cpu
 from espalier.kernels.cpu.threads import set_threads, usable_cores
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, TorchLayers
-from espalier.kernels.layout import KVLayout
 from espalier.kernels.linear import Linear, QuantizedPacker
+from espalier.kernels.torch_backend import TorchBackend
 
 
-class CpuBackend:
-    """See `backend.Backend`. Layers run in one compiled call; those in int4 run operation by operation."""
+class CpuBackend(TorchBackend):
+    """See `TorchBackend`. Layers run in one compiled call; those in int4 run operation by operation."""
 
-    layout: type[KVLayout] = KVLayout
     rows_are_independent = True
+    copy_blocks = staticmethod(copy_blocks_cpu)
+    filter_logits = staticmethod(filter_logits_cpu)
+    draw_tokens = staticmethod(draw_tokens_cpu)
 
     def prepare_layers(
         self, count: int, load: Callable[[int], LayerWeights], shape: LayerShape, outer: EmbeddingAndNorm
@@ -52,24 +53,6 @@ class CpuBackend:
     def quantized_packer(self) -> QuantizedPacker:
         """See `Backend`."""
         return _pack
-
-    def warm_up(self, layout: KVLayout, kv_pool: torch.Tensor, vocabulary: int) -> None:
-        """See `Backend`; what is compiled is kept from process to process."""
-
-    def use_device(self, device: torch.device) -> None:
-        """See `Backend`; there is one only."""
-
-    def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
-        """See `Backend`; it is there already."""
-        return torch.from_numpy(array)
-
-    def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
-        """See `Backend`; they are there already."""
-        return lambda: [tensor.numpy() for tensor in results]
-
-    copy_blocks = staticmethod(copy_blocks_cpu)
-    filter_logits = staticmethod(filter_logits_cpu)
-    draw_tokens = staticmethod(draw_tokens_cpu)
 
     def set_threads(self, count: int | None) -> None:
         """See `Backend`; torch is left one thread.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
@@ -53,6 +52,8 @@ class TritonBackend(TorchBackend):
     copy_blocks = staticmethod(copy_blocks)
     filter_logits = staticmethod(filter_logits)
     draw_tokens = staticmethod(draw_tokens)
+    to_device = staticmethod(to_device)
+    fetch = staticmethod(fetch)
 
     def warm_up(self, layout: KVLayout, kv_pool: torch.Tensor, vocabulary: int) -> None:
         """See `Backend`: Triton compiles a kernel when it is first launched.
@@ -74,11 +75,3 @@ class TritonBackend(TorchBackend):
         """See `Backend`: Triton launches on the thread's device, wherever tensors are."""
         if device.index is not None:
             torch.cuda.set_device(device)
-
-    def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
-        """See `Backend`."""
-        return to_device(array, device)
-
-    def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
-        """See `Backend`."""
-        return fetch(results)

@@ -114,8 +114,8 @@ def _write_pair_tile(lanes: int, rows: int, builder: ir.IRBuilder, args: Any) ->
     both, stride = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes))), ir.Constant(INDEX, lanes // 2)
 
     def shared(n: Any) -> Any:
-        halves = (load(builder, _row_of(builder, start, stride, n), half) for start in (left, right))
-        return builder.shuffle_vector(*halves, both)
+        one, other = (load(builder, _row_of(builder, start, stride, n), half) for start in (left, right))
+        return builder.shuffle_vector(one, other, both)
 
     zeros = [ir.Constant(vector, [0.0] * lanes)] * rows
     sums = sum_products(builder, zeros, rows_of(builder, a, a_stride, rows), shared, count)
