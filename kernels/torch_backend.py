@@ -77,11 +77,13 @@ class TorchBackend:
         torch's own operations run where their tensors are, whatever the thread's device.
         """
 
-    def to_device(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
+    @staticmethod
+    def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
         """A small array on the device; subclasses for GPUs do not wait for work that is queued there."""
         return torch.from_numpy(array).to(device)
 
-    def fetch(self, results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
+    @staticmethod
+    def fetch(results: list[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
         """Start to bring a step's results to the host; returns what waits for them. Wider elements come first."""
         return lambda: [tensor.cpu().numpy() for tensor in results]
 
