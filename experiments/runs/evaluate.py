@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from espalier.engine.errors import InvalidRequestError, RequestTooLargeError
 from espalier.experiments.runs.benchmarks import Problem
+from espalier.experiments.runs.fewer_paths import with_fewer_paths
 from espalier.experiments.runs.folder import RunFolder
 from espalier.experiments.runs.folder_lock import folder_lock
 from espalier.experiments.runs.jsonl import append
@@ -27,19 +28,6 @@ _Grades = list["Future[Grade]"]
 """Grades of one answer, by each accepted answer."""
 _Key = tuple[str, int]
 """Id of a problem, and epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Derivation:
-    """Another run whose results follow from those of the run that is evaluated.
-
-    Attributes:
-        folder: folder of the other run.
-        derive: returns the other run's result, or None if it does not follow.
-    """
-
-    folder: RunFolder
-    derive: Callable[[SearchResult], SearchResult | None]
 
 
 def run_configuration(
@@ -72,7 +60,7 @@ def evaluate(
     epochs: int = 1,
     keep_trees: bool = False,
     folder: RunFolder | None = None,
-    derivations: Sequence[Derivation] = (),
+    smaller: Sequence[tuple[RunFolder, int]] = (),
     on_sample: Callable[[Sample], None] | None = None,
 ) -> Summary:
     """Search many problems concurrently, and grade the answers.
@@ -91,8 +79,8 @@ def evaluate(
         keep_trees: whether `trees.jsonl` in the folder gets each search's tree.
         folder: stores samples as they arrive; None stores nothing. Answers in it that could not be graded are graded
             again without another search.
-        derivations: runs that get those samples which they lack and which follow from a search of this run, before
-            this run gets its own; only this run gets a summary.
+        smaller: folders of runs whose searches have the first paths of this one, with their N; see `fewer_paths`. They
+            get those samples which they lack, before this run gets its own; only this run gets a summary.
         on_sample: called with each new sample, derived ones too.
 
     Returns:
@@ -105,7 +93,7 @@ def evaluate(
     asked = problems if asked is None else asked
     searches = [(problem, epoch) for epoch in range(epochs) for problem in asked]
     with ExitStack() as stack:
-        for each in [*([folder] if folder else []), *(each.folder for each in derivations)]:
+        for each in [*([folder] if folder else []), *(other for other, _ in smaller)]:
             stack.enter_context(folder_lock(each.folder))
         samples = _samples_in(folder, problems)
         wanted = [(p, e) for p, e in searches if _is_missing(samples, (p.unique_id, e))]
@@ -113,21 +101,15 @@ def evaluate(
             folder.ask(len(samples.keys() | {(problem.unique_id, epoch) for problem, epoch in searches}))
         keys = [(problem.unique_id, epoch) for problem, epoch in wanted]
         own = stack.enter_context(_Writer(folder, samples, keys, keep_trees))
-        others = [
-            stack.enter_context(_Writer(each.folder, _samples_in(each.folder, problems), keys, keep_trees))
-            for each in derivations
+        writers = [
+            stack.enter_context(_Writer(each, _samples_in(each, problems), keys, keep_trees, paths))
+            for each, paths in smaller
         ]
-
-        def derived(key: _Key, result: SearchResult) -> Iterator[tuple[_Writer, SearchResult]]:
-            for writer, derivation in zip(others, derivations, strict=True):
-                if writer.lacks(key) and (follows := derivation.derive(result)):
-                    yield writer, follows
-
         for sample in _graded_again(problems, list(samples.values()), grader):
             own.write(sample)
         last = time.monotonic()
-        for writer, sample, result in _run(executor, wanted, request, grader, own, derived):
-            if writer is not own:
+        for writer, sample, result in _run(executor, wanted, request, grader, own, writers):
+            if writer.paths:
                 writer.write(sample, result)
             else:
                 now = time.monotonic()
@@ -156,9 +138,18 @@ class _Writer:
     """Collects the samples of one run, and appends them and their trees to its folder, if it has one."""
 
     def __init__(
-        self, folder: RunFolder | None, samples: dict[_Key, Sample], wanted: Sequence[_Key], keep_trees: bool
+        self,
+        folder: RunFolder | None,
+        samples: dict[_Key, Sample],
+        wanted: Sequence[_Key],
+        keep_trees: bool,
+        paths: int = 0,
     ) -> None:
-        """Start with the `samples` that the run has; it may get those of `wanted` that are missing."""
+        """Start with the `samples` that the run has; it may get those of `wanted` that are missing.
+
+        `paths` is the N of a run whose results are derived from those of a larger search; 0 for the run that searches.
+        """
+        self.paths = paths
         self.run = folder.folder.name if folder else ""
         self._samples = samples
         self._stream = folder.open_samples() if folder else None
@@ -211,11 +202,11 @@ def _run(
     request: SearchRequest,
     grader: Grader,
     own: _Writer,
-    derived: Callable[[_Key, SearchResult], Iterable[tuple[_Writer, SearchResult]]],
+    smaller: Sequence[_Writer],
 ) -> Iterable[tuple[_Writer, Sample, SearchResult | None]]:
     """Yield samples and results in the order of grading; the engine never waits for a grade.
 
-    Those that are `derived` from a search come before its own, so that none is missing once that is written.
+    Those that are derived for `smaller` searches come before the own one, so that none is missing once that is written.
     """
     by_search: dict[str, tuple[Problem, int]] = {}
     grading: list[list[_InGrading]] = []
@@ -238,12 +229,14 @@ def _run(
                 if result.error:
                     yield own, refused_sample(problem, result.error, epoch), None
                     continue
-                results = [*derived((problem.unique_id, epoch), result), (own, result)]
+                lacking = [writer for writer in smaller if writer.lacks((problem.unique_id, epoch))]
+                results = [(writer, with_fewer_paths(result, writer.paths, executor.vote)) for writer in lacking]
                 grading.append([
                     _InGrading(writer, problem, epoch, found, _submit(problem, found.answer, grader), max_tokens)
-                    for writer, found in results
+                    for writer, found in [*results, (own, result)]
+                    if found
                 ])  # fmt: skip
-            ready = [group for group in grading if all(each.done for each in group)]
+            ready = [group for group in grading if all(grade.done() for each in group for grade in each.grades)]
             grading = [group for group in grading if group not in ready]
             yield from (each.graded(grader, own) for group in ready for each in group)
     finally:  # cancel remaining searches; the caller closes the executor
@@ -262,13 +255,9 @@ class _InGrading:
     grades: _Grades
     max_tokens: int | None
 
-    @property
-    def done(self) -> bool:
-        return all(grade.done() for grade in self.grades)
-
     def graded(self, grader: Grader, searched: _Writer) -> tuple[_Writer, Sample, SearchResult]:
         """Wait for the grade; `searched` is the writer of the run that searched."""
-        source = "" if self.writer is searched else searched.run
+        source = searched.run if self.writer.paths else ""
         grade = _grade(self.grades, grader)
         sample = sample_of(self.problem, self.result, grade, self.epoch, source, self.max_tokens)
         return self.writer, sample, self.result

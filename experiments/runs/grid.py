@@ -165,18 +165,22 @@ def cell_name(effective: SearchRequest, varied: Sequence[str]) -> str:
     """Name of a cell's run folder: `N4-M2` if only N and M vary, else like `beam-N4-M2-temperature0.6`."""
     if not varied:
         return f"N{effective.beam_width}-M{effective.expansion}"
-    settings = settings_of(effective)
-    order = [*(name for name in varied if name == "algorithm"), *N_AND_M, *(n for n in varied if n != "algorithm")]
-    parts = (_part(name, settings[name]) for name in order if name not in unused_fields(effective))
+    used = {name: value for name, value in settings_of(effective).items() if name not in unused_fields(effective)}
+    parts = (_part(name, used[name]) for name in column_names(varied) if name in used)
     return "-".join(parts) or str(effective.algorithm)
+
+
+def column_names(varied: Sequence[str]) -> list[str]:
+    """The settings in a sweep's tables: the algorithm if it varies, N, M, and the other varied fields."""
+    others = [name for name in varied if name not in ("algorithm", *N_AND_M)]
+    return [*(["algorithm"] if "algorithm" in varied else []), *N_AND_M, *others]
 
 
 def is_cell_name(name: str, effective: SearchRequest) -> bool:
     """Return true if `cell_name` could have named the run folder of a search `name`, whichever fields varied."""
     unused = unused_fields(effective)
-    order = ["algorithm", *N_AND_M, *(field for field in FIELDS if field not in ("algorithm", *N_AND_M))]
     rest = name
-    for field in order:
+    for field in column_names(list(FIELDS)):
         part = _part(field, getattr(effective, field))
         if rest == part or rest.startswith(f"{part}-"):
             rest = rest[len(part) + 1 :]

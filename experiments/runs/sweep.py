@@ -4,14 +4,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.runs.benchmarks import Problem
-from espalier.experiments.runs.evaluate import Derivation, evaluate, run_configuration
-from espalier.experiments.runs.fewer_paths import holds_the_paths_of, with_fewer_paths
+from espalier.experiments.runs.evaluate import evaluate, run_configuration
+from espalier.experiments.runs.fewer_paths import holds_the_paths_of
 from espalier.experiments.runs.folder import (
     CONFIG,
     RunFolder,
@@ -23,8 +22,8 @@ from espalier.experiments.runs.folder import (
 from espalier.experiments.runs.folder_lock import LOCK
 from espalier.experiments.runs.grid import (
     FIELDS,
-    N_AND_M,
     cell_name,
+    column_names,
     distinct,
     in_unused_fields_of,
     is_cell_name,
@@ -157,18 +156,15 @@ def sweep(
         run_folder.ask(epochs * len(problems if asked is None else asked))
     for place in places:
         run_folder = folders[place.path]
-        smaller = [other for other in places if share_work and holds_the_paths_of(place.effective, other.effective)]
-        derivations = [
-            Derivation(
-                folders[other.path],
-                partial(with_fewer_paths, paths=other.effective.beam_width, vote=executor.vote),
-            )
-            for other in smaller
+        smaller = [
+            (folders[other.path], other.effective.beam_width)
+            for other in places
+            if share_work and holds_the_paths_of(place.effective, other.effective)
         ]
         summary = evaluate(
             executor, problems, place.request, grader,
             benchmark=benchmark, asked=asked, epochs=epochs, keep_trees=keep_trees, folder=run_folder,
-            derivations=derivations, on_sample=on_sample,
+            smaller=smaller, on_sample=on_sample,
         )  # fmt: skip
         cells[place.path] = _cell(place, varied, summary)
         if on_cell:
@@ -255,13 +251,6 @@ def _run_folder(
 def _cell(place: _Place, varied: Sequence[str], summary: Summary) -> Cell:
     settings = settings_of(place.effective)
     return Cell(place.path.name, {name: settings[name] for name in column_names(varied)}, summary)
-
-
-def column_names(varied: Sequence[str]) -> list[str]:
-    """The settings in a sweep's tables: the algorithm if it varies, N, M, and the other varied fields."""
-    return [
-        *(name for name in varied if name == "algorithm"), *N_AND_M, *(name for name in varied if name != "algorithm")
-    ]  # fmt: skip
 
 
 def _in_order(cells: Iterable[Cell], varied: Sequence[str]) -> list[Cell]:
