@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
 
-from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.engine.roles import GENERATOR
 from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.fewer_paths import holds_the_paths_of
 from espalier.experiments.runs.folder import read_samples
@@ -108,50 +110,44 @@ def estimates(
             if share_work and holds_the_paths_of(other, filled):
                 left -= its
         name = own.name if own else cell_name(filled, varied)
-        done = len(wanted) - len(lacking)
-        if lacking and not left:
-            found.append(Estimate(name, done, 0, 0, 0, 0, 0, DERIVED))
-        else:
-            found.append(_estimate(name, request, own, held, done, len(left), kv_bytes_per_token))
+        done, count = len(wanted) - len(lacking), len(left)
+        cost = _Cost(0, 0, 0, 0, DERIVED) if lacking and not left else _cost(request, own, held, kv_bytes_per_token)
+        minutes = None if cost.seconds is None else count * cost.seconds / 60
+        tokens = count * cost.generated_tokens, count * cost.verifier_tokens
+        found.append(Estimate(name, done, count, *tokens, minutes, cost.peak_kv_bytes, cost.basis))
     return found
 
 
-def _estimate(
-    name: str,
-    request: SearchRequest,
-    own: _Measured | None,
-    held: Sequence[_Measured],
-    done: int,
-    left: int,
-    kv: Mapping[str, int],
-) -> Estimate:
+class _Cost(NamedTuple):
+    """Expected cost of one search; see `Estimate`."""
+
+    generated_tokens: float
+    verifier_tokens: float
+    seconds: float | None
+    peak_kv_bytes: float
+    basis: str
+
+
+def _cost(
+    request: SearchRequest, own: _Measured | None, held: Sequence[_Measured], kv_bytes_per_token: Mapping[str, int]
+) -> _Cost:
     alike = [each for each in held if each.searched and each.request.algorithm == request.algorithm]
-    source = (
-        own if own and own.searched else min(alike, key=lambda each: _distance(each.request, request), default=None)
-    )
+    nearest = min(alike, key=lambda each: _distance(each.request, request), default=None)
+    source = own if own and own.searched else nearest
     if source is None:
-        return _longest(name, request, done, left, kv)
+        return _longest(request, kv_bytes_per_token)
     scale = 1.0 if source is own else _steps_in_parallel(request) / _steps_in_parallel(source.request)
     samples = source.searched
-    count = len(samples)
-
-    def mean(field: str) -> float:
-        return sum(sample.usage[field] for sample in samples) / count
-
-    seconds = sum(sample.wall_seconds for sample in samples) / count
-    return Estimate(
-        name,
-        done,
-        left,
-        left * scale * mean("generated_tokens"),
-        left * scale * mean("verifier_tokens"),
-        left * scale * seconds / 60 if seconds else None,
+    return _Cost(
+        scale * fmean(sample.usage["generated_tokens"] for sample in samples),
+        scale * fmean(sample.usage["verifier_tokens"] for sample in samples),
+        scale * fmean(sample.wall_seconds for sample in samples) or None,
         max(1.0, scale) * max(sample.usage["peak_kv_bytes"] for sample in samples),
         MEASURED if source is own else f"{SCALED} {source.name}",
     )
 
 
-def _longest(name: str, request: SearchRequest, done: int, left: int, kv: Mapping[str, int]) -> Estimate:
+def _longest(request: SearchRequest, kv_bytes_per_token: Mapping[str, int]) -> _Cost:
     """Cost if every path and step is as long as allowed and nothing is shared, without prompts."""
     full = with_defaults(request)
     path = min(full.max_steps * full.max_step_tokens, full.max_tokens or _DEFAULT_MAX_TOKENS)
@@ -160,12 +156,10 @@ def _longest(name: str, request: SearchRequest, done: int, left: int, kv: Mappin
     tokens = paths * path + steps * step
     if full.generator_budget:
         tokens = min(tokens, full.generator_budget + full.candidates * step)
-    scored = needs_verifier(full)
+    roles = kv_bytes_per_token if needs_verifier(full) else (GENERATOR,)
     at_peak = max(each.paths * path + each.steps * step for each in memory_estimate(full))
-    bytes_per_token = kv[GENERATOR] + (kv.get(VERIFIER, 0) if scored else 0)
-    return Estimate(
-        name, done, left, left * tokens, left * tokens if scored else 0, None, at_peak * bytes_per_token, LONGEST
-    )
+    peak = at_peak * sum(kv_bytes_per_token[role] for role in roles)
+    return _Cost(tokens, tokens if needs_verifier(full) else 0, None, peak, LONGEST)
 
 
 def _steps_in_parallel(request: SearchRequest) -> float:

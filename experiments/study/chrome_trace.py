@@ -63,15 +63,14 @@ class ChromeTrace:
         stream.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         names = {_HOST: "between steps", **{track: role for role, track in self._tracks.items()}}
         metadata = [self._event("M", "process_name", 0, args={"name": f"espalier, KV pool {pool.num_bytes:,} bytes"})]
-        for track, name in names.items():
-            metadata.append(self._event("M", "thread_name", track, args={"name": name}))
+        metadata += [self._event("M", "thread_name", track, args={"name": name}) for track, name in names.items()]
         stream.write(",\n".join(map(json.dumps, metadata)))
 
     def add(self, record: StepRecord) -> None:
         """Write a step: its phases, the time since the step before, and what the pool holds after it."""
         track = self._tracks[record.role]
         if record.schedule_start > self._last:
-            self._write(self._slice("search", _HOST, self._last, record.schedule_start))
+            self._slice("search", _HOST, self._last, record.schedule_start)
         self._last = max(self._last, record.update_end)
         sizes = {name: getattr(record, name) for name in ("rows", "tokens", "draws", "reads", "copied_blocks")}
         held = {role: scheduler.pool for role, scheduler in self._engine.schedulers.items()}
@@ -83,15 +82,11 @@ class ChromeTrace:
             ("wait", record.wait_start, record.wait_end),
             ("update", record.wait_end, record.update_end),
         )
-        if not self._engine.settings.launch_ahead:  # else steps overlap, and whole ones would not nest
-            self._write(
-                self._slice(f"{record.role} step", track, record.schedule_start, record.update_end, sizes | memory)
-            )
-            for name, begun, ended in phases:
-                self._write(self._slice(name, track, begun, ended))
-        else:
-            for name, begun, ended in phases:
-                self._write(self._slice(name, track, begun, ended, sizes | memory if name == "launch" else None))
+        ahead = self._engine.settings.launch_ahead  # then steps overlap, and whole ones would not nest
+        if not ahead:
+            self._slice(f"{record.role} step", track, record.schedule_start, record.update_end, sizes | memory)
+        for name, begun, ended in phases:
+            self._slice(name, track, begun, ended, sizes | memory if ahead and name == "launch" else None)
         for role, its in held.items():
             blocks = {"live": its.live_blocks, "cached": its.cached_blocks, "free in its slabs": its.free_blocks}
             self._write(self._event("C", f"{role} blocks", track, record.update_end, args=blocks))
@@ -102,11 +97,8 @@ class ChromeTrace:
         """End the file."""
         self._stream.write("\n]}\n")
 
-    def _slice(
-        self, name: str, track: int, begun: float, ended: float, args: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        event = self._event("X", name, track, begun, args=args)
-        return event | {"dur": round(1e6 * (ended - begun), 3)}
+    def _slice(self, name: str, track: int, begun: float, ended: float, args: dict[str, Any] | None = None) -> None:
+        self._write(self._event("X", name, track, begun, args) | {"dur": round(1e6 * (ended - begun), 3)})
 
     def _event(
         self, phase: str, name: str, track: int, at: float | None = None, args: dict[str, Any] | None = None

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -42,16 +42,22 @@ class Phases:
 
 
 @dataclass(slots=True)
-class _Observer:
-    """Adds up engine steps; `held` has the logical and physical blocks after each."""
+class _Run:
+    """Searches that run together; `held` has the logical and physical blocks after each engine step, if counted."""
 
     engine: Engine
     counts_blocks: bool
+    results: list[SearchResult] = field(default_factory=list)
+    seconds: float = 0.0
     phases: Phases = field(default_factory=Phases)
     held: list[tuple[int, int]] = field(default_factory=list)
     most_bytes: int = 0
+    most_running: int = 0
+    computed_tokens: int = 0
+    preemptions: int = 0
 
     def add(self, record: StepRecord) -> None:
+        """Add an engine step."""
         if record.role == GENERATOR:
             self.phases.decode += record.computing_seconds
         else:
@@ -77,89 +83,67 @@ def measure_cell(orchestrator: Orchestrator, problems: Iterable[str], request: S
     texts = list(problems)
     _run(orchestrator, [replace(request, problem=texts[0])], counts_blocks=False)  # warm-up
     alone = [_run(orchestrator, [replace(request, problem=text)], counts_blocks=True) for text in texts]
-    results = [one.results[0] for one in alone]
     together = _run(orchestrator, [replace(request, problem=text) for text in texts], counts_blocks=False)
     return {
         "algorithm": str(request.algorithm),
         "beam_width": request.beam_width,
         "expansion": request.expansion,
         "problems": len(texts),
-        "isolated": _isolated(alone, results),
-        "estimate": _estimate(orchestrator, texts, results),
+        "isolated": _isolated(alone),
+        "estimate": _estimate(orchestrator, texts, [one.results[0] for one in alone]),
         "together": _together(together),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    results: list[SearchResult]
-    observer: _Observer
-    seconds: float
-    computed_tokens: int
-    preemptions: int
-    most_running: int
 
 
 def _run(orchestrator: Orchestrator, requests: list[SearchRequest], counts_blocks: bool) -> _Run:
     """Run searches that share nothing with each other or with earlier ones."""
     engine = orchestrator.engine
     before = engine.stats()
-    observer = _Observer(engine, counts_blocks)
+    run = _Run(engine, counts_blocks)
     ended: dict[str, SearchResult] = {}
-    running, start = 0, perf_counter()
-    engine.on_step = observer.add
+    start = perf_counter()
+    engine.on_step = run.add
     try:
         order = [
             orchestrator.submit(request, options=SubmitOptions(salt=secrets.token_bytes(16))) for request in requests
         ]
         while len(ended) < len(order):
             ended |= {result.search_id: result for result in orchestrator.step()}
-            running = max(running, orchestrator.running)
+            run.most_running = max(run.most_running, orchestrator.running)
     finally:
         engine.on_step = None
-    seconds, after, phases = perf_counter() - start, engine.stats(), observer.phases
-    phases.search = max(0.0, seconds - phases.decode - phases.scoring - phases.scheduling)
+    run.seconds, after, phases = perf_counter() - start, engine.stats(), run.phases
+    phases.search = max(0.0, run.seconds - phases.decode - phases.scoring - phases.scheduling)
     if failed := [result.error for result in ended.values() if result.error]:
         raise EspalierError(failed[0])
-    return _Run(
-        [ended[name] for name in order],
-        observer,
-        seconds,
-        sum(after[role].computed_tokens - before[role].computed_tokens for role in after),
-        max(after[role].preemptions - before[role].preemptions for role in after),
-        running,
-    )
+    run.results = [ended[name] for name in order]
+    run.computed_tokens = sum(after[role].computed_tokens - before[role].computed_tokens for role in after)
+    run.preemptions = max(after[role].preemptions - before[role].preemptions for role in after)
+    return run
 
 
-def _isolated(alone: list[_Run], results: list[SearchResult]) -> dict[str, Any]:
-    """Means over the searches; the peaks are of rounds' ends, as in `Usage`, besides `peak_step_bytes`."""
-    usages = [asdict(result.usage) for result in results]
+def _isolated(alone: list[_Run]) -> dict[str, Any]:
+    """Means over the searches; the peaks are of rounds' ends, as in `Usage`, besides `peak_step_bytes`.
+
+    A search's life is its blocks, logical and physical, at `MOMENTS` evenly spaced moments.
+    """
+    results = [one.results[0] for one in alone]
     names = (
         "peak_kv_bytes", "generator_peak_kv_bytes", "verifier_peak_kv_bytes", "logical_blocks", "physical_blocks",
         "generated_tokens", "generator_tokens", "verifier_tokens", "nodes", "duplicates",
     )  # fmt: skip
-    life = np.mean([_life(one.observer.held) for one in alone], axis=0).round(1)  # [MOMENTS, 2]
+    places = [np.linspace(0, len(one.held) - 1, MOMENTS).round().astype(int) for one in alone]
+    lives = [np.array(one.held, np.float64)[place] for one, place in zip(alone, places, strict=True)]
+    life = np.mean(lives, axis=0).round(1)  # [MOMENTS, 2]
     return {
-        **{name: fmean(usage[name] for usage in usages) for name in names},
-        "peak_step_bytes": fmean(one.observer.most_bytes for one in alone),
+        **{name: fmean(getattr(result.usage, name) for result in results) for name in names},
+        "peak_step_bytes": fmean(one.most_bytes for one in alone),
         "rounds": fmean(len(result.rounds) for result in results),
         "seconds": fmean(one.seconds for one in alone),
-        "phases": _mean_phases(alone),
+        "phases": {each.name: fmean(getattr(one.phases, each.name) for one in alone) for each in fields(Phases)},
         "life_logical_blocks": life[:, 0].tolist(),
         "life_physical_blocks": life[:, 1].tolist(),
     }
-
-
-def _life(held: list[tuple[int, int]]) -> np.ndarray:
-    """Blocks at evenly spaced moments of a search, float64 `[MOMENTS, 2]`: logical, physical."""
-    rows = np.array(held, dtype=np.float64)
-    places = np.linspace(0, len(rows) - 1, MOMENTS).round().astype(int)
-    return rows[places]
-
-
-def _mean_phases(alone: list[_Run]) -> dict[str, float]:
-    phases = [asdict(one.observer.phases) for one in alone]
-    return {name: fmean(one[name] for one in phases) for name in phases[0]}
 
 
 def _together(run: _Run) -> dict[str, Any]:
@@ -169,10 +153,10 @@ def _together(run: _Run) -> dict[str, Any]:
         "generated_tokens_per_second": generated / run.seconds,
         "computed_tokens_per_second": run.computed_tokens / run.seconds,
         "searches_per_minute": 60 * len(run.results) / run.seconds,
-        "phases": asdict(run.observer.phases),
+        "phases": asdict(run.phases),
         "preemptions": run.preemptions,
         "most_running": run.most_running,
-        "peak_step_bytes": run.observer.most_bytes,
+        "peak_step_bytes": run.most_bytes,
     }
 
 

@@ -4,8 +4,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Annotated
 
@@ -62,17 +63,18 @@ def examine(settings: ServerSettings | None = None, runtime: RuntimeSettings | N
 
     findings = [Finding("python", platform.python_version())]
 
-    def server() -> Iterator[Finding]:
-        return server_findings(settings or ServerSettings())
-
-    def models() -> Iterator[Finding]:
-        return _models(runtime or RuntimeSettings())
-
-    for check in (_packages, _processor, _gpus, _kernels, models, server):
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "packages": _packages,
+        "processor": _processor,
+        "gpus": _gpus,
+        "kernels": _kernels,
+        "models": partial(_models, runtime or RuntimeSettings()),
+        "server": partial(server_findings, settings or ServerSettings()),
+    }
+    for what, check in checks.items():
         try:
             findings.extend(check())
         except Exception as error:  # a broken installation may raise anything
-            what = check.__name__.strip("_")
             findings.append(Finding(what, "", f"cannot be examined: {type(error).__name__}: {error}", fatal=True))
     return findings
 

@@ -13,8 +13,6 @@ from espalier.experiments.cli.schema_options import Only, size_parser, with_sche
 from espalier.search.run.load import RuntimeSettings
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from espalier.engine.models.config import DecoderConfig
     from espalier.experiments.planning.inspection import HeadInspection, Inspection
 
@@ -72,7 +70,8 @@ def inspect_command(
     models = [each for each in found if isinstance(each, Inspection)]
     fit = None if memory is None else paths_that_fit(models, memory, path_tokens)
     if as_json:
-        print(json.dumps({"checkpoints": [_plain(i) for i in found], "fit": _fit(fit, path_tokens)}, indent=2))
+        fitting = fit and {"kv_bytes": fit[0], "paths": fit[1], "path_tokens": path_tokens}
+        print(json.dumps({"checkpoints": [_plain(i) for i in found], "fit": fitting}, indent=2))
         return
     _show(checkpoints, found, models, fit, memory, path_tokens)
 
@@ -86,11 +85,16 @@ def _show(
     path_tokens: int,
 ) -> None:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     console = Console()
     for name, inspection in zip(names, found, strict=True):
         console.print(f"[bold]{name}[/]  {inspection.architecture}")
-        console.print(_table(inspection))
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
+        for row, value in _rows(inspection):
+            table.add_row(row, Text(value))
+        console.print(table)
     if fit is None or available is None:
         return
     left, paths = fit
@@ -104,16 +108,6 @@ def _show(
         f"activations: {left // per_token:,} tokens, or {paths:,} paths of {path_tokens:,} tokens that share nothing; "
         "searches share prefixes and fit more."
     )
-
-
-def _table(inspection: "Inspection | HeadInspection") -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
-    for name, value in _rows(inspection):
-        table.add_row(name, Text(value))
-    return table
 
 
 def _rows(inspection: "Inspection | HeadInspection") -> list[tuple[str, str]]:
@@ -183,10 +177,6 @@ def _plain(inspection: "Inspection | HeadInspection") -> dict[str, object]:
     found |= {"folder": str(inspection.folder), "dtype": _dtype(inspection), "warnings": list(inspection.warnings)}
     found |= {"family": match and match.info.name, "reason": match and match.reason}
     return found | {"config": config, "readings": readings, "ends": ends}
-
-
-def _fit(fit: tuple[int, int] | None, path_tokens: int) -> dict[str, int] | None:
-    return fit and {"kv_bytes": fit[0], "paths": fit[1], "path_tokens": path_tokens}
 
 
 def _dtype(inspection: "Inspection") -> str:

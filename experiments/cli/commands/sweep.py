@@ -4,7 +4,7 @@ import json
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,6 @@ from espalier.experiments.executors.settings import ExecutorSettings
 from espalier.experiments.runs.grid import distinct, read_grid, read_values, requests_of
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings
-
-if TYPE_CHECKING:
-    from espalier.experiments.runs.benchmarks import Problem
 
 _USUAL = {"beam_width": [1, 2, 4], "expansion": [1, 2, 4]}
 """The grid without --grid, for fields that are not given."""
@@ -84,7 +81,8 @@ def sweep_command(
     from rich.console import Console
 
     from espalier.experiments.cli.loading import load_executor
-    from espalier.experiments.cli.render import show_cells
+    from espalier.experiments.cli.render import show_cells, show_estimates
+    from espalier.experiments.planning.sweep_cost import estimates
     from espalier.experiments.plots.cells import plot_cells
     from espalier.experiments.report.runs import load_runs, runs_not_begun
     from espalier.experiments.report.write import PAGE, write_report
@@ -106,7 +104,11 @@ def sweep_command(
     problems = load_problems(benchmark, field_map, runtime.offline)
     asked = selection.of(problems)
     if dry_run:
-        _estimate(requests, problems, asked, epochs, share_work, runtime, out, as_json)
+        rows = estimates(requests, problems, asked, out, runtime, epochs=epochs, share_work=share_work)
+        if as_json:
+            print(json.dumps([asdict(each) for each in rows], indent=2))
+        else:
+            show_estimates(Console(), rows)
         return
     runtime = replace(runtime, verifier=verifier_for(requests, runtime), max_running=1 if isolated else in_flight)
     requested: list[Cell] = []
@@ -135,26 +137,3 @@ def sweep_command(
             console.print(f"page  {out / REPORT / PAGE}", highlight=False, markup=False)
     if code := exit_code(cell.summary for cell in requested):
         raise typer.Exit(code)
-
-
-def _estimate(
-    requests: list[SearchRequest],
-    problems: "list[Problem]",
-    asked: "list[Problem]",
-    epochs: int,
-    share_work: bool,
-    runtime: RuntimeSettings,
-    out: Path,
-    as_json: bool,
-) -> None:
-    """Print what the cells are expected to cost, from the checkpoints' configurations and the samples in `out`."""
-    from rich.console import Console
-
-    from espalier.experiments.cli.render import show_estimates
-    from espalier.experiments.planning.sweep_cost import estimates
-
-    rows = estimates(requests, problems, asked, out, runtime, epochs=epochs, share_work=share_work)
-    if as_json:
-        print(json.dumps([asdict(each) for each in rows], indent=2))
-    else:
-        show_estimates(Console(), rows)
