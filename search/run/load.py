@@ -228,8 +228,7 @@ def _load(
     head = checkpoints.pop(VERIFIER) if VERIFIER in checkpoints and is_trunk_head(checkpoints[VERIFIER]) else None
     if not settings.generator and (head or not names_checkpoint(settings.verifier)):
         raise CheckpointError(
-            f"{settings.verifier} scores steps as a generator samples them, not given texts; give a process reward "
-            "model to --verifier"
+            f"{settings.verifier} has no model that reads given texts; give a process reward model to --verifier"
         )
     for opened in checkpoints.values():
         _ = opened.decoder_config  # whose faults are found before anything is loaded

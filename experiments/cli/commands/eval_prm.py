@@ -68,7 +68,7 @@ def eval_prm_command(
     selection: Annotated[opt.Selection, Only("shuffle_seed")],
     runtime: Annotated[RuntimeSettings, Without(*_UNUSED)],
 ) -> None:
-    """Measure how well a process reward model finds the wrong steps of solutions; loads no generator."""
+    """Measure how well a verifier finds the wrong steps of solutions; loads no generator."""
     from rich.console import Console
 
     from espalier.experiments.cli.loading import bytes_progress
@@ -76,11 +76,10 @@ def eval_prm_command(
     from espalier.experiments.demo import planted_errors_path
     from espalier.experiments.prm_evaluation.report import make_records, summarize
     from espalier.experiments.prm_evaluation.score_folder import ScoreFolder
-    from espalier.experiments.prm_evaluation.scoring import Scored, SolutionScorer, describe
+    from espalier.experiments.prm_evaluation.scoring import Scored, load_scoring
     from espalier.experiments.prm_evaluation.show import plot_reliability, show_summary
     from espalier.experiments.prm_evaluation.solutions import choose, read_solutions
     from espalier.experiments.runs.provenance import describe_models
-    from espalier.search.run.load import load_verifier_alone
 
     path = Path(benchmark)
     if benchmark == "demo":
@@ -95,17 +94,14 @@ def eval_prm_command(
     asked = choose(solutions, limit, selection.shuffle_seed if shuffle else None)
     with writing_to(out):
         with bytes_progress(Console(stderr=True)) as on_bytes:
-            loaded = load_verifier_alone(runtime, on_bytes)
-        scorer = SolutionScorer(*loaded, in_flight)
-        scored: dict[str, Scored] = {}
+            score, identity = load_scoring(runtime, in_flight, on_bytes)
         folder = None
         if out:
             text = json.dumps([asdict(solution) for solution in solutions])
             digest = hashlib.sha256(text.encode()).hexdigest()
-            configuration = {"benchmark": digest, "format": str(found), **describe(*loaded)}
+            configuration = {"benchmark": digest, "format": str(found), **identity}
             folder = ScoreFolder(out, configuration, solutions, {"models": describe_models(runtime)})
-            names = {solution.unique_id for solution in asked}
-            scored = {name: each for name, each in folder.done.items() if name in names}
+        scored = dict(folder.done) if folder else {}
 
         def keep(each: Scored) -> None:
             scored[each.unique_id] = each
@@ -114,10 +110,10 @@ def eval_prm_command(
             advance()
 
         waiting = [solution for solution in asked if solution.unique_id not in scored]
-        with count_progress("solutions", len(asked), len(scored)) as advance:
-            scorer.score(waiting, keep)
+        with count_progress("solutions", len(asked), len(asked) - len(waiting)) as advance:
+            score(waiting, keep)
         summary = summarize(asked, scored, found, tune_on, threshold)
-        summary = {"benchmark": benchmark, **describe(*loaded), **summary}
+        summary = {"benchmark": benchmark, **identity, **summary}
         if folder and out:
             folder.finish(make_records(asked, scored, summary["threshold"]), summary)
             plot_reliability(summary, out / "reliability.svg")

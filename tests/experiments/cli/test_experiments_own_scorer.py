@@ -118,11 +118,33 @@ def test_what_is_no_function_or_cannot_be_checked_is_refused(settings: dict, sai
         load_orchestrator(RuntimeSettings(kv_memory=2**26, **settings))
 
 
-def test_a_function_has_no_family_and_scores_no_given_solutions(folder: Path):
+def test_a_function_has_no_family_and_no_engine_of_its_own(folder: Path):
     with pytest.raises(InvalidRequestError, match="is not for --verifier copied:score, which names no checkpoint"):
         load_orchestrator(RuntimeSettings(verifier=NAME, verifier_family="yes-no"))
-    with pytest.raises(CheckpointError, match="give a process reward model to --verifier"):
+    with pytest.raises(
+        CheckpointError, match=f"{NAME} has no model that reads given texts; give a process reward model to --verifier"
+    ):
         load_verifier_alone(RuntimeSettings(verifier=NAME))
+
+
+def test_a_function_scores_the_steps_of_given_solutions(espalier, folder: Path):
+    steps = ["(a) 38 + 47 = 85", "(b) 85 - 12 = 74"]
+    solution = {"id": "s", "problem": PROBLEM, "steps": steps, "label": 1, "final_answer_correct": False}
+    (folder / "solutions.jsonl").write_text(json.dumps(solution) + "\n")
+    command = ("eval-prm", "--benchmark", "solutions.jsonl", "--verifier", NAME, "--out", "run")
+    ran = espalier(*command)
+    assert ran.code == 0, ran.err
+    import copied  # pyright: ignore[reportMissingImports]
+
+    (scored,) = [json.loads(line) for line in (folder / "run/scores.jsonl").read_text().splitlines()]
+    assert scored["scores"] == [copied.score(PROBLEM, steps[:end]) for end in (1, 2)]
+    assert json.loads((folder / "run/config.json").read_text())["verifier_family"] == NAME
+    assert espalier(*command).code == 0
+    (folder / "copied.py").write_text(example().replace("1 +", "2 +"))
+    sys.modules.pop("copied", None)
+    assert "holds a run of another configuration: verifier" in espalier(*command).err
+    assert "--verify-incremental: copied:score" in espalier(*command, "--verify-incremental").err
+    assert "is not for --verifier copied:score" in espalier(*command, "--verifier-family", "yes-no").err
 
 
 def test_a_plan_counts_no_verifier(espalier, folder: Path):
