@@ -227,9 +227,9 @@ def _load(
     checkpoints = _open_checkpoints(settings, on_bytes)
     head = checkpoints.pop(VERIFIER) if VERIFIER in checkpoints and is_trunk_head(checkpoints[VERIFIER]) else None
     if not settings.generator and (head or not names_checkpoint(settings.verifier)):
-        raise CheckpointError(
-            f"{settings.verifier} has no model that reads given texts; give a process reward model to --verifier"
-        )
+        how = "scores steps as a generator samples them, not given texts"
+        how = "is a function, which has no model to load" if names_function(settings.verifier) else how
+        raise CheckpointError(f"{settings.verifier} {how}; give a process reward model to --verifier")
     for opened in checkpoints.values():
         _ = opened.decoder_config  # whose faults are found before anything is loaded
     if VERIFIER in checkpoints:
