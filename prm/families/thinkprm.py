@@ -51,7 +51,7 @@ _OPENING = "\nLet's verify step by step:"
 _QUESTION = "Is the solution correct?"
 _END_OF_THOUGHT = "</think>"
 _LABEL = re.compile(r"(?:## )?Step \d+:")
-_USUAL = {"chains": 1, "temperature": 0.0, "critique_tokens": 4096}
+_DEFAULTS = {"chains": 1, "temperature": 0.0, "critique_tokens": 4096}
 
 INFO = FamilyInfo(
     name="thinkprm",
@@ -142,10 +142,10 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str)
 
 
 def _settings(checkpoint: Checkpoint) -> RationaleSettings:
-    given = _USUAL | checkpoint.object("prm")
+    given = _DEFAULTS | checkpoint.object("prm")
     chains, temperature, tokens = given["chains"], given["temperature"], given["critique_tokens"]
     whole = all(type(value) is int and value >= 1 for value in (chains, tokens))
-    if set(given) != set(_USUAL) or not whole or not isinstance(temperature, int | float) or temperature < 0:
+    if set(given) != set(_DEFAULTS) or not whole or not isinstance(temperature, int | float) or temperature < 0:
         raise CheckpointError(
             f"{checkpoint.folder}: the prm object of config.json has chains and critique_tokens, whole numbers from 1, "
             "and temperature, a number from 0"

@@ -69,7 +69,7 @@ def add_trunk_head(checkpoint: Checkpoint, generator: Model, full_rescore: bool 
     """The generator with the head of a checkpoint, and the scorer that reads it.
 
     Raises:
-        CheckpointError: the head is of another generator, or its tensors are not those of such a head.
+        CheckpointError: the head was trained for another generator, or its tensors are not those of such a head.
     """
     trunk = trunk_of(checkpoint)
     if trunk["digest"] != generator.digest:

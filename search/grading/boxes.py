@@ -20,14 +20,13 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _UNBRACED = re.compile(r"(?!-?\\(?:boxed|fbox))(?:\([^()\n]{1,80}\)|-?\\?[^\s${}\\]+(?:\{[^{}\n]{0,80}\}){0,2})")
 """Content of a box without braces: TeX would take one digit, models mean the whole number."""
-_WORDS = languages.any_of(f"and, or, {languages.AND_OR}, {languages.AND_OR_LETTERS}")
-_UNSPACED = languages.any_of(languages.AND_OR_UNSPACED)
-_CONJUNCTION = rf"(?:(?<![\w\\])(?:{_WORDS})(?!\w)|{_UNSPACED})"
+_WORDS = f"{languages.AND_OR}|{languages.AND_OR_LETTERS}"
+_CONJUNCTION = rf"(?:(?<![\w\\])(?:{_WORDS})(?!\w)|{languages.AND_OR_UNSPACED})"
 _NAME = r"(?:\\[a-z]+|[A-Za-z])(?:_\{?\w+\}?|'|\([\w, ]{1,12}\))?"
 _NAMED = re.compile(rf"(?<![A-Za-z\\+*/^)}}-])({_NAME})\s*&?\s*=\s*&?\s*(?:\$|\\[(\[,;! ])?\s*$")
 _BESIDE = re.compile(
     rf"(?:[\s$,;&*、，；]|\\[()\[\],;:!> ]|\\\\|\\(?:q?quad|l?or|vee)(?![A-Za-z])|(?<=\n)[-•]\s|"
-    rf"(?<![A-Za-z\\]){_NAME}\s*&?\s*=|{_CONJUNCTION}|\\(?:text|textrm|mathrm|mbox)\{{[\s,;]*(?:{_WORDS}|{_UNSPACED})?[\s,;]*\}})*+",
+    rf"(?<![A-Za-z\\]){_NAME}\s*&?\s*=|{_CONJUNCTION}|\\(?:text|textrm|mathrm|mbox)\{{[\s,;]*(?:{_WORDS}|{languages.AND_OR_UNSPACED})?[\s,;]*\}})*+",
     re.IGNORECASE,
 )
 """Text between two boxes that belong to one answer."""

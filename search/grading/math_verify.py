@@ -19,7 +19,6 @@ from importlib.metadata import version
 from multiprocessing import get_context
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
-from types import TracebackType
 from weakref import WeakSet
 
 from pebble import ProcessExpired, ProcessPool
@@ -110,9 +109,7 @@ class Grader:
     def __enter__(self) -> "Grader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._pool.close()
             self._pool.join()

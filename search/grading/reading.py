@@ -57,11 +57,10 @@ _BASE = re.compile(r"(-?\d[\dA-F]*(?:\.\d+)?)\s*(?:_\s*\{?|base)\s*(\d{1,2})\s*\
 _FREE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
 _VALUE = re.compile(r"[\d\\]")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\*?\}|\\math[a-z]+\{[A-Za-z]\}")
-_AND_OR = languages.any_of("and, or, " + languages.AND_OR)
 _JOINED = re.compile(
-    rf",?\s*(?:\\text\{{\s*(?:{_AND_OR})\s*\}}|(?<![\\\w])(?:{_AND_OR})(?!\w)|"
-    rf"(?:{languages.any_of(languages.AND_OR_UNSPACED)})(?=\s*[-\d\\$(])|"
-    rf"(?<=\d)\s+(?:{languages.any_of(languages.AND_OR_LETTERS)})(?=\s+(?:-?\d|[a-z]\s*=)))\s*"
+    rf",?\s*(?:\\text\{{\s*(?:{languages.AND_OR})\s*\}}|(?<![\\\w])(?:{languages.AND_OR})(?!\w)|"
+    rf"(?:{languages.AND_OR_UNSPACED})(?=\s*[-\d\\$(])|"
+    rf"(?<=\d)\s+(?:{languages.AND_OR_LETTERS})(?=\s+(?:-?\d|[a-z]\s*=)))\s*"
 )
 _REMARK = re.compile(r"(.*[^\s(（])\s*[(（]([^()（）\\\d=+*/^<>_{}$|]{2,60})[)）]")
 _REMARKED = re.compile(r"(?:.*\s)?(?:.*[\d})\]%°!]|\(?[A-J]\)?|([^\W\d_]+[.,]?))")
@@ -86,7 +85,6 @@ _BLOCKED = frozenset(_NOT_A_UNIT.split()) | languages.SCALES.keys()
 _SAYING_NOTHING = frozenset(_FILLERS.split())
 _SHORT_WORDS = ("no", "or", "up")
 _BEFORE_A_UNIT = ("in", "of", "sq", "cu", "C", "F")
-_PERCENT = ("percent", "per cent", "pct", *(word.lower() for word in languages.listed(languages.PERCENT)))
 _STOPS = re.compile(
     r"(?<!\d)[,.;!?\"'](?!\d)|[,.;!?\"'](?!\w)|(?<!\w)(?:the|an?|there\s+(?:is|are))(?!\w)", re.IGNORECASE
 )
@@ -189,7 +187,7 @@ def without_remark(text: str) -> str:
         return text
     if text[len(before)] == "(" and remark.isascii() and not before[-1].isdigit():  # a function's argument
         return text
-    measures = unit_of(remark) or remark.lower().startswith(_PERCENT)
+    measures = unit_of(remark) or remark.lower().startswith(languages.PERCENT)
     return f"{before} {remark}" if measures else before
 
 
@@ -243,7 +241,7 @@ def _with_value(whole: str, label: frozenset[str]) -> Reading:
     rest, price = _lead(rest)
     value, tail = _tail(rest)
     unit, percent = price or unit_of(tail), False
-    if tail.lower().startswith(_PERCENT):
+    if tail.lower().startswith(languages.PERCENT):
         percent, unit, tail = True, "", tail.partition(" ")[2]
     elif value.endswith("%"):
         percent, value = True, value[:-1].rstrip()

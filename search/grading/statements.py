@@ -27,9 +27,9 @@ _ENGLISH = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _MATHS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
-_AND_OR = languages.any_of(f"and, or, {languages.AND_OR}, {languages.AND_OR_LETTERS}")
 _ANOTHER = re.compile(
-    rf"\s*(?:[,，、]|(?:{_AND_OR})(?!\w)|{languages.any_of(languages.AND_OR_UNSPACED)})\s*(?:\$|\\[(\[]|-?\d)"
+    rf"\s*(?:[,，、]|(?:{languages.AND_OR}|{languages.AND_OR_LETTERS})(?!\w)|{languages.AND_OR_UNSPACED})\s*"
+    r"(?:\$|\\[(\[]|-?\d)"
 )
 _PRICE = re.compile(r"\d[\d.,]*\s+[A-Za-z]{2,}")
 _SENTENCE = re.compile(r".*?(?=\.(?:\s|\*|\"|$)|[。।۔؟]|\*\*(?:\W|$)|$)", re.MULTILINE)
@@ -56,9 +56,8 @@ _MAX_LENGTH = 1000
 """Characters after "the answer is" that are searched for the answer."""
 MAX_PLACES = 64
 """Maximum number of candidate places in a text that are examined, from the end."""
-_OPTIONS = f"option, choice, {languages.OPTIONS}"
 _CHOSEN = re.compile(
-    rf"(?i:(?:(?:{languages.any_of(languages.ARTICLES)})\s+)?(?:{languages.any_of(_OPTIONS)})\s*+)?"
+    rf"(?i:(?:(?:{languages.ARTICLES})\s+)?(?:{languages.OPTIONS})\s*+)?"
     r"(?:\(([A-J])\)|([A-J])(?:[).:]|$|选项|選項))(?!\s*(?:(?:,|and|or|&)\s*\(?[A-J]\b|[-+*/^=]))"
 )
 _NARROW = str.maketrans("（）：．，", "():.,")

@@ -108,7 +108,7 @@ class Executor(Protocol):
             options: priority and other options of the submission.
 
         Raises:
-            InvalidRequestError, RequestTooLargeError: see `check`. What only a worker finds is told later, by
+            InvalidRequestError, RequestTooLargeError: see `check`. What only a worker finds is reported later, by
                 `Rejected` and a failed result.
         """
         ...

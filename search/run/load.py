@@ -450,7 +450,7 @@ def _default_kv_memory(
 
 
 def default_cpu_kv_memory(processes: int = 1) -> int:
-    """Return the default size of a KV pool on a CPU, in bytes, where so many processes have one each."""
+    """Return the default size of a KV pool on a CPU, in bytes, for each of a number of processes."""
     return min(4 * 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (4 * processes))
 
 

@@ -100,11 +100,6 @@ class Orchestrator:
         return len(self._queue.running)
 
     @property
-    def voting(self) -> int:
-        """Number of searches that wait for their vote."""
-        return sum(search.voting for search in self._searches.values())
-
-    @property
     def waiting(self) -> int:
         """Number of queued searches, including suspended ones."""
         return len(self._queue)

@@ -140,11 +140,6 @@ class RunningSearch:
         return self.candidates is not None
 
     @property
-    def voting(self) -> bool:
-        """Whether its tree is complete and it has no result yet."""
-        return self.candidates is not None and self.result is None
-
-    @property
     def cut_short(self) -> bool:
         """Whether it was cancelled or timed out, so that its vote must not take more time."""
         return self._reason in (StopReason.CANCELLED, StopReason.DEADLINE)

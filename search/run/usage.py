@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, fields
 
 from espalier.engine.engine import Footprint
 from espalier.engine.roles import GENERATOR, VERIFIER
+from espalier.prm.limits import UNLIMITED
 from espalier.search.request import SearchRequest
 from espalier.search.result import Usage
 from espalier.search.tree import Node, Termination
-
-_UNLIMITED = 2**62
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +82,7 @@ class Budget:
         self._generator_budget = request.generator_budget
         self._verifier_budget = request.verifier_budget if uses_verifier else None
         self._meter = meter
-        self._generator_share = self._verifier_share = _UNLIMITED
+        self._generator_share = self._verifier_share = UNLIMITED
         self._round_roots: dict[Node, Node] = {}
         self._exhausted: set[Node] = set()
 
@@ -125,4 +124,4 @@ class Budget:
 
     @staticmethod
     def _left(budget: int | None, spent: int) -> int:
-        return _UNLIMITED if budget is None else budget - spent
+        return UNLIMITED if budget is None else budget - spent

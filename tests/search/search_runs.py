@@ -25,7 +25,7 @@ GIBBS = replace(PARTICLE, beam_width=4, iterations=3)
 MCTS = replace(BEAM, algorithm=AlgorithmName.MCTS, simulations=8)
 AUTO = replace(BEAM, algorithm=AlgorithmName.AUTO)
 ALL = {
-    request.algorithm.value: request
+    str(request.algorithm): request
     for request in (
         BEAM, BEST_OF_N, MAJORITY, GREEDY, CHAIN, ADAPTIVE, DVTS, LOOKAHEAD, REBASE, PARTICLE, MCTS, AUTO,
     )
@@ -60,7 +60,7 @@ def run(orchestrator: Orchestrator, *requests: SearchRequest) -> Watched:
         results = orchestrator.step()
         ended |= {result.search_id: result for result in results}
         watched.most_running = max(watched.most_running, orchestrator.running)
-        if orchestrator.busy and not orchestrator.engine.busy and not orchestrator.voting and not results:
+        if orchestrator.busy and not orchestrator.engine.busy and not voting(orchestrator) and not results:
             orchestrator.close()
             raise AssertionError("a search is left and the engine has no work: it would never end")
         check_reserved(orchestrator.engine)
@@ -68,6 +68,11 @@ def run(orchestrator: Orchestrator, *requests: SearchRequest) -> Watched:
             orchestrator.engine.check_integrity()
     watched.results = [ended[search_id] for search_id in ids]
     return watched
+
+
+def voting(orchestrator: Orchestrator) -> int:
+    """Searches whose tree is complete, and that have no result yet."""
+    return sum(search.tree_complete and search.result is None for search in orchestrator._searches.values())
 
 
 def check_reserved(engine: Engine) -> None:

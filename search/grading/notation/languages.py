@@ -26,12 +26,6 @@ class Language(NamedTuple):
 
 
 LANGUAGES = {name: Language(**words) for name, words in _TABLE["languages"].items()}
-OPTIONS: str = _TABLE["options"]
-ARTICLES: str = _TABLE["articles"]
-AND_OR: str = _TABLE["and_or"]
-AND_OR_UNSPACED: str = _TABLE["and_or_unspaced"]
-AND_OR_LETTERS: str = _TABLE["and_or_letters"]
-PERCENT: str = _TABLE["percent"]
 UNITS = {name.lower(): symbol for symbol, names in _TABLE["units"].items() for name in names.split()}
 """Units by their names in lower case."""
 SCALES = {name.lower(): int(power) for power, names in _TABLE["scales"].items() for name in names.split()}
@@ -46,3 +40,12 @@ def listed(phrases: str) -> list[str]:
 def any_of(phrases: str) -> str:
     """A pattern of the phrases of a list; a blank in one is any blank."""
     return "|".join(re.escape(phrase).replace(r"\ ", r"\s+") for phrase in listed(phrases))
+
+
+OPTIONS = any_of(f"option, choice, {_TABLE['options']}")
+ARTICLES = any_of(_TABLE["articles"])
+AND_OR = any_of(f"and, or, {_TABLE['and_or']}")
+AND_OR_UNSPACED = any_of(_TABLE["and_or_unspaced"])
+AND_OR_LETTERS = any_of(_TABLE["and_or_letters"])
+"""Patterns of words beside an answer; `words.toml` says what each list is."""
+PERCENT = tuple(word.lower() for word in listed(f"percent, per cent, pct, {_TABLE['percent']}"))

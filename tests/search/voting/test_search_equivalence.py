@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from scripted_equivalence import ScriptedEquivalence
-from search_runs import BEAM, MAJORITY, crowd, outcome, run
+from search_runs import BEAM, MAJORITY, crowd, outcome, run, voting
 
 from espalier.search.fairness import NOBODY, Account
 from espalier.search.grading.answers import extract_answer
@@ -37,7 +37,7 @@ def formulas(monkeypatch: pytest.MonkeyPatch) -> None:
 def until_voting(orchestrator: Orchestrator) -> None:
     for _ in range(1000):
         assert orchestrator.step() == []
-        if orchestrator.voting:
+        if voting(orchestrator):
             return
     raise AssertionError("it never votes")
 
@@ -48,7 +48,7 @@ def test_a_search_that_waits_for_its_vote_holds_nothing(make_orchestrator: Make)
     orchestrator = make_orchestrator(equivalence=equivalence)
     orchestrator.submit(SPLIT, events.append)
     until_voting(orchestrator)
-    assert (orchestrator.running, orchestrator.voting, orchestrator.busy) == (0, 1, True)
+    assert (orchestrator.running, voting(orchestrator), orchestrator.busy) == (0, 1, True)
     orchestrator.engine.check_drained()
     assert set(orchestrator.engine.admission.reserved_blocks.values()) <= {0}
     assert orchestrator.step() == []
@@ -153,7 +153,7 @@ def test_votes_of_one_caller_do_not_wait_for_anothers(make_orchestrator: Make):
     orchestrator = make_orchestrator(equivalence=Blocking(at_once=False), max_running=2)
     for _ in range(12):
         orchestrator.submit(SPLIT, options=SubmitOptions(caller="many"))
-    while orchestrator.voting < 12:
+    while voting(orchestrator) < 12:
         assert orchestrator.step() == []
     few = {orchestrator.submit(SPLIT, options=SubmitOptions(caller="few")) for _ in range(6)}
     ended = set[str]()
@@ -193,7 +193,7 @@ def test_a_search_stopped_while_it_grows_does_not_wait_for_a_vote(
     search_id = orchestrator.submit(replace(SPLIT, time_limit=1.0), note)
     while len(told) < 2:
         assert orchestrator.step() == []
-        assert not orchestrator.voting
+        assert not voting(orchestrator)
     if late:
         now[0] = 1.0
     else:
