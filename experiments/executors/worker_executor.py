@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from espalier.engine.errors import FatalError, InvalidRequestError, RequestTooLargeError, first_line
+from espalier.engine.errors import FatalError, first_line
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.stats import total
 from espalier.experiments.executors.routing import Search, WorkerState, choose_worker
@@ -84,7 +84,6 @@ class WorkerExecutor:
         self._searches: dict[str, Search] = {}  # all unfinished ones
         self._waiting: list[Search] = []  # those that no worker runs, in order
         self._next_due = math.inf  # the earliest time at which one of these has to be stopped
-        self._refused: Exception | None = None
         self._finished: list[SearchResult] = []
         self._none_since: float | None = None
         self._effective: dict[SearchRequest, SearchRequest] = {}
@@ -148,14 +147,13 @@ class WorkerExecutor:
         on_event: Callable[[Event | Rejected], None] | None = None,
         options: SubmitOptions = DEFAULT_OPTIONS,
     ) -> str:
-        """Queue a search; what only a worker can tell to be wrong with it is told later, see `Rejected`.
+        """Queue a search; a request is checked first. What only a worker finds, if none answers, see `Rejected`.
 
         Raises:
-            InvalidRequestError: lists every invalid field.
+            InvalidRequestError, RequestTooLargeError: see `check`.
         """
-        if isinstance(request, SearchRequest):
-            validate(request)
-        search = Search(secrets.token_hex(8), request, options, on_event, next(self._arrivals), time.monotonic())
+        checked = self.check(request) if isinstance(request, SearchRequest) else request
+        search = Search(secrets.token_hex(8), checked, options, on_event, next(self._arrivals), time.monotonic())
         self._searches[search.search_id] = search
         self._enqueue(search)
         return search.search_id
@@ -185,7 +183,6 @@ class WorkerExecutor:
 
         Raises:
             FatalError: all workers are lost, and none has come back within some minutes.
-            EspalierError: a worker refused a search that nobody listens to, for a reason that all searches share.
             KeyboardInterrupt: the next `step` returns this one's results.
         """
         with interrupts_held():
@@ -193,8 +190,6 @@ class WorkerExecutor:
             self._stop_cancelled_and_late()
             self._dispatch()
             self._hear(self._transport.poll(_WAIT_SECONDS))
-        if self._refused:
-            raise self._refused
         self._require_workers()
         self._restart_silent()
         finished, self._finished = self._finished, []
@@ -351,7 +346,10 @@ class WorkerExecutor:
         match event:
             case Rejected(_, error):
                 del worker.running[search.search_id]
-                self._reject(search, error)
+                if search.on_event:
+                    search.on_event(event)
+                    search.on_event = None
+                self._end_without(search, StopReason.FAILED, str(error))
             case Finished(_, result):
                 del worker.running[search.search_id]
                 self._end(search, result)
@@ -361,15 +359,6 @@ class WorkerExecutor:
                 search.started = search.started or isinstance(event, Started)
                 assert search.on_event
                 search.on_event(event)
-
-    def _reject(self, search: Search, error: Exception) -> None:
-        """End a search that a worker did not accept; `step` raises what all searches share and nobody listens to."""
-        if search.on_event:
-            search.on_event(Rejected(search.search_id, error))
-            search.on_event = None
-        elif not _is_of_problem(error):
-            self._refused = self._refused or error
-        self._end_without(search, StopReason.FAILED, str(error))
 
     def _end(self, search: Search, result: SearchResult) -> None:
         del self._searches[search.search_id]
@@ -394,10 +383,3 @@ class WorkerExecutor:
             error=why,
         )
         self._end(search, result)
-
-
-def _is_of_problem(error: Exception) -> bool:
-    """Whether only this search's problem is at fault, and not what all searches have in common."""
-    if isinstance(error, InvalidRequestError):
-        return all(violation.field == "problem" for violation in error.violations)
-    return isinstance(error, RequestTooLargeError)

@@ -236,15 +236,15 @@ def test_a_worker_that_died_while_nothing_was_to_do_is_not_given_a_search():
     assert [to for to, _ in workers.orders] == [1]
 
 
-def test_an_error_of_all_searches_does_not_hide_what_came_with_it():
+def test_a_rejected_search_does_not_hide_what_came_with_it():
     workers = FakeWorkers(2)
     executor = executor_on(workers)
     names = submit(executor, 2)
     executor.step()
     workers.report(0, Rejected(names[0], OF_ALL))
     workers.lose(1)
-    with pytest.raises(InvalidRequestError):
-        executor.step()
+    (result,) = executor.step()
+    assert (result.stop_reason, result.error) == (StopReason.FAILED, str(OF_ALL))
     assert [worker.up for worker in executor._workers] == [True, False]
 
 
@@ -358,19 +358,27 @@ def test_a_rejected_search_tells_its_watcher_and_ends_as_failed(error: Exception
     assert not executor.busy
 
 
-@pytest.mark.parametrize(("error", "raised"), [(TOO_LARGE, False), (OF_PROBLEM, False), (OF_ALL, True)], ids=repr)
-def test_what_is_wrong_with_all_searches_is_raised_if_nobody_watches(error: Exception, raised: bool):
+@pytest.mark.parametrize("error", [TOO_LARGE, OF_PROBLEM, OF_ALL], ids=repr)
+def test_what_a_worker_finds_wrong_with_a_request_is_raised_where_it_is_submitted(error: Exception):
     workers = FakeWorkers(1)
     executor = executor_on(workers)
+    workers.answers = {0: error}
+    with pytest.raises(type(error)) as raised:
+        submit(executor, 1)
+    assert str(raised.value) == str(error)
+    assert not executor.busy
+
+
+@pytest.mark.parametrize("error", [TOO_LARGE, OF_PROBLEM, OF_ALL], ids=repr)
+def test_a_search_that_was_checked_without_a_worker_and_is_rejected_then_ends_as_failed(error: Exception):
+    workers = FakeWorkers(1)
+    executor = executor_on(workers)
+    workers.answers = {0: SILENT}
     (name,) = submit(executor, 1)
     executor.step()
     workers.report(0, Rejected(name, error))
-    if raised:
-        with pytest.raises(type(error)):
-            executor.step()
-    else:
-        (result,) = executor.step()
-        assert result.error == str(error)
+    (result,) = executor.step()
+    assert (result.stop_reason, result.error) == (StopReason.FAILED, str(error))
 
 
 def test_a_request_is_checked_by_a_worker_with_little_to_do_and_by_another_if_that_is_silent():
@@ -378,6 +386,7 @@ def test_a_request_is_checked_by_a_worker_with_little_to_do_and_by_another_if_th
     executor = executor_on(workers)
     submit(executor, 2)
     executor.step()
+    workers.asked.clear()
     executor.check(SearchRequest("fine"))
     assert workers.asked == [2]
     workers.answers = {2: SILENT, 0: TOO_LARGE, 1: TOO_LARGE}

@@ -1,4 +1,4 @@
-"""A served request is validated, rendered and tokenised once, whichever way it comes."""
+"""A request is validated, rendered and tokenised once, whichever way it comes and wherever it runs."""
 
 import pickle
 import queue
@@ -159,4 +159,14 @@ def test_a_request_that_a_worker_serves_is_resolved_once(
     server = start(lambda: WorkerExecutor(workers, RUNTIME), http_port=0)
     server.wait_loaded()
     solve(server)
+    assert counted == ONCE
+
+
+def test_a_request_that_an_evaluation_gives_to_workers_is_resolved_once(workers: Here, counted: Counter[str]) -> None:
+    executor = WorkerExecutor(workers, RUNTIME)
+    executor.submit(SearchRequest(PROBLEM, **FIELDS))
+    results = []
+    while executor.busy:
+        results += executor.step()
+    assert [bool(result.candidates) for result in results] == [True]
     assert counted == ONCE
