@@ -16,14 +16,13 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from espalier.engine.errors import FatalError
 from espalier.experiments.executors import process_worker
 from espalier.experiments.executors.devices import Place, places_of
-from espalier.experiments.executors.process_worker import Answered, Asked
+from espalier.experiments.executors.process_worker import Answered, Asked, Channel
 from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Question, Report, Stepped
 from espalier.search.run.load import RuntimeSettings
 
@@ -177,8 +176,7 @@ class _Process:
                 stdout=2,  # what it prints must not mix with results
             )
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_TAKE_SECONDS), 0))
-        self._connection = Connection(os.dup(self._socket.fileno()))
-        self._lock = threading.Lock()  # one message at a time
+        self._channel = Channel(os.dup(self._socket.fileno()))
         self._numbers = itertools.count()
         self._questions: dict[int, Future[Any]] = {}
         with suppress(OSError):
@@ -194,13 +192,12 @@ class _Process:
         Raises:
             OSError: the process has ended.
         """
-        with self._lock:
-            try:
-                self._connection.send(message)
-            except BlockingIOError:
-                log.warning("process %d of a worker took no message for %g s, and is killed", self.pid, _TAKE_SECONDS)
-                self.kill()
-                raise
+        try:
+            self._channel.send(message)
+        except BlockingIOError:
+            log.warning("process %d of a worker took no message for %g s, and is killed", self.pid, _TAKE_SECONDS)
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """End the process at once; `receive` comes to its end."""
@@ -221,15 +218,10 @@ class _Process:
 
     def receive(self) -> Report | None:
         """The next report; None at the end. Answers go to whoever has asked."""
-        while True:
-            try:
-                message = self._connection.recv()
-            except (EOFError, OSError):
-                return None
-            if not isinstance(message, Answered):
-                return message
+        while isinstance(message := self._channel.receive(), Answered):
             if answer := self._questions.get(message.number):
                 answer.set_exception(message.error) if message.error else answer.set_result(message.value)
+        return message
 
     def hang_up(self) -> None:
         """Bring the socket to its end, and with it the process and `receive`."""
@@ -244,9 +236,8 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             code = self._popen.wait()
-        with self._lock:
-            self._connection.close()
-            self._socket.close()
+        self._channel.close()
+        self._socket.close()
         for answer in list(self._questions.values()):
             if not answer.done():
                 answer.set_exception(OSError("the process has ended"))

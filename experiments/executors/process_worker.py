@@ -9,7 +9,9 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
@@ -41,19 +43,21 @@ class Answered:
     error: Exception | None = None
 
 
-class _Channel:
-    """The worker's end of the socket. Reports and answers are sent on different threads."""
+class Channel:
+    """One end of the socket. Messages may be sent on several threads."""
 
     def __init__(self, descriptor: int) -> None:
         self._connection = Connection(descriptor)
         self._lock = threading.Lock()
 
-    def send(self, message: Report | Answered) -> None:
+    def send(self, message: object) -> None:
+        """Send a message.
+
+        Raises:
+            OSError: the other end has gone, which `receive` tells too; BlockingIOError if it does not take it in time.
+        """
         with self._lock:
-            try:
-                self._connection.send(message)
-            except OSError:
-                log.debug("the executor has gone, which `receive` tells too")
+            self._connection.send(message)
 
     def receive(self) -> Any:
         """The next message; None at the end."""
@@ -61,6 +65,11 @@ class _Channel:
             return self._connection.recv()
         except (EOFError, OSError):
             return None
+
+    def close(self) -> None:
+        """Close this end."""
+        with self._lock:
+            self._connection.close()
 
 
 def main() -> None:
@@ -71,15 +80,15 @@ def main() -> None:
     for kind in (signal.SIGINT, signal.SIGTERM):  # the executor gets them too, and lets searches end first
         signal.signal(kind, _ignore)
     logging.basicConfig(format=f"%(asctime)s %(levelname)s worker {sys.argv[2]}: %(message)s")
-    channel = _Channel(int(sys.argv[1]))
-    worker = Worker(channel.receive(), channel.send)
+    channel = Channel(int(sys.argv[1]))
+    worker = Worker(channel.receive(), partial(_send, channel))
     threading.Thread(target=_listen, args=(channel, worker), name="espalier-orders", daemon=True).start()
     stopped = worker.run()
     logging.shutdown()
     os._exit(0 if stopped else 1)  # not a normal exit, which waits for threads
 
 
-def _listen(channel: _Channel, worker: Worker) -> None:
+def _listen(channel: Channel, worker: Worker) -> None:
     """Pass on orders and answer questions; end this process at the end of the socket."""
     try:
         while message := channel.receive():
@@ -87,7 +96,7 @@ def _listen(channel: _Channel, worker: Worker) -> None:
                 case Run() | Cancel():
                     worker.tell(message)
                 case Asked(number, question):
-                    channel.send(_answered(worker, number, question))
+                    _send(channel, _answered(worker, number, question))
         if worker.loaded:
             worker.stop()
             time.sleep(_END_SECONDS)
@@ -95,6 +104,11 @@ def _listen(channel: _Channel, worker: Worker) -> None:
         log.exception("a message could not be read")
     finally:
         os._exit(1)
+
+
+def _send(channel: Channel, message: Report | Answered) -> None:
+    with suppress(OSError):
+        channel.send(message)
 
 
 def _answered(worker: Worker, number: int, question: Question) -> Answered:

@@ -38,11 +38,7 @@ class RayTransport:
         """
         self._ray = import_ray()
         self._actors: list[Any] = []
-        # The worker of each call that has not ended:
-        self._loading: dict[Any, int] = {}
-        self._streams: dict[Any, int] = {}
-        self._sent: dict[Any, int] = {}
-        self._calls = self._loading, self._streams, self._sent
+        self._calls: dict[Any, tuple[int, str]] = {}  # the worker and the method of each that has not ended
         self._started_ray = not self._ray.is_initialized()
         if self._started_ray:
             self._join(settings, runtime)
@@ -59,7 +55,7 @@ class RayTransport:
 
     def send(self, worker: int, order: Order) -> None:
         """Send an order."""
-        self._sent[self._actors[worker].tell.remote(order)] = worker
+        self._calls[self._actors[worker].tell.remote(order)] = worker, "tell"
 
     def ask(self, worker: int, question: Question, seconds: float) -> Any:
         """Return the answer to a question."""
@@ -78,7 +74,7 @@ class RayTransport:
         """Return what workers have reported."""
         found: list[tuple[int, Report]] = []
         end = time.monotonic() + seconds
-        while waited := [call for owners in self._calls for call in owners]:
+        while waited := list(self._calls):
             left = 0.0 if found else max(0.0, end - time.monotonic())
             ready, _ = self._ray.wait(waited, num_returns=1, timeout=left)
             if not ready:
@@ -92,8 +88,7 @@ class RayTransport:
 
     def close(self) -> None:
         """End all workers, and the cluster if this transport has started it."""
-        for owners in self._calls:
-            owners.clear()
+        self._calls.clear()
         for actor in self._actors:
             self._ray.kill(actor)
         self._actors.clear()
@@ -143,37 +138,33 @@ class RayTransport:
                 scheduling_strategy="SPREAD",
             ).remote(runtime)
             self._actors.append(actor)
-            self._loading[actor.load.remote()] = number
+            self._calls[actor.load.remote()] = number, "load"
 
     # ---- what arrives
 
     def _take(self, ready: Any) -> list[tuple[int, Report]]:
         """Take what has arrived: that an order was taken, that a worker has loaded, its next report, or its end."""
-        if (number := self._owner(ready)) is None:
+        if ready not in self._calls:
             return []  # it was just lost
+        number, method = self._calls[ready]
         try:
-            if ready in self._streams:
+            if method == "reports":
                 return [(number, self._ray.get(next(ready)))]
             self._ray.get(ready)
         except self._ray.exceptions.RayTaskError as error:
             return self._lose(number, error.cause)
         except (self._ray.exceptions.RayError, StopIteration) as error:
             return self._lose(number, FatalError(first_line(error)))
-        self._sent.pop(ready, None)
-        if self._loading.pop(ready, None) is not None:
-            self._streams[self._actors[number].reports.options(num_returns="streaming").remote()] = number
+        del self._calls[ready]
+        if method == "load":
+            self._calls[self._actors[number].reports.options(num_returns="streaming").remote()] = number, "reports"
         return []
-
-    def _owner(self, ready: Any) -> int | None:
-        return next((owners[ready] for owners in self._calls if ready in owners), None)
 
     def _lose(self, number: int, error: Exception) -> list[tuple[int, Report]]:
         """Follow a worker from its next start on, which Ray sees to when its process ends."""
-        for owners in self._calls:
-            for each in [each for each, owner in owners.items() if owner == number]:
-                del owners[each]
+        self._calls = {call: owner for call, owner in self._calls.items() if owner[0] != number}
         # Ray repeats this call until it has started the actor again.
-        self._loading[self._actors[number].load.options(max_task_retries=-1).remote()] = number
+        self._calls[self._actors[number].load.options(max_task_retries=-1).remote()] = number, "load"
         return [(number, Lost(error))]
 
 

@@ -156,7 +156,7 @@ class AsyncSearchClient:
             ServiceError: the call failed for any other reason.
         """
         message = _solve_message(request, fields, include_nodes, priority)
-        return await self._unary(self._stub.SolveProblem, message, _result_of, timeout, request_id)
+        return await _only(self._responses(self._stub.SolveProblem, message, _result_of, timeout, request_id))
 
     async def solve_stream(
         self,
@@ -236,7 +236,7 @@ class AsyncSearchClient:
             nonlocal done
             async with slots:
                 try:
-                    outcome = await self._unary(self._stub.SolveProblem, message, _result_of, timeout)
+                    outcome = await _only(self._responses(self._stub.SolveProblem, message, _result_of, timeout))
                 except EspalierError as error:
                     if not return_errors:
                         raise
@@ -256,7 +256,8 @@ class AsyncSearchClient:
 
     async def server_info(self, timeout: float | None = INFO_TIMEOUT) -> ServerInfo:
         """Return what the server serves, and what it holds now; raises `ServiceError` as `solve` does."""
-        return await self._unary(self._stub.GetServerInfo, pb.GetServerInfoRequest(), info_from_wire, timeout)
+        message = pb.GetServerInfoRequest()
+        return await _only(self._responses(self._stub.GetServerInfo, message, info_from_wire, timeout))
 
     async def health(self, timeout: float | None = HEALTH_TIMEOUT) -> bool:
         """Return whether the server accepts searches: it does not while it loads or drains. Asks once.
@@ -265,20 +266,7 @@ class AsyncSearchClient:
             ServiceError: it cannot be reached.
         """
         message = health_pb2.HealthCheckRequest(service=_SERVICE)
-        return await self._unary(self._health.Check, message, _serves, timeout, policy=NO_RETRIES)
-
-    async def _unary(
-        self,
-        method: Any,
-        message: Any,
-        read: Callable[[Any], T],
-        timeout: float | None,
-        request_id: str | None = None,
-        policy: RetryPolicy | None = None,
-    ) -> T:
-        """The only response of a call."""
-        (value,) = [each async for each in self._responses(method, message, read, timeout, request_id, policy)]
-        return value
+        return await _only(self._responses(self._health.Check, message, _serves, timeout, policy=NO_RETRIES))
 
     async def _responses(
         self,
@@ -286,7 +274,7 @@ class AsyncSearchClient:
         message: Any,
         read: Callable[[Any], T | None],
         timeout: float | None,
-        request_id: str | None,
+        request_id: str | None = None,
         policy: RetryPolicy | None = None,
     ) -> AsyncGenerator[T, None]:
         """The responses of a call, but those that `read` makes nothing of; tries again while there was none."""
@@ -345,6 +333,11 @@ class AsyncSearchClient:
         except TimeoutError:
             return
         raise cancelled()
+
+
+async def _only(values: AsyncIterator[T]) -> T:
+    (value,) = [each async for each in values]
+    return value
 
 
 async def _each_response(call: Any) -> AsyncIterator[Any]:

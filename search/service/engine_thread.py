@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from espalier.engine.errors import FatalError
@@ -194,7 +195,22 @@ class EngineThread:
             on_end(search)
 
         search = Search(request_of(checked), self._event_capacity, ended)
-        self._commands.put_nowait(lambda executor: self._submit(executor, search, checked, progress, options))
+
+        def on_event(event: Event | Rejected) -> None:
+            if isinstance(event, StepDone) and not event.partial:
+                search.rounds.append(RoundEnd(time.monotonic(), event.depth, event.scored))
+            if isinstance(event, Rejected):
+                self._post(search.fail, event.error)
+            elif progress or isinstance(event, Finished):
+                self._post(search.deliver, event)
+
+        def start(executor: Executor) -> None:
+            try:
+                search.search_id = executor.submit(checked, on_event, options)
+            except Exception as error:  # fails this search only; `errors` decides what the client sees
+                self._post(search.fail, error)
+
+        self._commands.put_nowait(start)
         self._live.add(search)
         return search
 
@@ -230,7 +246,12 @@ class EngineThread:
         """Request the cancellation of a search; does nothing if it has finished or was cancelled before."""
         if search.ended or search.cancelled:
             return
-        self._commands.put_nowait(lambda orchestrator: self._cancel(orchestrator, search))
+
+        def stop(executor: Executor) -> None:
+            if search.search_id is not None:
+                executor.cancel(search.search_id)
+
+        self._commands.put_nowait(stop)
         search.cancelled = True
 
     async def stop(self, timeout: float) -> bool:
@@ -279,24 +300,20 @@ class EngineThread:
             log.debug("the event loop is closed; a callback was dropped")
 
     def _run(self) -> None:
-        clean = self._load_and_serve()
-        if clean is not None:
-            self._post(self.closed.set_result, clean)
-
-    def _load_and_serve(self) -> bool | None:
-        """Return whether everything succeeded, None if loading failed; the orchestrator is freed on return."""
         try:
-            orchestrator = self._load()
+            executor = self._load()
         except BaseException as error:
             # A future cannot carry SystemExit or StopIteration.
             fit = isinstance(error, Exception) and not isinstance(error, StopIteration)
             self._post(self._load_failed, error if fit else RuntimeError(f"loading ended by {error!r}"))
-            return None
-        clean = _survives(lambda: self._serve(orchestrator), "the engine died")
+            return
+        clean = _survives(partial(self._serve, executor), "the engine died")
         self._executor = None
         # Before closing, which may hang on a broken device and sends cancellations to searches.
         self._post(self._set_over)
-        return clean & _survives(orchestrator.close, "the orchestrator could not be closed")
+        clean &= _survives(executor.close, "the orchestrator could not be closed")
+        del executor  # freed before the thread is said to end
+        self._post(self.closed.set_result, clean)
 
     def _serve(self, executor: Executor) -> None:
         self._executor = executor
@@ -316,39 +333,9 @@ class EngineThread:
             return
 
     def _make_report(self, executor: Executor) -> None:
-        report = ExecutorReport(
-            executor.describe_models(),
-            executor.model_names,
-            executor.kv_memory_bytes,
-            executor.occupancy(),
-            time.monotonic(),
-        )
+        models, held = executor.describe_models(), executor.occupancy()
+        report = ExecutorReport(models, executor.model_names, executor.kv_memory_bytes, held, time.monotonic())
         self._post(self._deliver_report, report)
-
-    def _submit(
-        self,
-        executor: Executor,
-        search: Search,
-        checked: SearchRequest | ResolvedRequest,
-        progress: bool,
-        options: SubmitOptions,
-    ) -> None:
-        def on_event(event: Event | Rejected) -> None:
-            if isinstance(event, StepDone) and not event.partial:
-                search.rounds.append(RoundEnd(time.monotonic(), event.depth, event.scored))
-            if isinstance(event, Rejected):
-                self._post(search.fail, event.error)
-            elif progress or isinstance(event, Finished):
-                self._post(search.deliver, event)
-
-        try:
-            search.search_id = executor.submit(checked, on_event, options)
-        except Exception as error:  # fails this search only; `errors` decides what the client sees
-            self._post(search.fail, error)
-
-    def _cancel(self, executor: Executor, search: Search) -> None:
-        if search.search_id is not None:
-            executor.cancel(search.search_id)
 
     def _leave(self, executor: Executor) -> None:
         self._running = False

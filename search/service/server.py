@@ -27,11 +27,7 @@ from espalier.search.service.observability.metrics import Metrics
 from espalier.search.service.observability.observer import Observer
 from espalier.search.service.observability.tracing import traced
 from espalier.search.service.session import Session
-from espalier.search.service.settings import (
-    MAX_SEARCHES,
-    ServerSettings,
-    is_loopback,
-)
+from espalier.search.service.settings import MAX_SEARCHES, ServerSettings, is_loopback
 from espalier.v1 import search_pb2
 from espalier.v1.search_pb2_grpc import add_SearchServiceServicer_to_server
 

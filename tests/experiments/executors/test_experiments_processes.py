@@ -240,10 +240,11 @@ FRAGILE = """
 import os
 from espalier.engine.errors import FatalError
 from espalier.experiments.executors import process_worker, transport, worker
+from espalier.search.run.executor import request_of
 
 class Fragile(worker.Worker):
     def _start(self, order):
-        if "poison" in order.request.problem:
+        if "poison" in request_of(order.request).problem:
             {act}
         super()._start(order)
 

@@ -20,6 +20,7 @@ from espalier.experiments.runs.benchmarks import Problem
 from espalier.experiments.runs.record import Sample
 from espalier.search.client import SearchClient
 from espalier.search.result import Finished, StepDone, StopReason
+from espalier.search.run.executor import request_of
 from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.service.settings import ServerSettings
 
@@ -247,7 +248,7 @@ class Fragile(RayWorker):
     """Its process ends at a problem that says so."""
 
     async def tell(self, order):
-        if isinstance(order, Run) and "poison" in order.request.problem:
+        if isinstance(order, Run) and "poison" in request_of(order.request).problem:
             os._exit(9)
         return await super().tell(order)
 
