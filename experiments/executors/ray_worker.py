@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-from espalier.experiments.executors.transport import Loaded, Lost, Order, Question, Report
+from espalier.experiments.executors.transport import Loaded, Lost, NoAnswerError, Order, Question, Report
 from espalier.experiments.executors.worker import Worker
 from espalier.search.run.load import RuntimeSettings
 
@@ -60,7 +60,8 @@ class RayWorker:
 
     async def answer(self, question: Question) -> Any:
         """Answer a question; see `Worker.answer`."""
-        assert self._worker
+        if self._worker is None:  # its process is a new one
+            raise NoAnswerError("the worker has not loaded its models yet")
         return self._worker.answer(question)
 
     def _report(self, report: Report) -> None:
