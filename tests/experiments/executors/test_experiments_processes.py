@@ -12,11 +12,11 @@ from pathlib import Path
 import grpc
 import pytest
 from executor_runs import REQUEST, RUNTIME, run
-from exposition import scrape
+from exposition import scrape  # pyright: ignore[reportMissingImports] - on pytest's path
 from killed_runs import finish, results
 from killed_runs import started as started_command
 from process_tree import alive, descendants, wait_until
-from server_thread import ServerThread
+from server_thread import ServerThread  # pyright: ignore[reportMissingImports] - on pytest's path
 
 from espalier.engine.errors import EspalierError, RequestTooLargeError
 from espalier.experiments.executors import process_transport, worker_executor
@@ -215,7 +215,7 @@ def test_a_command_that_is_killed_or_interrupted_leaves_no_process(kind: signal.
 
 
 NEVER_CLOSED = """
-from exposition import scrape
+from exposition import scrape  # pyright: ignore[reportMissingImports] - on pytest's path
 from executor_runs import RUNTIME
 from espalier.experiments.executors.process_transport import ProcessTransport
 from espalier.experiments.executors.worker_executor import WorkerExecutor

@@ -25,7 +25,7 @@ from espalier.search.run.load import RuntimeSettings, load_orchestrator
 from espalier.search.service.settings import ServerSettings
 
 ray = pytest.importorskip("ray")
-from espalier.experiments.executors import ray_transport, ray_worker  # noqa: E402 - after the check for Ray
+from espalier.experiments.executors import ray_transport  # noqa: E402 - after the check for Ray
 from espalier.experiments.executors.ray_transport import RayTransport  # noqa: E402
 from espalier.experiments.executors.ray_worker import RayWorker  # noqa: E402
 
@@ -164,7 +164,7 @@ def test_a_worker_that_could_not_load_ends_when_it_is_to_load_again(monkeypatch:
     def end(code: int) -> None:
         raise SystemExit(code)
 
-    monkeypatch.setattr(ray_worker.os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", end)
     worker = RayWorker(RuntimeSettings(generator="no-such-folder"))
 
     async def load_twice() -> None:
@@ -204,7 +204,7 @@ def test_cancelled_searches_end_and_dropped_ones_are_forgotten(executor, problem
 
 
 def test_workers_are_replicas_of_the_service(executor, kept, processes, problems):
-    from server_thread import ServerThread
+    from server_thread import ServerThread  # pyright: ignore[reportMissingImports] - on pytest's path
 
     kept.clear()  # the server closes it
     request = replace(REQUEST, problem=problems[0].problem)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from exposition import some_stats
+from exposition import some_stats  # pyright: ignore[reportMissingImports] - on pytest's path
 from fake_workers import DESCRIPTION, IDLE, SILENT, FakeWorkers, result_of
 
 from espalier.engine.errors import (
@@ -17,12 +17,11 @@ from espalier.engine.errors import (
     RequestTooLargeError,
     Violation,
 )
-from espalier.experiments.executors import worker_executor
-from espalier.experiments.executors.transport import Run
+from espalier.experiments.executors.transport import Lost, Run
 from espalier.experiments.executors.worker_executor import WorkerExecutor
 from espalier.search.request import AnswerEquivalence, SearchRequest, SubmitOptions
 from espalier.search.result import Event, Finished, SearchResult, Started, StepDone, StopReason
-from espalier.search.run.executor import Rejected
+from espalier.search.run.executor import Rejected, request_of
 from espalier.search.run.load import RuntimeSettings
 from espalier.search.server_info import KvBlocks
 
@@ -84,7 +83,7 @@ def test_searches_start_by_priority_and_then_in_the_order_of_arrival_or_of_lengt
             executor.submit(SearchRequest(text))
         executor.submit(SearchRequest("first"), options=SubmitOptions(priority=1))
         executor.step()
-        assert [order.request.problem for _, order in workers.orders if isinstance(order, Run)] == order
+        assert [request_of(order.request).problem for _, order in workers.orders if isinstance(order, Run)] == order
 
 
 def test_the_searches_of_a_lost_worker_begin_again_on_another_with_the_same_request(caplog):
@@ -111,11 +110,12 @@ def test_a_result_of_a_worker_that_was_taken_for_lost_counts_no_more():
     executor.step()
     first = workers.where(name)
     assert first is not None
-    request = workers.running[first][name].request
+    request = request_of(workers.running[first][name].request)
     workers.lose(first)
     executor.step()
     executor.step()
     second = workers.where(name)
+    assert second is not None
     assert second == 1 - first
     workers.report(first, Finished(name, result_of(name, request, StopReason.CANCELLED)))
     assert executor.step() == []
@@ -480,7 +480,7 @@ def test_an_executor_whose_workers_do_not_all_load_alike_does_not_start(
 
 def test_the_error_of_a_worker_that_cannot_load_is_raised_as_it_was_there():
     workers = FakeWorkers(1, loads=False)
-    workers._reports.append((0, worker_executor.Lost(CheckpointError("no-such-folder: not found"))))
+    workers._reports.append((0, Lost(CheckpointError("no-such-folder: not found"))))
     with pytest.raises(CheckpointError, match="no-such-folder"):
         executor_on(workers)
 
