@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.adapter import Adapter
 from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig, generator_class, parse_decoder_config
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.stored.base import StoredFormat
@@ -66,6 +67,7 @@ class Checkpoint:
         quantization: Quantization = Quantization.NONE,
         on_bytes: Callable[[int], None] | None = None,
         batch_invariant: bool = False,
+        adapter: Path | None = None,
     ) -> None:
         """Open `folder`, reading names and shapes from every weight file, and no tensor.
 
@@ -75,6 +77,7 @@ class Checkpoint:
             quantization: how to keep the decoder's weights.
             on_bytes: called with the size of each tensor once it is read or ignored; the sizes add up to `nbytes`.
             batch_invariant: whether a request must have the same bits in any batch, on every device.
+            adapter: folder of a LoRA adapter that is merged into the weights as they are read; see `adapter`.
 
         Raises:
             CheckpointError: when its configuration or weights are missing or unreadable.
@@ -97,6 +100,9 @@ class Checkpoint:
             self._packed = PackedWeights(self.stored, self.tensors, lambda name: self._file(files[name]).read(name))
             self.tensors = self._packed.tensors
         self._taken: set[str] = set()
+        self._adapter = Adapter(adapter) if adapter else None
+        if self._adapter:
+            self._adapt(self._adapter)
 
     @property
     def architecture(self) -> str:
@@ -243,7 +249,8 @@ class Checkpoint:
         """
         dummy = self.load_format is LoadFormat.DUMMY
         total = hashlib.sha256(f"{self.quantization} {dummy}".encode())
-        for file in small_files(self.folder) + self._weight_files:
+        adapter = [*small_files(self._adapter.folder), self._adapter.file] if self._adapter else []
+        for file in small_files(self.folder) + self._weight_files + adapter:
             blob = file.resolve().name
             known = re.fullmatch(r"[0-9a-f]{64}", blob) is not None
             total.update(f"\n{file.name} {blob if known else _file_digest(file)}".encode())
@@ -265,10 +272,24 @@ class Checkpoint:
             return False
         if self.shape(embedding) != self.shape(_HEAD):
             return True
-        parts = (self._file(self.tensors[name].file).read(name).split(_ROWS) for name in (embedding, _HEAD))
+        parts = (self._read(name).split(_ROWS) for name in (embedding, _HEAD))
         return not all(torch.equal(one.float(), other.float()) for one, other in zip(*parts, strict=True))
 
+    def _adapt(self, adapter: Adapter) -> None:
+        """Take an adapter's own tensors in, and the class that its head makes of the model."""
+        if self.load_format is not LoadFormat.DUMMY and (unknown := sorted(adapter.changed - self.tensors.keys())):
+            raise CheckpointError(f"{adapter.file} changes {unknown[0]}, which {self.folder} does not have")
+        self.tensors |= adapter.replaced
+        if suffix := adapter.architecture_suffix:
+            self.config["architectures"] = [re.sub(r"For\w+$", "", self.architecture) + suffix]
+
     def _read(self, name: str) -> torch.Tensor:
+        if not self._adapter:
+            return self._read_base(name)
+        weight = self._adapter.read(name) if name in self._adapter.replaced else self._read_base(name)
+        return self._adapter.merge(name, weight) if name in self._adapter.changed else weight
+
+    def _read_base(self, name: str) -> torch.Tensor:
         if self._packed and name in self._packed.parts:
             return self._packed.read(name)
         return self._file(self.tensors[name].file).read(name)

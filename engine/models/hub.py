@@ -11,6 +11,7 @@ from os.path import lexists
 from pathlib import Path
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.adapter import adapter_files, base_of, is_adapter
 from espalier.engine.models.options import LoadFormat
 from espalier.engine.models.weights import GGUF, SMALL_FILES, named_files, parts_of, weight_lists
 
@@ -60,6 +61,26 @@ def locate(name: str, load_format: LoadFormat = LoadFormat.AUTO, hub: HubSetting
     return _download(parts["repository"], parts["revision"], load_format, hub or HubSettings())
 
 
+def locate_with_adapter(
+    name: str, load_format: LoadFormat = LoadFormat.AUTO, hub: HubSettings | None = None
+) -> tuple[Path, Path | None]:
+    """The folder of a checkpoint, and that of the LoRA adapter to merge into it; None where there is none.
+
+    Args:
+        name: of a checkpoint; `BASE+ADAPTER`; or of an adapter, whose configuration names its base.
+        load_format: see `locate`.
+        hub: see `locate`.
+
+    Raises:
+        CheckpointError: see `locate`.
+    """
+    base, plus, adapter = name.rpartition("+")
+    if plus and _on_disk(name) is None:
+        return locate(base, load_format, hub), locate(adapter, load_format, hub)
+    folder = locate(name, load_format, hub)
+    return (locate(base_of(folder), load_format, hub), folder) if is_adapter(folder) else (folder, None)
+
+
 def _on_disk(name: str) -> Path | None:
     """The folder or GGUF file of this name; None where there is none."""
     try:
@@ -84,6 +105,8 @@ def _download(repository: str, revision: str | None, load_format: LoadFormat, hu
     if load_format is LoadFormat.DUMMY:
         return folder
     commit = folder.name  # a branch may move between two downloads
+    if files := adapter_files(folder):
+        return fetch((*files, "adapter_config.json"), commit)
     for name in weight_lists(load_format):
         if name.endswith(".json") and not (folder / name).is_file():
             continue

@@ -10,7 +10,7 @@ from espalier.engine.errors import CheckpointError
 from espalier.engine.models.chat.turns import TurnEnd, turn_ends
 from espalier.engine.models.checkpoint import Outline
 from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig
-from espalier.engine.models.hub import HubSettings, locate
+from espalier.engine.models.hub import HubSettings, locate_with_adapter
 from espalier.engine.models.model import Model, load_generator
 from espalier.engine.models.options import LoadFormat, Quantization
 from espalier.engine.models.quantization import linear_bytes
@@ -208,8 +208,8 @@ def paths_that_fit(
 
 
 def _outline(name: str, hub: HubSettings | None) -> Outline:
-    folder = locate(name, LoadFormat.DUMMY, hub)
-    return Outline(folder, LoadFormat.AUTO if _has_weights(folder) else LoadFormat.DUMMY)
+    folder, adapter = locate_with_adapter(name, LoadFormat.DUMMY, hub)
+    return Outline(folder, LoadFormat.AUTO if _has_weights(folder) else LoadFormat.DUMMY, adapter=adapter)
 
 
 def _has_weights(folder: Path) -> bool:

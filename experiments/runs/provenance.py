@@ -48,7 +48,7 @@ def describe_command(
 
 def describe_models(runtime: "RuntimeSettings") -> dict[str, dict[str, str]]:
     """Name, folder and quantization of each model by role; none of a verifier without weights of its own."""
-    from espalier.engine.models.hub import HubSettings, locate
+    from espalier.engine.models.hub import HubSettings, locate_with_adapter
     from espalier.prm.scorers import names_checkpoint
 
     named = {
@@ -61,7 +61,9 @@ def describe_models(runtime: "RuntimeSettings") -> dict[str, dict[str, str]]:
     return {
         role: {
             "name": name,
-            "folder": str(locate(name, runtime.load_format, hub).resolve()),
+            "folder": "+".join(
+                str(folder.resolve()) for folder in locate_with_adapter(name, runtime.load_format, hub) if folder
+            ),
             "quantization": str(quantization),
         }
         for role, (name, quantization) in named.items()

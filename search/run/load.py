@@ -47,9 +47,9 @@ class RuntimeSettings:
     help_panel: ClassVar = "Models"
     env_prefix: ClassVar = "ESPALIER_"
 
-    generator: Annotated[str, Option("Folder, Hugging Face id (org/name, or org/name@revision) or demo-generator.")] = (
-        "demo-generator"
-    )
+    generator: Annotated[
+        str, Option("Folder, Hugging Face id (org/name, org/name@revision), BASE+ADAPTER or demo-generator.")
+    ] = "demo-generator"
     verifier: Annotated[
         str,
         Option(
@@ -367,7 +367,7 @@ def load_verifier_alone(
 def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], None] | None) -> dict[str, Checkpoint]:
     """Open the checkpoints by role before loading any, so that errors in either are raised at once."""
     from espalier.engine.models.checkpoint import Checkpoint
-    from espalier.engine.models.hub import HubSettings, locate
+    from espalier.engine.models.hub import HubSettings, locate_with_adapter
 
     hub = HubSettings(settings.offline, settings.cache_dir)
     done = 0
@@ -384,11 +384,11 @@ def _open_checkpoints(settings: RuntimeSettings, on_bytes: Callable[[int, int], 
         _REFERENCE: (settings.verifier and settings.verifier_reference, settings.verifier_quantization),
     }
     form = settings.load_format
-    opened = {
-        role: Checkpoint(locate(name, form, hub), form, quantization, count, settings.batch_invariant)
-        for role, (name, quantization) in wanted.items()
-        if name
-    }
+    opened = dict[str, Checkpoint]()
+    for role, (name, quantization) in wanted.items():
+        if name:
+            folder, adapter = locate_with_adapter(name, form, hub)
+            opened[role] = Checkpoint(folder, form, quantization, count, settings.batch_invariant, adapter)
     if _device(settings.device).type == "cpu":
         _require_memory(opened, settings)
     return opened

@@ -143,15 +143,17 @@ def _kernels() -> Iterator[Finding]:
 
 def _models(runtime: RuntimeSettings) -> Iterator[Finding]:
     from espalier.engine.errors import EspalierError
-    from espalier.engine.models.hub import HubSettings, locate
+    from espalier.engine.models.hub import HubSettings, locate, locate_with_adapter
     from espalier.prm.scorers import names_checkpoint
 
     bundled = RuntimeSettings().generator, RuntimeSettings().verifier
     for name in (runtime.generator, runtime.verifier):
         if name not in bundled and names_checkpoint(name):
             try:
-                found = locate(name, runtime.load_format, HubSettings(offline=True, cache_dir=runtime.cache_dir))
-                yield Finding(name, str(found))
+                hub = HubSettings(offline=True, cache_dir=runtime.cache_dir)
+                yield Finding(
+                    name, " + ".join(map(str, filter(None, locate_with_adapter(name, runtime.load_format, hub))))
+                )
             except EspalierError as error:
                 yield Finding(name, "", f"{error}; a server would try to download it")
     for name in bundled:

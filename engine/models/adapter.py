@@ -1,0 +1,174 @@
+"""LoRA adapters in PEFT's layout, merged into a checkpoint's weights as they are read.
+
+W' = W + s B A, with A [r, in], B [out, r] and s = alpha / r, or alpha / sqrt(r) of rank-stabilised LoRA (Hu et al.,
+2021; Kalajdzievski, 2023). With a magnitude m for each output (DoRA; Liu et al., 2024) the rows of W' are scaled to
+length m. An embedding [vocabulary, hidden] has A [r, vocabulary] and B [hidden, r].
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.text_files import parse_object, read_text, require, shown
+from espalier.engine.models.weights import TensorInfo, open_weight_file
+
+_CONFIG = "adapter_config.json"
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_PART = re.compile(
+    r"(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.default)?(\.weight)?"
+)
+_PREFIX = "base_model.model."
+_SAVED = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
+"""In names of weights that are stored whole: of a module trained so, or of one that is changed besides."""
+_NOT_READ = (
+    "alora_invocation_tokens",
+    "fan_in_fan_out",
+    "layer_replication",
+    "lora_bias",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_qalora",
+)
+"""Options of PEFT that change what is added, or where."""
+_NEW_BASES = ("pissa", "olora", "corda", "eva", "lora_ga", "loftq")
+"""Ways to begin that change the base's weights, too, so that the adapter does not fit the published ones."""
+_HEADS = {"TOKEN_CLS": "ForTokenClassification", "SEQ_CLS": "ForSequenceClassification"}
+
+
+def is_adapter(folder: Path) -> bool:
+    """True if a folder holds an adapter and no model."""
+    return (folder / _CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def adapter_files(folder: Path) -> tuple[str, ...]:
+    """Names of the files of an adapter's weights, one of which it has; none for another folder."""
+    return _WEIGHTS if is_adapter(folder) else ()
+
+
+def base_of(folder: Path) -> str:
+    """The name of the model that an adapter changes: a folder beside it, or else what its configuration says.
+
+    Raises:
+        CheckpointError: the configuration does not say.
+    """
+    name: Any = _read_config(folder).get("base_model_name_or_path")
+    rule = "the name of a model; or give BASE+ADAPTER"
+    require(str(folder / _CONFIG), "base_model_name_or_path", name, rule, _is_name)
+    return str(folder / name) if (folder / name).is_dir() else name
+
+
+class Adapter:
+    """One adapter: what it adds to weights, and the weights that it replaces.
+
+    Attributes:
+        replaced: weights that it stores whole, by the name in the base checkpoint.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open an adapter's folder.
+
+        Raises:
+            CheckpointError: it is missing or damaged, or of a kind that is not read.
+        """
+        self.folder = folder
+        self._config = _read_config(folder)
+        self._require_readable()
+        found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
+        if not found:
+            raise CheckpointError(f"{folder} has no {' and no '.join(_WEIGHTS)}; is the download complete?")
+        self.file = found[0]
+        self._tensors = open_weight_file(self.file)
+        self.replaced = dict[str, TensorInfo]()
+        self._parts = dict[str, dict[str, str]]()
+        self._whole = dict[str, str]()
+        for name, info in self._tensors.tensors.items():
+            plain = name.removeprefix(_PREFIX)
+            if match := _PART.fullmatch(plain):
+                self._parts.setdefault(f"{match['module']}.weight", {})[match["part"]] = name
+            else:
+                saved = _SAVED.sub("", plain)
+                self.replaced[saved], self._whole[saved] = info, name
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Names of the weights that it adds to."""
+        return frozenset(self._parts)
+
+    @property
+    def architecture_suffix(self) -> str | None:
+        """The end of the class name of the model with the adapter's own head; None if it has none."""
+        return _HEADS.get(str(self._config.get("task_type")))
+
+    def read(self, name: str) -> torch.Tensor:
+        """A weight that it replaces."""
+        return self._tensors.read(self._whole[name])
+
+    def merge(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """A weight of the base `[out, in]` with what the adapter adds; float32.
+
+        Raises:
+            CheckpointError: shapes do not fit, or a part is missing.
+        """
+        parts = {part: self._tensors.read(tensor).float() for part, tensor in self._parts[name].items()}
+        embeds = "lora_embedding_A" in parts
+        try:
+            a, b = (parts[f"lora_embedding_{side}" if embeds else f"lora_{side}"] for side in "AB")
+            added = (b @ a).mul_(self._scale(name.removesuffix(".weight"), len(a)))
+            merged = weight.float() + (added.T if embeds else added)
+            if (magnitude := parts.get("lora_magnitude_vector")) is not None:
+                merged *= (magnitude.flatten() / merged.norm(dim=1)).unsqueeze(1)
+        except KeyError as error:
+            raise CheckpointError(f"{self.file}: what is added to {name} lacks {error}") from error
+        except RuntimeError as error:
+            raise CheckpointError(f"{self.file}: what is added to {name} does not fit it: {error}") from error
+        if merged.shape != weight.shape:
+            raise CheckpointError(f"{self.file}: {tuple(merged.shape)} is added to {name} of {tuple(weight.shape)}")
+        return merged
+
+    def _scale(self, module: str, rank: int) -> float:
+        alpha = _by_pattern(self._config.get("alpha_pattern"), module, self._config.get("lora_alpha", 8))
+        ranked = _by_pattern(self._config.get("rank_pattern"), module, self._config.get("r", rank))
+        if ranked != rank:
+            raise CheckpointError(
+                f"{self.folder / _CONFIG} means rank {ranked} for {module}, its weights have rank {rank}"
+            )
+        return alpha / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
+
+    def _require_readable(self) -> None:
+        place, config = self.folder / _CONFIG, self._config
+        if (kind := config.get("peft_type")) != "LORA":
+            raise CheckpointError(f"{place}: peft_type is {shown(kind)}; read is LORA")
+        if given := [name for name in _NOT_READ if config.get(name)]:
+            raise CheckpointError(f"{place}: {given[0]} is {shown(config[given[0]])}, which is not read")
+        if config.get("bias", "none") != "none":
+            raise CheckpointError(
+                f"{place}: bias is {shown(config['bias'])}; read are adapters that leave biases alone"
+            )
+        if str(begun := config.get("init_lora_weights", True)).startswith(_NEW_BASES):
+            raise CheckpointError(
+                f"{place}: init_lora_weights {begun} changed the base's weights, too; merge it where it was trained, "
+                "and load the whole model"
+            )
+
+
+def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """The value of the first pattern that is the end of a module's name, as PEFT looks it up."""
+    for pattern, value in (patterns or {}).items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", module):
+            return value
+    return default
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if (text := read_text(folder / _CONFIG)) is None:
+        raise CheckpointError(f"{folder} has no {_CONFIG}; is it a LoRA adapter in PEFT's layout?")
+    return parse_object(folder / _CONFIG, text)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
