@@ -81,7 +81,8 @@ class EurusPrm(PrmFamily):
 
     def score(self, values: np.ndarray, before: float | None) -> float:
         """Sigmoid of the clipped reward: that of the previous step plus the log-ratios of this step's tokens."""
-        reward = math.fsum(values[:, 0].tolist()) + (0.0 if before is None else _logit(before))
+        logit = 0.0 if before is None else math.log(before) - math.log1p(-before)
+        reward = math.fsum(values[:, 0].tolist()) + logit
         reward = max(min(reward, LIMIT), -LIMIT)  # this order keeps NaN
         return 1.0 / (1.0 + math.exp(-reward))
 
@@ -122,7 +123,3 @@ def _load_one(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device |
     assert isinstance(head, Linear)
     checkpoint.require_all_taken()
     return decoder, head
-
-
-def _logit(score: float) -> float:
-    return math.log(score) - math.log1p(-score)

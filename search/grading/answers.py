@@ -131,10 +131,7 @@ def _hashed(text: str) -> Iterator[str]:
         said = bare(without_reason(line[1]))
         reading = read(said)
         counts = reading.number is not None and not re.search(r"\d\s+[A-Z][a-z]", said)
-        if counts or reading.choice or (said and line[1].lstrip().startswith(("$", "\\"))) or _is_formula(said):
+        marked = said and line[1].lstrip().startswith(("$", "\\"))
+        formula = not is_words(said) and (_OPERATOR.search(said) or _VARIABLE.fullmatch(said))  # and no heading
+        if counts or reading.choice or marked or formula:
             yield said
-
-
-def _is_formula(said: str) -> bool:
-    """Return whether a text can only be a formula, and no heading."""
-    return not is_words(said) and bool(_OPERATOR.search(said) or _VARIABLE.fullmatch(said))

@@ -161,17 +161,14 @@ def _meant(gold: Reading, answer: Reading) -> tuple[Reading, Reading]:
 
     5m is five metres beside a number or a quantity, and a product beside others; 3,5 is a decimal beside a number.
     """
+    has_variable = gold.number is None and not gold.unit and (gold.words or _VARIABLE.search(gold.value))
     if answer.unit and (measure := as_measure(gold)):
         gold = measure
-    elif (gold.number is not None or gold.unit or not _has_variable(gold)) and (measure := as_measure(answer)):
+    elif not has_variable and (measure := as_measure(answer)):
         answer = measure
     if gold.number is not None and (number := as_foreign_number(answer)):
         answer = number
     return gold, answer
-
-
-def _has_variable(reading: Reading) -> bool:
-    return bool(reading.words) or bool(_VARIABLE.search(reading.value))
 
 
 def _marks_agree(gold: Reading, answer: Reading) -> bool:
@@ -192,17 +189,12 @@ def _right_value(gold: Reading, answer: Reading) -> bool:
     if not (gold.percent or answer.percent):
         return _same_value(gold, answer, exact=False)
     if gold.percent and answer.percent:
-        return _right_value(_bare(gold), _bare(answer))
+        return _right_value(*(replace(reading, percent=False) for reading in (gold, answer)))
     percentage, other = (gold, answer) if gold.percent else (answer, gold)
     if percentage.number is None or other.number is None or other.unit:
         return False
     number = percentage.number
     return other.number == number / 100 or (other.number == number and number > 1)
-
-
-def _bare(reading: Reading) -> Reading:
-    """The percentage without its sign."""
-    return replace(reading, percent=False)
 
 
 def _unnamed(reading: Reading) -> Reading:
@@ -212,7 +204,9 @@ def _unnamed(reading: Reading) -> Reading:
 
 def _same_value(one: Reading, other: Reading, exact: bool) -> bool:
     if one.number is not None and other.number is not None:
-        return one.number == other.number or (not exact and _rounded(one, other))
+        if one.number == other.number or exact:
+            return one.number == other.number
+        return rounds_to(one.number, other.value) or rounds_to(other.number, one.value)
     if one.words or other.words:
         return one.words == other.words
     first, second = _members(one.value), _members(other.value)
@@ -233,12 +227,6 @@ def _same_value(one: Reading, other: Reading, exact: bool) -> bool:
         may_be = members.opening and (_UNEQUAL.search(alone.value) or _SETS.search(alone.value))
         return bool(may_be) and _formulas_equal(one, other, exact)
     return _formulas_equal(one, other, exact)
-
-
-def _rounded(one: Reading, other: Reading) -> bool:
-    assert one.number is not None
-    assert other.number is not None
-    return rounds_to(one.number, other.value) or rounds_to(other.number, one.value)
 
 
 def _same_members(one: Members, other: Members, exact: bool) -> bool:

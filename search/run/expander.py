@@ -253,10 +253,6 @@ class TreeExpander:
             for node in [node for node in self._waiting if self._states[node].scored]:
                 self._settle(node)
 
-    def _stopped(self, node: Node) -> bool:
-        """Whether the vote was decided before the path ended."""
-        return self._gate is not None and self._gate.decided and node in self._waiting
-
     def _give_up_path_sequences(self, node: Node) -> None:
         """Release the sequences of an inner node of independent paths once no child needs them."""
         state = self._states[node]
@@ -334,7 +330,8 @@ class TreeExpander:
                 node.termination = self._budget.why_unscored(node)
             if state.to_end and node.termination is None:
                 self._give_up_path_sequences(node)
-            if not state.to_end or node.termination is not None or self._stopped(node):
+            decided_before = self._gate is not None and self._gate.decided and node in self._waiting
+            if not state.to_end or node.termination is not None or decided_before:
                 self._settle(node)
 
     def _settle(self, node: Node) -> None:

@@ -163,7 +163,7 @@ class Orchestrator:
         """
         resolved = self.check(request) if isinstance(request, SearchRequest) else request
         search_id = search_id or secrets.token_hex(8)
-        runtime = self.engine, self._scorer, on_event or _ignore, self._clock
+        runtime = self.engine, self._scorer, on_event or (lambda _: None), self._clock
         search = RunningSearch(search_id, resolved, options, *runtime)
         search.arrival = next(self._arrivals)
         self._searches[search_id] = search
@@ -240,7 +240,10 @@ class Orchestrator:
         try:
             action(*args)
             if search.tree_complete and not search.released:
-                self._end_growth(search)
+                self._give_back(search)
+                search.released = True
+                if search.result is None:
+                    self._begin_vote(search)
         except FatalError:
             raise
         except Exception as error:
@@ -262,13 +265,6 @@ class Orchestrator:
                 self._run_guarded(search, search.stop, reason)
             else:
                 self._next_due = min(self._next_due, search.deadline)
-
-    def _end_growth(self, search: RunningSearch) -> None:
-        """Release what a search with a complete tree holds, and start its vote."""
-        self._give_back(search)
-        search.released = True
-        if search.result is None:
-            self._begin_vote(search)
 
     def _give_back(self, search: RunningSearch) -> None:
         """Remove a search from the queue and free its reservation."""
@@ -367,7 +363,3 @@ class Orchestrator:
             search.suspended = True
             self._queue.add(search)
             self._release(search)
-
-
-def _ignore(_: Event) -> None:
-    pass

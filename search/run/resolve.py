@@ -112,13 +112,11 @@ def worst_case_blocks(estimates: Sequence[MemoryEstimate], limits: PathLimits, b
     """
     prompt = _blocks(limits.prompt_tokens, block_size)
     if limits.rationales:
-        scoring = _rationale_blocks(limits.rationales, block_size)
-        return prompt + max(
-            (estimate.paths + estimate.steps) * scoring + estimate.partial_blocks for estimate in estimates
-        )
-    probe = _blocks(limits.max_probe_tokens, block_size) + 1 if limits.max_probe_tokens else 0
-    path = _blocks(limits.path_tokens, block_size) + 1 + probe
-    step = _blocks(min(limits.step_tokens, limits.path_tokens), block_size) + 1 + probe
+        path = step = _rationale_blocks(limits.rationales, block_size)
+    else:
+        probe = _blocks(limits.max_probe_tokens, block_size) + 1 if limits.max_probe_tokens else 0
+        path = _blocks(limits.path_tokens, block_size) + 1 + probe
+        step = _blocks(min(limits.step_tokens, limits.path_tokens), block_size) + 1 + probe
     return prompt + max(
         estimate.paths * path + estimate.steps * step + estimate.partial_blocks for estimate in estimates
     )
