@@ -20,9 +20,8 @@ from espalier.search.request import MAX_PRIORITY, SearchRequest, SubmitOptions, 
 from espalier.search.result import Event, Finished, SearchResult, StepDone, StopReason
 from espalier.search.run.executor import ResolvedRequest
 from espalier.search.server_info import ServerInfo
-from espalier.search.service.access.callers import Caller, Salts
+from espalier.search.service.access.callers import Caller, Quotas, Salts
 from espalier.search.service.access.calls import Call
-from espalier.search.service.access.quotas import Quotas
 from espalier.search.service.call_queue import CallQueue, TimeLimitReachedError
 from espalier.search.service.engine_thread import STOPPING, EngineThread, Search
 from espalier.search.service.errors import BusyError, NotReadyError, SearchFailedError, SearchTimeoutError
@@ -127,11 +126,6 @@ class Session:
     def waiting_calls(self) -> int:
         """Calls that wait for a slot."""
         return self._call_queue.waiting
-
-    @property
-    def unchecked_calls(self) -> int:
-        """Calls that wait to be read or checked."""
-        return self._checking.waiting
 
     def refuse_new(self) -> None:
         """Refuse all further calls; calls in progress continue."""

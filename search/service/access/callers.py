@@ -1,4 +1,4 @@
-"""Identifies callers by bearer token, client certificate or host.
+"""Identifies callers by bearer token, client certificate or host, and counts what they take.
 
 The callers file is TOML, with one table for each caller; `espalier token NAME` adds one:
 
@@ -16,8 +16,11 @@ import hmac
 import logging
 import re
 import secrets
+import time
 import tomllib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -31,7 +34,7 @@ from espalier.engine.errors import EspalierError, InvalidRequestError
 from espalier.search.request import MAX_PRIORITY
 from espalier.search.schema import Option, from_values
 from espalier.search.service.access.watched_files import WatchedFiles
-from espalier.search.service.errors import UnauthenticatedError
+from espalier.search.service.errors import QuotaError, UnauthenticatedError
 
 log = logging.getLogger("espalier.service")
 
@@ -206,3 +209,58 @@ class Salts:
             return secrets.token_bytes(32)
         kind = b"login" if caller.login else b"host"
         return hmac.digest(self._key, kind + caller.name.encode(), "sha256")
+
+
+@dataclass(slots=True)
+class _Account:
+    """Tokens that a caller may still take, as of a time; negative when its last search took more."""
+
+    tokens: float
+    at: float
+
+
+class Quotas:
+    """Counts the calls in progress and the tokens of each caller that has limits.
+
+    A minute's tokens may be taken at once, and come back evenly. What a search takes is known at its end, so a call is
+    refused while its caller's earlier searches have taken more than came back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._calls: Counter[str] = Counter()
+        self._accounts: dict[str, _Account] = {}
+
+    @contextmanager
+    def call(self, caller: Caller) -> Iterator[None]:
+        """Count a call in progress.
+
+        Raises:
+            QuotaError: the caller has used up its calls or its tokens.
+        """
+        if caller.max_searches is not None and self._calls[caller.name] >= caller.max_searches:
+            raise QuotaError(f"{caller.name} may have {caller.max_searches} searches in progress, and has them", 1.0)
+        if caller.tokens_per_minute is not None and (owed := -self._account(caller).tokens) >= 0:
+            seconds = 60 * (owed + 1) / caller.tokens_per_minute
+            raise QuotaError(
+                f"{caller.name} may take {caller.tokens_per_minute} tokens a minute, and has taken them", seconds
+            )
+        self._calls[caller.name] += 1
+        try:
+            yield
+        finally:
+            self._calls[caller.name] -= 1
+            self._calls += Counter()  # drops those with none
+
+    def take(self, caller: Caller, tokens: int) -> None:
+        """Charge the tokens of a search that has ended."""
+        if caller.tokens_per_minute is not None:
+            self._account(caller).tokens -= tokens
+
+    def _account(self, caller: Caller) -> _Account:
+        assert caller.tokens_per_minute is not None
+        now, most = self._clock(), float(caller.tokens_per_minute)
+        account = self._accounts.setdefault(caller.name, _Account(most, now))
+        account.tokens = min(most, account.tokens + (now - account.at) / 60 * most)
+        account.at = now
+        return account

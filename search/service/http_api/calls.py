@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -60,19 +61,36 @@ class CallMiddleware:
         )
         scope["state"]["call"] = call
         body = Body(receive, headers, self._settings.max_receive_bytes)
-        response = _Response(send, call.request_id)
+        begun = False
+
+        async def respond(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = call.request_id
+                headers["x-content-type-options"] = "nosniff"
+                headers["referrer-policy"] = "no-referrer"
+            await send(message)
+
         is_open = self._is_open(scope)
         try:
             if not is_open:
                 self._admit(call, scope, headers)
             scope["state"]["body"] = await body.read()
-            await _while_connected(self._app(scope, _nothing_more, response.send), receive)
+            await _while_connected(self._app(scope, _nothing_more, respond), receive)
         except (ClientGoneError, asyncio.CancelledError) as error:
             call.code = "CANCELLED"
             if isinstance(error, asyncio.CancelledError):
                 raise
         except Exception as error:
-            await self._fail(call, error, scope, body, response)
+            answer = answer_of(error)
+            call.fail(answer.rpc_code, answer.reason)
+            if begun:
+                raise  # closes the connection: the client must not take what it has for the whole
+            with suppress(ClientGoneError):
+                close = {} if await body.discard() else {"connection": "close"}
+                await json_response(answer.body, answer.status, answer.headers | close)(scope, _nothing_more, respond)
         finally:
             call.end()
             if not is_open:
@@ -87,36 +105,6 @@ class CallMiddleware:
             raise HttpError(403, "pages of other origins may not call; the server's --cors-origin can allow one")
         certificate_name = scope["state"].get(CERTIFICATE_NAME)
         call.caller = self._callers.identify(headers.get("authorization"), _host(scope), certificate_name)
-
-    async def _fail(self, call: Call, error: Exception, scope: Scope, body: Body, response: "_Response") -> None:
-        answer = answer_of(error)
-        call.fail(answer.rpc_code, answer.reason)
-        if response.begun:
-            raise error  # closes the connection: the client must not take what it has for the whole
-        try:
-            ended = await body.discard()
-        except ClientGoneError:
-            return
-        headers = answer.headers if ended else {**answer.headers, "connection": "close"}
-        await json_response(answer.body, answer.status, headers)(scope, _nothing_more, response.send)
-
-
-class _Response:
-    """Sends a response with the headers that all have."""
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self.begun = False
-        self._send = send
-        self._request_id = request_id
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.begun = True
-            headers = MutableHeaders(scope=message)
-            headers[REQUEST_ID] = self._request_id
-            headers["x-content-type-options"] = "nosniff"
-            headers["referrer-policy"] = "no-referrer"
-        await self._send(message)
 
 
 async def _while_connected(work: Awaitable[None], receive: Receive) -> None:

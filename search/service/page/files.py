@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from importlib.resources import files
 
+from espalier.search.algorithms import ALGORITHMS
+from espalier.search.request import AlgorithmName, SearchRequest
+
 PACKAGE = files(__package__ or "")
 INDEX = "index.html"
 
@@ -12,6 +15,7 @@ CONTENT_SECURITY_POLICY = (
 )
 """The header with which the page is to be sent; it needs nothing more."""
 
+_ALGORITHMS = "<!-- algorithms -->"
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
@@ -30,5 +34,18 @@ def page_files() -> dict[str, PageFile]:
         suffix = file.name[file.name.rfind(".") :]
         if suffix in _MEDIA_TYPES:
             path = "/" if file.name == INDEX else f"/{file.name}"
-            found[path] = PageFile(file.read_bytes(), f"{_MEDIA_TYPES[suffix]}; charset=utf-8")
+            found[path] = PageFile(read_text(file.name).encode(), f"{_MEDIA_TYPES[suffix]}; charset=utf-8")
     return found
+
+
+def read_text(name: str) -> str:
+    """Return the text of a file; the page offers all algorithms, each with those of N and M that it uses."""
+    text = (PACKAGE / name).read_text(encoding="utf-8")
+    return text.replace(_ALGORITHMS, "\n        ".join(map(_choice, AlgorithmName))) if name == INDEX else text
+
+
+def _choice(name: AlgorithmName) -> str:
+    fields = ALGORITHMS[name].uses
+    uses = "N" * ("beam_width" in fields) + "M" * ("expansion" in fields)
+    selected = " selected" if name is SearchRequest("").algorithm else ""
+    return f'<option data-uses="{uses}"{selected}>{name}</option>'

@@ -1,7 +1,7 @@
 // What to search: one problem, and one or two searches on it.
 
 import { fromTemplate } from "./dom.js";
-import { USES } from "./panel.js";
+import { usesOf } from "./panel.js";
 
 const SECOND = { algorithm: "best-of-n", beam_width: 16 };
 const NUMBERS = ["beam_width", "expansion", "seed", "generator_budget", "time_limit"];
@@ -47,7 +47,7 @@ export class Form {
     const algorithm = wish.elements.algorithm;
     for (const [name, value] of Object.entries(values)) wish.elements[name].value = value;
     const grey = () => {
-      const uses = USES[algorithm.value] ?? "NM";
+      const uses = usesOf(algorithm.value);
       wish.elements.beam_width.disabled = !uses.includes("N");
       wish.elements.expansion.disabled = !uses.includes("M");
     };

@@ -102,12 +102,15 @@ function outcomeOf(search) {
 }
 
 export function titleOf({ algorithm, beam_width: n, expansion: m }) {
-  const uses = USES[algorithm] ?? "NM";
+  const uses = usesOf(algorithm);
   return [algorithm, uses.includes("N") && `N = ${n}`, uses.includes("M") && `M = ${m}`].filter(Boolean).join(", ");
 }
 
-// Which of N and M an algorithm uses, if not both.
-export const USES = { greedy: "", chain: "", majority: "N", "best-of-n": "N", particle: "N", mcts: "M" };
+// Those of N and M that an algorithm uses, as the form's choices say; both of one that is unknown here.
+export function usesOf(algorithm) {
+  const choices = document.getElementById("wish").content.querySelectorAll("[name=algorithm] option");
+  return [...choices].find((choice) => choice.value === algorithm)?.dataset.uses ?? "NM";
+}
 
 function costs(usage) {
   return [

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from espalier.search.service.page.files import INDEX, PACKAGE
+from espalier.search.service.page.files import INDEX, read_text
 
 _MAIN = "main.js"
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
@@ -22,7 +22,7 @@ def standalone_page(traces: Sequence[dict[str, Any]]) -> str:
     Its content security policy allows nothing but its own script and style. Whatever the traces say is data: it cannot
     end the block it stands in.
     """
-    style, script = _read("page.css"), _bundle()
+    style, script = read_text("page.css"), _bundle()
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -33,7 +33,7 @@ def standalone_page(traces: Sequence[dict[str, Any]]) -> str:
         f'<script type="application/json" id="traces">{_harmless(traces)}</script>\n'
         f'<script type="module">{script}</script>\n'
     )
-    page = _read(INDEX)
+    page = read_text(INDEX)
     assert page.count(_STYLE + _SCRIPT) == 1
     return page.replace(_STYLE + _SCRIPT, head)
 
@@ -45,7 +45,7 @@ def _bundle() -> str:
     def add(name: str) -> None:
         if name in texts:
             return
-        text = _read(name)
+        text = read_text(name)
         for imported in _IMPORT.findall(text):
             add(imported)
         texts[name] = _EXPORT.sub("", _IMPORT.sub("", text))
@@ -64,7 +64,3 @@ def _harmless(traces: Sequence[dict[str, Any]]) -> str:
 
 def _digest(block: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()
-
-
-def _read(name: str) -> str:
-    return (PACKAGE / name).read_text(encoding="utf-8")

@@ -17,9 +17,8 @@ from grpc_status import rpc_status
 from raw_client import NO_PROXY, bearer, raw_stub
 from server_thread import PATIENCE, ServerThread, wait_until
 
-from espalier.search.service.access.callers import Caller, Callers, CallersFileError, Salts
+from espalier.search.service.access.callers import Caller, Callers, CallersFileError, Quotas, Salts
 from espalier.search.service.access.calls import AccessLog, Call, request_id_of
-from espalier.search.service.access.quotas import Quotas
 from espalier.search.service.errors import QuotaError, UnauthenticatedError
 from espalier.search.service.settings import LogFormat
 from espalier.v1 import search_pb2 as pb

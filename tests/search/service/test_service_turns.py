@@ -317,7 +317,7 @@ def test_a_small_call_is_checked_before_a_crowd_of_anothers_long_ones(
 
 
 async def _waiting(server: ServerThread) -> int:
-    return server.server.session.unchecked_calls
+    return server.server.session._checking.waiting
 
 
 def test_a_caller_with_too_many_calls_to_be_checked_is_told_to_come_back(start, fake: SlowChecks):

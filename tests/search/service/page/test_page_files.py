@@ -73,7 +73,7 @@ def test_no_file_needs_more_than_the_policy_allows(path):
 
 def test_the_form_offers_every_algorithm_and_the_ranges_of_the_request():
     body = INDEX[INDEX.index('name="algorithm"') :]
-    offered = re.findall(r"<option>([\w-]+)</option>", body[: body.index("</select>")])
+    offered = re.findall(r"<option.*?>([\w-]+)</option>", body[: body.index("</select>")])
     assert sorted(offered) == sorted(AlgorithmName)
     inputs = {a["name"]: a for tag, a in Elements(INDEX).found if tag == "input" and "name" in a}
     known = {field.name: field for field in declared(SearchRequest) if field.name in inputs}
@@ -92,11 +92,14 @@ def test_the_examples_are_problems():
         validate(SearchRequest(html.unescape(problem)))
 
 
-def test_numbers_that_an_algorithm_does_not_use_are_known_to_the_page():
+def test_the_default_algorithm_is_chosen_on_the_page():
+    assert re.findall(r"<option[^>]* selected>([\w-]+)</option>", INDEX) == [SearchRequest("x").algorithm]
+
+
+@pytest.mark.parametrize("page", [INDEX, standalone_page([])], ids=["served", "of traces"])
+def test_numbers_that_an_algorithm_does_not_use_are_known_to_the_page(page: str):
     """N or M of which a change makes no other request."""
-    listed = re.search(r"USES = \{(.*?)\}", FILES["/panel.js"].content.decode())
-    assert listed
-    uses = dict(re.findall(r'"?([\w-]+)"?: "(\w*)"', listed[1]))
+    uses = {name: used for used, name in re.findall(r'<option data-uses="(\w*)"[^>]*>([\w-]+)</option>', page)}
     for algorithm in AlgorithmName:
         request = SearchRequest("x", algorithm, 2, 3)
         width, children = SearchRequest("x", algorithm, 4, 3), SearchRequest("x", algorithm, 2, 5)
@@ -104,7 +107,7 @@ def test_numbers_that_an_algorithm_does_not_use_are_known_to_the_page():
         used = "".join(name for name, other in changed.items() if other.candidates != request.candidates)
         if algorithm is AlgorithmName.ADAPTIVE:
             used = "NM"  # N at most, M at a time
-        assert uses.get(algorithm, "NM") == used, algorithm
+        assert uses[algorithm] == used, algorithm
 
 
 # ---- the contract of events and traces
