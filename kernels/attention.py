@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -72,7 +73,15 @@ class GatheredAttention:
                     )
                 )
 
-    def __call__(self, query: torch.Tensor, layer_kv: LayerKV, scale: float, window: int | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        query: torch.Tensor,
+        layer_kv: LayerKV,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Attention in one layer.
 
         Args:
@@ -80,6 +89,8 @@ class GatheredAttention:
             layer_kv: the layer's keys and values; those of this step are written already.
             scale: factor on the logits, usually `head_dim ** -0.5`.
             window: how many positions a token sees, its own the last; None for all before it.
+            softcap: each logit x becomes `softcap * tanh(x / softcap)`; None leaves it.
+            sinks: `[heads]`, one more logit of each head, of no position: it takes part in the softmax; None without.
 
         Returns:
             `[T, heads, head_dim]` in the query's dtype.
@@ -98,9 +109,13 @@ class GatheredAttention:
             for mask in self._masks(group, window):
                 rows = group.rows[:, first : first + mask.shape[2]]
                 # [n, heads, some of the tokens, head_dim]
-                mixed = F.scaled_dot_product_attention(
-                    query[rows].transpose(1, 2), key, value, attn_mask=mask, scale=scale, enable_gqa=True
-                )
+                some = query[rows].transpose(1, 2)
+                if softcap is None and sinks is None:
+                    mixed = F.scaled_dot_product_attention(
+                        some, key, value, attn_mask=mask, scale=scale, enable_gqa=True
+                    )
+                else:
+                    mixed = _attend_plainly(some, key, value, mask, scale, softcap, sinks)
                 output[rows] = mixed.transpose(1, 2)
                 first += mask.shape[2]
         return output
@@ -117,9 +132,43 @@ class GatheredAttention:
         return masks
 
 
-Attend = Callable[[torch.Tensor, LayerKV, float, int | None], torch.Tensor]
-"""Attention of a step's tokens in one layer, from queries `[T, heads, head_dim]`, the layer's keys and values, scale
-and window, to `[T, heads, head_dim]`."""
+def _attend_plainly(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention with a cap or sinks, which torch's own has not: `[n, heads, tokens, head_dim]`."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    logits = (query @ key.transpose(2, 3)).float() * scale  # [n, heads, tokens, longest]
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits = logits.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        sink = sinks.float()[:, None, None].expand(*logits.shape[:3], 1)
+        logits = torch.cat((logits, sink), dim=-1)
+    weights = torch.softmax(logits, dim=-1)[..., : key.shape[2]]
+    return weights.to(value.dtype) @ value
+
+
+class Attend(Protocol):
+    """Attention of a step's tokens in one layer; see `GatheredAttention.__call__`."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        layer_kv: LayerKV,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`[T, heads, head_dim]` to the same."""
+        ...
 
 
 PrepareAttention = Callable[[LayerKV, AttentionBatch, int], Attend]

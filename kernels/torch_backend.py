@@ -7,7 +7,7 @@ import torch
 
 from espalier.kernels.attention import Attend, GatheredAttention
 from espalier.kernels.batch import AttentionBatch
-from espalier.kernels.cache import copy_blocks
+from espalier.kernels.cache import copy_blocks, write_kv
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, TorchLayers
 from espalier.kernels.layout import KVLayout, LayerKV
 from espalier.kernels.linear import Linear, QuantizedPacker
@@ -24,6 +24,7 @@ class TorchBackend:
         layout: how the blocks of a model lie in the KV pool, so that this backend's attention reads them fast.
         rows_are_independent: whether each row of a result has the same bits whatever other rows its batch holds, so
             that a request gives the same tokens alone and beside others.
+        write_kv: see `kernels.cache.write_kv`.
         copy_blocks: see `kernels.cache.copy_blocks`.
         filter_logits: see `kernels.sampling.filter_logits`.
         draw_tokens: see `kernels.sampling.draw_tokens`.
@@ -31,6 +32,7 @@ class TorchBackend:
 
     layout: type[KVLayout] = KVLayout
     rows_are_independent = False
+    write_kv = staticmethod(write_kv)
     copy_blocks = staticmethod(copy_blocks)
     filter_logits = staticmethod(filter_logits)
     draw_tokens = staticmethod(draw_tokens)

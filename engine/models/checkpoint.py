@@ -14,8 +14,14 @@ import torch
 
 from espalier.engine.errors import CheckpointError
 from espalier.engine.models.adapter import Adapter
-from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig, generator_class, parse_decoder_config
-from espalier.engine.models.options import LoadFormat, Quantization
+from espalier.engine.models.config import (
+    GENERATOR_CLASSES,
+    TRUNKS,
+    DecoderConfig,
+    generator_class,
+    parse_decoder_config,
+)
+from espalier.engine.models.options import LoadFormat, ModelImpl, Quantization
 from espalier.engine.models.stored.base import StoredFormat
 from espalier.engine.models.stored.formats import stored_format
 from espalier.engine.models.stored.packed import PackedWeights
@@ -57,6 +63,7 @@ class Checkpoint:
         tensors: shape and place of every tensor in the weight files, by name; empty with `LoadFormat.DUMMY`.
         quantization: how the decoder's weights are to be kept.
         batch_invariant: whether a request must have the same bits in any batch.
+        model_impl: which code is to run the decoder.
         warnings: what is odd about it, and was decided; also logged.
     """
 
@@ -68,6 +75,7 @@ class Checkpoint:
         on_bytes: Callable[[int], None] | None = None,
         batch_invariant: bool = False,
         adapter: Path | None = None,
+        model_impl: ModelImpl = ModelImpl.AUTO,
     ) -> None:
         """Open `folder`, reading names and shapes from every weight file, and no tensor.
 
@@ -78,6 +86,7 @@ class Checkpoint:
             on_bytes: called with the size of each tensor once it is read or ignored; the sizes add up to `nbytes`.
             batch_invariant: whether a request must have the same bits in any batch, on every device.
             adapter: folder of a LoRA adapter that is merged into the weights as they are read; see `adapter`.
+            model_impl: which code is to run the decoder.
 
         Raises:
             CheckpointError: when its configuration or weights are missing or unreadable.
@@ -88,6 +97,7 @@ class Checkpoint:
         self.config = self._read_json("config.json")
         self.quantization = quantization
         self.batch_invariant = batch_invariant
+        self.model_impl = model_impl
         self.load_format = load_format
         self._on_bytes = on_bytes
         self.tensors: dict[str, TensorInfo] = {}
@@ -129,9 +139,13 @@ class Checkpoint:
         """The decoder's shape by `config.json`; untied where the files hold another head than the embedding.
 
         Raises:
-            CheckpointError: see `parse_decoder_config`.
+            CheckpointError: see `parse_decoder_config`, and `zoo.description.describe`.
         """
         place = self.place("config.json")
+        if self._runs_by_transformers:
+            from espalier.engine.models.zoo.description import describe  # transformers takes seconds to import
+
+            return describe(self.config, place, self.has_language_head)
         config, kind = parse_decoder_config(self.config, place), self.config["model_type"]
         if self.architecture in GENERATOR_CLASSES and self.architecture != generator_class(kind):
             self.warn(f"architectures in {place} says {self.architecture}; its model_type {kind} decides")
@@ -142,6 +156,19 @@ class Checkpoint:
             )
             return replace(config, tied=False)
         return config
+
+    @property
+    def has_language_head(self) -> bool:
+        """True if it is a language model's, whatever it is used as."""
+        return self.architecture.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
+
+    @property
+    def _runs_by_transformers(self) -> bool:
+        """True if transformers' code runs the decoder: where that is asked for, or no native code knows its type."""
+        if self.model_impl is not ModelImpl.AUTO:
+            return self.model_impl is ModelImpl.TRANSFORMERS
+        kind = self.config.get("model_type", "")
+        return isinstance(kind, str) and bool(kind) and kind not in TRUNKS and self.folder.suffix != GGUF
 
     def place(self, name: str) -> str:
         """A small file as errors call it."""
@@ -205,6 +232,19 @@ class Checkpoint:
             self._require_finite(name, stored, out)
         self._count(name)
 
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor as it is stored, on the host; its bytes may be the file's, so it must not be written to.
+
+        Raises:
+            CheckpointError: it holds no weights.
+        """
+        self._require(name, self.tensors[name].shape)
+        return self._read(name)
+
+    def follows_from_config(self, name: str) -> bool:
+        """True for what nothing reads: buffers that old checkpoints hold, and biases of zeros beside packed weights."""
+        return _COMPUTED.search(name) is not None or (self._packed is not None and self._packed.is_empty_bias(name))
+
     def ignore(self, name: str) -> None:
         """Count a tensor as used without reading it."""
         self._count(name)
@@ -212,7 +252,7 @@ class Checkpoint:
     def require_all_taken(self) -> None:
         """Raise CheckpointError when a tensor of the checkpoint was neither taken nor ignored; closes its files."""
         for name in self.tensors.keys() - self._taken:
-            if _COMPUTED.search(name) or (self._packed and self._packed.is_empty_bias(name)):
+            if self.follows_from_config(name):
                 self._count(name)
         self._open.clear()
         if left := sorted(set(self.tensors) - self._taken):
@@ -387,6 +427,10 @@ class Outline(Checkpoint):
         if self.load_format is not LoadFormat.DUMMY:
             self._require(name, tuple(out.shape))
         self._count(name)
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor of the stored one's shape, without values; see `Checkpoint`."""
+        return torch.empty(self.tensors[name].shape, device="meta")
 
     def digest(self) -> str:
         """Empty: a digest would need all weights to be read."""

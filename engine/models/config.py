@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier.engine.errors import CheckpointError
+from espalier.engine.models.options import ModelImpl
 from espalier.engine.models.text_files import require, shown
 from espalier.kernels.rotary import ROPE_TYPES
 
-_TRUNKS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""Supported values of `model_type`, and the beginning of their class names."""
+TRUNKS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""Values of `model_type` that run natively, and the beginning of their class names."""
 
 
 def generator_class(model_type: str) -> str:
     """The class of a generator of a supported model type."""
-    return f"{_TRUNKS[model_type]}ForCausalLM"
+    return f"{TRUNKS[model_type]}ForCausalLM"
 
 
-GENERATOR_CLASSES = tuple(map(generator_class, _TRUNKS))
+GENERATOR_CLASSES = tuple(map(generator_class, TRUNKS))
 """Class names that a generator's `config.json` may give."""
 _NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "factors": ("factors",)}
 """Keys that the rotary parameters of a type must have."""
@@ -51,6 +52,7 @@ class DecoderConfig:
         out_bias: whether the projection out of attention has one.
         head_norms: whether each query and key head has a norm of its own before its rotation.
         windows: for each layer, how many positions a token sees, its own the last, or None for all before it.
+        impl: the code that runs it.
     """
 
     vocab_size: int
@@ -69,6 +71,7 @@ class DecoderConfig:
     out_bias: bool
     head_norms: bool
     windows: tuple[int | None, ...]
+    impl: ModelImpl = ModelImpl.NATIVE
 
 
 def parse_decoder_config(raw: dict[str, Any], place: str = "config.json") -> DecoderConfig:
@@ -82,9 +85,9 @@ def parse_decoder_config(raw: dict[str, Any], place: str = "config.json") -> Dec
         CheckpointError: for an unsupported model type or feature, a missing key, or a value that means nothing.
     """
     model_type = raw.get("model_type", "")
-    if not isinstance(model_type, str) or model_type not in _TRUNKS:
+    if not isinstance(model_type, str) or model_type not in TRUNKS:
         raise CheckpointError(
-            f"{place}: model type {shown(model_type)} is not supported; {', '.join(_TRUNKS)} are: generators of the "
+            f"{place}: model type {shown(model_type)} is not supported; {', '.join(TRUNKS)} are: generators of the "
             f"classes {', '.join(GENERATOR_CLASSES)}, and reward models over them"
         )
     if raw.get("hidden_act", "silu") != "silu":

@@ -74,14 +74,11 @@ class Decoder:
         self.layers.release(layer_kvs)
 
 
-def load_decoder(
-    checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str
-) -> Decoder:
-    """Build the decoder of a checkpoint from its tensors, except those of heads.
+def choose_backend_for(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str) -> Backend:
+    """The backend that runs a checkpoint, made ready on this thread.
 
     Raises:
-        CheckpointError: when a tensor is missing or has another shape than `config` says, it cannot be quantised, or
-            the device has no operations for it.
+        CheckpointError: no backend has what the checkpoint's options ask for.
     """
     try:
         backend = choose_backend(device, dtype, checkpoint.batch_invariant)
@@ -95,6 +92,19 @@ def load_decoder(
             "--verifier-quantization"
         )
     backend.use_device(torch.device(device))
+    return backend
+
+
+def load_decoder(
+    checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str
+) -> Decoder:
+    """Build the decoder of a checkpoint from its tensors, except those of heads.
+
+    Raises:
+        CheckpointError: when a tensor is missing or has another shape than `config` says, it cannot be quantised, or
+            the device has no operations for it.
+    """
+    backend = choose_backend_for(checkpoint, dtype, device)
     quantize = make_quantizer(checkpoint.quantization, backend, dtype, device)
     weight_bytes = 0
     prefix = "model." if "model.embed_tokens.weight" in checkpoint else ""

@@ -10,9 +10,10 @@ from espalier.engine.models.chat.turns import embedded_ends
 from espalier.engine.models.checkpoint import Checkpoint
 from espalier.engine.models.config import GENERATOR_CLASSES, DecoderConfig
 from espalier.engine.models.decoder import Decoder, load_decoder
-from espalier.engine.models.options import Quantization
+from espalier.engine.models.options import ModelImpl, Quantization
 from espalier.engine.models.quantization import make_quantizer
 from espalier.engine.models.tokenizer import TextTokenizer
+from espalier.engine.models.zoo.layers import TransformersLayers
 from espalier.kernels.linear import Linear
 
 Head = Callable[..., torch.Tensor]
@@ -98,6 +99,10 @@ def load_trunk(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device 
     Raises:
         CheckpointError: when the architecture is not supported, or a weight is missing.
     """
+    if checkpoint.decoder_config.impl is ModelImpl.TRANSFORMERS:
+        from espalier.engine.models.zoo.loading import load_transformers_decoder
+
+        return load_transformers_decoder(checkpoint, dtype, device)
     return load_decoder(checkpoint, checkpoint.decoder_config, dtype, device)
 
 
@@ -112,6 +117,8 @@ def language_model_head(checkpoint: Checkpoint, decoder: Decoder, quantised: boo
     Raises:
         CheckpointError: when the head is untied and missing.
     """
+    if isinstance(decoder.layers, TransformersLayers):
+        return decoder.layers.require_head(checkpoint.folder)
     name = "lm_head.weight"
     if decoder.config.tied:
         checkpoint.ignore(name)
@@ -130,7 +137,7 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
     Raises:
         CheckpointError: when the checkpoint is of another kind of model, or incomplete.
     """
-    if not checkpoint.architecture.endswith("ForCausalLM"):
+    if not checkpoint.has_language_head:
         name = checkpoint.architecture or "model without architecture"
         raise CheckpointError(
             f"{checkpoint.folder} is a {name}, not a generator; give one of {', '.join(GENERATOR_CLASSES)} to "

@@ -15,6 +15,15 @@ class LoadFormat(StrEnum):
     """No file: random weights of the shapes in config.json, for tests of speed. Answers mean nothing."""
 
 
+class ModelImpl(StrEnum):
+    """Code that runs a decoder."""
+
+    AUTO = "auto"
+    """Espalier's own where it knows the model type, else transformers'."""
+    NATIVE = "native"
+    TRANSFORMERS = "transformers"
+
+
 class Quantization(StrEnum):
     """Formats of the weights of a decoder's matrix products; embeddings, norms, verifiers' heads stay."""
 

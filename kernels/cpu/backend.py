@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+from espalier.kernels.attention import Attend
+from espalier.kernels.batch import AttentionBatch
 from espalier.kernels.compilation.ahead import Compilation, compile_ahead
 from espalier.kernels.cpu import HAS_VNNI
 from espalier.kernels.cpu.attention.paged import CpuAttention
@@ -17,6 +19,7 @@ from espalier.kernels.cpu.products.quantized_linear import PackedWeight, pack_qu
 from espalier.kernels.cpu.sampling import draw_compilation, draw_tokens_cpu, filter_logits_cpu
 from espalier.kernels.cpu.threads import set_threads, usable_cores
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights, TorchLayers
+from espalier.kernels.layout import LayerKV
 from espalier.kernels.linear import Linear, QuantizedPacker
 from espalier.kernels.torch_backend import TorchBackend
 
@@ -42,7 +45,11 @@ class CpuBackend(TorchBackend):
             layers = CpuLayers(count, rest, shape, outer)
             compile_ahead(compilations(layers), usable_cores())
             return layers
-        return TorchLayers(count, rest, shape, outer, CpuAttention)
+        return TorchLayers(count, rest, shape, outer, self.prepare_attention)
+
+    def prepare_attention(self, layer_kv: LayerKV, batch: AttentionBatch, num_heads: int) -> Attend:
+        """See `Backend`."""
+        return CpuAttention(layer_kv, batch, num_heads)
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """See `Backend`; a copy of the weight in another order takes the place of the given one."""

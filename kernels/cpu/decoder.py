@@ -137,7 +137,7 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
     attend_items, own_scratch = len(spans.items), scratch_for(geometry, spans)
     scratch, room = microkernel.scratch(), aligned((2 * ROWS + 1) * PANEL)
     sums = room[: ROWS * PANEL], room[ROWS * PANEL : 2 * ROWS * PANEL], room[2 * ROWS * PANEL :]
-    nothing = room[:0]
+    nothing, no_softcap = room[:0], np.float32(0.0)
     sums[2][:] = np.float32(0.0)
     microkernel.configure()
     denormals = flush_denormals()
@@ -171,7 +171,10 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
 
         item = fetch_item(counters, phase)
         while item < attend_items:
-            attend(item, scale, windows[layer], qkv, flat, keys_at, values_at, geometry, spans, own_scratch, attn_out)
+            attend(
+                item, scale, windows[layer], no_softcap, nothing, qkv, flat, keys_at, values_at, geometry, spans,
+                own_scratch, attn_out,
+            )  # fmt: skip
             item = complete_and_fetch(counters, phase)
         barrier(counters, phase, attend_items)
         phase += 1

@@ -70,7 +70,13 @@ def paged_problem(
     return PagedProblem(layout, layer_kv, query, batch, keys, values)
 
 
-def dense_attention(problem: PagedProblem, scale: float, window: int | None = None) -> torch.Tensor:
+def dense_attention(
+    problem: PagedProblem,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Causal attention by the textbook, in float64, over the dense keys and values, the last `window` of each."""
     rows = []
     starts = problem.batch.query_starts.tolist()
@@ -84,7 +90,11 @@ def dense_attention(problem: PagedProblem, scale: float, window: int | None = No
             heads = []
             for h in range(query.shape[0]):
                 logits = key[visible, h // groups].double() @ query[h] * scale
-                heads.append(torch.softmax(logits, dim=0) @ value[visible, h // groups].double())
+                if softcap:
+                    logits = softcap * torch.tanh(logits / softcap)
+                sink = logits.new_empty(0) if sinks is None else sinks[h : h + 1].double()
+                weights = torch.softmax(torch.cat((logits, sink)), dim=0)[: len(logits)]
+                heads.append(weights @ value[visible, h // groups].double())
             rows.append(torch.stack(heads))
     return torch.stack(rows).float()
 

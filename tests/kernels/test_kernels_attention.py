@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -218,3 +219,17 @@ def test_siblings_read_a_shared_block_once(monkeypatch: pytest.MonkeyPatch):
     geometry = spans.geometry_of(problem.layer_kv, 4, 128)
     found = spans.find_spans(problem.batch, 8, geometry)
     assert found.spans.tolist() == [[0, 8, 0, 5, 16], *([row, 1, 5, 1, 10] for row in range(8))]
+
+
+@pytest.mark.parametrize("sequences", ODD_BATCHES.values(), ids=ODD_BATCHES.keys())
+@pytest.mark.parametrize("kind", [CpuAttention, GatheredAttention])
+@pytest.mark.parametrize("window", [None, 5])
+def test_soft_caps_and_sinks_equal_those_of_dense_attention(kind, sequences: list[tuple[int, int]], window: int | None):
+    problem = paged_problem(sequences, heads=4, kv_heads=2)
+    sinks = torch.tensor([-1.0, 0.5, 3.0, 90.0])
+    attend = kind(problem.layer_kv, problem.batch, 4)
+    options: dict[str, Any]
+    for options in ({"softcap": 1.5}, {"sinks": sinks}, {"softcap": 1.5, "sinks": sinks}):
+        output = attend(problem.query, problem.layer_kv, 0.2, window, **options)
+        expected = dense_attention(problem, 0.2, window, **options)
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)

@@ -37,6 +37,7 @@ _NEAR = 2048
 """Elements of values that all queries of an item are multiplied with before the next: they stay in the L1 cache."""
 UNLIMITED = 2**40
 """The window of a layer without one."""
+_NO_SINKS = np.empty(0, np.float32)
 
 
 class ItemShape(NamedTuple):
@@ -64,6 +65,8 @@ def attend(
     item: int,
     scale: np.float32,
     window: int,
+    softcap: np.float32,
+    sinks: np.ndarray,
     query: np.ndarray,
     flat: np.ndarray,
     keys_at: int,
@@ -79,6 +82,8 @@ def attend(
         item: which of `all_spans`.
         scale: factor on the logits.
         window: positions that a token sees, its own the last.
+        softcap: logits are squeezed between this and its negative; 0 leaves them.
+        sinks: float32 `[heads]`, one more logit of each head, of no position; empty without.
         query: flat float32; a token's heads side by side, then what else a row holds.
         flat: float32, the whole KV pool.
         keys_at: where the layer's keys begin in the first slab, in elements.
@@ -125,7 +130,10 @@ def attend(
             continue
         for i in range(chunk_spans[c], chunk_spans[c + 1]):
             _multiply_keys(scaled, flat, keys_at, places, i * chunk, spans[i], logits, shape)
-        _online_softmax(logits, visible[first : first + rows] - before, window, row_max, row_sum, attn_out, shape)
+        seen = visible[first : first + rows] - before
+        if softcap > 0:
+            _squeeze(logits, seen, window, softcap, shape)
+        _online_softmax(logits, seen, window, row_max, row_sum, attn_out, shape)
         for i in range(chunk_spans[c], chunk_spans[c + 1]):
             _multiply_values(logits, flat, values_at, places, i * chunk, spans[i], attn_out, shape)
     q = 0
@@ -138,15 +146,22 @@ def attend(
                     output[at : at + head_dim],
                     row_sum[q],
                 )
+                factor = np.float32(1.0)
+                if len(sinks):
+                    sink = sinks[h * groups + g]
+                    top = max(row_max[q], sink)
+                    factor = np.float32(math.exp(row_max[q] - top))
+                    total = total * factor + np.float32(math.exp(sink - top))
                 for i in range(head_dim):
-                    written[i] = summed[i] / total
+                    written[i] = summed[i] * factor / total
                 q += 1
 
 
 def attend_compilation(geometry: Geometry) -> Compilation:
     """The compilation of `attend`."""
     floats = np.zeros(0, np.float32)
-    return compilation(attend, 0, np.float32(0), 0, floats, floats, 0, 0, geometry, NO_SPANS, floats, floats)
+    zero = np.float32(0)
+    return compilation(attend, 0, zero, 0, zero, floats, floats, floats, 0, 0, geometry, NO_SPANS, floats, floats)
 
 
 @inner
@@ -180,6 +195,18 @@ def _multiply_keys(
                     logits[i] = np.float32(0.0)
             at = keys_at + places[first + k] + h * of_block
             multiply_add(scaled, x, head_dim, flat, at, logits, z, width, count, head_dim, block_size)
+
+
+@inner
+def _squeeze(logits: np.ndarray, seen: np.ndarray, window: int, softcap: np.float32, shape: ItemShape) -> None:
+    """Squeeze the logits of the positions that tokens see; arguments as `_online_softmax`."""
+    of_head, width, groups, num_kv_heads, _, _ = shape
+    for r in range(len(seen)):
+        start, end = max(0, seen[r] - window), min(seen[r], width)
+        for h in range(num_kv_heads):
+            for q in range(h * of_head + r * groups, h * of_head + (r + 1) * groups):
+                for i in range(q * width + start, q * width + end):
+                    logits[i] = softcap * np.float32(math.tanh(logits[i] / softcap))
 
 
 @inner
@@ -285,6 +312,8 @@ def _attend_all(
     counters: np.ndarray,
     scale: np.float32,
     window: int,
+    softcap: np.float32,
+    sinks: np.ndarray,
     query: np.ndarray,
     flat: np.ndarray,
     keys_at: int,
@@ -296,7 +325,9 @@ def _attend_all(
     item, items, scratch = fetch_item(counters, 0), len(all_spans.items), scratch_for(geometry, all_spans)
     denormals = flush_denormals()
     while item < items:
-        attend(item, scale, window, query, flat, keys_at, values_at, geometry, all_spans, scratch, output)
+        attend(
+            item, scale, window, softcap, sinks, query, flat, keys_at, values_at, geometry, all_spans, scratch, output
+        )
         item = complete_and_fetch(counters, 0)
     restore_denormals(denormals)
     barrier(counters, 0, items)
@@ -310,7 +341,15 @@ class CpuAttention:
         self._geometry = geometry_of(layer_kv, num_heads, num_heads * layer_kv.keys.shape[-1])
         self._spans = find_spans(batch, TOKENS_PER_ITEM, self._geometry)
 
-    def __call__(self, query: torch.Tensor, layer_kv: LayerKV, scale: float, window: int | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        query: torch.Tensor,
+        layer_kv: LayerKV,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See `GatheredAttention`."""
         output = torch.empty(query.shape, dtype=torch.float32)
         parallel_run(
@@ -318,6 +357,8 @@ class CpuAttention:
             1,
             np.float32(scale),
             window or UNLIMITED,
+            np.float32(softcap or 0),
+            _NO_SINKS if sinks is None else sinks.detach().float().contiguous().numpy(),
             query.contiguous().view(-1).numpy(),
             flat_kv_pool(layer_kv),
             int(layer_kv.keys.storage_offset()),

@@ -1,0 +1,135 @@
+"""Espalier's paged attention as an attention function of transformers.
+
+transformers' decoders look their attention up by the name in their configuration, and call it as
+
+    function(module, query, key, value, attention_mask, scaling=, dropout=, **kwargs) -> (output, None)
+
+with `query [1, heads, T, head_dim]` and `output [1, T, heads, value_dim]`. A step is a flat batch: the tokens of
+several sequences side by side in one row. A decoder's calls come in the same order in every step, so a call is known by
+its number. What a call attends to is in a context variable, for some models pass no further keyword arguments down.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+NAME = "espalier"
+"""The name that the function is registered by; no mask function has it, so models make no masks."""
+_WITHOUT_MEANING = frozenset(("position_ids", "cache_position", "use_cache", "dropout", "scaling", "layer_idx"))
+"""Keyword arguments that do not change what a token attends to, whatever their value."""
+
+
+class NotRunnableError(ValueError):
+    """A decoder that this attention cannot serve; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a call says about its attention beside the tensors.
+
+    Attributes:
+        scale: factor on the logits.
+        window: how many positions a token sees, its own the last, or None for all before it.
+        softcap: logits are squeezed between this and its negative by a hyperbolic tangent; None for no limit.
+        sinks: `[heads]`, for each query head one more logit, of no position; None without.
+    """
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+class Step(Protocol):
+    """The step that calls of the attention function belong to."""
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
+    ) -> torch.Tensor:
+        """Attention of one call.
+
+        Args:
+            module: the layer that calls.
+            query: `[T, heads, head_dim]`.
+            key: `[T, kv_heads, head_dim]`.
+            value: `[T, kv_heads, value_dim]`.
+            terms: see `Terms`.
+
+        Returns:
+            `[T, heads, value_dim]`.
+        """
+        ...
+
+
+_step: ContextVar[Step] = ContextVar("espalier_step")
+
+
+@contextmanager
+def running(step: Step) -> Iterator[None]:
+    """Let calls of the attention function on this thread belong to `step`."""
+    token = _step.set(step)
+    try:
+        yield
+    finally:
+        _step.reset(token)
+
+
+def attention_function(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that is registered with transformers; see the module.
+
+    Raises:
+        NotRunnableError: an argument asks for attention of another kind.
+    """
+    terms = _terms(module, query, attention_mask, kwargs)
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))  # [T, heads, head_dim]
+    return _step.get().attend(module, q, k, v, terms)[None], None
+
+
+def _terms(
+    module: torch.nn.Module, query: torch.Tensor, attention_mask: torch.Tensor | None, given: Mapping[str, Any]
+) -> Terms:
+    if attention_mask is not None:
+        raise NotRunnableError("it makes an attention mask of its own")
+    if not getattr(module, "is_causal", True) or given.get("is_causal") is False:
+        raise NotRunnableError("its attention is not causal")
+    left = dict(given)
+    scale, softcap = left.pop("scaling", None), left.pop("softcap", None)
+    sinks = [left.pop(name) for name in ("s_aux", "sinks") if left.get(name) is not None]
+    window = left.pop("sliding_window") if "sliding_window" in left else _window_of(module)
+    if unknown := [name for name, value in left.items() if value is not None and not _harmless(name, value)]:
+        raise NotRunnableError(f"it passes {', '.join(unknown)} to attention, which is not known")
+    return Terms(
+        scale=float(query.shape[-1] ** -0.5 if scale is None else scale),
+        window=window,
+        softcap=softcap,
+        sinks=sinks[0] if sinks else None,
+    )
+
+
+def _harmless(name: str, value: object) -> bool:
+    """True for arguments that mean nothing here: flags for other outputs come down to attention in some models."""
+    return name in _WITHOUT_MEANING or name == "is_causal" or (name.startswith(("output_", "return_")) and not value)
+
+
+def _window_of(module: torch.nn.Module) -> int | None:
+    """The window of a layer whose model does not pass it: the layer's own attribute, or else its configuration's."""
+    config: Any = getattr(module, "config", None)
+    if isinstance(own := getattr(module, "sliding_window", None), int):
+        return own
+    if hasattr(module, "sliding_window") or config is None:
+        return None
+    kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if kinds and index is not None:
+        return config.sliding_window if kinds[index] == "sliding_attention" else None
+    return getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None

@@ -1,0 +1,113 @@
+"""A decoder's calls of attention, in the order in which each step makes them: their shapes, and where their KV lies."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from espalier.engine.models.zoo.attention import NotRunnableError, Terms, running
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of attention.
+
+    Attributes:
+        heads: query heads.
+        kv_heads: key and value heads.
+        key_dim: elements of a head of queries and keys.
+        value_dim: elements of a head of values.
+        window: how many positions a token sees, its own the last, or None for all before it.
+        slot: which of the KV layers it reads.
+        writes: whether its keys and values are new; else an earlier call of the step has written them.
+    """
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None
+    slot: int
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The one shape that the KV of all calls is kept in: narrower heads are filled up, fewer heads repeated.
+
+    (Room is lost where layers differ; a layout for each shape would save it.)
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class Tracer:
+    """The step that finds out which calls a decoder makes; its attention gives zeros.
+
+    Attributes:
+        calls: those made so far.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._written: list[tuple[torch.Tensor, torch.Tensor]] = []  # kept, so that no memory is used twice
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
+    ) -> torch.Tensor:
+        """See `attention.Step`."""
+        tokens, heads, key_dim = query.shape
+        if len(key) != tokens or len(value) != tokens:
+            raise NotRunnableError("its attention reads keys of other tokens than its queries are of")
+        if heads % key.shape[1] or key.shape[1] != value.shape[1]:
+            raise NotRunnableError(
+                f"{heads} query heads cannot share {key.shape[1]} key and {value.shape[1]} value heads"
+            )
+        slot = next((i for i, kv in enumerate(self._written) if _same(kv[0], key) and _same(kv[1], value)), None)
+        writes = slot is None
+        if slot is None:
+            slot = len(self._written)
+            self._written.append((key, value))
+        call = Call(heads, key.shape[1], key_dim, value.shape[-1], terms.window, slot, writes)
+        self.calls.append(call)
+        return query.new_zeros(tokens, heads, value.shape[-1])
+
+
+def trace(run: Callable[[], object]) -> tuple[Call, ...]:
+    """The calls that one step makes.
+
+    Args:
+        run: computes a step of a few tokens.
+
+    Raises:
+        NotRunnableError: there are none, or one asks for attention of another kind.
+    """
+    tracer = Tracer()
+    with torch.inference_mode(), running(tracer):
+        run()
+    if not tracer.calls:
+        raise NotRunnableError("its layers do not call transformers' attention interface")
+    return tuple(tracer.calls)
+
+
+def kv_shape(calls: tuple[Call, ...]) -> KVShape:
+    """The shape that holds the KV of all `calls`.
+
+    Raises:
+        NotRunnableError: numbers of heads do not divide one another.
+    """
+    most = max(call.kv_heads for call in calls)
+    for call in calls:
+        if most % call.kv_heads or call.heads % most:
+            raise NotRunnableError(f"layers with {call.kv_heads} and with {most} KV heads cannot share one layout")
+    head_dim = max(max(call.key_dim, call.value_dim) for call in calls)
+    return KVShape(sum(call.writes for call in calls), most, head_dim)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if both are the same memory read in the same way; tensors without memory have a storage, too."""
+    storages = (each.untyped_storage()._cdata for each in (one, other))  # pyright: ignore[reportPrivateUsage]
+    places = ((each.storage_offset(), each.shape, each.stride()) for each in (one, other))
+    return len(set(storages)) == 1 and len(set(places)) == 1

@@ -1,0 +1,169 @@
+"""A decoder of transformers by its `config.json`: whether it can run, and the shape of its attention and products."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.config import DecoderConfig
+from espalier.engine.models.options import ModelImpl
+from espalier.engine.models.text_files import shown
+from espalier.engine.models.zoo.attention import NotRunnableError
+from espalier.engine.models.zoo.calls import Call, KVShape, kv_shape, trace
+from espalier.engine.models.zoo.exchange import product_shapes
+from espalier.engine.models.zoo.heads import LogitsHead
+from espalier.engine.models.zoo.layers import hidden_states
+from espalier.engine.models.zoo.probe import require_runnable, use_paged_attention
+from espalier.engine.models.zoo.registration import register
+from espalier.engine.models.zoo.small import make_small
+
+_LOOKS_AT_THE_BATCH = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
+"""Kinds of rotary positions that change beyond a length, for all sequences of a batch: contexts end there."""
+_MAX_POSITIONS = 2048
+"""The context of a configuration that names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersConfig(DecoderConfig):
+    """The shape of a decoder that transformers runs; what its own code alone reads is left at 0.
+
+    Attributes:
+        calls: its calls of attention in a step.
+        products: how many products it has of each shape, outputs and inputs, with the head's.
+        other_weights: elements of all other weights.
+    """
+
+    calls: tuple[Call, ...] = ()
+    products: tuple[tuple[tuple[int, int], int], ...] = ()
+    other_weights: int = 0
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """The shape that keys and values are kept in."""
+        return KVShape(self.num_layers, self.num_kv_heads, self.head_dim)
+
+
+def text_config(raw: Mapping[str, Any], place: str) -> Any:
+    """The configuration of transformers for a `config.json`, or for its text half.
+
+    Args:
+        raw: the file.
+        place: where it stands, for errors.
+
+    Raises:
+        CheckpointError: transformers does not know the model type, or refuses a value.
+    """
+    import transformers
+
+    kind = raw.get("model_type", "")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{place}: model type {shown(kind)} is known neither to Espalier nor to transformers "
+            f"{transformers.__version__}; a newer transformers may know it. Code in checkpoints is never run"
+        )
+    fields = {name: value for name, value in raw.items() if name not in ("auto_map", "quantization_config")}
+    try:
+        return transformers.CONFIG_MAPPING[kind].from_dict(fields).get_text_config(decoder=True)
+    except Exception as error:  # transformers checks values in ways of its own for each type
+        raise CheckpointError(f"{place}: transformers refuses it: {_first_line(error)}") from error
+
+
+def model_class(config: Any, place: str, generates: bool) -> type[Any]:
+    """The class of transformers that runs `config`: a language model's, or its decoder's alone.
+
+    Raises:
+        CheckpointError: transformers has none.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+
+    mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING if generates else MODEL_MAPPING
+    if type(config) not in mapping:
+        raise CheckpointError(f"{place}: transformers has no decoder for model type {config.model_type}")
+    found = mapping[type(config)]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def describe(raw: Mapping[str, Any], place: str, generates: bool) -> TransformersConfig:
+    """The shape of a decoder, after a trial of its class.
+
+    Args:
+        raw: a checkpoint's `config.json`.
+        place: where it stands, for errors.
+        generates: whether the checkpoint has a head over the vocabulary.
+
+    Raises:
+        CheckpointError: it cannot run so; with the reason.
+    """
+    register()
+    config = text_config(raw, place)
+    kind = model_class(config, place, generates)
+    try:
+        require_runnable(kind, lambda: make_small(config), causal=generates)
+        return _described(config, empty_model(kind, config), generates)
+    except NotRunnableError as error:
+        raise CheckpointError(f"{place}: {kind.__name__} cannot run on Espalier's attention: {error}") from error
+
+
+def empty_model(kind: type[Any], config: Any) -> Any:
+    """A model without memory for its weights, in float32, that calls the engine's attention."""
+    with torch.device("meta"):
+        model = kind(config).eval().requires_grad_(False).float()
+    use_paged_attention(model)
+    return model
+
+
+def _described(config: Any, model: Any, generates: bool) -> TransformersConfig:
+    shapes = Counter(product_shapes(model))
+    products = sum(rows * columns * count for (rows, columns), count in shapes.items())
+    elements = sum(parameter.numel() for parameter in model.parameters())  # those of a tied head once
+    tied = bool(generates and getattr(config, "tie_word_embeddings", False))
+    decoder = LogitsHead.split(model)[0] if generates else model
+    vocabulary, hidden = decoder.get_input_embeddings().weight.shape
+    some = torch.arange(3, device="meta")
+    calls = trace(lambda: hidden_states(decoder, some, some))
+    shape = kv_shape(calls)
+    return TransformersConfig(
+        vocab_size=vocabulary,
+        hidden_size=getattr(config, "hidden_size", hidden),
+        intermediate_size=max((max(pair) for pair in shapes if vocabulary not in pair), default=0),
+        num_layers=shape.num_layers,
+        num_heads=max(call.heads for call in calls),
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        norm_eps=0.0,
+        rope_theta=next((float(rope.get("rope_theta") or 0) for rope in _ropes(config)), 0.0),
+        rope_scaling=next((rope for rope in _ropes(config) if rope.get("rope_type", "default") != "default"), None),
+        max_positions=_max_positions(config),
+        tied=tied,
+        attention_bias=False,
+        out_bias=False,
+        head_norms=False,
+        windows=tuple(call.window for call in calls if call.writes),
+        impl=ModelImpl.TRANSFORMERS,
+        calls=calls,
+        products=tuple(sorted(shapes.items())),
+        other_weights=elements - products + (vocabulary * hidden if tied else 0),
+    )
+
+
+def _ropes(config: Any) -> Iterator[dict[str, Any]]:
+    """Every set of rotary parameters of a configuration: one, or one for each kind of layer."""
+    rope = getattr(config, "rope_parameters", None)
+    if isinstance(rope, dict):
+        nested = [inner for inner in rope.values() if isinstance(inner, dict)]
+        yield from nested or [rope]
+
+
+def _max_positions(config: Any) -> int:
+    longest = getattr(config, "max_position_embeddings", None) or _MAX_POSITIONS
+    for rope in _ropes(config):
+        if name := _LOOKS_AT_THE_BATCH.get(rope.get("rope_type", "default")):
+            longest = min(longest, int(rope.get(name) or getattr(config, name, None) or longest))
+    return longest
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

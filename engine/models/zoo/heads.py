@@ -1,0 +1,47 @@
+"""A language model's head: all that its class does to the hidden states to give logits."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class _Outputs(tuple[torch.Tensor, ...]):
+    """What a decoder gives, with hidden states alone; other attributes are None."""
+
+    def __getattr__(self, name: str) -> torch.Tensor | None:
+        return self[0] if name == "last_hidden_state" else None
+
+
+class _GivenStates(nn.Module):
+    """Stands where a class has its decoder, and gives back the states that it is given."""
+
+    @property
+    def decoder(self) -> "_GivenStates":
+        """Itself: some classes call a part of their decoder."""
+        return self
+
+    def forward(self, *_: object, inputs_embeds: torch.Tensor, **__: object) -> _Outputs:
+        """`inputs_embeds`, as hidden states."""
+        return _Outputs((inputs_embeds,))
+
+
+class LogitsHead:
+    """Hidden states `[R, hidden]` to logits `[R, vocabulary]`, with a class's caps, factors and biases."""
+
+    def __init__(self, model: Any) -> None:
+        """Keep `model`, a language model of transformers whose decoder was taken out."""
+        self.model = model
+
+    @classmethod
+    def split(cls, model: Any) -> tuple[Any, "LogitsHead"]:
+        """The decoder of a language model, and its head without the decoder."""
+        name = model.base_model_prefix
+        decoder = getattr(model, name)
+        setattr(model, name, _GivenStates())
+        return decoder, cls(model)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        with torch.inference_mode():
+            return self.model(inputs_embeds=hidden[None], use_cache=False).logits[0]

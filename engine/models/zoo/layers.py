@@ -1,0 +1,131 @@
+"""The layers of a decoder of transformers, over the engine's KV pool."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.zoo.attention import Terms, running
+from espalier.engine.models.zoo.calls import Call, KVShape
+from espalier.engine.models.zoo.experts import ROWS
+from espalier.kernels.attention import Attend
+from espalier.kernels.backend import Backend
+from espalier.kernels.batch import AttentionBatch, with_drawn
+from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerWeights
+from espalier.kernels.layout import LayerKV
+
+
+class PagedStep:
+    """One step's attention over blocks; see `attention.Step`."""
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        shape: KVShape,
+        layer_kvs: Sequence[LayerKV],
+        batch: AttentionBatch,
+        backend: Backend,
+    ) -> None:
+        self._calls = calls
+        self._shape = shape
+        self._layer_kvs = layer_kvs
+        self._batch = batch
+        self._backend = backend
+        self._attend: dict[int, Attend] = {}
+        self._done = 0
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: Terms
+    ) -> torch.Tensor:
+        """See `attention.Step`."""
+        call, width, added = self._calls[self._done], self._shape.head_dim, len(query) - len(self._batch.row_sequences)
+        query, key, value = (states[: len(states) - added] for states in (query, key, value))
+        self._done += 1
+        layer_kv = self._layer_kvs[call.slot]
+        if call.writes:
+            self._backend.write_kv(layer_kv, self._filled(key), self._filled(value), self._batch)
+        if (attend := self._attend.get(call.heads)) is None:
+            attend = self._attend[call.heads] = self._backend.prepare_attention(layer_kv, self._batch, call.heads)
+        query = F.pad(query, (0, width - call.key_dim)) if width > call.key_dim else query
+        output = attend(query, layer_kv, terms.scale, terms.window, terms.softcap, terms.sinks)
+        return F.pad(output[..., : call.value_dim], (0, 0, 0, 0, 0, added))
+
+    def finish(self) -> None:
+        """Check that the step made every call that was expected."""
+        assert self._done == len(self._calls), f"a step made {self._done} of {len(self._calls)} calls of attention"
+
+    def _filled(self, states: torch.Tensor) -> torch.Tensor:
+        """Keys or values `[T, kv_heads, dim]` in the shape that all KV is kept in."""
+        heads, dim = states.shape[1:]
+        if repeats := self._shape.num_kv_heads // heads - 1:
+            states = states.repeat_interleave(repeats + 1, dim=1)
+        return F.pad(states, (0, self._shape.head_dim - dim)) if dim < self._shape.head_dim else states
+
+
+class TransformersLayers(Layers):
+    """`Layers` that run a decoder of transformers.
+
+    Attributes:
+        model: the module of transformers that gives the hidden states after the last norm.
+        head: the module that gives logits of them, if the checkpoint is a language model's.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        head: Callable[[torch.Tensor], torch.Tensor] | None,
+        calls: Sequence[Call],
+        shape: KVShape,
+        backend: Backend,
+    ) -> None:
+        self.model = model
+        self.head = head
+        self._calls = calls
+        self._shape = shape
+        self._backend = backend
+        embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+        weight = embedding.weight.detach()
+        self.outer = EmbeddingAndNorm(weight, weight[:0], weight[:0])  # norm and rotation are the model's own
+
+    def require_head(self, folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The head over the vocabulary.
+
+        Raises:
+            CheckpointError: the checkpoint in `folder` has none.
+        """
+        if self.head is None:
+            raise CheckpointError(f"{folder} has no head over the vocabulary")
+        return self.head
+
+    def __len__(self) -> int:
+        return self._shape.num_layers
+
+    def weights(self, index: int) -> LayerWeights:
+        """None are known one by one."""
+        raise NotImplementedError("the weights of a decoder of transformers are its modules'")
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layer_kvs: Sequence[LayerKV],
+        batch: AttentionBatch,
+        drawn: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Layers`."""
+        device = self.outer.embedding.device
+        token_ids, positions, batch = token_ids.to(device), positions.to(device), batch.to(device)
+        step = PagedStep(self._calls, self._shape, layer_kvs, batch, self._backend)
+        token_ids, added = with_drawn(token_ids, drawn), -len(token_ids) % ROWS
+        with torch.inference_mode(), running(step):
+            hidden = hidden_states(self.model, F.pad(token_ids, (0, added)), F.pad(positions, (0, added)))
+        step.finish()
+        return hidden[: len(token_ids)]
+
+
+def hidden_states(model: Callable[..., Any], token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Hidden states `[T, hidden]` of a flat batch: `token_ids` and `positions` are `[T]`."""
+    return model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)[0][0]

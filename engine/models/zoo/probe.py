@@ -1,0 +1,177 @@
+"""The trial of a class of transformers: whether its decoder, run as the engine runs it, equals its own plain forward.
+
+A model of the class, made small, gets random weights. Three sequences of different lengths are computed in three mixed
+passes over paged KV, the way an engine batches them, and each alone by transformers' eager attention.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from espalier.engine.models.zoo.attention import NAME, NotRunnableError
+from espalier.engine.models.zoo.calls import kv_shape, trace
+from espalier.engine.models.zoo.exchange import exchange
+from espalier.engine.models.zoo.experts import NAME as EXPERTS
+from espalier.engine.models.zoo.heads import LogitsHead
+from espalier.engine.models.zoo.layers import TransformersLayers, hidden_states
+from espalier.kernels.batch import AttentionBatch
+from espalier.kernels.layout import KVLayout
+from espalier.kernels.torch_backend import TorchBackend
+
+TOLERANCE = 1e-4
+"""Largest difference of logits, relative to the largest logit."""
+_PASSES = ((5, 1, 0), (6, 9, 7), (1, 3, 6))
+"""New tokens of each sequence in each pass; windows of small models are shorter than what is there after the first."""
+_BLOCK = 4
+_ENLARGED = 4.0
+"""Initial weights are so small that models would nearly agree with any attention."""
+
+
+def require_runnable(model_class: type[Any], small: Callable[[], Any], causal: bool = True) -> None:
+    """Try a class of transformers.
+
+    Args:
+        model_class: a `PreTrainedModel`.
+        small: makes a small configuration of it; see `make_small`.
+        causal: whether it has a head over the vocabulary.
+
+    Raises:
+        NotRunnableError: it cannot run so; with the reason.
+    """
+    refuse_by_kind(model_class)
+    try:
+        difference = _difference(random_model(model_class, small()), causal)
+    except NotRunnableError:
+        raise
+    except Exception as error:  # whatever modelling code raises when it is run in a way it was not made for
+        reason = _other_reason(model_class) or f"its code fails on a flat batch ({type(error).__name__}: {error})"
+        raise NotRunnableError(reason) from error
+    if not difference < TOLERANCE:
+        reason = _other_reason(model_class) or "its layers look at more than attention gives them"
+        raise NotRunnableError(f"{reason} (logits differ by {difference:.0e} from its plain forward)")
+
+
+def refuse_by_kind(model_class: type[Any]) -> None:
+    """Refuse what a class itself says it is.
+
+    Raises:
+        NotRunnableError: it has an encoder, or computes attention without the interface.
+    """
+    if getattr(model_class.config_class, "is_encoder_decoder", False):
+        raise NotRunnableError("it has an encoder")
+    source = _source(model_class)
+    if "ALL_ATTENTION_FUNCTIONS" not in source:
+        recurrent = _other_reason(model_class)
+        raise NotRunnableError(
+            recurrent or "it computes attention inline, not through transformers' attention interface"
+        )
+
+
+def random_model(model_class: type[Any], config: Any, seed: int = 0) -> Any:
+    """A model with weights so large that mistakes show; its norms and biases are not those of an identity."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config).eval().requires_grad_(False).float()
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(_ENLARGED)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        return model
+
+
+def _difference(model: Any, causal: bool) -> float:
+    ids = torch.randint(4, model.get_input_embeddings().num_embeddings, (sum(map(sum, _PASSES)),))
+    totals = [sum(counts) for counts in zip(*_PASSES, strict=True)]
+    texts = ids.split(totals)
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        output = [model(text[None], use_cache=False) for text in texts]
+    expected = torch.cat([(out.logits if causal else out[0])[0] for out in output])
+    found = torch.cat(_paged(model, texts, causal))
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+
+
+def _paged(model: Any, texts: tuple[torch.Tensor, ...], causal: bool) -> list[torch.Tensor]:
+    """What the model gives for each text, computed in `_PASSES` over blocks."""
+    backend = TorchBackend()
+    use_paged_attention(model)
+    base, head = LogitsHead.split(model) if causal else (model, None)
+    exchange(model, backend.prepare_linear, _as_is, _as_is)
+    if causal:
+        exchange(base, backend.prepare_linear, _as_is, _as_is)
+    some = torch.arange(3)
+    calls = trace(lambda: hidden_states(base, some + 4, some))
+    shape = kv_shape(calls)
+    layers = TransformersLayers(base, head, calls, shape, backend)
+    blocks = -(-max(map(len, texts)) // _BLOCK)
+    layout = KVLayout(
+        shape.num_layers, shape.num_kv_heads, shape.head_dim, _BLOCK, torch.float32,
+        len(texts) * blocks * shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * _BLOCK * 4,
+    )  # fmt: skip
+    pool = torch.full((layout.slab_bytes // 4,), float("nan")).view(torch.uint8)
+    layer_kvs = [layout.layer_view(pool, layer) for layer in range(shape.num_layers)]
+    done, found = [0] * len(texts), [[] for _ in texts]
+    for counts in _PASSES:
+        rows = [s for s, count in enumerate(counts) if count]
+        positions = torch.cat([torch.arange(done[s], done[s] + counts[s]) for s in rows])
+        token_ids = torch.cat([texts[s][done[s] : done[s] + counts[s]] for s in rows])
+        batch = _batch([counts[s] for s in rows], [done[s] for s in rows], rows, blocks)
+        hidden = layers.forward(token_ids, positions, layer_kvs, batch)
+        given = head(hidden) if head else hidden
+        for s, part in zip(rows, given.split([counts[s] for s in rows]), strict=True):
+            found[s].append(part)
+            done[s] += counts[s]
+    return [torch.cat(parts) for parts in found]
+
+
+def _batch(counts: list[int], done: list[int], sequences: list[int], blocks: int) -> AttentionBatch:
+    """A batch of new tokens of sequences whose blocks lie one after another, `blocks` for each."""
+    tables = torch.tensor([[s * blocks + b for b in range(blocks)] for s in sequences], dtype=torch.int32)
+    row_sequences = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    positions = torch.cat([torch.arange(n, n + count) for n, count in zip(done, counts, strict=True)])
+    return AttentionBatch(
+        query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
+        row_sequences=row_sequences.int(),
+        context_lengths=torch.tensor([n + count for n, count in zip(done, counts, strict=True)], dtype=torch.int32),
+        block_tables=tables,
+        write_slabs=torch.zeros_like(positions),
+        write_slots=tables[row_sequences, positions // _BLOCK].long(),
+        write_offsets=positions % _BLOCK,
+        write_rows=None,
+    )
+
+
+def use_paged_attention(model: Any) -> None:
+    """Have a model's layers call the engine's attention and experts.
+
+    Raises:
+        NotRunnableError: its class computes attention inline.
+    """
+    try:
+        model.set_attn_implementation(NAME)
+    except ValueError as error:
+        raise NotRunnableError(str(error)) from error
+    if model.config._attn_implementation != NAME:
+        raise NotRunnableError("it computes attention inline, not through transformers' attention interface")
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation(EXPERTS)
+
+
+def _as_is(weight: torch.Tensor) -> torch.Tensor:
+    return weight
+
+
+def _other_reason(model_class: type[Any]) -> str | None:
+    """The likely cause of a failed trial, from the source of the class's module."""
+    source = _source(model_class)
+    if any(word in source for word in ("conv_state", "recurrent_state", "ssm_state", "rwkv", "selective_scan")):
+        return "its layers keep a recurrent state"
+    return None
+
+
+def _source(model_class: type[Any]) -> str:
+    return inspect.getsource(sys.modules[model_class.__module__])

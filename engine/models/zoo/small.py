@@ -1,0 +1,157 @@
+"""A configuration of transformers made small, so that a model of the same class takes a moment to make and to run."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+LEAST_LAYERS, MOST_LAYERS = 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The numbers of a small model; those of its configuration that are smaller stay.
+
+    Attributes:
+        window: positions of every window and chunk of attention, fewer than the texts that are tried have.
+    """
+
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    value_dim: int = 12
+    inner: int = 32
+    vocabulary: int = 61
+    experts: int = 6
+    window: int = 4
+    positions: int = 128
+
+
+def make_small(config: Any, sizes: Sizes | None = None) -> Any:
+    """A configuration of the same class and features as `config`, a `PreTrainedConfig`, and of these sizes."""
+    sizes = sizes or Sizes()
+    raw = {name: value for name, value in config.to_dict().items() if name not in ("transformers_version", "dtype")}
+    real_names = getattr(config, "attribute_map", {})
+    layers_name = real_names.get("num_hidden_layers", "num_hidden_layers")
+    if isinstance(count := raw.get(layers_name), int):
+        chosen = _chosen_layers(raw, count)
+        raw = {name: _of_layers(value, count, chosen) for name, value in raw.items()}
+        raw[layers_name] = len(chosen)
+        for name in ("num_kv_shared_layers", "first_k_dense_replace"):
+            if isinstance(raw.get(name), int):
+                raw[name] = min(raw[name], len(chosen) // 2 if "shared" in name else 1)
+    common = {real: name for name, real in real_names.items()}
+    named = {name: value for name, value in raw.items() if name not in common}
+    named |= {common[name]: value for name, value in raw.items() if name in common}
+    shrink = _Shrink(sizes, named)
+    small = {name: shrink(common.get(name, name), value) for name, value in raw.items()}
+    return type(config).from_dict(copy.deepcopy(small))
+
+
+def _chosen_layers(raw: dict[str, Any], count: int) -> list[int]:
+    """Layers of each kind, first those that differ from all before them, then as many again."""
+    by_layer = [_as_list(value, count) for value in raw.values() if _as_list(value, count)]
+    kinds: dict[str, int] = {}
+    for layer in range(count):
+        kinds.setdefault(repr([each[layer] for each in by_layer]), layer)
+    first = list(kinds.values())[:MOST_LAYERS]
+    wanted = max(len(first), min(LEAST_LAYERS, count))
+    return (first * wanted)[:wanted]
+
+
+def _as_list(value: Any, count: int) -> list[Any]:
+    """What a field says of each of `count` layers, in a list or by their indices; empty where it says no such thing."""
+    if isinstance(value, list) and len(value) == count:
+        return value
+    if isinstance(value, dict) and value and all(str(key).isdigit() and int(key) < count for key in value):
+        by_index = {int(key): of_layer for key, of_layer in value.items()}
+        return [by_index.get(layer) for layer in range(count)]
+    return []
+
+
+def _of_layers(value: Any, count: int, chosen: list[int]) -> Any:
+    if not (by_layer := _as_list(value, count)):
+        return value
+    picked = [by_layer[layer] for layer in chosen]
+    return picked if isinstance(value, list) else {i: each for i, each in enumerate(picked) if each is not None}
+
+
+class _Shrink:
+    """Gives the value that a field has in the small configuration."""
+
+    def __init__(self, sizes: Sizes, raw: dict[str, Any]) -> None:
+        self._sizes = sizes
+        self._raw = raw
+        heads, kv_heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads")
+        self._kv_heads = sizes.kv_heads
+        if not isinstance(kv_heads, int) or heads == kv_heads:
+            self._kv_heads = sizes.heads
+        elif kv_heads == 1:
+            self._kv_heads = 1
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """The value for `value` of the field that most configurations call `name`."""
+        sizes = self._sizes
+        if name.endswith("token_id"):
+            ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+            return value if value is None or value is False else ends.get(name, 3)
+        if value is None and name == "head_dim":
+            return sizes.head_dim
+        if value is None and name == "num_key_value_heads":
+            return sizes.heads
+        if isinstance(value, dict):
+            return self._rope(value) if name in ("rope_parameters", "rope_scaling") else self._inner(value)
+        if isinstance(value, list) and value and all(type(each) is int for each in value):
+            wide = any(part in name for part in ("intermediate", "inner", "ffn"))
+            return [self(name, each) for each in value] if wide else value
+        if type(value) is not int or value <= 0:
+            return value
+        return min(value, self._most(name) or value)
+
+    def _inner(self, value: dict[Any, Any]) -> dict[Any, Any]:
+        """Fields within a field; of one layer, where the keys are numbers."""
+        named = {key: self(key, each) for key, each in value.items() if isinstance(key, str)}
+        return named or {key: self._inner(each) if isinstance(each, dict) else each for key, each in value.items()}
+
+    def _rope(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Rotary parameters with as many factors as the small head has pairs."""
+        part = value.get("partial_rotary_factor") or self._raw.get("partial_rotary_factor") or 1
+        pairs = int(self._sizes.head_dim * part) // 2
+        return {key: each[:pairs] if isinstance(each, list) else each for key, each in value.items()}
+
+    def _most(self, name: str) -> int | None:
+        sizes, raw = self._sizes, self._raw
+
+        def has(*parts: str) -> bool:
+            return any(part in name for part in parts)
+
+        if has("vocab"):
+            return sizes.vocabulary
+        if has("key_value_heads", "kv_heads", "head_kv"):
+            return self._kv_heads
+        if has("attention_heads", "num_heads", "n_heads", "n_head") and not has("index"):
+            return sizes.heads
+        if has("rotary_dim"):
+            return sizes.head_dim // 2
+        if has("head_dim", "kv_channels", "head_size"):
+            if has("rope") or raw.get(name) == raw.get("qk_rope_head_dim"):
+                return sizes.head_dim // 2
+            return sizes.value_dim if name.startswith("v_") or "_v_" in name else sizes.head_dim
+        if name in ("hidden_size", "embedding_size", "word_embed_proj_dim", "d_model"):
+            return sizes.heads * sizes.head_dim
+        if has("experts_per_tok", "top_k", "topk", "num_selected", "num_experts_per"):
+            return 1 if has("group") else 2
+        if has("n_group", "num_expert_group"):
+            return 2
+        if has("intermediate", "ffn_dim", "ffn_hidden", "n_inner", "inner_dim", "feed_forward"):
+            return sizes.inner
+        if has("expert") and not has("layer", "step", "freq"):
+            return sizes.experts
+        if has("window", "attention_chunk_size"):
+            return sizes.window
+        if has("rank"):
+            return sizes.head_dim
+        if has("per_layer_input"):
+            return 8
+        if name in ("max_position_embeddings", "n_positions", "n_ctx"):
+            return sizes.positions
+        return None

@@ -1,0 +1,196 @@
+"""Decoders that run by transformers' own code over the engine's KV, against transformers alone."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_driver import drain, generate, read, release
+from plain import plain_greedy, plain_logits
+from zoo_models import small_config, write_checkpoint
+
+from espalier.engine.engine import Engine
+from espalier.engine.errors import CheckpointError
+from espalier.engine.models.checkpoint import Checkpoint
+from espalier.engine.models.model import Model, load_generator
+from espalier.engine.models.options import ModelImpl, Quantization
+from espalier.engine.work import Generate, Generated, Sampling, Score, Scored
+
+KINDS = ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "phi3", "gpt2", "gemma2", "deepseek_v3"]
+"""Model types: windows in some layers, experts, sinks, caps, learned positions, and values narrower than keys."""
+GREEDY = Sampling(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("zoo")
+    return {kind: write_checkpoint(root / kind, kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def models(folders: dict[str, Path]) -> dict[str, Model]:
+    return {kind: load(folder) for kind, folder in folders.items()}
+
+
+def load(folder: Path, **options: object) -> Model:
+    checkpoint = Checkpoint(folder, model_impl=ModelImpl.TRANSFORMERS, **options)  # type: ignore[arg-type]
+    return load_generator(checkpoint, torch.float32, "cpu")
+
+
+def some_ids(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(4, 330, count).tolist()
+
+
+def assert_logits_equal(logits: np.ndarray, folder: Path, token_ids: list[int], last: int) -> None:
+    expected = plain_logits(folder, token_ids)[-last:]
+    difference = (torch.from_numpy(logits[-last:]) - expected).abs().max() / expected.abs().max()
+    assert difference < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("max_batch_tokens", [7, 64])
+def test_prefill_in_chunks_and_decoding_equal_transformers(
+    kind: str,
+    max_batch_tokens: int,
+    make_engine: Callable[..., Engine],
+    models: dict[str, Model],
+    folders: dict[str, Path],
+):
+    engine, ids = make_engine(models[kind], max_batch_tokens=max_batch_tokens), some_ids(31)
+    sequence = engine.open("generator", ids[:5])
+    assert_logits_equal(read(engine, sequence, ids[5:29]), folders[kind], ids[:29], 24)
+    one_by_one = np.concatenate([read(engine, sequence, [token]) for token in ids[29:]])
+    assert_logits_equal(one_by_one, folders[kind], ids, 2)
+    release(engine, sequence)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_decoding_equals_transformers_token_by_token(
+    kind: str, make_engine: Callable[..., Engine], models: dict[str, Model], folders: dict[str, Path]
+):
+    engine, ids = make_engine(models[kind]), some_ids(9, seed=3)
+    sequence = engine.open("generator", ids)
+    (done,) = generate(engine, sequence, GREEDY, tokens=12, delimiter="")
+    expected, log_probability = plain_greedy(folders[kind], ids, len(done.token_ids))
+    assert done.token_ids == expected
+    assert done.log_probability == pytest.approx(log_probability, abs=1e-3)
+    release(engine, sequence, done.sequence)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forks_continue_each_on_its_own_and_prompts_are_cached(
+    kind: str, make_engine: Callable[..., Engine], models: dict[str, Model], folders: dict[str, Path]
+):
+    engine, ids = make_engine(models[kind]), some_ids(10)
+    parent = engine.open("generator", [])
+    read(engine, parent, ids, [])
+    family = [*engine.fork(parent, 3), parent]
+    tails = [some_ids(count, seed=count) for count in (1, 2, 5, 11)]
+    for sequence, tail in zip(family, tails, strict=True):
+        engine.submit(Score("reader", sequence, tuple(tail), tuple(range(len(tail)))))
+    by_row = {d.work.sequence.row: d.values for d in drain(engine) if isinstance(d, Scored)}
+    for sequence, tail in zip(family, tails, strict=True):
+        assert_logits_equal(by_row[sequence.row], folders[kind], ids + tail, len(tail))
+    assert engine.stats()["generator"].copied_blocks
+    release(engine, *family)
+    for tail in ([77, 78], [79]):
+        again = engine.open("generator", [*ids, *tails[3]])
+        assert_logits_equal(read(engine, again, tail), folders[kind], [*ids, *tails[3], *tail], len(tail))
+        release(engine, again)
+    assert engine.stats()["generator"].cache_hits
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "phi3"])
+def test_a_sequence_has_the_same_bits_alone_and_in_company(
+    kind: str, make_engine: Callable[..., Engine], models: dict[str, Model]
+):
+    ids = some_ids(23, seed=5)
+
+    def run(company: int, max_batch_tokens: int) -> tuple[np.ndarray, list[int], float]:
+        engine = make_engine(models[kind], max_batch_tokens=max_batch_tokens, prefix_cache=False)
+        others = [engine.open("generator", some_ids(3 + 5 * i, seed=10 + i), owner="others") for i in range(company)]
+        for other in others:
+            engine.submit(Generate("others", other, (Sampling(key=4), Sampling(key=8)), 20, ""))
+        sequence = engine.open("generator", ids[:12])
+        engine.submit(Score("reader", sequence, tuple(ids[12:]), tuple(range(11))))
+        done = drain(engine)
+        (scored,) = (d for d in done if isinstance(d, Scored))
+        (child,) = generate(engine, sequence, Sampling(key=3), tokens=8, delimiter="")
+        release(engine, sequence, child.sequence, *others, *(d.sequence for d in done if isinstance(d, Generated)))
+        return scored.values, list(child.token_ids), child.log_probability
+
+    alone, *in_company = run(0, 64), run(1, 64), run(5, 64), run(5, 9)
+    for values, token_ids, log_probability in in_company:
+        assert np.array_equal(values, alone[0])
+        assert (token_ids, log_probability) == alone[1:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_int8_weights_stay_near_float32(
+    kind: str, make_engine: Callable[..., Engine], models: dict[str, Model], folders: dict[str, Path]
+):
+    pytest.importorskip("torchao")
+    model = load(folders[kind], quantization=Quantization.INT8)
+    assert model.weight_bytes < 0.6 * models[kind].weight_bytes
+    engine, ids = make_engine(model), some_ids(20)
+    sequence = engine.open("generator", [])
+    logits, exact = torch.from_numpy(read(engine, sequence, ids)), plain_logits(folders[kind], ids)
+    assert torch.cosine_similarity(logits.flatten(), exact.flatten(), dim=0) > 0.99
+    release(engine, sequence)
+
+
+def test_each_model_says_what_runs_it(folders: dict[str, Path]):
+    assert Checkpoint(folders["llama"]).decoder_config.impl is ModelImpl.NATIVE
+    assert Checkpoint(folders["gemma3_text"]).decoder_config.impl is ModelImpl.TRANSFORMERS
+    forced = Checkpoint(folders["llama"], model_impl=ModelImpl.TRANSFORMERS)
+    assert forced.decoder_config.impl is ModelImpl.TRANSFORMERS
+    with pytest.raises(CheckpointError, match="gemma3_text"):
+        _ = Checkpoint(folders["gemma3_text"], model_impl=ModelImpl.NATIVE).decoder_config
+
+
+def test_a_window_is_that_of_its_layer(folders: dict[str, Path]):
+    assert Checkpoint(folders["gemma3_text"]).decoder_config.windows == (5, 5, 5, None)
+    assert Checkpoint(folders["gpt_oss"]).decoder_config.windows == (5, None, 5, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("qwen3_next", "its layers keep a recurrent state"),
+        ("mamba", "its layers keep a recurrent state"),
+        ("bloom", "it computes attention inline"),
+        ("bert", "its attention is not causal"),
+        ("doge", "it makes an attention mask of its own"),
+        ("inkling_text", "it passes position_bias to attention, which is not known"),
+    ],
+)
+def test_a_decoder_that_cannot_run_so_is_refused_with_the_reason(kind: str, reason: str, tmp_path: Path):
+    small_config(kind).save_pretrained(tmp_path)
+    text = (tmp_path / "config.json").read_text().replace('"architectures": null', '"architectures": ["XForCausalLM"]')
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.config["architectures"] = ["XForCausalLM"]
+    with pytest.raises(CheckpointError, match=f"cannot run on Espalier's attention: {reason}"):
+        _ = checkpoint.decoder_config
+
+
+def test_a_type_that_nobody_knows_is_refused_and_its_code_is_not_run(folders: dict[str, Path]):
+    checkpoint = Checkpoint(folders["gemma3_text"])
+    checkpoint.config |= {"model_type": "made-up", "auto_map": {"AutoConfig": "evil.Config"}}
+    with pytest.raises(CheckpointError, match="'made-up' is known neither to Espalier nor to transformers"):
+        _ = checkpoint.decoder_config
+
+
+def test_the_native_path_imports_no_modelling_code(tiny_checkpoints: dict[str, Path]):
+    program = (
+        "import sys, torch, pathlib;"
+        "from espalier.engine.models.checkpoint import Checkpoint;"
+        "from espalier.engine.models.model import load_generator;"
+        "load_generator(Checkpoint(pathlib.Path(sys.argv[1])), torch.float32, 'cpu');"
+        "sys.exit('transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tiny_checkpoints["qwen2-tied"])], check=True)

@@ -1,0 +1,28 @@
+"""Small random checkpoints of decoders that run by transformers' code, in odd shapes."""
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from tiny_models import train_tokenizer
+
+from espalier.engine.models.zoo.probe import random_model
+from espalier.engine.models.zoo.small import Sizes, make_small
+
+ODD = Sizes(heads=6, kv_heads=3, head_dim=8, value_dim=4, inner=40, vocabulary=350, experts=8, window=5, positions=256)
+"""Other sizes than those that a class is tried with at load; nothing is a multiple of what kernels like."""
+
+
+def small_config(kind: str, sizes: Sizes = ODD, **fields: Any) -> Any:
+    """The text half's configuration of a model type, by its defaults and `fields`."""
+    config = transformers.CONFIG_MAPPING[kind](**fields)
+    return make_small(config.get_text_config(decoder=True), sizes)
+
+
+def write_checkpoint(folder: Path, kind: str, classes: Any = None, sizes: Sizes = ODD, **fields: Any) -> Path:
+    """Write a checkpoint of a model type in `folder`, with a tokenizer."""
+    config = small_config(kind, sizes, **fields)
+    mapping: Any = classes or transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    random_model(mapping[type(config)], config).save_pretrained(folder)
+    train_tokenizer().save_pretrained(folder)
+    return folder
