@@ -44,15 +44,20 @@ class CountingLinear(Linear):
 class CountingBackend(TorchBackend):
     layout = CountingLayout
 
-    def prepare_layers(self, *decoder: Any) -> Layers:
-        layers = super().prepare_layers(*decoder)
+    def prepare_layers(self, *args: Any, **kwargs: Any) -> Layers:
+        layers: Any = super().prepare_layers(*args, **kwargs)
         forward = layers.forward
         layers.forward = lambda *step: (CALLS.update(["steps"]), forward(*step))[1]
         return layers
 
-    def prepare_attention(self, *step: Any) -> Attend:
-        attend = super().prepare_attention(*step)
-        return lambda *layer: (CALLS.update(["attention"]), attend(*layer))[1]
+    def prepare_attention(self, *args: Any, **kwargs: Any) -> Attend:
+        attend: Any = super().prepare_attention(*args, **kwargs)
+
+        def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+            CALLS["attention"] += 1
+            return attend(*args, **kwargs)
+
+        return counted
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         return CountingLinear(weight, bias)
