@@ -30,9 +30,9 @@ CALLS: Counter[str] = Counter()
 
 
 class CountingLayout(KVLayout):
-    def layer_view(self, *of: Any) -> Any:
+    def layer_view(self, *args: Any, **kwargs: Any) -> Any:
         CALLS["layer views"] += 1
-        return super().layer_view(*of)
+        return super().layer_view(*args, **kwargs)
 
 
 class CountingLinear(Linear):
