@@ -1,7 +1,11 @@
 """The table and the page of a study of memory and time."""
 
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from espalier.experiments.runs.folder import write_whole
 from espalier.experiments.runs.table import Table
@@ -13,9 +17,6 @@ Cell = dict[str, Any]
 
 TABLE, CELLS, PAGE = "cells.csv", "cells.json", "README.md"
 _MIB, _GIB = 2**20, 2**30
-SHARING = """\
-In every round the ratio rises while children branch off shared paths, and falls when their parents and the pruned are
-released. It grows with N: more sequences read the same prompt, and the same steps where they have a common ancestor."""
 
 
 def write_study(cells: list[Cell], configuration: dict[str, Any], folder: Path) -> None:
@@ -63,79 +64,30 @@ def row_of(cell: Cell) -> dict[str, Any]:
 
 def page(cells: list[Cell], configuration: dict[str, Any]) -> str:
     """The page: what was run, the figures, what they say, and the table."""
-    rows = [row_of(cell) for cell in cells]
     shown = [
         "algorithm", "N", "M", "peak KV MiB", "closed form MiB", "physical blocks", "logical blocks",
         "searches in 1 GiB", "ms alone", "tokens/s at once", "preemptions",
     ]  # fmt: skip
-    ran = "".join(f"- {name}: {value}\n" for name, value in configuration.items() if value not in (None, ""))
-    table = Table(shown, [[_cell_text(row[name]) for name in shown] for row in rows]).markdown()
-    return f"""# Memory and time against N and M
-
-Means over {cells[0]["problems"]} problems. Memory and phases: one search at a time. Throughput and preemptions: all at
-once, in one KV pool. No search shares a prompt with another.
-
-![Peak KV and live blocks against N](peak.svg)
-
-{findings(cells)}
-![Sharing over a search's life](sharing.svg)
-
-{SHARING}
-
-![Time by phase, and throughput](time.svg)
-
-Launches and waits of a model's batches are decode and scoring; `scheduling` chooses rows and blocks and takes results
-in; the rest is the tree, the tokenization of steps and the vote.
-
-![Searches that fit, and preemptions](fit.svg)
-
-{table}
-
-All columns are in `{TABLE}`, all values in `{CELLS}`. The closed form takes each search's own lengths (prompt, mean
-step, depth, merged share); it assumes that all paths reach that depth, and that the kept ones are a random choice.
-
-## What ran
-
-{ran}"""
-
-
-def findings(cells: list[Cell]) -> str:
-    """The M that holds the most KV at each N, and why, and the error of the closed form."""
-    lines = []
+    rows = [[_cell_text(row[name]) for name in shown] for row in map(row_of, cells)]
     beam = [cell for cell in cells if ALGORITHMS[cell["algorithm"]].growth is Growth.BEST]
-    for width in sorted({cell["beam_width"] for cell in beam}):
-        row = sorted((cell for cell in beam if cell["beam_width"] == width), key=lambda cell: cell["expansion"])
-        if len(row) > 1:
-            held = ", ".join(_held(cell) for cell in row)
-            most = max(row, key=lambda cell: cell["isolated"]["peak_kv_bytes"])
-            lines.append(f"- N={width}: {held}; the most at M={most['expansion']}")
-    text = "\n".join(lines) + "\n\n" if lines else ""
-    if any(cell["expansion"] == 1 and cell["beam_width"] > 1 for cell in beam):
-        text += (
-            "With M=1 nothing is pruned: a search is N chains that share the prompt, and each keeps all of its own\n"
-            "steps. With M>1 the N best of N·M children have few parents and fewer grandparents, so most of a path\n"
-            "is shared; against that stand N·M new steps instead of N.\n"
-        )
-        if any(cell["isolated"]["duplicates"] for cell in beam):
-            text += (
-                "Merging often decides it: equal siblings are one path in several of the N places, and what scores\n"
-                "best is often what was sampled most, so that fewer different paths are kept than with M=1, where\n"
-                "each stays. `--no-merge-duplicates` shows pruning without merging.\n"
-            )
-        text += "\n"
-    ratios = [
-        cell["estimate"]["peak_kv_bytes"] / cell["isolated"]["peak_kv_bytes"] for cell in cells if cell["estimate"]
-    ]
-    if ratios:
-        text += f"The closed form is {min(ratios):.2f} to {max(ratios):.2f} times what was measured"
-        text += f", over {len(ratios)} cells.\n"
-    return text
-
-
-def _held(cell: Cell) -> str:
-    alone = cell["isolated"]
-    merged = f" ({100 * alone['duplicates'] / alone['nodes']:.0f}% merged)" if alone["duplicates"] else ""
-    return f"{alone['peak_kv_bytes'] / _MIB:.1f} MiB at M={cell['expansion']}{merged}"
+    by_width = groupby(sorted(beam, key=lambda cell: (cell["beam_width"], cell["expansion"])), itemgetter("beam_width"))
+    estimated = [cell for cell in cells if cell["estimate"]]
+    environment = Environment(
+        loader=PackageLoader("espalier.experiments.study", "."),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("page.jinja").render(
+        problems=cells[0]["problems"],
+        widths=[(width, row) for width, found in by_width if len(row := list(found)) > 1],
+        has_chains=any(cell["expansion"] == 1 and cell["beam_width"] > 1 for cell in beam),
+        merges=any(cell["isolated"]["duplicates"] for cell in beam),
+        ratios=[cell["estimate"]["peak_kv_bytes"] / cell["isolated"]["peak_kv_bytes"] for cell in estimated],
+        table=Table(shown, rows).markdown(),
+        configuration={name: value for name, value in configuration.items() if value not in (None, "")},
+        files=(TABLE, CELLS),
+    )
 
 
 def _cell_text(value: Any) -> str:
