@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.report import tables
 from espalier.experiments.report.contents import NOTES, Report
-from espalier.experiments.report.differences import Difference, differences
+from espalier.experiments.report.differences import differences
 from espalier.experiments.report.plots import draw_plots
 from espalier.experiments.report.problems import problem_rows
 from espalier.experiments.report.runs import Run
@@ -16,8 +16,6 @@ from espalier.experiments.runs.benchmark_files import SUFFIXES
 from espalier.experiments.runs.folder import write_whole
 
 PAGE, MARKDOWN, TABLE, DIFFERENCES = "report.html", "report.md", "table.csv", "differences.csv"
-_TEMPLATE = "page.html"
-_LONGEST_MARKDOWN_LIST = 20
 
 
 def write_report(
@@ -52,62 +50,35 @@ def write_report(
     report = Report(_title(runs), runs, compared, rows, count, plots, not_begun)
     write_whole(out / TABLE, tables.data_table(runs).csv())
     write_whole(out / DIFFERENCES, tables.difference_data(compared).csv())
-    write_whole(out / MARKDOWN, markdown(report))
-    write_whole(out / PAGE, page(report))
+    write_whole(out / MARKDOWN, _render("page.md.jinja", report))
+    write_whole(out / PAGE, _render("page.html", report))
     return report
 
 
-def markdown(report: Report) -> str:
-    """The report in Markdown, with links to the plots beside it."""
-    parts = [f"# {report.title}", tables.main_table(report.runs).markdown()]
-    parts += [f"Note: {warning}." for warning in report.warnings]
-    parts += [f"## {plot.title}\n\n![{plot.title}]({plot.name}.svg)\n\n{plot.caption}" for plot in report.plots]
-    if report.differences:
-        parts += ["## Differences", tables.difference_table(report.differences).markdown()]
-        parts += [text for difference in report.differences if (text := _disagreements(difference))]
-    for title, table in tables.breakdown_tables(report.runs):
-        parts += [f"## Accuracy per {title}, %", table.markdown()]
-    parts += ["## How to read it", "\n".join(f"- {note}" for note in NOTES)]
-    return "\n\n".join(parts) + "\n"
-
-
-def page(report: Report) -> str:
-    """Render the page; texts of problems and models are escaped."""
+def _render(template: str, report: Report) -> str:
+    """Render a template of this folder; in HTML, texts of problems and models are escaped."""
     environment = Environment(
         loader=PackageLoader("espalier.experiments.report", "."),
-        autoescape=True,
+        autoescape=select_autoescape(["html"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    places = {row.unique_id: place for place, row in enumerate(report.problems)}
     numbers = {id(run): number for number, run in enumerate(report.runs, start=1)}
-    return environment.get_template(_TEMPLATE).render(
+    return environment.get_template(template).render(
         report=report,
         notes=NOTES,
         main=tables.main_table(report.runs),
         breakdowns=tables.breakdown_tables(report.runs),
+        differences=tables.difference_table(report.differences),
+        differences_file=DIFFERENCES,
         pairs=[
             (found, numbers[id(found.first)], numbers[id(found.second)], tables.difference_cells(found))
             for found in report.differences
         ],
-        places=places,
+        places={row.unique_id: place for place, row in enumerate(report.problems)},
     )
-
-
-def _disagreements(difference: Difference) -> str:
-    sides = [(difference.first, difference.only_first), (difference.second, difference.only_second)]
-    return "\n\n".join(
-        f"Of {difference.first.name} and {difference.second.name}, only {run.name} solves: {_listed(names)}"
-        for run, names in sides
-        if names
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:_LONGEST_MARKDOWN_LIST])
-    left = len(names) - _LONGEST_MARKDOWN_LIST
-    return f"{shown} and {left} more (all in {DIFFERENCES})" if left > 0 else shown
 
 
 def _title(runs: Sequence[Run]) -> str:
