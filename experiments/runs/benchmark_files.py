@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -251,13 +252,9 @@ def _of_table(path: Path) -> Iterator[Record]:
 
 def _of_parquet(path: Path) -> Iterator[Record]:
     parquet, arrow = _library("pyarrow.parquet", path), _library("pyarrow", path)
-    number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
-                for fields in batch.to_pylist():
-                    number += 1
-                    yield Record(f"{path} (row {number})", number, fields)
+            yield from _numbered(str(path), file.iter_batches(batch_size=_ROWS_AT_ONCE))
     except (OSError, ValueError, arrow.ArrowException) as error:
         raise BenchmarkError(f"{path}: not Parquet that can be read: {_in_one_line(error)}") from error
 
@@ -279,13 +276,11 @@ def _of_folder(folder: Path, part: Part) -> Iterator[Record]:
     with tempfile.TemporaryDirectory() as cache, _dataset_errors(str(folder), part):
         builder = datasets.load_dataset_builder(str(folder), part.configuration, cache_dir=cache)
     files: Mapping[str, Iterable[str]] = {str(split): found for split, found in builder.config.data_files.items()}
-    number = 0
-    for path in map(Path, files[_chosen(f"{folder}", files, part)]):
-        if path.suffix.lower() not in SUFFIXES:
-            raise BenchmarkError(f"{path} cannot be read; a folder's files end in {', '.join(SUFFIXES)}")
-        for record in _of_file(path):
-            number += 1
-            yield record._replace(number=number)
+    paths = [Path(file) for file in files[_chosen(str(folder), files, part)]]
+    if wrong := [path for path in paths if path.suffix.lower() not in SUFFIXES]:
+        raise BenchmarkError(f"{wrong[0]} cannot be read; a folder's files end in {', '.join(SUFFIXES)}")
+    for number, record in enumerate(chain.from_iterable(map(_of_file, paths)), start=1):
+        yield record._replace(number=number)
 
 
 def _of_hub(repository: str, revision: str | None, part: Part, offline: bool) -> Iterator[Record]:
@@ -299,12 +294,14 @@ def _of_hub(repository: str, revision: str | None, part: Part, offline: bool) ->
 def _rows(name: str, splits: Mapping[str, Any], part: Part) -> Iterator[Record]:
     split = _chosen(name, splits, part)
     place = f"{name}:{part.configuration}/{split}" if part.configuration else f"{name}:{split}"
-    number = 0
     # As Arrow's tables, in which images and sounds are not decoded.
-    for table in splits[split].with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-        for fields in table.to_pylist():
-            number += 1
-            yield Record(f"{place} (row {number})", number, fields)
+    yield from _numbered(place, splits[split].with_format("arrow").iter(batch_size=_ROWS_AT_ONCE))
+
+
+def _numbered(place: str, tables: Iterable[Any]) -> Iterator[Record]:
+    """The rows of Arrow's tables, with their numbers."""
+    for number, fields in enumerate((row for table in tables for row in table.to_pylist()), start=1):
+        yield Record(f"{place} (row {number})", number, fields)
 
 
 def _chosen(name: str, splits: Iterable[str], part: Part) -> str:
@@ -447,13 +444,11 @@ class UniqueIds:
     on how many are read, and a run goes on with the ids that it began with.
 
     Attributes:
-        repeats: how many records had an id that was taken.
-        first: the first of them: its place, its id, and the one it got instead.
+        repeats: of each record whose id was taken, its place, its id, and the one it got instead.
     """
 
     def __init__(self) -> None:
-        self.repeats = 0
-        self.first = ("", "", "")
+        self.repeats: list[tuple[str, str, str]] = []
         self._taken: set[str] = set()
         self._counts: dict[str, int] = {}
 
@@ -465,6 +460,5 @@ class UniqueIds:
             given = f"{wanted}#{self._counts[wanted]}"
         self._taken.add(given)
         if given != wanted:
-            self.first = self.first if self.repeats else (place, wanted, given)
-            self.repeats += 1
+            self.repeats.append((place, wanted, given))
         return given

@@ -39,9 +39,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
+from espalier.experiments.demo import benchmark_path
 from espalier.experiments.runs.benchmark_files import (
     BenchmarkError,
     Record,
@@ -125,7 +125,7 @@ def load_benchmark(
     """
     if name == "demo-training":
         return _demo_training(_DEMO_TRAINING if limit is None else limit)
-    source, records = read_records(str(_demo_path()) if name == "demo" else name, offline)
+    source, records = read_records(str(benchmark_path()) if name == "demo" else name, offline)
     problems: list[Problem] = []
     ids, doubts = UniqueIds(), list[str]()
     for record in islice(records, limit):
@@ -142,9 +142,9 @@ def load_benchmark(
             + ("; …" if len(doubts) > _SHOWN_GOLDS else "")
         )
     if ids.repeats:
-        place, wanted, given = ids.first
+        place, wanted, given = ids.repeats[0]
         notify(
-            f"{ids.repeats} of {len(problems)} records of {name} repeat the id of an earlier one and get a number "
+            f"{len(ids.repeats)} of {len(problems)} records of {name} repeat the id of an earlier one and get a number "
             f"behind it, first {place}: {wanted!r} becomes {given!r}"
         )
     return problems
@@ -160,12 +160,6 @@ def _demo_training(count: int) -> list[Problem]:
         made = make_problem(rng, rng.choice(LEVELS[level]))
         problems.append(Problem(f"demo-training/{number}", made.text, made.answer, level, subject=made.subject))
     return problems
-
-
-def _demo_path() -> Path:
-    from espalier.experiments.demo import benchmark_path
-
-    return benchmark_path()
 
 
 class _Reading:
@@ -229,6 +223,10 @@ class _Reading:
                 yield name, values[0]
             elif all(isinstance(value, str) for value in values):
                 yield name, " ".join(str(value).strip() for value in values)
+
+    def _found(self, what: str) -> Iterator[tuple[str, Any]]:
+        """The candidates of a field that need not be there, unless a field map names it."""
+        return iter([self._take(what)]) if what in self._map else self._candidates(what)
 
     def _golds(self, name: str, value: Any) -> tuple[str, ...]:
         if isinstance(value := as_listed(value), list):
@@ -302,7 +300,7 @@ class _Reading:
         return found
 
     def _id(self, default: str) -> str:
-        for name, value in [self._take("id")] if "id" in self._map else self._candidates("id"):
+        for name, value in self._found("id"):
             if value is None or value == "":
                 continue
             if isinstance(value, bool) or not isinstance(value, str | int):
@@ -312,7 +310,7 @@ class _Reading:
 
     def _level(self) -> int | None:
         """The level as a number, also from MATH's `Level 5`; None without one."""
-        name, value = self._take("level") if "level" in self._map else next(self._candidates("level"))
+        name, value = next(self._found("level"))
         text = str(value).removeprefix("Level ").removesuffix(".0")
         if text.isdecimal() and len(text) <= _MAX_LEVEL_DIGITS:
             return int(text)
@@ -322,7 +320,7 @@ class _Reading:
 
     def _subject(self) -> str | None:
         """The subject as text; None without one."""
-        for name, value in [self._take("subject")] if "subject" in self._map else self._candidates("subject"):
+        for name, value in self._found("subject"):
             if isinstance(value, str) and value.strip():
                 return value.strip()
             if "subject" in self._map:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from espalier.experiments.demo import benchmark_path
 from espalier.experiments.runs.benchmarks import BenchmarkError, Problem, load_benchmark
 from espalier.search.grading.answers import extract_answer
 from espalier.search.grading.equality import is_right
@@ -251,7 +252,7 @@ def test_demo_benchmark_is_there_by_name():
 
 
 def test_demo_solutions_box_the_gold_answer():
-    path = Path(load_benchmark.__globals__["_demo_path"]())
+    path = benchmark_path()
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         assert extract_answer(record["solution"]) == record["answer"]
