@@ -11,9 +11,10 @@ import typer
 
 from espalier.engine.errors import InvalidRequestError
 from espalier.experiments.cli.options import OptionError
+from espalier.experiments.runs.grid import read_values_of
 from espalier.search.request import SearchRequest
 from espalier.search.run.load import RuntimeSettings, check_settings
-from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, parse_size, read_file_values, violations
+from espalier.search.schema import CONFIG_SUFFIXES, CodeName, Field, declared, parse_size, violations
 
 _with_options: dict[type, None] = {}
 """Declared dataclasses whose fields are options of any command."""
@@ -119,9 +120,7 @@ def flag_of(name: str) -> str:
 
 def _parameter(field: Field, kind: type) -> inspect.Parameter:
     of = field.kind | None if field.optional else field.kind
-    option = _typer_option(field, kind)
-    if field.own:
-        option = _typer_option(field, kind, **_choice_or_code(field.kind))
+    option = _typer_option(field, kind, **(_choice_or_code(field.kind) if field.own else {}))
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[of, option]
     )
@@ -210,12 +209,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Use the values of a configuration file as defaults of the command's options."""
     if path is None or context.resilient_parsing:
         return path
-    if path.suffix.lower() not in CONFIG_SUFFIXES:
-        raise OptionError(f"--config: {str(path)!r} must end in {', '.join(CONFIG_SUFFIXES)}")
-    try:
-        values = read_file_values(path)
-    except (OSError, ValueError) as error:
-        raise OptionError(f"--config: cannot read {str(path)!r}: {error}") from None
+    values = read_values_of("--config", path)
     if not isinstance(values, dict):
         raise OptionError(f"--config: {str(path)!r} must hold options by name, like `beam_width: 4`")
     options = [parameter for parameter in context.command.params if parameter.name not in ("config", "help")]

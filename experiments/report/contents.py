@@ -9,17 +9,6 @@ from espalier.experiments.report.problems import ProblemRow
 from espalier.experiments.report.runs import Run
 from espalier.experiments.runs.record import listed, unanswered_in
 
-NOTES = (
-    "Intervals of an accuracy are 95% Wilson intervals. With several searches of a problem, standard errors are "
-    "clustered by problem, intervals use the effective number of trials, and pass@k is the unbiased estimate.",
-    "Differences are over the problems that both runs searched. p is of McNemar's exact test, and the 95% interval "
-    "leaves out 0 exactly where p is below 0.05; adjusted p is for all pairs together, by Benjamini and Hochberg. Runs "
-    "with several searches of a problem have no p, and a percentile bootstrap interval over problems.",
-    "Tokens, seconds and memory are means over searches. Seconds are the run's wall time divided by its searches; "
-    "peak KV is the memory of a search's KV blocks of both models at its peak. A dash: not measured, as in runs whose "
-    "samples were derived from a search with more paths.",
-)
-"""How to read a report."""
 _MIXED = (
     "the runs did not search the same problems, so their accuracies and costs are not of the same problems; the "
     "differences are, as each is over the problems that both runs searched"

@@ -7,7 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from espalier.engine.errors import EspalierError
 from espalier.experiments.report import tables
-from espalier.experiments.report.contents import NOTES, Report
+from espalier.experiments.report.contents import Report
 from espalier.experiments.report.differences import differences
 from espalier.experiments.report.plots import draw_plots
 from espalier.experiments.report.problems import problem_rows
@@ -68,7 +68,6 @@ def _render(template: str, report: Report) -> str:
     numbers = {id(run): number for number, run in enumerate(report.runs, start=1)}
     return environment.get_template(template).render(
         report=report,
-        notes=NOTES,
         main=tables.main_table(report.runs),
         breakdowns=tables.breakdown_tables(report.runs),
         differences=tables.difference_table(report.differences),

@@ -5,7 +5,7 @@ So the first n of N independent paths are those of a search with N = n: what is 
 same vote of what is left selects its answer. Seconds and memory were those of the larger search, and are not known.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from espalier.engine.errors import EspalierError
@@ -33,22 +33,15 @@ def holds_the_paths_of(larger: SearchRequest, smaller: SearchRequest) -> bool:
     )
 
 
-def without_early_stop(requests: Iterable[SearchRequest]) -> list[SearchRequest]:
+def without_early_stop(requests: Sequence[SearchRequest]) -> list[SearchRequest]:
     """Return the requests with searches of independent paths run to their end, with the same answers.
 
     Raises:
         EspalierError: one of them asks for `frugal`, which is there to compute less.
     """
-    whole = []
-    for request in requests:
-        if has_independent_paths(request):
-            if request.early_stop is EarlyStop.FRUGAL:
-                raise EspalierError(
-                    "--early-stop frugal: --share-work derives cells from whole searches; leave out one"
-                )
-            request = replace(request, early_stop=EarlyStop.OFF)
-        whole.append(request)
-    return whole
+    if any(has_independent_paths(request) and request.early_stop is EarlyStop.FRUGAL for request in requests):
+        raise EspalierError("--early-stop frugal: --share-work derives cells from whole searches; leave out one")
+    return [replace(each, early_stop=EarlyStop.OFF) if has_independent_paths(each) else each for each in requests]
 
 
 def with_fewer_paths(
@@ -98,17 +91,13 @@ def with_fewer_paths(
     )
 
 
-def _computed(nodes: Sequence[tuple[NodeRecord, Sampled]]) -> int:
-    """Generator tokens of a tree below the prompt; see `tree.computed_once`."""
-    parents = {node.parent_id for node, _ in nodes}
-    return sum(sampled.own_tokens - (node.node_id not in parents) for node, sampled in nodes if node.path)
-
-
 def _usage(kept: Sequence[tuple[NodeRecord, Sampled]], prompt: int) -> Usage:
     """The usage of a search with these nodes, ordered by path; `prompt` counts the generator's tokens before them."""
     parents = {node.parent_id for node, _ in kept}
     steps = [node for node, _ in kept if node.path]
-    generator, verifier = prompt + _computed(kept), sum(sampled.verifier_tokens for _, sampled in kept)
+    verifier = sum(sampled.verifier_tokens for _, sampled in kept)
+    # Below the prompt, as `tree.computed_once` counts them.
+    generator = prompt + sum(s.own_tokens - (node.node_id not in parents) for node, s in kept if node.path)
     problem = kept[0][1].verifier_tokens
     sampled_to: dict[_Path, int] = {(): 0}
     read_to: dict[_Path, int] = {(): 0}

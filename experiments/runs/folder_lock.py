@@ -45,10 +45,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
         EspalierError: another one has the lock, and is named; or the folder cannot be written to.
     """
     made = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EspalierError(f"cannot use {folder}: {error.strerror}; name another --out") from error
+    _make(folder)
     try:
         with _lock(folder / LOCK, folder):
             yield
@@ -65,12 +62,16 @@ def file_lock(file: Path) -> Iterator[None]:
     Raises:
         EspalierError: see `folder_lock`.
     """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EspalierError(f"cannot use {file.parent}: {error.strerror}; name another --out") from error
+    _make(file.parent)
     with _lock(file.with_name(f".{file.name}{LOCK}"), file):
         yield
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EspalierError(f"cannot use {folder}: {error.strerror}; name another --out") from error
 
 
 @contextmanager

@@ -72,19 +72,28 @@ def read_grid(path: Path) -> list[dict[str, list[Any]]]:
     Raises:
         EspalierError: the file cannot be read, or has another shape, unknown fields or values of another kind.
     """
-    if path.suffix.lower() not in CONFIG_SUFFIXES:
-        raise EspalierError(f"--grid: {str(path)!r} must end in {', '.join(CONFIG_SUFFIXES)}")
-    try:
-        found = read_file_values(path)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise EspalierError(f"--grid: cannot read {str(path)!r}: {why}") from None
+    found = read_values_of("--grid", path)
     if isinstance(found, dict) and list(found) == ["cells"]:
         found = found["cells"]
     entries = found if isinstance(found, list) else [found]
     if not entries or not all(isinstance(entry, dict) and entry for entry in entries):
         raise EspalierError(f"--grid: {str(path)!r} must hold fields with lists of values, or a list of such mappings")
     return [_entry(path, entry) for entry in entries]
+
+
+def read_values_of(flag: str, path: Path) -> Any:
+    """Read the YAML, TOML or JSON file that an option names.
+
+    Raises:
+        EspalierError: it has another suffix, or cannot be read.
+    """
+    if path.suffix.lower() not in CONFIG_SUFFIXES:
+        raise EspalierError(f"{flag}: {str(path)!r} must end in {', '.join(CONFIG_SUFFIXES)}")
+    try:
+        return read_file_values(path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise EspalierError(f"{flag}: cannot read {str(path)!r}: {why}") from None
 
 
 def _entry(path: Path, entry: Mapping[Any, Any]) -> dict[str, list[Any]]:

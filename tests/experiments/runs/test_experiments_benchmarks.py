@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from espalier.experiments.demo import benchmark_path
-from espalier.experiments.runs.benchmarks import BenchmarkError, Problem, load_benchmark
+from espalier.experiments.runs.benchmark_files import BenchmarkError
+from espalier.experiments.runs.benchmarks import Problem, load_benchmark
 from espalier.search.grading.answers import extract_answer
 from espalier.search.grading.equality import is_right
 from espalier.search.grading.math_verify import Grader
