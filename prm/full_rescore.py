@@ -71,7 +71,7 @@ class FullRescore:
             self._start()
 
     def owns(self, done: Done) -> bool:
-        """Whether work belongs to the check."""
+        """Return whether work belongs to the check."""
         return done.work is self._running
 
     def take(self, done: Done) -> None:

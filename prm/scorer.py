@@ -156,7 +156,7 @@ class ScoreSession:
         raise NotImplementedError
 
     def is_check(self, done: Done) -> bool:
-        """Whether work belongs to the full-rescore check; its tokens do not count as usage."""
+        """Return whether work belongs to the full-rescore check; its tokens do not count as usage."""
         return self._check is not None and self._check.owns(done)
 
     def release(self, node: StepNode) -> None:

@@ -1,4 +1,4 @@
-"""Tells when a path goes round in circles: the same steps again and again, though perhaps numbered anew."""
+"""Detection of paths that repeat themselves: the same steps again and again, though perhaps numbered anew."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -43,7 +43,7 @@ class Entry:
     detect: Detect | None = None
 
     def fits(self, architecture: str) -> bool:
-        """Whether checkpoints of the family may have this class."""
+        """Return whether checkpoints of the family may have this class."""
         return any(
             architecture.endswith(pattern[1:]) if pattern.startswith("*") else architecture == pattern
             for pattern in self.info.architectures

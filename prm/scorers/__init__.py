@@ -9,10 +9,10 @@ _FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
 def names_function(verifier: str) -> bool:
-    """Whether a value of `--verifier` is a function of the user's, `MODULE:FUNCTION`."""
+    """Return whether a value of `--verifier` is a function of the user's, `MODULE:FUNCTION`."""
     return _FUNCTION.fullmatch(verifier) is not None
 
 
 def names_checkpoint(verifier: str) -> bool:
-    """Whether a value of `--verifier` names a checkpoint."""
+    """Return whether a value of `--verifier` names a checkpoint."""
     return bool(verifier) and verifier not in _WITHOUT_WEIGHTS and not names_function(verifier)

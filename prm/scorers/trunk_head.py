@@ -49,7 +49,7 @@ class TrunkHead(TokenScorer):
 
 
 def is_trunk_head(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is a head on another model's trunk."""
+    """Return whether a checkpoint is a head on another model's trunk."""
     return checkpoint.architecture == ARCHITECTURE
 
 

@@ -1,4 +1,4 @@
-"""Tells huge constants apart without computing their digits: towers of powers and factorials would take forever."""
+"""Comparison of huge constants without computing their digits: towers of powers and factorials would take forever."""
 
 from typing import Any, NamedTuple
 

@@ -58,15 +58,14 @@ class Grade:
 
 
 class Grader:
-    """Grades answers in a pool of child processes, with math-verify or by another check; a context manager.
+    """Grades answers in a child process, with math-verify or by another check; a context manager.
 
-    Child processes are spawned with the first answer. They import the main module only for a `check` of it; such a
+    The process is spawned with the first answer. It imports the main module only for a `check` of it; such a
     script needs the usual `if __name__ == "__main__":` guard.
     """
 
     def __init__(
         self,
-        workers: int = 1,
         cpu_seconds: float = _CPU_SECONDS,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         check: Callable[[str, str], bool] = is_right,
@@ -75,7 +74,6 @@ class Grader:
         """Create a grader; no child process is started yet.
 
         Args:
-            workers: number of child processes.
             cpu_seconds: CPU time that one answer may take. Where processes cannot limit it, as on Windows, seconds.
             memory_bytes: memory limit of a child beyond what it uses before its first answer; not enforced on systems
                 without limits on the address space.
@@ -83,7 +81,6 @@ class Grader:
             rule: name of the check, if it is not math-verify's.
         """
         self._check, self.rule = check, rule
-        self._workers = workers
         self._cpu_seconds = cpu_seconds
         self._timeout = cpu_seconds * (_WAITING if _LIMITS_CPU_TIME else 1)
         self._memory = memory_bytes
@@ -93,7 +90,7 @@ class Grader:
 
     def _new_pool(self) -> ProcessPool:
         return ProcessPool(
-            max_workers=self._workers,
+            max_workers=1,
             max_tasks=_TASKS_PER_CHILD,
             initializer=_prepare,
             initargs=[self._memory],

@@ -52,7 +52,7 @@ class Executor(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether any search is waiting or running."""
+        """True if any search is waiting or running."""
         ...
 
     @property

@@ -235,7 +235,7 @@ class TreeExpander:
             self._go_on(node, expansion)
         alone = state.to_end and above.to_end and parent.multiplicity == 1
         self._on_scores(self._session.want(node, alone) if to_score else self._session.skip(node))
-        self._give_up_path_sequences(parent)
+        self._release_inner_node(parent)
 
     def _go_on(self, node: Node, expansion: PendingExpansion) -> None:
         """Sample the next step of independent paths that are one so far; `expansion` sampled their last."""
@@ -253,7 +253,7 @@ class TreeExpander:
             for node in [node for node in self._waiting if self._states[node].scored]:
                 self._settle(node)
 
-    def _give_up_path_sequences(self, node: Node) -> None:
+    def _release_inner_node(self, node: Node) -> None:
         """Release the sequences of an inner node of independent paths once no child needs them."""
         state = self._states[node]
         if not state.to_end or state.expected or node in self._waiting:
@@ -301,7 +301,7 @@ class TreeExpander:
         return Termination.DEGENERATE if is_degenerate([step.text for step in node.lineage()]) else None
 
     def _has_score(self, node: Node) -> bool:
-        """Whether a node is to be scored: steps without text, and steps that were cut off, are not."""
+        """Return whether a node is to be scored: steps without text, and steps that were cut off, are not."""
         if self._scorer and self._scorer.scores == "answers":
             return node.complete
         return bool(node.text.strip()) and viable(node)
@@ -329,7 +329,7 @@ class TreeExpander:
             if step.status is not ScoreStatus.SCORED and not state.to_end:
                 node.termination = self._budget.why_unscored(node)
             if state.to_end and node.termination is None:
-                self._give_up_path_sequences(node)
+                self._release_inner_node(node)
             decided_before = self._gate is not None and self._gate.decided and node in self._waiting
             if not state.to_end or node.termination is not None or decided_before:
                 self._settle(node)

@@ -426,7 +426,7 @@ def _device(name: str) -> torch.device:
 
 
 def on_gpu(device: str) -> bool:
-    """Whether a device named as in `RuntimeSettings` is a GPU."""
+    """Return whether a device named as in `RuntimeSettings` is a GPU."""
     import torch
 
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())

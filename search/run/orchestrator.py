@@ -91,7 +91,7 @@ class Orchestrator:
 
     @property
     def busy(self) -> bool:
-        """Whether any search is waiting, running or voting."""
+        """True if any search is waiting, running or voting."""
         return bool(self._searches)
 
     @property

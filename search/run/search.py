@@ -136,12 +136,12 @@ class RunningSearch:
 
     @property
     def tree_complete(self) -> bool:
-        """Whether its tree is complete and it holds no engine resources: it votes, or is finished."""
+        """True if its tree is complete and it holds no engine resources: it votes, or is finished."""
         return self.candidates is not None
 
     @property
     def cut_short(self) -> bool:
-        """Whether it was cancelled or timed out, so that its vote must not take more time."""
+        """True if it was cancelled or timed out, so that its vote must not take more time."""
         return self._reason in (StopReason.CANCELLED, StopReason.DEADLINE)
 
     def _time_limit_from(self, start: float) -> float:

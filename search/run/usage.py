@@ -88,7 +88,7 @@ class Budget:
 
     @property
     def covers_the_problem(self) -> bool:
-        """Whether the verifier's budget covers the problem's tokens."""
+        """True if the verifier's budget covers the problem's tokens."""
         return self._left(self._verifier_budget, self._meter.verifier_tree_tokens) >= 0
 
     def split(self, paths: int) -> bool:
