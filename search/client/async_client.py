@@ -92,7 +92,6 @@ class AsyncSearchClient:
         self.retry = retry
         self._login = connection.login
         self._process = os.getpid()
-        self._closed = False
         self._closing = asyncio.Event()
         try:
             self._loop = asyncio.get_running_loop()
@@ -119,14 +118,13 @@ class AsyncSearchClient:
         Raises:
             MisuseError: the client is closed, or this process is a fork of the one that created it.
         """
-        if self._closed:
+        if self._closing.is_set():
             raise MisuseError("the client is closed; create a new one")
         if os.getpid() != self._process:  # gRPC's threads do not survive a fork: a call would wait for ever
             raise MisuseError("the client was created before this process was forked; create one in each process")
 
     async def close(self) -> None:
         """Cancel the searches in progress and close the connection; closing twice is allowed."""
-        self._closed = True
         self._closing.set()
         await self._channel.close()
 
@@ -314,7 +312,7 @@ class AsyncSearchClient:
             ServiceError: CANCELLED.
         """
         task = asyncio.current_task()
-        if self._closed and task is not None and not task.cancelling():
+        if self._closing.is_set() and task is not None and not task.cancelling():
             raise cancelled(request_id) from None
 
     async def _wait_after(self, attempts: Attempts, error: EspalierError) -> None:

@@ -17,12 +17,11 @@ from starlette.types import ASGIApp, Scope
 
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import REQUEST_ID, Call
-from espalier.search.service.http_api.body import json_response
 from espalier.search.service.http_api.calls import CallMiddleware
 from espalier.search.service.http_api.openai.endpoints import OpenAiEndpoints
 from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.searches import SearchEndpoints
-from espalier.search.service.http_api.status import HttpError
+from espalier.search.service.http_api.status import HttpError, json_response
 from espalier.search.service.page.files import CONTENT_SECURITY_POLICY, PageFile, page_files
 from espalier.search.service.session import Session
 from espalier.search.service.settings import ServerSettings

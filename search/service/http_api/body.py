@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Receive
 
 from espalier.engine.errors import InvalidRequestError, Violation
@@ -181,17 +180,6 @@ def _rule(message: str) -> str:
     return (
         message.replace("Input should", "must").replace("List should", "must").replace("Field required", "is missing")
     )
-
-
-def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a response with a value, or bytes that already are JSON."""
-    content = value if isinstance(value, bytes) else to_json(value)
-    return Response(content, status, {"cache-control": "no-store", **(headers or {})}, "application/json")
-
-
-def to_json(value: Any) -> bytes:
-    """Write a value as compact JSON, in ASCII."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier.search.service.access.callers import Callers
 from espalier.search.service.access.calls import REQUEST_ID, Call, request_id_of
-from espalier.search.service.http_api.body import Body, ClientGoneError, json_response
+from espalier.search.service.http_api.body import Body, ClientGoneError
 from espalier.search.service.http_api.connection import CERTIFICATE_NAME
 from espalier.search.service.http_api.status import HttpError, answer_of
 from espalier.search.service.settings import ServerSettings, is_loopback
@@ -84,13 +84,13 @@ class CallMiddleware:
             if isinstance(error, asyncio.CancelledError):
                 raise
         except Exception as error:
-            answer = answer_of(error)
-            call.fail(answer.rpc_code, answer.reason)
+            answer = answer_of(error, call)
             if begun:
                 raise  # closes the connection: the client must not take what it has for the whole
             with suppress(ClientGoneError):
-                close = {} if await body.discard() else {"connection": "close"}
-                await json_response(answer.body, answer.status, answer.headers | close)(scope, _nothing_more, respond)
+                if not await body.discard():
+                    answer.headers["connection"] = "close"
+                await answer(scope, _nothing_more, respond)
         finally:
             call.end()
             if not is_open:

@@ -7,8 +7,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from espalier.search.service.http_api.body import to_json
-from espalier.search.service.http_api.status import error_object
+from espalier.search.service.http_api.status import error_object, to_json
 
 CERTIFICATE_NAME = "certificate_name"
 """Entry of a request's state: common name of the client's verified certificate; None without one."""

@@ -10,8 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from espalier.search.result import Event, Finished
 from espalier.search.service.access.calls import Call
-from espalier.search.service.http_api.body import json_response, to_json
-from espalier.search.service.http_api.status import answer_of
+from espalier.search.service.http_api.status import answer_of, json_response
 from espalier.search.service.session import finished
 
 QUIET_SECONDS = 15.0
@@ -66,9 +65,7 @@ async def answer(
         except Exception as error:
             if not begun:
                 raise
-            failure = answer_of(error)
-            call.fail(failure.rpc_code, failure.reason)
-            await write(_written(to_json(failure.body), "error"))
+            await write(_written(bytes(answer_of(error, call).body), "error"))
         await write(b"", more=False)
 
     return respond

@@ -12,8 +12,9 @@ from starlette.types import ASGIApp
 from espalier.search.result import CandidateDone, Event, Finished, Started, StepDone
 from espalier.search.schema import from_values
 from espalier.search.service.event_buffer import fitted
-from espalier.search.service.http_api.body import SearchBody, read_json, to_json
+from espalier.search.service.http_api.body import SearchBody, read_json
 from espalier.search.service.http_api.event_stream import ServerSentEvent, answer
+from espalier.search.service.http_api.status import to_json
 from espalier.search.service.session import SearchCall, Session
 
 _NAMES: dict[type[Event], str] = {

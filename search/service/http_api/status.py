@@ -1,11 +1,14 @@
-"""Translates failures to HTTP statuses with error objects as the OpenAI API has them."""
+"""Responses in JSON, and those to failures: HTTP statuses with error objects as the OpenAI API has them."""
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.responses import Response
+
 from espalier.engine.errors import EspalierError
+from espalier.search.service.access.calls import Call
 from espalier.search.service.errors import REFUSED_BY_HTTP, cut, failure_of
 
 
@@ -35,25 +38,6 @@ class HttpError(EspalierError):
         super().__init__(text)
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorAnswer:
-    """The HTTP response to a failure.
-
-    Attributes:
-        status: the HTTP status.
-        rpc_code: name of the google.rpc code, for the log.
-        reason: why, for the metrics; one of `errors.REASONS`.
-        body: the error object.
-        headers: of the response.
-    """
-
-    status: int
-    rpc_code: str
-    reason: str
-    body: dict[str, Any]
-    headers: dict[str, str] = field(default_factory=dict)
-
-
 _STATUSES: dict[str, tuple[int, str, str | None]] = {
     # google.rpc code: status, type and code of the error object
     "INVALID_ARGUMENT": (400, "invalid_request_error", None),
@@ -72,13 +56,14 @@ _NO_RETRY = ("INTERNAL", "DEADLINE_EXCEEDED")
 """Failures that would come again; OpenAI's clients repeat every 5xx unless a header says no."""
 
 
-def answer_of(error: Exception) -> ErrorAnswer:
-    """Return the response to `error`; see `errors.failure_of`."""
+def answer_of(error: Exception, call: Call) -> Response:
+    """Return the response to `error`, and record that the call has failed; see `errors.failure_of`."""
     if isinstance(error, HttpError):
-        rpc_code = _RPC_CODES.get(error.status, "INVALID_ARGUMENT")
+        call.fail(_RPC_CODES.get(error.status, "INVALID_ARGUMENT"), REFUSED_BY_HTTP)
         body = error_object(str(error), "invalid_request_error", error.param, error.code)
-        return ErrorAnswer(error.status, rpc_code, REFUSED_BY_HTTP, body, error.headers)
+        return json_response(body, error.status, error.headers)
     failure = failure_of(error)
+    call.fail(failure.code, failure.reason)
     status, kind, code = _STATUSES[failure.code]
     headers: dict[str, str] = {}
     if failure.retry_seconds is not None:
@@ -88,10 +73,20 @@ def answer_of(error: Exception) -> ErrorAnswer:
     if failure.code in _NO_RETRY:
         headers["x-should-retry"] = "false"
     param = cut(failure.violations[0].field, _PARAM_BYTES) if failure.violations else None
-    body = error_object(failure.text, kind, param, code)
-    return ErrorAnswer(status, failure.code, failure.reason, body, headers)
+    return json_response(error_object(failure.text, kind, param, code), status, headers)
 
 
 def error_object(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
     """Return an error as the OpenAI API writes it."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a response with a value, or bytes that already are JSON."""
+    content = value if isinstance(value, bytes) else to_json(value)
+    return Response(content, status, {"cache-control": "no-store", **(headers or {})}, "application/json")
+
+
+def to_json(value: Any) -> bytes:
+    """Write a value as compact JSON, in ASCII."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")

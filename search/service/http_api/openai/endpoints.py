@@ -12,11 +12,12 @@ from starlette.types import ASGIApp
 from espalier.engine.errors import InvalidRequestError
 from espalier.search.result import Event, Finished, Started, StepDone
 from espalier.search.service.access.calls import Call
-from espalier.search.service.http_api.body import json_response, read_json, to_json
+from espalier.search.service.http_api.body import read_json
 from espalier.search.service.http_api.event_stream import ServerSentEvent, answer
 from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
 from espalier.search.service.http_api.openai.completion import Completion, progress_line
 from espalier.search.service.http_api.openai.model_names import ModelNames
+from espalier.search.service.http_api.status import json_response, to_json
 from espalier.search.service.session import Session
 
 

@@ -13,6 +13,7 @@ import pytest
 from scripted_orchestrator import SECRET, WHY
 from server_thread import PATIENCE, wait_until
 
+from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.status import answer_of
 
 CHAT = "/v1/chat/completions"
@@ -403,4 +404,4 @@ def test_every_code_of_a_failure_has_a_status():
     from espalier.search.service.http_api.status import _STATUSES
 
     assert {code for _, code, _ in _CODES} <= set(_STATUSES)
-    assert answer_of(RuntimeError(SECRET)).status == 500
+    assert answer_of(RuntimeError(SECRET), Call("GET /", "r")).status_code == 500
