@@ -56,7 +56,7 @@ class Worker:
         """
         self._runtime = runtime
         self._send = send
-        self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._orders: SimpleQueue[Callable[[Orchestrator], None]] = SimpleQueue()
         self._orchestrator: Orchestrator | None = None
         self._stopped = False
         # Used on the thread of `run` only:
@@ -92,9 +92,9 @@ class Worker:
         """Take an order, to be carried out before the next step."""
         match order:
             case Run():
-                self._orders.put(partial(self._start, order))
+                self._orders.put(partial(self._start, order=order))
             case Cancel():
-                self._orders.put(partial(self._cancel, order.search_id))
+                self._orders.put(partial(self._cancel, name=order.search_id))
 
     def forget(self) -> None:
         """Drop all searches, for an executor that has taken this worker for lost."""
@@ -103,7 +103,7 @@ class Worker:
     def stop(self) -> None:
         """Make `run` return after the current step, without any further result."""
         self._stopped = True
-        self._orders.put(lambda: None)
+        self._orders.put(lambda _: None)
 
     def answer(self, question: Question) -> Any:
         """Answer a question.
@@ -124,7 +124,7 @@ class Worker:
     def _work(self, orchestrator: Orchestrator) -> None:
         """Carry out the orders that have arrived, run a step, and report; waits for an order if there is no search."""
         was_busy = orchestrator.busy
-        self._carry_out(wait=not was_busy)
+        self._carry_out(orchestrator, wait=not was_busy)
         if orchestrator.busy and not self._stopped:
             orchestrator.step()
         now = time.monotonic()
@@ -134,16 +134,15 @@ class Worker:
             self._send(Stepped(orchestrator.occupancy(), events))
             self._report_due = now + _REPORT_SECONDS
 
-    def _carry_out(self, wait: bool) -> None:
+    def _carry_out(self, orchestrator: Orchestrator, wait: bool) -> None:
         try:
             while True:
-                self._orders.get(block=wait)()
+                self._orders.get(block=wait)(orchestrator)
                 wait = False
         except Empty:
             return
 
-    def _start(self, order: Run) -> None:
-        assert self._orchestrator is not None
+    def _start(self, orchestrator: Orchestrator, order: Run) -> None:
         name = order.search_id
         if name in self._running:
             return
@@ -156,25 +155,23 @@ class Worker:
                 self._events.append(event)
 
         try:
-            self._orchestrator.submit(order.request, on_event, order.options, name)
+            orchestrator.submit(order.request, on_event, order.options, name)
             self._running.add(name)
         except Exception as error:
             self._events.append(Rejected(name, _public(error)))
             return
         if name in self._cancelled_early:
             self._cancelled_early.remove(name)
-            self._cancel(name)
+            orchestrator.cancel(name)
 
-    def _cancel(self, name: str) -> None:
-        assert self._orchestrator is not None
+    def _cancel(self, orchestrator: Orchestrator, name: str) -> None:
         if name in self._running:
-            self._orchestrator.cancel(name)
+            orchestrator.cancel(name)
         else:
             self._cancelled_early.append(name)
 
-    def _forget(self) -> None:
-        assert self._orchestrator is not None
-        self._orchestrator.drop(list(self._running))
+    def _forget(self, orchestrator: Orchestrator) -> None:
+        orchestrator.drop(list(self._running))
         self._running.clear()
         self._events.clear()
 

@@ -62,30 +62,26 @@ _RENAMED = {
 }
 
 
+def _as_is(value: Any) -> Any:
+    return value
+
+
 class _WireField(NamedTuple):
     """Conversion of one field of a message.
 
     Attributes:
-        name: name on the wire.
+        wire: descriptor of the message's field.
         attribute: name in the dataclass.
+        required: whether the dataclass has no default.
         write: converts a value for the message; None leaves the field out.
         read: converts a message's value back.
-        repeated: whether the message may hold several.
-        has_presence: whether the message distinguishes an absent field from a zero value.
-        word: whether the field is an enum, whose zero value is an absent one.
-        required: whether the dataclass has no default.
-        absent: value of an absent field with presence where it is required.
     """
 
-    name: str
+    wire: Any
     attribute: str
-    write: Callable[[Any], Any]
-    read: Callable[[Any], Any]
-    repeated: bool
-    has_presence: bool
-    word: bool
     required: bool
-    absent: Any
+    write: Callable[[Any], Any] = _as_is
+    read: Callable[[Any], Any] = _as_is
 
 
 # ---- the request
@@ -106,7 +102,7 @@ def request_to_wire(
         try:
             message.MergeFrom(_to_message(request, pb.SolveProblemRequest, (field,)))
         except (KeyError, TypeError, ValueError, OverflowError):
-            violations.append(Violation(field.name, "cannot be sent: wrong type, unknown, or out of range"))
+            violations.append(Violation(field.wire.name, "cannot be sent: wrong type, unknown, or out of range"))
     if violations:
         raise InvalidRequestError(violations)
     return message
@@ -185,7 +181,7 @@ def info_from_wire(message: pb.GetServerInfoResponse) -> ServerInfo:
 def _to_message(value: Any, kind: type[Any], only: tuple[_WireField, ...] = ()) -> Any:
     """Convert a dataclass to a message; raises where a value cannot be written."""
     items = ((field, getattr(value, field.attribute)) for field in only or _wire_fields(kind.DESCRIPTOR, type(value)))
-    return kind(**{field.name: field.write(item) for field, item in items if item is not None})
+    return kind(**{field.wire.name: field.write(item) for field, item in items if item is not None})
 
 
 def _from_message(message: Any) -> Any:
@@ -200,58 +196,51 @@ def _values(message: Any, kind: Any, violations: list[Violation] | None = None) 
     for field in _wire_fields(message.DESCRIPTOR, kind):
         if field.attribute not in kind.__dataclass_fields__:
             continue  # a property
-        item = getattr(message, field.name)
-        if violations is not None and field.repeated and len(item) > MAX_ITEMS:
-            violations.append(Violation(field.name, f"must be at most {MAX_ITEMS} items, is {len(item)}"))
+        name, is_enum = field.wire.name, field.wire.enum_type is not None
+        item = getattr(message, name)
+        if violations is not None and _is_repeated(field.wire) and len(item) > MAX_ITEMS:
+            violations.append(Violation(name, f"must be at most {MAX_ITEMS} items, is {len(item)}"))
             continue
-        left_out = not message.HasField(field.name) if field.has_presence else field.word and item == 0
-        if left_out and not field.required:
+        absent = field.wire.has_presence and not message.HasField(name)
+        if not field.required and (absent or (is_enum and item == 0)):  # an enum without presence is absent if 0
             continue
         try:
-            values[field.attribute] = field.absent if left_out and field.has_presence else field.read(item)
+            values[field.attribute] = ("" if is_enum else None) if absent else field.read(item)
         except ValueError as error:
             if violations is None:
                 raise
-            violations.append(Violation(field.name, str(error)))
+            violations.append(Violation(name, str(error)))
     return values
 
 
 @cache
 def _wire_fields(message: Any, kind: type) -> tuple[_WireField, ...]:
     """The message fields, by descriptor, that the dataclass also has."""
-    return tuple(_wire_field(field, kind) for field in message.fields if hasattr(kind, _attribute(field)))
+    named = ((_RENAMED.get(field.name) or field.name, field) for field in message.fields)
+    return tuple(_wire_field(field, attribute, kind) for attribute, field in named if hasattr(kind, attribute))
 
 
-def _attribute(field: Any) -> str:
-    return _RENAMED.get(field.name) or field.name
-
-
-def _wire_field(field: Any, kind: Any) -> _WireField:
-    attribute, enum, message = _attribute(field), field.enum_type, field.message_type
-    # `label` is deprecated in protobuf versions that have `is_repeated`.
-    repeated = field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
-    write: Callable[[Any], Any] = _as_is
-    read: Callable[[Any], Any] = tuple if repeated else _as_is
-    if enum is not None:
-        write, read = partial(_number, enum), partial(_word, enum)
-    elif message is Duration.DESCRIPTOR:
-        write, read = _duration, _seconds
-    elif message is not None and message.GetOptions().map_entry:
-        read = dict
-    elif message is not None:
-        write, read = partial(_to_message, kind=GetMessageClass(message)), _from_message
-        if repeated:
-            write, read = partial(_each, write), partial(_each, read)
+def _wire_field(field: Any, attribute: str, kind: Any) -> _WireField:
     declared = kind.__dataclass_fields__.get(attribute)
     required = declared is not None and declared.default is MISSING and declared.default_factory is MISSING
-    absent = "" if enum is not None and enum.name not in _ENUMS else None
-    return _WireField(
-        field.name, attribute, write, read, repeated, field.has_presence, enum is not None, required, absent
-    )
+    wire, enum, message = _WireField(field, attribute, required), field.enum_type, field.message_type
+    if enum is not None:
+        return wire._replace(write=partial(_number, enum), read=partial(_word, enum))
+    if message is None:
+        return wire._replace(read=tuple) if _is_repeated(field) else wire
+    if message is Duration.DESCRIPTOR:
+        return wire._replace(write=_duration, read=_seconds)
+    if message.GetOptions().map_entry:
+        return wire._replace(read=dict)
+    write = partial(_to_message, kind=GetMessageClass(message))
+    if _is_repeated(field):
+        return wire._replace(write=partial(_each, write), read=partial(_each, _from_message))
+    return wire._replace(write=write, read=_from_message)
 
 
-def _as_is(value: Any) -> Any:
-    return value
+def _is_repeated(field: Any) -> bool:
+    """`label` is deprecated in protobuf versions that have `is_repeated`."""
+    return field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
 
 
 def _each(convert: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:

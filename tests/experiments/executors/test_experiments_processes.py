@@ -243,10 +243,10 @@ from espalier.experiments.executors import process_worker, transport, worker
 from espalier.search.run.executor import request_of
 
 class Fragile(worker.Worker):
-    def _start(self, order):
+    def _start(self, orchestrator, order):
         if "poison" in request_of(order.request).problem:
             {act}
-        super()._start(order)
+        super()._start(orchestrator, order)
 
 process_worker.Worker = Fragile
 process_worker.main()

@@ -107,10 +107,6 @@ class ChatCall:
     include_usage: bool
     places: dict[str, str]
 
-    def in_body(self, violations: Iterable[Violation]) -> list[Violation]:
-        """Return violations of the request's fields by the places of the body that set them."""
-        return _renamed(violations, self.places)
-
 
 def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall:
     """Read the body of a chat completion.
@@ -135,7 +131,7 @@ def read_chat(body: dict[str, Any], names: ModelNames) -> ChatCall:
     try:
         search = from_values(SearchBody, values)
     except InvalidRequestError as error:
-        raise InvalidRequestError([*violations, *_renamed(error.violations, places)]) from None
+        raise InvalidRequestError([*violations, *in_body(error.violations, places)]) from None
     include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
     call = SearchCall(search.request, search.priority or 0, bool(chat.stream), violations=violations)
     return ChatCall(chat.model, call, include_usage, {"priority": "espalier.priority", **places})
@@ -183,6 +179,6 @@ def _conversation(messages: list[_Message]) -> dict[str, Any]:
     return {"problem": last.text, "history": history}
 
 
-def _renamed(violations: Iterable[Violation], places: dict[str, str]) -> list[Violation]:
-    """Violations by the places of the body; `history[3]` has the place of `history`."""
+def in_body(violations: Iterable[Violation], places: dict[str, str]) -> list[Violation]:
+    """Return violations of fields by the places of the body that set them; `history[3]` has that of `history`."""
     return [Violation(places.get(v.field.partition("[")[0], v.field), v.description) for v in violations]

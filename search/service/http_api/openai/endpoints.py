@@ -14,7 +14,7 @@ from espalier.search.result import Event, Finished, Started, StepDone
 from espalier.search.service.access.calls import Call
 from espalier.search.service.http_api.body import read_json
 from espalier.search.service.http_api.event_stream import ServerSentEvent, answer
-from espalier.search.service.http_api.openai.chat_request import ChatCall, read_chat
+from espalier.search.service.http_api.openai.chat_request import ChatCall, in_body, read_chat
 from espalier.search.service.http_api.openai.completion import Completion, progress_line
 from espalier.search.service.http_api.openai.model_names import ModelNames
 from espalier.search.service.http_api.status import json_response, to_json
@@ -59,7 +59,7 @@ class OpenAiEndpoints:
             async with self._session.search(chat.search, call) as events:
                 yield events
         except InvalidRequestError as error:
-            raise InvalidRequestError(chat.in_body(error.violations)) from None
+            raise InvalidRequestError(in_body(error.violations, chat.places)) from None
 
 
 def _chunks(event: Event, completion: Completion) -> list[dict[str, object]]:
