@@ -62,12 +62,8 @@ class Holdings:
 
     def remove(self, account: Account) -> None:
         """Count one less."""
-        self._by_account[account] -= 1
-        self._by_caller[account.caller] -= 1
-        if not self._by_account[account]:
-            del self._by_account[account]
-        if not self._by_caller[account.caller]:
-            del self._by_caller[account.caller]
+        self._by_account -= Counter([account])  # which drops what is 0
+        self._by_caller -= Counter([account.caller])
 
     def compared(self, one: Account, other: Account) -> tuple[int, int]:
         """Return what two accounts hold: all of their callers', or their own if they are of one caller."""

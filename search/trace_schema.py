@@ -6,11 +6,9 @@ from dataclasses import make_dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
+from espalier.engine.models.text_files import shown
 from espalier.search.result import Candidate, SearchResult
 from espalier.search.tree import Termination
-
-_MAX_SHOWN = 60
-
 
 OF_RESULT = ("search_id", "configuration", "digests", "stop_reason", "answer", "score", "grader", "usage")
 """Fields of a result that a trace has as they are."""
@@ -34,9 +32,7 @@ def wrong_field(text: str) -> str | None:
         trace = _adapter().validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        shown = repr(first["input"])
-        shown = shown[:_MAX_SHOWN] + "…" * (len(shown) > _MAX_SHOWN)
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}, is {shown}"
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}, is {shown(first['input'])}"
     return next((wrong for part in (_in_nodes, _in_selection, _in_rounds) for wrong in part(trace)), None)
 
 

@@ -159,8 +159,9 @@ def _configured(defaults: dict[str, Any], name: str, default: float, minimum: fl
     """Read a value of `generation_config.json`; the default if it is absent."""
     if (value := defaults.get(name)) is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
-        raise CheckpointError(
-            f"{name} in generation_config.json must be a number from {minimum} to {maximum}, is {value!r}"
-        )
-    return float(value)
+
+    def in_range(value: object) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= maximum
+
+    rule = f"a number from {minimum} to {maximum}"
+    return float(require("generation_config.json", name, value, rule, in_range))
