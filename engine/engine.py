@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from espalier.engine.errors import MisuseError, NumericalError, PoolExhaustedError, PoolTooSmallError, name_tokens
-from espalier.engine.execution.runner import BatchInFlight, ModelRunner
+from espalier.engine.execution.runner import ModelRunner, WaitForResults
 from espalier.engine.interrupts import interrupts_held
 from espalier.engine.memory.blocks import BlockPool
 from espalier.engine.memory.pool import KVPool
@@ -122,7 +122,7 @@ class Engine:
         self.admission = Admission(self.kv_pool, pools, self.settings.reserved_share)
         self.sharing = FairSharing({role: model.weight_bytes for role, model in models.items()}, device.type)
         self._preemption = Preemption(self.kv_pool, self.schedulers, self.admission)
-        self._in_flight: list[tuple[str, StepPlan, BatchInFlight, Times]] = []  # the oldest first
+        self._in_flight: list[tuple[str, StepPlan, WaitForResults, Times]] = []  # the oldest first
         self.on_step: Callable[[StepRecord], None] | None = None
         self._step_seconds = {role: Histogram(SECOND_BOUNDS) for role in models}
         self._collected: list[Done] = []
@@ -299,11 +299,11 @@ class Engine:
                 continue
             launch_start = perf_counter()
             try:
-                batch = self._runners[role].launch(scheduler.table, step)
+                wait = self._runners[role].launch(scheduler.table, step)
             except BaseException:  # an interrupt too: the prefix cache lists blocks before they are written
                 self._drop_all_kv(role)
                 raise
-            self._in_flight.append((role, step, batch, (schedule_start, launch_start, perf_counter())))
+            self._in_flight.append((role, step, wait, (schedule_start, launch_start, perf_counter())))
             scheduler.launched(step)
             if fair:
                 self.sharing.charge(role, step)
@@ -348,10 +348,10 @@ class Engine:
 
     def _collect(self) -> None:
         """Take in the results of the oldest batch in flight; `step` returns them, or raises for owners that failed."""
-        role, step, batch, launch_times = self._in_flight.pop(0)
+        role, step, wait, launch_times = self._in_flight.pop(0)
         wait_start = perf_counter()
         try:
-            results = self._runners[role].wait(batch)
+            results = wait()
             wait_end = perf_counter()
             self._collected += self.schedulers[role].update(step, results)
         except BaseException as error:

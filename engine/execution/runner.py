@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,15 +21,8 @@ from espalier.kernels.layout import KVLayout
 _NOTHING = torch.empty(0)
 
 
-class BatchInFlight(NamedTuple):
-    """A step that may still be computing.
-
-    `wait` gives its token ids, log-probabilities, what each of `heads` says of the states drawn from, and the values
-    that Scores read.
-    """
-
-    wait: Callable[[], list[np.ndarray]]
-    heads: list[str]
+WaitForResults = Callable[[], StepResults]
+"""Waits for a step that may still be computing; raises `DeviceError` when it could not be computed."""
 
 
 class ModelRunner:
@@ -51,8 +43,8 @@ class ModelRunner:
         self._drawn = _NOTHING  # by the step that was launched last
         self._warm_up(draws=role == GENERATOR)
 
-    def launch(self, table: SequenceTable, plan: StepPlan) -> BatchInFlight:
-        """Start a step; `wait` gives its results.
+    def launch(self, table: SequenceTable, plan: StepPlan) -> WaitForResults:
+        """Start a step; returns what waits for its results.
 
         On a GPU kernels are only queued. A negative token id, -1 - i, is the i-th that the step launched before draws.
 
@@ -73,20 +65,15 @@ class ModelRunner:
             drawn = self._drawn if batch.expects_draws else None
             hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention, drawn)
             self._drawn, log_probabilities, *drawn_from = self._draw(plan, hidden)
-            wait = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(plan, hidden)])
-            return BatchInFlight(wait, plan.draws.decode.heads if plan.draws else [])
+            fetched = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(plan, hidden)])
+            return partial(self._wait, fetched, plan.draws.decode.heads if plan.draws else [])
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
 
-    def wait(self, batch: BatchInFlight) -> StepResults:
-        """Wait for a batch and return its results.
-
-        Raises:
-            DeviceError: when the batch could not be computed.
-        """
+    def _wait(self, fetched: Callable[[], list[np.ndarray]], heads: list[str]) -> StepResults:
         try:
-            token_ids, log_probabilities, *values = batch.wait()
-            drawn_from = dict(zip(batch.heads, values, strict=False))
+            token_ids, log_probabilities, *values = fetched()
+            drawn_from = dict(zip(heads, values, strict=False))
             return StepResults(token_ids, log_probabilities, drawn_from, values[len(drawn_from) :])
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error

@@ -97,19 +97,11 @@ def plan_attention(
     as_bytes = tables.view(np.dtype((np.void, 4 * tables.shape[1])))[:, 0]
     order = np.argsort(as_bytes, kind="stable").astype(np.int32)  # puts those with equal first blocks side by side
 
+    positions = np.repeat(context_lengths - query_starts[1:], np.diff(query_starts)) + np.arange(query_starts[-1])
+    step = query_starts, context_lengths, positions, tables, order
+
     def plan(chunk: int, share: bool) -> AttentionPlan:
-        return _plan(
-            query_starts,
-            context_lengths,
-            tables,
-            order,
-            block_size,
-            narrow_rows,
-            wide_rows,
-            window or 0,
-            chunk,
-            share,
-        )
+        return _plan(*step, block_size, narrow_rows, wide_rows, window or 0, chunk, share)
 
     def seconds(plan: AttentionPlan) -> float:
         """Time of a plan, in that of a position of a narrow item: that of the longest item, or of each one's share."""
@@ -187,6 +179,7 @@ class Planner:
 def _plan(
     starts: np.ndarray,
     contexts: np.ndarray,
+    positions: np.ndarray,
     tables: np.ndarray,
     order: np.ndarray,
     block_size: int,
@@ -196,7 +189,7 @@ def _plan(
     chunk: int,
     share: bool,
 ) -> AttentionPlan:
-    sequences, tokens = len(order), starts[-1]
+    tokens = len(positions)
     runs = _find_runs(starts, contexts, tables, order, block_size, chunk, share)
     items = np.empty((16, FIELDS), np.int32)
     rows = np.empty(max(16, 2 * tokens), np.int32)
@@ -210,72 +203,46 @@ def _plan(
             for row in range(starts[order[place]], starts[order[place] + 1]):
                 together[size] = row
                 size += 1
-        table = order[first]
         tile = narrow_rows if size <= narrow_rows else wide_rows
         for at in range(0, size, tile):
-            some = min(tile, size - at)
-            last, earliest = 0, 2**31 - 1
-            for index in range(at, at + some):
-                position = _position(together[index], starts, contexts, sequences)
-                last, earliest = max(last, position), min(earliest, position)
+            own = together[at : min(at + tile, size)]
             low = begin
             if window:
-                low = max(begin, max(0, earliest - window + 1) // TILE * TILE)
-            low_chunk = low // chunk * chunk
-            for at_chunk in range(low_chunk, min(stop, last + 1), chunk):
+                low = max(begin, max(0, positions[own].min() - window + 1) // TILE * TILE)
+            for at_chunk in range(low // chunk * chunk, min(stop, positions[own].max() + 1), chunk):
                 if count == len(items):
                     items = np.concatenate((items, np.empty_like(items)))
-                while filled + some > len(rows):
+                while filled + len(own) > len(rows):
                     rows = np.concatenate((rows, np.empty_like(rows)))
-                items[count, 0], items[count, 1], items[count, 2] = filled, some, table
-                items[count, 3] = max(low, at_chunk)
-                items[count, 4] = min(at_chunk + chunk, stop)
-                items[count, 5] = -1
-                for index in range(some):
-                    rows[filled + index] = together[at + index]
-                    of_row[together[at + index]] += 1
-                filled += some
+                items[count, 0], items[count, 1], items[count, 2] = filled, len(own), order[first]
+                items[count, 3], items[count, 4] = max(low, at_chunk), min(at_chunk + chunk, stop)
+                rows[filled : filled + len(own)] = own
+                of_row[own] += 1
+                filled += len(own)
                 count += 1
     return _place_partials(items[:count], rows[:filled], of_row, narrow_rows)
 
 
 @compiled()
-def _position(row: int, starts: np.ndarray, contexts: np.ndarray, sequences: int) -> int:
-    low, high = 0, sequences
-    while high - low > 1:
-        middle = (low + high) // 2
-        if starts[middle] <= row:
-            low = middle
-        else:
-            high = middle
-    return contexts[low] - (starts[low + 1] - row)
-
-
-@compiled()
 def _place_partials(items: np.ndarray, rows: np.ndarray, of_row: np.ndarray, narrow_rows: int) -> AttentionPlan:
     """Give every item that has a row with several items a place for its partial results, and list them by row."""
-    tokens = len(of_row) - 1
     partials = 0
-    merged = np.zeros(tokens + 1, np.int32)  # by row, then where the row's list begins
-    for item in range(len(items)):
-        first, some = items[item, 0], items[item, 1]
-        alone = True
-        for row in rows[first : first + some]:
-            alone = alone and of_row[row] == 1
-        if not alone:
-            items[item, 5] = partials
-            partials += some
-            for row in rows[first : first + some]:
-                merged[row + 1] += 1
-    for row in range(tokens):
-        merged[row + 1] += merged[row]
+    merged = np.zeros(len(of_row), np.int32)  # by row, then where the row's list begins
+    for item in items:
+        own = rows[item[0] : item[0] + item[1]]
+        item[5] = -1
+        if of_row[own].max() > 1:
+            item[5] = partials
+            partials += len(own)
+            merged[own + 1] += 1
+    for row in range(1, len(merged)):
+        merged[row] += merged[row - 1]
     merges, filled = np.empty(partials, np.int32), merged.copy()
-    for item in range(len(items)):
-        if items[item, 5] >= 0:
-            for index in range(items[item, 1]):
-                row = rows[items[item, 0] + index]
-                merges[filled[row]] = items[item, 5] + index
-                filled[row] += 1
+    for item in items:
+        if item[5] >= 0:
+            own = rows[item[0] : item[0] + item[1]]
+            merges[filled[own]] = item[5] + np.arange(len(own))
+            filled[own] += 1
     is_narrow = items[:, 1] <= narrow_rows
     return AttentionPlan(items[is_narrow], items[~is_narrow], rows, merged, merges, partials)
 
