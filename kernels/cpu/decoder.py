@@ -5,7 +5,7 @@ The threads share out the items of a phase, and wait for each other at its end.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ from espalier.kernels.cpu.products.linear import (
 )
 from espalier.kernels.cpu.products.tiles import aligned
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
-from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
+from espalier.kernels.cpu.threads import num_threads, parallel_run, phase_items
 from espalier.kernels.layers import EmbeddingAndNorm, Layers, LayerShape, LayerWeights
 from espalier.kernels.layout import KVLayout, LayerKV
 
@@ -141,17 +141,14 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
     sums[2][:] = np.float32(0.0)
     microkernel.configure()
     denormals = flush_denormals()
-    phase = 0
+    phase: Any = np.int64(0)  # a plain 0 has a type of its own
     for layer in range(len(norms)):
         keys_at, values_at = places[layer, 0], places[layer, 1]
 
-        item = fetch_item(counters, phase)
-        while item < few:
+        for item in phase_items(counters, phase, few):
             if layer == 0:
                 embed_rows(item, tokens, outer, stride, hidden, rotary)
             norm_and_store_rows(item, rows, hidden, stride, norms[layer, 0], eps, normed)
-            item = complete_and_fetch(counters, phase)
-        barrier(counters, phase, few)
         phase += 1
 
         at = layer * qkv_count * PANEL * width
@@ -161,29 +158,20 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
         )
         phase += 1
 
-        item = fetch_item(counters, phase)
-        while item < some:
+        for item in phase_items(counters, phase, some):
             rotate_and_store(item, qkv, head_norms[layer], eps, rotary, flat, keys_at, values_at, geometry, writes)
             add_rows(item, stride, out_bias[layer], hidden)  # nothing reads the residual stream until `out` adds to it
-            item = complete_and_fetch(counters, phase)
-        barrier(counters, phase, some)
         phase += 1
 
-        item = fetch_item(counters, phase)
-        while item < attend_items:
+        for item in phase_items(counters, phase, attend_items):
             attend(
                 item, scale, windows[layer], no_softcap, nothing, qkv, flat, keys_at, values_at, geometry, spans,
                 own_scratch, attn_out,
             )  # fmt: skip
-            item = complete_and_fetch(counters, phase)
-        barrier(counters, phase, attend_items)
         phase += 1
 
-        item = fetch_item(counters, phase)
-        while item < packed:
+        for item in phase_items(counters, phase, packed):
             store_rows(item, rows, wide, attn_out, packed_attn_out)
-            item = complete_and_fetch(counters, phase)
-        barrier(counters, phase, packed)
         phase += 1
 
         at = layer * hidden_count * PANEL * wide  # what goes into the residual stream is added to it in place
@@ -193,11 +181,8 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
         )  # fmt: skip
         phase += 1
 
-        item = fetch_item(counters, phase)
-        while item < few:
+        for item in phase_items(counters, phase, few):
             norm_and_store_rows(item, rows, hidden, stride, norms[layer, 1], eps, normed)
-            item = complete_and_fetch(counters, phase)
-        barrier(counters, phase, few)
         phase += 1
 
         at = layer * 2 * gated_count * PANEL * width
@@ -214,13 +199,10 @@ def _forward(counters: np.ndarray, step: _Step) -> None:
         )  # fmt: skip
         phase += 1
 
-    item = fetch_item(counters, phase)
-    while item < few:
+    for item in phase_items(counters, phase, few):
         norm_rows(item, hidden, stride, outer.norm, eps, output)
-        item = complete_and_fetch(counters, phase)
     microkernel.release()
     restore_denormals(denormals)
-    barrier(counters, phase, few)
 
 
 class CpuLayers(Layers):

@@ -11,7 +11,7 @@ from espalier.kernels.cpu.attention.spans import Geometry
 from espalier.kernels.cpu.pointwise import rms_norm, rotate, silu_times
 from espalier.kernels.cpu.products.int8_linear import Int8Rows
 from espalier.kernels.cpu.products.linear import PANEL, ROWS, multiply_panel, pack_row, panels_of
-from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item
+from espalier.kernels.cpu.threads import phase_items
 
 ROWS_PER_NORM = 8
 """Rows of one work item in phases with little work for each row."""
@@ -148,8 +148,7 @@ def gated_phase(
     and PANEL zeros.
     """
     items, size, (gate, up, zeros) = (rows + ROWS - 1) // ROWS * parts, inner * PANEL, sums
-    item = fetch_item(counters, phase)
-    while item < items:
+    for item in phase_items(counters, phase, items):
         first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
         count = min(ROWS, rows - first)
         for panel in range(start, end):
@@ -161,5 +160,3 @@ def gated_phase(
             silu_times(gate, up, count * PANEL)
             for r in range(count):
                 pack_row(gate, r * PANEL, num_panels * PANEL, panel * PANEL, PANEL, out, first + r)
-        item = complete_and_fetch(counters, phase)
-    barrier(counters, phase, items)

@@ -13,7 +13,7 @@ from espalier.kernels.compilation.ahead import Compilation, compilation
 from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu import compiled
 from espalier.kernels.cpu.pointwise import exp_in_place, largest
-from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
+from espalier.kernels.cpu.threads import parallel_run, phase_items
 from espalier.kernels.sampling import FILTERED, LEAST_TEMPERATURE
 
 _FILTER_SPEED, _DRAW_SPEED = 1e8, 4e8
@@ -114,13 +114,10 @@ def _filter(
 ) -> None:
     rows = len(temperatures)
     shares, bins, masses = np.empty(vocabulary, np.float32), np.empty(vocabulary, np.int16), np.empty(_BINS)
-    row = fetch_item(counters, 0)
-    while row < rows:
+    for row in phase_items(counters, 0, rows):
         factor = np.float32(1.0) / max(temperatures[row], _LEAST)
         filters = top_ks[row], np.float64(top_ps[row]), np.float64(min_ps[row])
         _filter_row(logits, row * vocabulary, factor, *filters, shares, bins, masses, out)
-        row = complete_and_fetch(counters, 0)
-    barrier(counters, 0, rows)
 
 
 def filter_logits_cpu(
@@ -186,8 +183,7 @@ def _draw(
     """Draw from each row what is `draws[firsts[row] : firsts[row + 1]]`; `firsts` is int64 `[B + 1]`."""
     rows = len(temperatures)
     scratch, sums = np.empty(vocabulary, np.float32), np.empty((vocabulary + _BLOCK - 1) // _BLOCK, np.float32)
-    row = fetch_item(counters, 0)
-    while row < rows:
+    for row in phase_items(counters, 0, rows):
         start, mine = row * vocabulary, slice(firsts[row], firsts[row + 1])
         top = largest(candidates, start, vocabulary)
         if not top > np.float32(-np.inf):  # nothing that could be drawn: no logit is a number
@@ -207,8 +203,6 @@ def _draw(
         for draw in range(firsts[row], firsts[row + 1]):
             drawn = token_ids[draw]
             log_probabilities[draw] = logits[start + drawn] - top - log_total if drawn >= 0 else np.float32(np.nan)
-        row = complete_and_fetch(counters, 0)
-    barrier(counters, 0, rows)
 
 
 def draw_tokens_cpu(

@@ -4,11 +4,8 @@ Such a function is compiled with `nogil`, and every thread calls it with the sam
 and each phase into items. A free thread fetches the next item, and no thread enters a phase before all items of the
 phase before are done:
 
-    item = fetch_item(counters, phase)
-    while item < items:
+    for item in phase_items(counters, phase, count):
         ...
-        item = complete_and_fetch(counters, phase)
-    barrier(counters, phase, items)
 
 A helper that comes late, or never, delays no other thread, and a slow one takes fewer items. (A fork and join of
 numba's own threads costs about 10 us on two cores, and milliseconds while another process holds one of them; this costs
@@ -21,7 +18,7 @@ import os
 import platform
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,23 +186,15 @@ def _yield(_: Any) -> Any:
 
 
 @inner
-def fetch_item(counters: np.ndarray, phase: int) -> int:
-    """The next item of a phase that no thread has; a number past the last item when there is none."""
-    return _add_one(counters, phase, _CLAIMED)
-
-
-@inner
-def complete_and_fetch(counters: np.ndarray, phase: int) -> int:
-    """Report an item as done and fetch another."""
-    _add_one(counters, phase, _DONE)
-    return _add_one(counters, phase, _CLAIMED)
-
-
-@inner
-def barrier(counters: np.ndarray, phase: int, items: int) -> None:
-    """Wait until all items of a phase are done."""
+def phase_items(counters: np.ndarray, phase: int, count: int) -> Iterator[int]:
+    """Items of a phase with `count` of them, each of which one thread gets; ends when all of them are done."""
+    item = _add_one(counters, phase, _CLAIMED)
+    while item < count:
+        yield item
+        _add_one(counters, phase, _DONE)
+        item = _add_one(counters, phase, _CLAIMED)
     spins = 0
-    while _read(counters, phase, _DONE) < items:
+    while _read(counters, phase, _DONE) < count:
         spins += 1
         if spins < _SPINS:
             _pause()

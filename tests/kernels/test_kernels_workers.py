@@ -10,7 +10,7 @@ import pytest
 from forked_process import is_true_when_forked
 
 from espalier.kernels.cpu import threads as workers
-from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
+from espalier.kernels.cpu.threads import parallel_run, phase_items
 
 ITEMS, PHASES = 37, 50
 
@@ -19,15 +19,12 @@ ITEMS, PHASES = 37, 50
 def _add_neighbours(counters: np.ndarray, values: np.ndarray, touched: np.ndarray) -> None:
     """Each phase computes a row from the whole row before it, so a phase begun too early gives another sum."""
     for phase in range(len(counters)):
-        item = fetch_item(counters, phase)
-        while item < values.shape[1]:
+        for item in phase_items(counters, phase, values.shape[1]):
             total = 0
             for i in range(values.shape[1]):
                 total += values[phase, i]
             values[phase + 1, item] = (total + item) % 1009
             touched[phase, item] += 1
-            item = complete_and_fetch(counters, phase)
-        barrier(counters, phase, values.shape[1])
 
 
 def expected() -> np.ndarray:

@@ -25,7 +25,7 @@ from espalier.kernels.cpu.attention.spans import NO_SPANS, Geometry, Spans, extr
 from espalier.kernels.cpu.pointwise import exp_in_place, largest, scale_in_place
 from espalier.kernels.cpu.products.tiles import NR, multiply_add, multiply_add_blocked, multiply_pair, prefetch
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
-from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, parallel_run
+from espalier.kernels.cpu.threads import parallel_run, phase_items
 from espalier.kernels.layout import LayerKV
 
 TOKENS_PER_ITEM = 64
@@ -322,15 +322,12 @@ def _attend_all(
     all_spans: Spans,
     output: np.ndarray,
 ) -> None:
-    item, items, scratch = fetch_item(counters, 0), len(all_spans.items), scratch_for(geometry, all_spans)
-    denormals = flush_denormals()
-    while item < items:
+    scratch, denormals = scratch_for(geometry, all_spans), flush_denormals()
+    for item in phase_items(counters, 0, len(all_spans.items)):
         attend(
             item, scale, window, softcap, sinks, query, flat, keys_at, values_at, geometry, all_spans, scratch, output
         )
-        item = complete_and_fetch(counters, 0)
     restore_denormals(denormals)
-    barrier(counters, 0, items)
 
 
 class CpuAttention:

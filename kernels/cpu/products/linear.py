@@ -21,7 +21,7 @@ from espalier.kernels.cpu import HAS_AMX, compiled
 from espalier.kernels.cpu.products import amx, tiles
 from espalier.kernels.cpu.products.microkernel import Microkernel
 from espalier.kernels.cpu.simd import flush_denormals, restore_denormals
-from espalier.kernels.cpu.threads import barrier, complete_and_fetch, fetch_item, num_threads, parallel_run
+from espalier.kernels.cpu.threads import num_threads, parallel_run, phase_items
 from espalier.kernels.linear import Linear
 
 microkernel: Microkernel = amx if HAS_AMX else tiles
@@ -139,8 +139,7 @@ def multiply_phase(
         scratch: this thread's own, from `microkernel.scratch`.
     """
     items, stride, size = (rows + ROWS - 1) // ROWS * parts, num_panels * PANEL, inner * PANEL
-    item = fetch_item(counters, phase)
-    while item < items:
+    for item in phase_items(counters, phase, items):
         first, (start, end) = item // parts * ROWS, panels_of(item, parts, num_panels)
         for panel in range(start, end):
             place = first * stride + panel * PANEL
@@ -151,8 +150,6 @@ def multiply_phase(
                 x, first, min(ROWS, rows - first), inner, panels, at, next_at, terms, terms_at, terms_stride,
                 out, place, stride, scratch,
             )  # fmt: skip
-        item = complete_and_fetch(counters, phase)
-    barrier(counters, phase, items)
 
 
 def phase_compilation(x: Any, panels: Any) -> Compilation:
@@ -165,12 +162,9 @@ def phase_compilation(x: Any, panels: Any) -> Compilation:
 def store_all(counters: np.ndarray, given: np.ndarray, rows: int, inner: int, packs: bool, x: Any) -> None:
     """Phase 0 of a product: store `given`, flat float32 `[rows * inner]`, as its left side `x` where `packs`."""
     few = (rows + _FEW - 1) // _FEW if packs else 0
-    item = fetch_item(counters, 0)
-    while item < few:
+    for item in phase_items(counters, 0, few):
         for r in range(item * _FEW, min((item + 1) * _FEW, rows)):
             pack_row(given, r * inner, inner, 0, inner, x, r)
-        item = complete_and_fetch(counters, 0)
-    barrier(counters, 0, few)
 
 
 @compiled(nogil=True)
