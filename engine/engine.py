@@ -65,7 +65,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Number of blocks some sequences hold.
+    """Blocks that some sequences hold.
 
     Attributes:
         logical_blocks: blocks if every sequence had its own.
@@ -371,7 +371,7 @@ class Engine:
         self.schedulers[role].drop_all_kv()
 
     def footprint(self, sequences: Sequence[KVSequence]) -> Footprint:
-        """Number of blocks `sequences` hold together.
+        """The blocks that `sequences` hold together.
 
         Raises:
             MisuseError: when one of them was released or belongs to another engine.

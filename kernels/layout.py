@@ -65,7 +65,7 @@ class KVLayout:
 
     @property
     def blocks_per_slab(self) -> int:
-        """Number of blocks fit in one slab."""
+        """Number of blocks that fit in one slab."""
         return self.slab_bytes // self.block_bytes
 
     @property

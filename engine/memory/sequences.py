@@ -68,11 +68,11 @@ class SequenceTable:
         return len(self.lengths) - len(self._free_rows)
 
     def missing(self, row: int) -> int:
-        """Number of tokens of a row have no KV yet."""
+        """Number of tokens of a row without KV."""
         return int(self.lengths[row] - self.computed[row])
 
     def computed_tokens(self) -> int:
-        """Number of tokens of all live sequences have their KV in blocks; shared ones count for each sequence."""
+        """Number of tokens of all live sequences with KV in blocks; shared ones count for each sequence."""
         return sum(int(self.computed[sequence.row]) for owned in self._of_owner.values() for sequence in owned)
 
     def open(self, role: str, token_ids: list[int], salt: bytes = b"", owner: Hashable = None) -> KVSequence:

@@ -302,7 +302,7 @@ class Checkpoint:
     def _add_tensors(self, file: WeightFile) -> None:
         for name in self.tensors.keys() & file.tensors.keys():
             files = self.tensors[name].file, file.tensors[name].file.name
-            raise CheckpointError(f"{name} is in {files[0]} and in {files[1]}; one of them is of another checkpoint")
+            raise CheckpointError(f"{name} is in {files[0]} and in {files[1]}; one belongs to another checkpoint")
         self.tensors.update(file.tensors)
 
     def _holds_another_head(self) -> bool:

@@ -135,7 +135,7 @@ def load_generator(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.dev
     """Load a `*ForCausalLM` checkpoint.
 
     Raises:
-        CheckpointError: when the checkpoint is of another kind of model, or incomplete.
+        CheckpointError: when the checkpoint holds another kind of model, or is incomplete.
     """
     if not checkpoint.has_language_head:
         name = checkpoint.architecture or "model without architecture"

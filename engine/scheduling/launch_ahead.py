@@ -11,9 +11,9 @@ dropped.
 
 import numpy as np
 
-from espalier.engine.scheduling.branches import Draws
 from espalier.engine.scheduling.planner import StepPlan
 from espalier.engine.scheduling.requests import DecodeRows, RunningRequest, WaitingRequest
+from espalier.engine.scheduling.running_samples import Draws
 from espalier.engine.scheduling.scheduler import Scheduler, StepResults
 from espalier.engine.work import Done
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from espalier.engine.errors import PoolExhaustedError
 from espalier.engine.memory.sequences import SequenceTable
-from espalier.engine.scheduling.branches import Draws
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
+from espalier.engine.scheduling.running_samples import Draws
 
 MakeRoom = Callable[[Collection[Hashable]], bool]
 """Makes one owner give up its KV for those given, all with work that finds no blocks; returns whether one did."""

@@ -1,4 +1,4 @@
-"""Preemption: which owner gives up its KV when blocks run out, and when that KV is computed again."""
+"""Preemption: the owner whose KV is freed when blocks run out, and when it is computed again."""
 
 import logging
 from collections import Counter
@@ -12,7 +12,7 @@ log = logging.getLogger("espalier.engine.preemption")
 
 
 class Preemption:
-    """Preempts owners, which gives up all their KV, and resumes them once there is room.
+    """Preempts owners by freeing all their KV, and resumes them once there is room.
 
     Owners rank by priority, then by the order in which they were admitted; the last one is preempted first. Tokens are
     kept, so KV can be computed again (shared blocks once), and nothing that was sampled or scored is lost.

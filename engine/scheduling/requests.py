@@ -30,7 +30,7 @@ class WaitingRequest:
         return self.work.sequence.row
 
     def known_tokens(self, length: int) -> int:
-        """Number of of the sequence's tokens may come from the prefix cache: those before the first that is read."""
+        """Tokens of the sequence that may come from the prefix cache: those before the first that is read."""
         score_positions = self.work.score_positions if isinstance(self.work, Score) else ()
         return self.base + score_positions[0] if score_positions else length
 
@@ -66,7 +66,7 @@ class RunningRequest:
         return self.sequence.row
 
     def known_tokens(self, length: int) -> int:
-        """Number of of the sequence's tokens may come from the prefix cache: all of them."""
+        """Tokens of the sequence that may come from the prefix cache: all of them."""
         return length
 
     def count_computed(self, tokens: int) -> None:

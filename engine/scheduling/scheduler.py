@@ -9,9 +9,9 @@ import numpy as np
 from espalier.engine.errors import MisuseError, NumericalError
 from espalier.engine.memory.sequences import KVSequence, SequenceTable
 from espalier.engine.models.model import Model
-from espalier.engine.scheduling.branches import RunningSamples
 from espalier.engine.scheduling.planner import BatchPlanner, MakeRoom, Read, StepPlan
 from espalier.engine.scheduling.requests import RunningRequest, WaitingRequest
+from espalier.engine.scheduling.running_samples import RunningSamples
 from espalier.engine.stats import ROW_BOUNDS, TOKEN_BOUNDS, Histogram
 from espalier.engine.work import Done, Generate, Score, Scored, Work
 
@@ -64,11 +64,11 @@ class Scheduler:
 
     @property
     def running_branches(self) -> int:
-        """Number of children are being sampled, without those of paused and throttled owners."""
+        """Number of children being sampled, without those of paused and throttled owners."""
         return len(self.planner.active(self._ready()[0]))
 
     def waiting_tokens(self) -> int:
-        """Number of tokens waiting work has to compute, without that of paused and throttled owners."""
+        """Number of tokens that waiting work has to compute, without that of paused and throttled owners."""
         rows = [item.work.sequence.row for item in self.planner.active(self._ready()[1])]
         return int(np.maximum(self.table.lengths[rows] - self.table.computed[rows], 1).sum())
 

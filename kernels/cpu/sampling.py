@@ -47,7 +47,7 @@ def _weigh(
 
 @inner
 def _bins_within_reach(bins: np.ndarray, masses: np.ndarray, top_k: int, top_p: float, min_p: float) -> int:
-    """Number of bins hold all tokens that the filters can keep."""
+    """Number of bins that hold all tokens that the filters can keep."""
     if top_k == 0 and top_p >= 1:
         if min_p <= 0:
             return _BINS

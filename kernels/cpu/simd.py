@@ -110,45 +110,48 @@ def store(builder: ir.IRBuilder, values: list[Any], places: list[Any]) -> None:
         builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=4)
 
 
+def call_llvm(builder: ir.IRBuilder, name: str, returned: Any, *args: Any) -> Any:
+    """Call a function that LLVM or the system has: an intrinsic such as `llvm.fma.v16f32`."""
+    kind = ir.FunctionType(returned, [argument.type for argument in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def gep(builder: ir.IRBuilder, place: Any, offset: Any) -> Any:
+    """The place `offset` elements, a number or a value, behind `place`."""
+    return builder.gep(place, [offset if not isinstance(offset, int) else ir.Constant(INDEX, offset)])
+
+
 def to_all_lanes(builder: ir.IRBuilder, value: Any, lanes: int) -> Any:
-    """A vector of `lanes` times a float."""
-    undefined = ir.Constant(ir.VectorType(FLOAT, lanes), ir.Undefined)
+    """A vector of `lanes` times a number."""
+    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(INT, 0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(INT, lanes), [0] * lanes))
 
 
 def fma(builder: ir.IRBuilder, x: Any, y: Any, z: Any) -> Any:
     """`x * y + z` of vectors, rounded once."""
-    kind = ir.FunctionType(x.type, [x.type] * 3)
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{x.type.count}f32")
-    return builder.call(function, (x, y, z))
+    return call_llvm(builder, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
 def first_lanes(builder: ir.IRBuilder, count: Any, lanes: int) -> Any:
     """The mask of the first `count` of `lanes` lanes."""
-    kind = ir.VectorType(INT, lanes)
-    undefined = ir.Constant(kind, ir.Undefined)
-    first = builder.insert_element(undefined, builder.trunc(count, INT), ir.Constant(INT, 0))
-    counts = builder.shuffle_vector(first, undefined, ir.Constant(kind, [0] * lanes))
-    return builder.icmp_signed("<", ir.Constant(kind, list(range(lanes))), counts)
+    counts = to_all_lanes(builder, builder.trunc(count, INT), lanes)
+    return builder.icmp_signed("<", ir.Constant(counts.type, list(range(lanes))), counts)
 
 
 def masked_load(builder: ir.IRBuilder, place: Any, mask: Any, otherwise: Any) -> Any:
     """Load the lanes of `mask` from `place` on, and take `otherwise` for the rest; no other memory is read."""
-    kind = ir.FunctionType(otherwise.type, [FLOAT.as_pointer(), INT, mask.type, otherwise.type])
     name = f"llvm.masked.load.v{mask.type.count}f32.p0"
-    function = cgutils.get_or_insert_function(builder.module, kind, name)
-    return builder.call(function, (place, ir.Constant(INT, 4), mask, otherwise))
+    return call_llvm(builder, name, otherwise.type, place, ir.Constant(INT, 4), mask, otherwise)
 
 
 def masked_store(builder: ir.IRBuilder, value: Any, place: Any, mask: Any) -> None:
     """Store the lanes of `mask` from `place` on; no other memory is written."""
-    kind = ir.FunctionType(ir.VoidType(), [value.type, FLOAT.as_pointer(), INT, mask.type])
     name = f"llvm.masked.store.v{mask.type.count}f32.p0"
-    function = cgutils.get_or_insert_function(builder.module, kind, name)
-    builder.call(function, (value, place, ir.Constant(INT, 4), mask))
+    call_llvm(builder, name, ir.VoidType(), value, place, ir.Constant(INT, 4), mask)
 
 
+IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 _FLUSH = 0x8040
 """Of MXCSR, x86's control register of vectors: results, and operands, below the least normal number are zeros."""
 
@@ -156,13 +159,11 @@ _FLUSH = 0x8040
 def _exchange_control(builder: Any, change: Callable[[Any], Any]) -> Any:
     """Replace this thread's MXCSR by `change` of it, and return what it was."""
     place = builder.alloca(INT)
-    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()])
-    read, write = (cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{n}mxcsr") for n in ("st", "ld"))
     address = builder.bitcast(place, ir.IntType(8).as_pointer())
-    builder.call(read, [address])
+    call_llvm(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), address)
     given = builder.load(place)
     builder.store(change(given), place)
-    builder.call(write, [address])
+    call_llvm(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), address)
     return given
 
 
@@ -175,7 +176,7 @@ def flush_denormals(_: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if platform.machine().lower() not in ("x86_64", "amd64"):
+        if not IS_X86:
             return ir.Constant(INT, 0)
         return _exchange_control(builder, lambda given: builder.or_(given, ir.Constant(INT, _FLUSH)))
 
@@ -187,7 +188,7 @@ def restore_denormals(_: Any, given: Any) -> Any:
     """Restore this thread's setting that `flush_denormals` returned."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if platform.machine().lower() in ("x86_64", "amd64"):
+        if IS_X86:
             _exchange_control(builder, lambda _: args[0])
         return context.get_dummy_value()
 

@@ -15,7 +15,6 @@ a fraction of a microsecond a phase, and a decoder's step has dozens.)
 import atexit
 import math
 import os
-import platform
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -24,12 +23,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import types
 
 from espalier.kernels.compilation.compiler import inner
+from espalier.kernels.cpu.simd import INDEX, INT, IS_X86, call_llvm, intrinsic
 
-_intrinsic: Any = intrinsic  # for a type checker, its result would want the typing context as an argument
 _LINE = 8
 """Elements of a cache line; each counter that several threads write has a line of its own."""
 _WORTH_HELP = 400e-6
@@ -127,7 +125,6 @@ def parallel_run(function: Callable[..., None], phases: int, *args: Any, seconds
     function(counters, *args)
 
 
-_INDEX = ir.IntType(64)
 _CLAIMED, _DONE = 0, _LINE
 """Columns of `counters`: how many items of a phase were fetched, and how many are done."""
 
@@ -135,22 +132,22 @@ _CLAIMED, _DONE = 0, _LINE
 def _element(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """The address of `counters[phase, column]`."""
     counters = context.make_array(signature.args[0])(context, builder, args[0])
-    row = builder.mul(args[1], ir.Constant(_INDEX, 2 * _LINE))
+    row = builder.mul(args[1], ir.Constant(INDEX, 2 * _LINE))
     return builder.gep(counters.data, [builder.add(row, args[2])])
 
 
-@_intrinsic
+@intrinsic
 def _add_one(_: Any, counters: Any, phase: Any, column: Any) -> Any:
     """Atomically add one to a counter and return what it was."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = _element(context, builder, signature, args)
-        return builder.atomic_rmw("add", place, ir.Constant(_INDEX, 1), "acq_rel")
+        return builder.atomic_rmw("add", place, ir.Constant(INDEX, 1), "acq_rel")
 
     return types.int64(counters, types.intp, types.intp), generate
 
 
-@_intrinsic
+@intrinsic
 def _read(_: Any, counters: Any, phase: Any, column: Any) -> Any:
     """A counter as other threads last left it."""
 
@@ -160,26 +157,24 @@ def _read(_: Any, counters: Any, phase: Any, column: Any) -> Any:
     return types.int64(counters, types.intp, types.intp), generate
 
 
-@_intrinsic
+@intrinsic
 def _pause(_: Any) -> Any:
     """Tell the processor that this is a spin loop, where it can be told."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if platform.machine().lower() in ("x86_64", "amd64"):
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
+        if IS_X86:
+            call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType())
         return context.get_dummy_value()
 
     return types.void(), generate
 
 
-@_intrinsic
+@intrinsic
 def _yield(_: Any) -> Any:
     """Offer the core to another thread."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [])
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        call_llvm(builder, "sched_yield", INT)
         return context.get_dummy_value()
 
     return types.void(), generate

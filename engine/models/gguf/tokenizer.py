@@ -119,7 +119,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         KeyError: when the metadata lacks a part of it.
-        ValueError: when it is of another kind than byte-level or SentencePiece merges, splits by an unknown rule, or
+        ValueError: when its kind is neither byte-level nor SentencePiece merges, splits by an unknown rule, or
             contradicts itself.
     """
     model = metadata[f"{_PREFIX}model"]

@@ -141,12 +141,8 @@ def attend(
         for r in range(first, first + rows):
             for g in range(groups):
                 at = ((r * kv_heads + h) * groups + g) * head_dim
-                summed, written, total = (
-                    attn_out[q * head_dim : (q + 1) * head_dim],
-                    output[at : at + head_dim],
-                    row_sum[q],
-                )
-                factor = np.float32(1.0)
+                summed, written = attn_out[q * head_dim : (q + 1) * head_dim], output[at : at + head_dim]
+                total, factor = row_sum[q], np.float32(1.0)
                 if len(sinks):
                     sink = sinks[h * groups + g]
                     top = max(row_max[q], sink)

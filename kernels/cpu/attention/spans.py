@@ -216,12 +216,8 @@ def _find_chunk(
             for n in range(num_runs):
                 span = opened + n
                 if not prolongs:
-                    spans[span, 0], spans[span, 1], spans[span, 2], spans[span, 3] = (
-                        runs[n, 0],
-                        runs[n, 1],
-                        b - before,
-                        0,
-                    )
+                    spans[span, 0], spans[span, 1] = runs[n, 0], runs[n, 1]
+                    spans[span, 2], spans[span, 3] = b - before, 0
                 spans[span, 4] = runs[n, 2]
                 block = tables[sequences[runs[n, 0]], b]
                 at = block // slots * slab_stride + block % slots * kv_heads * block_size * head_dim

@@ -19,11 +19,22 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 
 from espalier.kernels.compilation.compiler import inner
 from espalier.kernels.cpu.products.tiles import aligned, fill_rows, write_prefetch
-from espalier.kernels.cpu.simd import FLOAT, INDEX, INT, fma, intrinsic, loop, to_all_lanes, vector_function
+from espalier.kernels.cpu.simd import (
+    FLOAT,
+    INDEX,
+    INT,
+    call_llvm,
+    fma,
+    gep,
+    intrinsic,
+    loop,
+    to_all_lanes,
+    vector_function,
+)
 
 TILE_ROWS: int = 16
 TILE_INNER = 32
@@ -34,7 +45,7 @@ X_TILE = _TERMS * _TILE_BYTES // 4
 """Float32 elements that the terms of 16 rows and 32 inner elements take."""
 PANEL_TILE = 2 * X_TILE
 """The same of 32 columns."""
-_AHEAD = 4224 // 4
+_PREFETCH_DISTANCE = 4224 // 4
 """Elements by which a panel is prefetched before its use; with 4096 or 8192 bytes some products took 4/3 as long."""
 _PAIRS = ((2, 0), (1, 0), (1, 1), (0, 1), (0, 0), (0, 2))
 """Terms of x and of the panel whose products are summed, in an order in which each shares one with the next."""
@@ -51,12 +62,7 @@ _FLOATS = ir.VectorType(FLOAT, _LANES)
 def _call(builder: ir.IRBuilder, name: str, *operands: Any) -> None:
     """Call LLVM's instruction `name`; numbers are tiles."""
     operands = tuple(ir.Constant(_BYTE, operand) if isinstance(operand, int) else operand for operand in operands)
-    kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
-    builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), operands)
-
-
-def _at(builder: ir.IRBuilder, place: Any, offset: Any) -> Any:
-    return builder.gep(place, [offset if not isinstance(offset, int) else ir.Constant(INDEX, offset)])
+    call_llvm(builder, f"llvm.x86.{name}", ir.VoidType(), *operands)
 
 
 def _split(builder: ir.IRBuilder, value: Any, rounded: bool) -> list[Any]:
@@ -87,7 +93,7 @@ def _least(builder: ir.IRBuilder, one: Any, other: Any) -> Any:
 def _split_columns(builder: ir.IRBuilder, panel: Any, count: Any, terms: Any, step: Any, mask: Any) -> None:
     """Store the terms of a step's K rows of a panel: those 2 p and 2 p + 1 become row p of each tile.
 
-    What lies `_AHEAD` behind them is brought near. The panel has `count` rows; those after them are zeros.
+    What lies `_PREFETCH_DISTANCE` behind them is prefetched. The panel has `count` rows; those after them are zeros.
     """
     pairs, nothing = ir.Constant(INDEX, TILE_INNER // 2), ir.Constant(INDEX, 0)
     tile = builder.gep(terms, [builder.mul(builder.and_(step, mask), ir.Constant(INDEX, PANEL_TILE))])
@@ -98,8 +104,8 @@ def _split_columns(builder: ir.IRBuilder, panel: Any, count: Any, terms: Any, st
         inside = builder.icmp_signed("<", k, left)
         row = k if whole else builder.select(inside, k, nothing)
         at = builder.gep(panel, [builder.mul(row, ir.Constant(INDEX, 2 * _LANES))])
-        at = _at(builder, at, half * _LANES)
-        write_prefetch(builder, _at(builder, at, _AHEAD))
+        at = gep(builder, at, half * _LANES)
+        write_prefetch(builder, gep(builder, at, _PREFETCH_DISTANCE))
         value = _load_lanes(builder, at)
         return value if whole else builder.select(inside, value, ir.Constant(_FLOATS, [0.0] * _LANES))
 
@@ -110,7 +116,7 @@ def _split_columns(builder: ir.IRBuilder, panel: Any, count: Any, terms: Any, st
             both = (load_row(builder.add(k, ir.Constant(INDEX, i)), half, whole) for i in range(2))
             parts = [_split(builder, value, rounded=False) for value in both]
             for term, (even, odd) in enumerate(zip(*parts, strict=True)):
-                at = _at(builder, place, (2 * term + half) * _TILE_BYTES // 4)
+                at = gep(builder, place, (2 * term + half) * _TILE_BYTES // 4)
                 word = builder.or_(_down(builder, even), odd)
                 builder.store(word, builder.bitcast(at, _WORDS.as_pointer()), align=4)
 
@@ -141,29 +147,29 @@ def _write_product(row_tiles: int, splits: bool, builder: ir.IRBuilder, args: An
         _split_columns(builder, panel, count, terms, ir.Constant(INDEX, 0), mask)
     sums = []
     for row in range(row_tiles):
-        first = _at(builder, out, builder.mul(out_stride, ir.Constant(INDEX, row * TILE_ROWS)))
+        first = gep(builder, out, builder.mul(out_stride, ir.Constant(INDEX, row * TILE_ROWS)))
         for half in range(2):
-            sums.append((2 * row + half, _at(builder, first, half * 64)))
+            sums.append((2 * row + half, gep(builder, first, half * 64)))
     for tile, place in sums:
         _call(builder, "tileloadd64", tile, place, out_stride)
 
     def step(n: Any, values: list[Any]) -> list[Any]:
         if splits:
             _split_columns(builder, panel, count, terms, builder.add(n, ir.Constant(INDEX, 1)), mask)
-        x_at = _at(builder, x, builder.mul(n, ir.Constant(INDEX, _TERMS * _TILE_BYTES)))
+        x_at = gep(builder, x, builder.mul(n, ir.Constant(INDEX, _TERMS * _TILE_BYTES)))
         place = builder.and_(n, mask) if splits else n
-        panel_at = _at(builder, terms_at, builder.mul(place, ir.Constant(INDEX, 2 * _TERMS * _TILE_BYTES)))
+        panel_at = gep(builder, terms_at, builder.mul(place, ir.Constant(INDEX, 2 * _TERMS * _TILE_BYTES)))
         before = None, None
         for x_term, panel_term in _PAIRS:
             if panel_term != before[1]:
                 for half in range(2):
-                    place = _at(builder, panel_at, (2 * panel_term + half) * _TILE_BYTES)
+                    place = gep(builder, panel_at, (2 * panel_term + half) * _TILE_BYTES)
                     _call(builder, "tileloadd64", 6 + half, place, line)
             if x_term != before[0]:
                 for row in range(row_tiles):
-                    place = _at(builder, x_at, x_term * _TILE_BYTES)
+                    place = gep(builder, x_at, x_term * _TILE_BYTES)
                     if row:
-                        place = _at(builder, place, x_stride)
+                        place = gep(builder, place, x_stride)
                     _call(builder, "tileloadd64", 4 + row, place, line)
             for row in range(row_tiles):
                 for half in range(2):
@@ -186,19 +192,19 @@ def _write_few(rows: int, builder: ir.IRBuilder, args: Any) -> None:
     parity = [ir.Constant(_WORDS, [16] * _LANES), ir.Constant(_WORDS, [0xFFFF0000] * _LANES)]
     room = builder.alloca(_FLOATS, size=rows * _TERMS * 2)
     lanes = builder.bitcast(room, FLOAT.as_pointer())
-    places = [_at(builder, builder.gep(out, [builder.mul(out_stride, ir.Constant(INDEX, r))]), 0) for r in range(rows)]
-    outputs = [_at(builder, place, half * _LANES) for place in places for half in range(2)]
+    places = [gep(builder, builder.gep(out, [builder.mul(out_stride, ir.Constant(INDEX, r))]), 0) for r in range(rows)]
+    outputs = [gep(builder, place, half * _LANES) for place in places for half in range(2)]
     steps = builder.sdiv(builder.add(count, ir.Constant(INDEX, TILE_INNER - 1)), ir.Constant(INDEX, TILE_INNER))
 
     def spread(n: Any) -> None:
         """The terms of x as float32, the even elements of a step side by side, then the odd ones."""
         for r in range(rows):
             for term in range(_TERMS):
-                at = _at(builder, builder.gep(x, [builder.mul(n, ir.Constant(INDEX, X_TILE))]), term * 256 + r * _LANES)
+                at = gep(builder, builder.gep(x, [builder.mul(n, ir.Constant(INDEX, X_TILE))]), term * 256 + r * _LANES)
                 words = builder.load(builder.bitcast(at, _WORDS.as_pointer()), align=4)
                 halves = builder.shl(words, parity[0]), builder.and_(words, parity[1])
                 for odd, half in enumerate(halves):
-                    at = _at(builder, room, (r * _TERMS + term) * 2 + odd)
+                    at = gep(builder, room, (r * _TERMS + term) * 2 + odd)
                     builder.store(builder.bitcast(half, _FLOATS), at)
 
     def step(n: Any, totals: list[Any]) -> list[Any]:
@@ -212,13 +218,13 @@ def _write_few(rows: int, builder: ir.IRBuilder, args: Any) -> None:
 
             def add(p: Any, odd: int, sums: list[Any], half: int = half) -> list[Any]:
                 k = builder.add(builder.add(k0, builder.shl(p, ir.Constant(INDEX, 1))), ir.Constant(INDEX, odd))
-                at = _at(builder, builder.gep(panel, [builder.mul(k, ir.Constant(INDEX, 2 * _LANES))]), half * _LANES)
-                write_prefetch(builder, _at(builder, at, _AHEAD))
+                at = gep(builder, builder.gep(panel, [builder.mul(k, ir.Constant(INDEX, 2 * _LANES))]), half * _LANES)
+                write_prefetch(builder, gep(builder, at, _PREFETCH_DISTANCE))
                 weights = [builder.bitcast(t, _FLOATS) for t in _split(builder, _load_lanes(builder, at), False)]
                 sums = list(sums)
                 for r in range(rows):
                     for i, (x_term, panel_term) in enumerate(_PAIRS):
-                        of_x = _at(builder, lanes, ((r * _TERMS + x_term) * 2 + odd) * _LANES)
+                        of_x = gep(builder, lanes, ((r * _TERMS + x_term) * 2 + odd) * _LANES)
                         factor = to_all_lanes(builder, builder.load(builder.gep(of_x, [p])), _LANES)
                         place = (r * len(_PAIRS) + i) * 2 + odd
                         sums[place] = fma(builder, factor, weights[panel_term], sums[place])
@@ -257,7 +263,7 @@ def _write_row_terms(builder: ir.IRBuilder, args: Any) -> None:
 
     def step(n: Any, values: list[Any]) -> list[Any]:
         at = builder.gep(row, [builder.mul(n, ir.Constant(INDEX, TILE_INNER))])
-        parts = [_split(builder, _load_lanes(builder, _at(builder, at, i * _LANES)), rounded=True) for i in range(2)]
+        parts = [_split(builder, _load_lanes(builder, gep(builder, at, i * _LANES)), rounded=True) for i in range(2)]
         for term, pieces in enumerate(zip(*parts, strict=True)):
             halves = [builder.trunc(_down(builder, piece), shorts) for piece in pieces]
             whole = builder.shuffle_vector(halves[0], halves[1], both)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from llvmlite import ir
-from numba.core import cgutils
 from numba.extending import overload
 
 from espalier.kernels.cpu.products import tiles
@@ -35,7 +34,9 @@ from espalier.kernels.cpu.simd import (
     FLOAT,
     INDEX,
     INT,
+    call_llvm,
     fma,
+    gep,
     load,
     loop,
     reduce,
@@ -56,13 +57,14 @@ _OFFSET = 128
 _MOST = 127
 _LEAST = 2.0**-100
 """A group without an element of this size is rounded to zeros: the inverse of its scale might not be a number."""
-_AHEAD = 2048
+_PREFETCH_DISTANCE = 2048
 """Bytes by which weights are prefetched before their use, in tiles of few rows: others read them from a cache."""
 _RATE = 1e10
 """Weights a second that one thread reads, within a factor of two or so."""
 _SPEED = 1e11
 """Multiply-adds a second of one thread where rows are many, likewise."""
 _BYTE = ir.IntType(8)
+_SUM_BYTES = "llvm.x86.avx512.vpdpbusd.512"
 _WORDS = ir.VectorType(INT, _LANES)
 _FLOATS = ir.VectorType(FLOAT, _LANES)
 
@@ -140,32 +142,15 @@ def int8_panels(values: torch.Tensor, scales: torch.Tensor) -> Int8Panels:
     return Int8Panels(values.view(-1).numpy(), scales.view(-1).numpy())
 
 
-def _call(builder: ir.IRBuilder, name: str, result: Any, *operands: Any) -> Any:
-    """Call LLVM's instruction `name`."""
-    kind = ir.FunctionType(result, [operand.type for operand in operands])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}"), operands)
-
-
-def _at(builder: ir.IRBuilder, place: Any, offset: Any) -> Any:
-    return builder.gep(place, [offset if not isinstance(offset, int) else ir.Constant(INDEX, offset)])
-
-
-def _to_all_lanes(builder: ir.IRBuilder, value: Any) -> Any:
-    """A vector of an int32 in each lane."""
-    undefined = ir.Constant(_WORDS, ir.Undefined)
-    first = builder.insert_element(undefined, value, ir.Constant(INT, 0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(_WORDS, [0] * _LANES))
-
-
 def _write_round_group(builder: ir.IRBuilder, args: Any) -> None:
     given, values, scale_at, start_at = args
-    floats = [load(builder, _at(builder, given, at), _FLOATS) for at in range(0, GROUP, _LANES)]
+    floats = [load(builder, gep(builder, given, offset), _FLOATS) for offset in range(0, GROUP, _LANES)]
     bits = [builder.and_(builder.bitcast(x, _WORDS), ir.Constant(_WORDS, [0x7FFFFFFF] * _LANES)) for x in floats]
     largest = bits[0]
     for more in bits[1:]:
-        largest = _call(builder, f"umax.v{_LANES}i32", _WORDS, largest, more)
+        largest = call_llvm(builder, f"llvm.umax.v{_LANES}i32", _WORDS, largest, more)
     # without its sign a float is the larger the larger its bits are; those of infinity and of no number are largest
-    most = builder.bitcast(_call(builder, f"vector.reduce.umax.v{_LANES}i32", INT, largest), FLOAT)
+    most = builder.bitcast(call_llvm(builder, f"llvm.vector.reduce.umax.v{_LANES}i32", INT, largest), FLOAT)
     enough = builder.fcmp_unordered(">=", most, ir.Constant(FLOAT, _LEAST))
     zero, limit = ir.Constant(FLOAT, 0.0), ir.Constant(FLOAT, float(_MOST))
     builder.store(builder.select(enough, builder.fdiv(most, limit), zero), scale_at)
@@ -174,9 +159,9 @@ def _write_round_group(builder: ir.IRBuilder, args: Any) -> None:
     for index, x in enumerate(floats):
         all_lanes, as_usual = ir.Constant(ir.IntType(_LANES), -1), ir.Constant(INT, 4)  # rounds to nearest
         near = builder.fmul(x, inverse)
-        words = _call(builder, "x86.avx512.mask.cvtps2dq.512", _WORDS, near, total, all_lanes, as_usual)
+        words = call_llvm(builder, "llvm.x86.avx512.mask.cvtps2dq.512", _WORDS, near, total, all_lanes, as_usual)
         total = builder.add(total, words)
-        store(builder, [builder.trunc(words, ir.VectorType(_BYTE, _LANES))], [_at(builder, values, index * _LANES)])
+        store(builder, [builder.trunc(words, ir.VectorType(_BYTE, _LANES))], [gep(builder, values, index * _LANES)])
     start = builder.mul(reduce(builder, total, builder.add), ir.Constant(INT, -_OFFSET))
     builder.store(start, start_at)
 
@@ -194,25 +179,27 @@ def _write_tile(rows: int, builder: ir.IRBuilder, args: Any) -> None:
     def add_group(group: Any, sums: list[Any]) -> list[Any]:
         integers = []
         for row in start_rows:
-            integers += [_to_all_lanes(builder, builder.load(_at(builder, row, group)))] * len(halves)
-        of_group = _at(builder, weights, builder.mul(group, ir.Constant(INDEX, GROUP * PANEL)))
-        left = [_at(builder, row, builder.mul(group, ir.Constant(INDEX, GROUP))) for row in value_rows]
+            integers += [to_all_lanes(builder, builder.load(gep(builder, row, group)), _LANES)] * len(halves)
+        of_group = gep(builder, weights, builder.mul(group, ir.Constant(INDEX, GROUP * PANEL)))
+        left = [gep(builder, row, builder.mul(group, ir.Constant(INDEX, GROUP))) for row in value_rows]
         for column in range(0, GROUP, _PER_LANE):
             factors = []
             for half in halves:
-                place = _at(builder, of_group, column * PANEL + half * _LANES * _PER_LANE)
+                place = gep(builder, of_group, column * PANEL + half * _LANES * _PER_LANE)
                 if rows < MR:
-                    tiles.write_prefetch(builder, _at(builder, place, _AHEAD))
+                    tiles.write_prefetch(builder, gep(builder, place, _PREFETCH_DISTANCE))
                 factors.append(load(builder, place, _WORDS))
             for row, place in enumerate(left):
-                four = builder.load(builder.bitcast(_at(builder, place, column), INT.as_pointer()), align=4)
-                shared = _to_all_lanes(builder, four)
+                four = builder.load(builder.bitcast(gep(builder, place, column), INT.as_pointer()), align=4)
+                shared = to_all_lanes(builder, four, _LANES)
                 for half in halves:
                     i = row * len(halves) + half
-                    integers[i] = _call(builder, "x86.avx512.vpdpbusd.512", _WORDS, integers[i], factors[half], shared)
+                    integers[i] = call_llvm(
+                        builder, "llvm.x86.avx512.vpdpbusd.512", _WORDS, integers[i], factors[half], shared
+                    )
         added = []
         for row, place in enumerate(scale_rows):
-            scale = to_all_lanes(builder, builder.load(_at(builder, place, group)), _LANES)
+            scale = to_all_lanes(builder, builder.load(gep(builder, place, group)), _LANES)
             for i in range(row * len(halves), (row + 1) * len(halves)):
                 added.append(fma(builder, builder.sitofp(integers[i], _FLOATS), scale, sums[i]))
         return added
@@ -220,11 +207,11 @@ def _write_tile(rows: int, builder: ir.IRBuilder, args: Any) -> None:
     nothing = ir.Constant(_FLOATS, [0.0] * _LANES)
     sums = loop(builder, groups, [nothing] * (rows * len(halves)), add_group)
     for half in halves:
-        scale = load(builder, _at(builder, weight_scales, half * _LANES), _FLOATS)
+        scale = load(builder, gep(builder, weight_scales, half * _LANES), _FLOATS)
         for row, (place, first) in enumerate(zip(out_rows, first_terms, strict=True)):
-            term = load(builder, _at(builder, first, half * _LANES), _FLOATS)
+            term = load(builder, gep(builder, first, half * _LANES), _FLOATS)
             total = fma(builder, sums[row * len(halves) + half], scale, term)
-            store(builder, [total], [_at(builder, place, half * _LANES)])
+            store(builder, [total], [gep(builder, place, half * _LANES)])
 
 
 _round_group = vector_function("espalier_round_group", _write_round_group)

@@ -38,7 +38,7 @@ _RATE = 1e10
 """Factors a second that one thread dequantises, within a factor of two or so."""
 _SPEED = 3e10
 """Multiply-adds a second of one thread, likewise."""
-_AHEAD = 4096
+_PREFETCH_DISTANCE = 4096
 """Bytes by which values are prefetched before their use."""
 
 
@@ -149,7 +149,7 @@ def _write_tile(bits: int, rows: int, builder: ir.IRBuilder, args: Any) -> None:
     factors, width = _factors(bits, builder, values, zeros, scales), PANEL * bits // 8
 
     def prefetched(n: Any) -> Any:
-        ahead = builder.add(builder.mul(n, ir.Constant(INDEX, width)), ir.Constant(INDEX, _AHEAD))
+        ahead = builder.add(builder.mul(n, ir.Constant(INDEX, width)), ir.Constant(INDEX, _PREFETCH_DISTANCE))
         tiles.write_prefetch(builder, builder.gep(values, [ahead]))
         return factors(n)
 

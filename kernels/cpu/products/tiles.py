@@ -10,7 +10,6 @@ from typing import Any
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
 from numba.extending import register_jitable
 
 from espalier.kernels.compilation.compiler import inner
@@ -19,6 +18,7 @@ from espalier.kernels.cpu.simd import (
     INDEX,
     INT,
     call_function,
+    call_llvm,
     fma,
     load,
     loop,
@@ -36,9 +36,6 @@ _NEAR = 2048 // 4
 
 TILE_ROWS: int = 1
 """Rows that `multiply_columns` writes at a time."""
-
-_BYTE = ir.IntType(8)
-
 
 HEIGHTS = (8, 4, 2, 1) if _LARGE_REGISTERS else (4, 2, 1)
 """Rows of a tile, the most first."""
@@ -168,11 +165,8 @@ def sum_products(
 
 def write_prefetch(builder: ir.IRBuilder, place: Any) -> None:
     """Prefetch the cache line at `place`."""
-    flag = ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), flag, flag, flag])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-    address = builder.bitcast(place, _BYTE.as_pointer())
-    builder.call(function, [address, ir.Constant(flag, 0), ir.Constant(flag, 3), ir.Constant(flag, 1)])
+    flags = (ir.Constant(INT, flag) for flag in (0, 3, 1))
+    call_llvm(builder, "llvm.prefetch.p0i8", ir.VoidType(), builder.bitcast(place, ir.IntType(8).as_pointer()), *flags)
 
 
 def _write_prefetch_all(builder: ir.IRBuilder, args: Any) -> None:
