@@ -66,11 +66,12 @@ class ModelRunner:
             hidden = decoder.forward(batch.token_ids, batch.positions, self._layer_kvs, batch.attention, drawn)
             self._drawn, log_probabilities, *drawn_from = self._draw(plan, hidden)
             fetched = self._fetch([self._drawn, log_probabilities, *drawn_from, *self._read(plan, hidden)])
-            return partial(self._wait, fetched, plan.draws.decode.heads if plan.draws else [])
+            return partial(self.wait, fetched, plan.draws.decode.heads if plan.draws else [])
         except (RuntimeError, MemoryError) as error:
             raise self._device_error(error) from error
 
-    def _wait(self, fetched: Callable[[], list[np.ndarray]], heads: list[str]) -> StepResults:
+    def wait(self, fetched: Callable[[], list[np.ndarray]], heads: list[str]) -> StepResults:
+        """Wait for a step's results; `heads` are those that say something of the states drawn from."""
         try:
             token_ids, log_probabilities, *values = fetched()
             drawn_from = dict(zip(heads, values, strict=False))

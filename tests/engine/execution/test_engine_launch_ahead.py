@@ -60,7 +60,9 @@ def test_the_other_models_batch_is_launched_before_the_last_results_are_waited_f
         return launch(self, *step)
 
     monkeypatch.setattr(ModelRunner, "launch", launched)
-    monkeypatch.setattr(ModelRunner, "wait", lambda self, b: (events.append(f"collect {self.role}"), wait(self, b))[1])
+    monkeypatch.setattr(
+        ModelRunner, "wait", lambda self, *b: (events.append(f"collect {self.role}"), wait(self, *b))[1]
+    )
     engine = engine_of(models)
     opened = submit_both(engine)
     done = drain(engine)
@@ -120,7 +122,7 @@ def test_the_same_models_next_batch_is_launched_before_its_draws_are_known(
         return forward(self, *args)
 
     monkeypatch.setattr(Decoder, "forward", computed)
-    monkeypatch.setattr(ModelRunner, "wait", lambda self, b: (events.append(("known", False)), wait(self, b))[1])
+    monkeypatch.setattr(ModelRunner, "wait", lambda self, *b: (events.append(("known", False)), wait(self, *b))[1])
     engine = engine_of({GENERATOR: models[GENERATOR]})
     prompt = engine.open(GENERATOR, [20, 21, 22], owner="search")
     engine.submit(Generate("search", prompt, (Sampling(key=1),), 6, ""))
