@@ -1,16 +1,31 @@
 """The KV pool: the one byte tensor that both models' KV lives in, cut into slabs."""
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from espalier.engine.errors import PoolExhaustedError
 
-if TYPE_CHECKING:
-    from espalier.engine.memory.blocks import BlockPool
-
 log = logging.getLogger("espalier.engine.memory")
+
+
+class SlabHolder(Protocol):
+    """A holder of slabs, such as `BlockPool`. It may hold idle slabs, which it gives back when asked."""
+
+    @property
+    def idle_slabs(self) -> int:
+        """Slabs it holds that have no block in use."""
+        ...
+
+    @property
+    def unclaimed_slabs(self) -> int:
+        """Slabs reserved for it that it does not need yet."""
+        ...
+
+    def reclaim_idle_slab(self) -> bool:
+        """Give one idle slab back; False when there is none."""
+        ...
 
 
 class KVPool:
@@ -39,7 +54,7 @@ class KVPool:
                 f"cannot allocate {num_bytes / 2**20:.0f} MiB for the KV pool on {device}; lower --kv-memory"
             ) from error
         self._role_of: list[str | None] = [None] * self.num_slabs
-        self._holders: dict[str, BlockPool] = {}
+        self._holders: dict[str, SlabHolder] = {}
         self._free = list(range(self.num_slabs - 1, -1, -1))  # a stack: the lowest slab is on top at first
 
     @property
@@ -62,7 +77,7 @@ class KVPool:
         """Bytes of the KV pool, whole slabs."""
         return self.num_slabs * self.slab_bytes
 
-    def register(self, role: str, holder: "BlockPool") -> None:
+    def register(self, role: str, holder: SlabHolder) -> None:
         """Name the holder of `role`'s slabs."""
         self._holders[role] = holder
 
