@@ -12,7 +12,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one worker runs: what it loads, and what its environment has besides that of its executor."""
+    """Placement of one worker: what it loads, and what its environment has besides that of its executor."""
 
     runtime: RuntimeSettings
     environment: Mapping[str, str] = field(default_factory=dict)

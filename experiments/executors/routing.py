@@ -54,7 +54,7 @@ class Search:
 
     @property
     def request(self) -> SearchRequest:
-        """What to search."""
+        """The request, with defaults filled in if it is resolved."""
         return request_of(self.checked)
 
     @property

@@ -12,7 +12,7 @@ from espalier.search.schema import Option, violations
 
 
 class ExecutorName(StrEnum):
-    """Where searches run."""
+    """Kinds of executor."""
 
     LOCAL = "local"
     PROCESSES = "processes"
@@ -21,7 +21,7 @@ class ExecutorName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSettings:
-    """Where searches run: in this process, on workers of this machine, or on Ray workers."""
+    """Choice of the executor: in this process, on workers of this machine, or on Ray workers."""
 
     help_panel: ClassVar = "Executor"
     env_prefix: ClassVar = "ESPALIER_"

@@ -12,7 +12,7 @@ from espalier.search.server_info import Occupancy
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """What a worker is. Its version and models must be those of all others, for results not to depend on the worker."""
+    """Description of a worker. Version and models must be the same for all, for results not to depend on the worker."""
 
     version: str
     models: dict[str, str]
@@ -65,7 +65,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What the worker holds after a step, and what has happened to its searches since its last report, in order."""
+    """Report after a step: what the worker holds, and the events of its searches since the last one, in order."""
 
     held: Occupancy
     events: tuple[Event | Rejected, ...]

@@ -59,7 +59,7 @@ class WatchedFiles(Generic[T]):
 
 
 def _version(file: Path) -> tuple[int, int, int] | None:
-    """What identifies the content of a file."""
+    """Identity of a file's content: modification time, size and inode; None if it cannot be read."""
     try:
         found = os.stat(file)
     except OSError:

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import Message
+from google.protobuf import duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -18,10 +17,13 @@ MAX_VIOLATIONS = 32
 def status_of(failure: Failure) -> status_pb2.Status:
     """Return the status that a client sees."""
     status = status_pb2.Status(code=code_pb2.Code.Value(failure.code), message=failure.text)
-    for detail in _details(failure):
-        packed = any_pb2.Any()
-        packed.Pack(detail)
-        status.details.append(packed)
+    if failure.violations:
+        fields = map(_field, failure.violations[:MAX_VIOLATIONS])
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=fields))
+    if failure.retry_seconds is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(int(failure.retry_seconds * 1000))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return status
 
 
@@ -29,17 +31,6 @@ async def abort(context: Any, failure: Failure, *metadata: tuple[str, str]) -> N
     """End a call with the status of `failure`."""
     status: Any = rpc_status.to_status(status_of(failure))
     await context.abort(status.code, status.details, (*status.trailing_metadata, *metadata))
-
-
-def _details(failure: Failure) -> list[Message]:
-    details: list[Message] = []
-    if failure.violations:
-        details.append(error_details_pb2.BadRequest(field_violations=map(_field, failure.violations[:MAX_VIOLATIONS])))
-    if failure.retry_seconds is not None:
-        delay = duration_pb2.Duration()
-        delay.FromMilliseconds(int(failure.retry_seconds * 1000))
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    return details
 
 
 def _field(violation: Violation) -> error_details_pb2.BadRequest.FieldViolation:
